@@ -1,0 +1,75 @@
+// TensorView: where an array lies and what it looks like. A value that never owns: whoever passes
+// one keeps the memory alive for the length of the call, or says otherwise.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include "pycollect/dtype.h"
+
+namespace pycollect {
+
+// A shape or a list of strides without an allocation, at most kMaxRank long.
+class Dims {
+ public:
+  static constexpr int kMaxRank = 16;
+
+  Dims() = default;
+  Dims(std::initializer_list<std::int64_t> values);
+  explicit Dims(std::span<const std::int64_t> values);
+
+  // Throws std::invalid_argument past kMaxRank.
+  void push_back(std::int64_t value);
+
+  int size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  std::int64_t operator[](int i) const { return values_[static_cast<std::size_t>(i)]; }
+  std::int64_t& operator[](int i) { return values_[static_cast<std::size_t>(i)]; }
+  const std::int64_t* begin() const { return values_.data(); }
+  const std::int64_t* end() const { return values_.data() + size_; }
+  std::span<const std::int64_t> from(int first) const { return {begin() + first, end()}; }
+
+  friend bool operator==(const Dims& a, const Dims& b);
+
+ private:
+  std::array<std::int64_t, kMaxRank> values_{};
+  int size_ = 0;
+};
+
+// "[2, 3]", for error texts.
+std::string to_string(const Dims& dims);
+
+// The number of elements of that shape; throws std::length_error where it does not fit.
+std::int64_t element_count(std::span<const std::int64_t> shape);
+
+enum class DeviceKind : std::uint8_t { cpu, cuda };
+
+struct Device {
+  DeviceKind kind = DeviceKind::cpu;
+  int index = 0;
+  friend bool operator==(const Device&, const Device&) = default;
+};
+
+struct TensorView {
+  std::byte* data = nullptr;
+  DType dtype = DType::uint8;
+  Dims shape;
+  Dims strides;  // in bytes
+  Device device;
+
+  // A C-contiguous array of that type and shape.
+  static TensorView contiguous(void* data, DType dtype, const Dims& shape);
+
+  int rank() const { return shape.size(); }
+  std::int64_t count() const { return element_count({shape.begin(), shape.end()}); }
+  std::int64_t bytes() const;
+  bool is_contiguous() const;
+  // The view of element i of the first dimension.
+  TensorView operator[](std::int64_t i) const;
+};
+
+}  // namespace pycollect

@@ -1,0 +1,11 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(_core, module) {
+  using namespace pycollect::python;
+  module.doc() = "The compiled core of pycollect.";
+  bind_layout(module);
+  bind_slab(module);
+  bind_recorder(module);
+  bind_assemble(module);
+  bind_split(module);
+}

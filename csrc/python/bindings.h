@@ -1,0 +1,15 @@
+// What each binding file adds to the module. A binding converts, releases the GIL where data
+// moves, and calls: it holds no logic.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace pycollect::python {
+
+void bind_assemble(pybind11::module_& module);
+void bind_layout(pybind11::module_& module);
+void bind_recorder(pybind11::module_& module);
+void bind_slab(pybind11::module_& module);
+void bind_split(pybind11::module_& module);
+
+}  // namespace pycollect::python

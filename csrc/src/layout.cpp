@@ -1,0 +1,149 @@
+#include "pycollect/layout.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string_view>
+
+#include "pycollect/checked.h"
+#include "pycollect/header.h"
+
+namespace pycollect {
+namespace {
+
+class Fnv1a {
+ public:
+  void add(std::string_view bytes) {
+    for (unsigned char byte : bytes) {
+      hash_ = (hash_ ^ byte) * 0x100000001b3ULL;
+    }
+  }
+  // A separator that no key contains unescaped: its length goes before every text.
+  void add_text(std::string_view text) {
+    add(std::to_string(text.size()) + ":");
+    add(text);
+  }
+  std::uint64_t value() const { return hash_; }
+
+ private:
+  std::uint64_t hash_ = 0xcbf29ce484222325ULL;
+};
+
+std::uint64_t fingerprint_of(std::span<const Leaf> leaves) {
+  Fnv1a hash;
+  for (const Leaf& leaf : leaves) {
+    hash.add("leaf " + std::to_string(leaf.key.size()) + ";");
+    for (const std::string& part : leaf.key) {
+      hash.add_text(part);
+    }
+    hash.add_text(name_of(leaf.dtype));
+    hash.add_text(to_string(leaf.shape));
+  }
+  return hash.value();
+}
+
+bool is_prefix(const Key& a, const Key& b) {
+  return a.size() <= b.size() && std::equal(a.begin(), a.end(), b.begin());
+}
+
+void check_keys(std::span<const Leaf> leaves) {
+  if (leaves.empty()) {
+    throw std::invalid_argument("leaves: expected at least one, got none");
+  }
+  // Sorted, a prefix stands directly before the first key that it begins.
+  std::vector<const Key*> keys;
+  for (const Leaf& leaf : leaves) {
+    if (leaf.key.empty()) {
+      throw std::invalid_argument("leaves: expected keys of at least one name, got an empty one");
+    }
+    keys.push_back(&leaf.key);
+  }
+  std::sort(keys.begin(), keys.end(), [](const Key* a, const Key* b) { return *a < *b; });
+  for (std::size_t i = 1; i < keys.size(); ++i) {
+    if (is_prefix(*keys[i - 1], *keys[i])) {
+      throw std::invalid_argument("leaves: " + to_string(*keys[i - 1]) +
+                                  (*keys[i - 1] == *keys[i]
+                                       ? " stands there twice"
+                                       : " is a leaf, so " + to_string(*keys[i]) + " cannot be"));
+    }
+  }
+}
+
+}  // namespace
+
+std::string to_string(const Key& key) {
+  std::string text;
+  for (const std::string& part : key) {
+    text += (text.empty() ? "" : ".") + part;
+  }
+  return text;
+}
+
+std::int64_t Leaf::frame_bytes() const {
+  return checked_mul(element_count({shape.begin(), shape.end()}),
+                     static_cast<std::int64_t>(item_size(dtype)));
+}
+
+Layout::Layout(std::vector<Leaf> leaves) : leaves_(std::move(leaves)) {
+  check_keys(leaves_);
+  for (const Leaf& leaf : leaves_) {
+    leaf.frame_bytes();  // throws for a shape that is none
+  }
+  fingerprint_ = fingerprint_of(leaves_);
+}
+
+int Layout::find(const Key& key) const {
+  for (std::size_t i = 0; i < leaves_.size(); ++i) {
+    if (leaves_[i].key == key) {
+      return static_cast<int>(i);
+    }
+  }
+  return -1;
+}
+
+std::int64_t Geometry::frames() const { return checked_mul(checked_mul(workers, envs), steps); }
+
+Placement::Placement(Layout layout, Geometry geometry)
+    : layout_(std::move(layout)), geometry_(geometry) {
+  if (geometry.workers < 1 || geometry.envs < 1 || geometry.steps < 1) {
+    throw std::invalid_argument("geometry: expected workers, envs and steps >= 1, got " +
+                                to_string(Dims{geometry.workers, geometry.envs, geometry.steps}));
+  }
+  header_bytes_ = align64(RolloutHeader::bytes_for(geometry.envs));
+  std::int64_t end = checked_mul(header_bytes_, geometry.workers);
+  for (const Leaf& leaf : layout_.leaves()) {
+    offsets_.push_back(end);
+    end = align64(checked_add(end, checked_mul(leaf.frame_bytes(), geometry.frames())));
+  }
+  bytes_ = end;
+}
+
+std::int64_t Placement::header_offset(std::int64_t worker) const {
+  if (worker < 0 || worker >= geometry_.workers) {
+    throw std::out_of_range("worker " + std::to_string(worker) + " of " +
+                            std::to_string(geometry_.workers));
+  }
+  return worker * header_bytes_;
+}
+
+TensorView Placement::view(std::byte* base, std::size_t leaf) const {
+  const auto [B, P, T, order] = geometry_;
+  const std::int64_t frame = layout_[leaf].frame_bytes();
+  const bool stacked = order == Order::stack;
+  TensorView view = TensorView::contiguous(base + offset(leaf), layout_[leaf].dtype,
+                                           layout_[leaf].shape);
+  Dims shape{B, P, T};
+  Dims strides{(stacked ? P : 1) * T * frame, (stacked ? 1 : B) * T * frame, frame};
+  for (int i = 0; i < view.rank(); ++i) {
+    shape.push_back(view.shape[i]);
+    strides.push_back(view.strides[i]);
+  }
+  view.shape = shape;
+  view.strides = strides;
+  return view;
+}
+
+TensorView Placement::rows(std::byte* base, std::size_t leaf, std::int64_t worker) const {
+  return view(base, leaf)[worker];
+}
+
+}  // namespace pycollect

@@ -1,0 +1,86 @@
+#include "pycollect/tensor_view.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "pycollect/checked.h"
+
+namespace pycollect {
+
+Dims::Dims(std::initializer_list<std::int64_t> values)
+    : Dims(std::span<const std::int64_t>(values.begin(), values.size())) {}
+
+Dims::Dims(std::span<const std::int64_t> values) {
+  for (std::int64_t value : values) {
+    push_back(value);
+  }
+}
+
+void Dims::push_back(std::int64_t value) {
+  if (size_ == kMaxRank) {
+    throw std::invalid_argument("shape: expected at most " + std::to_string(kMaxRank) +
+                                " dimensions, got more");
+  }
+  values_[static_cast<std::size_t>(size_++)] = value;
+}
+
+bool operator==(const Dims& a, const Dims& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end());
+}
+
+std::string to_string(const Dims& dims) {
+  std::string text = "[";
+  for (int i = 0; i < dims.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
+  }
+  return text + "]";
+}
+
+std::int64_t element_count(std::span<const std::int64_t> shape) {
+  std::int64_t count = 1;
+  for (std::int64_t extent : shape) {
+    if (extent < 0) {
+      throw std::invalid_argument("shape: expected extents >= 0, got " + std::to_string(extent));
+    }
+    count = checked_mul(count, extent);
+  }
+  return count;
+}
+
+TensorView TensorView::contiguous(void* data, DType dtype, const Dims& shape) {
+  TensorView view{static_cast<std::byte*>(data), dtype, shape, shape, Device{}};
+  std::int64_t stride = static_cast<std::int64_t>(item_size(dtype));
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    view.strides[i] = stride;
+    stride = checked_mul(stride, std::max<std::int64_t>(shape[i], 1));
+  }
+  return view;
+}
+
+std::int64_t TensorView::bytes() const {
+  return checked_mul(count(), static_cast<std::int64_t>(item_size(dtype)));
+}
+
+bool TensorView::is_contiguous() const {
+  std::int64_t expected = static_cast<std::int64_t>(item_size(dtype));
+  for (int i = rank() - 1; i >= 0; --i) {
+    if (shape[i] == 0) {
+      return true;
+    }
+    if (shape[i] != 1 && strides[i] != expected) {
+      return false;
+    }
+    expected *= shape[i];
+  }
+  return true;
+}
+
+TensorView TensorView::operator[](std::int64_t i) const {
+  if (rank() == 0 || i < 0 || i >= shape[0]) {
+    throw std::out_of_range("index " + std::to_string(i) + " is outside of shape " +
+                            to_string(shape));
+  }
+  return {data + i * strides[0], dtype, Dims(shape.from(1)), Dims(strides.from(1)), device};
+}
+
+}  // namespace pycollect

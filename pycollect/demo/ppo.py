@@ -1,0 +1,221 @@
+"""Proximal policy optimisation in plain torch, on the batches that a collector yields.
+
+One page to read and to copy from. It knows nothing of how the frames were collected: a batch is a
+TensorDict with any leading dimensions and time last ([T], [P, T] or [B, P, T]), and everything that
+learning needs is in it: the policy's log-probabilities, the true next observations, where
+trajectories end (`done`, `traj_ids`) and, where some cells hold no frame, the mask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import Tensor, nn
+from torch.distributions import Categorical
+
+
+@dataclass(frozen=True)
+class PPOConfig:
+    """Hyper-parameters of one PPO run; `minibatch` counts frames, the rest are plain factors."""
+
+    learning_rate: float = 1e-3
+    epochs: int = 4
+    minibatch: int = 256
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    value_weight: float = 0.5
+    entropy_weight: float = 0.01
+    max_grad_norm: float = 0.5
+
+
+class Pixels(nn.Module):
+    """uint8 frames of any batch shape [..., C, H, W] to float32 features [..., F]."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            *(init(nn.Conv2d(channels, 16, 8, stride=4)), nn.ReLU()),
+            *(init(nn.Conv2d(16, 32, 4, stride=2)), nn.ReLU(), nn.Flatten()),
+        )
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Scale to [0, 1] and convolve."""
+        flat = frames.reshape(-1, *frames.shape[-3:])
+        features = cast(Tensor, self.net(flat.float() / 255))
+        return features.reshape(*frames.shape[:-3], features.shape[-1])
+
+
+class ActorCritic(nn.Module):
+    """Logits and state values from vector ([..., D]) or pixel ([..., C, H, W]) observations.
+
+    Actor and critic share their layers for pixels, where those are the cost, and nothing for vectors.
+    """
+
+    def __init__(self, observation_shape: tuple[int, ...], actions: int) -> None:
+        super().__init__()
+        if len(observation_shape) == 3:
+            body = Pixels(observation_shape[0])
+            width = body(torch.zeros(observation_shape, dtype=torch.uint8)).shape[-1]
+            self.body: nn.Module = nn.Sequential(body, init(nn.Linear(width, 256)), nn.ReLU())
+            self.actor: nn.Module = init(nn.Linear(256, actions), 0.01)
+            self.critic: nn.Module = init(nn.Linear(256, 1), 1.0)
+        else:
+            self.body = nn.Identity()
+            self.actor = mlp(observation_shape[0], actions, 0.01)
+            self.critic = mlp(observation_shape[0], 1, 1.0)
+
+    def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits [..., A] and values [...] of observations [..., *obs]."""
+        features = self.body(observation)
+        return self.actor(features), self.critic(features).squeeze(-1)
+
+    def policy(self) -> ProbabilisticTensorDictSequential:
+        """The actor as a policy for a collector; it records `action` and `sample_log_prob`.
+
+        It shares this module's parameters. Keys that start with "_" are not delivered.
+        """
+        return ProbabilisticTensorDictSequential(
+            TensorDictModule(
+                nn.Sequential(self.body, self.actor), in_keys=["observation"], out_keys=["_logits"]
+            ),
+            ProbabilisticTensorDictModule(
+                in_keys={"logits": "_logits"},
+                out_keys=["action"],
+                distribution_class=Categorical,
+                default_interaction_type=InteractionType.RANDOM,
+                return_log_prob=True,
+                log_prob_key="sample_log_prob",
+            ),
+        )
+
+
+def init(layer: nn.Module, gain: float = 2**0.5) -> nn.Module:
+    """Give a layer orthogonal weights and zero biases, and return it."""
+    nn.init.orthogonal_(cast(Tensor, layer.weight), gain)
+    nn.init.zeros_(cast(Tensor, layer.bias))
+    return layer
+
+
+def mlp(inputs: int, outputs: int, gain: float) -> nn.Sequential:
+    """Two hidden layers of 64 with tanh."""
+    hidden = (init(nn.Linear(inputs, 64)), nn.Tanh(), init(nn.Linear(64, 64)), nn.Tanh())
+    return nn.Sequential(*hidden, init(nn.Linear(64, outputs), gain))
+
+
+def trajectory_ends(batch: TensorDictBase) -> Tensor:
+    """Bool [..., T]: the last frame of each trajectory, and of each row.
+
+    A trajectory ends where it is done, and also where its id stops without a done: a reset at the
+    start of a batch, or a cell that holds no frame (id -1).
+    """
+    ends = batch["next", "done"].squeeze(-1).clone()
+    ids = batch["collector", "traj_ids"]
+    ends[..., :-1] |= ids[..., :-1] != ids[..., 1:]
+    ends[..., -1] = True
+    return cast(Tensor, ends)
+
+
+def gae(
+    reward: Tensor,
+    value: Tensor,
+    next_value: Tensor,
+    ends: Tensor,
+    gamma: float = 0.99,
+    gae_lambda: float = 0.95,
+) -> Tensor:
+    """Generalised advantage estimates [..., T].
+
+    All arguments are [..., T]; `next_value` is zero where the environment terminated, and the value
+    of the true next observation elsewhere, truncation included. Nothing crosses `ends` (bool).
+    """
+    delta = reward + gamma * next_value - value
+    decay = gamma * gae_lambda * (~ends).to(delta.dtype)
+    advantage = torch.empty_like(delta)
+    running = torch.zeros_like(delta[..., 0])
+    for t in reversed(range(delta.shape[-1])):
+        running = delta[..., t] + decay[..., t] * running
+        advantage[..., t] = running
+    return advantage
+
+
+@torch.no_grad()
+def advantages_and_returns(
+    net: ActorCritic, batch: TensorDictBase, config: PPOConfig
+) -> tuple[Tensor, Tensor]:
+    """Advantages and value targets, both [..., T], under the current critic.
+
+    Inside a trajectory the next value is the following frame's value; the next observations are
+    evaluated only where a trajectory ends, which saves half of the work on pixels.
+    """
+    ends = trajectory_ends(batch)
+    _, value = net(batch["observation"])
+    next_value = value.roll(-1, dims=-1)
+    next_value[ends] = net(batch["next", "observation"][ends])[1]
+    next_value[batch["next", "terminated"].squeeze(-1)] = 0.0
+    reward = batch["next", "reward"].squeeze(-1)
+    advantage = gae(reward, value, next_value, ends, config.gamma, config.gae_lambda)
+    return advantage, advantage + value
+
+
+def ppo_loss(
+    net: ActorCritic,
+    observation: Tensor,
+    action: Tensor,
+    old_log_prob: Tensor,
+    advantage: Tensor,
+    target: Tensor,
+    config: PPOConfig,
+) -> Tensor:
+    """Clipped surrogate, value error and entropy bonus of N frames, one scalar."""
+    logits, value = net(observation)
+    distribution = Categorical(logits=logits, validate_args=False)
+    ratio = (distribution.log_prob(action) - old_log_prob).exp()
+    clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
+    surrogate = torch.min(ratio * advantage, clipped * advantage).mean()
+    value_error = 0.5 * (value - target).square().mean()
+    entropy = distribution.entropy().mean()
+    return config.value_weight * value_error - surrogate - config.entropy_weight * entropy
+
+
+class PPO:
+    """The learner: give `learn` every batch that a collector yields."""
+
+    def __init__(self, net: ActorCritic, config: PPOConfig) -> None:
+        self.net = net
+        self.config = config
+        self.optimizer = torch.optim.Adam(net.parameters(), config.learning_rate, eps=1e-5)
+
+    def learn(self, batch: TensorDictBase, remaining: float = 1.0) -> None:
+        """A few epochs over the frames of one batch.
+
+        `remaining`, the share of the run that is still to come (1 to 0), scales the learning rate.
+        """
+        self.optimizer.param_groups[0]["lr"] = self.config.learning_rate * remaining
+        advantage, target = (
+            x.flatten() for x in advantages_and_returns(self.net, batch, self.config)
+        )
+        mask = batch.get(("collector", "mask"), None)
+        cells = torch.arange(batch.numel()) if mask is None else mask.flatten().nonzero()[:, 0]
+        valid = advantage[cells]
+        advantage = (advantage - valid.mean()) / (valid.std() + 1e-8)
+        frames = batch.flatten()
+        observation, action = frames["observation"], frames["action"]
+        log_prob = frames["sample_log_prob"]
+        for _ in range(self.config.epochs):
+            for rows in cells[torch.randperm(cells.numel())].split(self.config.minibatch):
+                columns = (observation, action, log_prob, advantage, target)
+                loss = ppo_loss(self.net, *(x[rows] for x in columns), self.config)
+                self.optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(self.net.parameters(), self.config.max_grad_norm)
+                self.optimizer.step()
