@@ -1,0 +1,79 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "interop.h"
+#include "pycollect/assemble.h"
+#include "pycollect/copy.h"
+#include "pycollect/thread_pool.h"
+
+namespace pycollect::python {
+namespace {
+
+// (worker, local ids, global ids), one per worker.
+using WorkerIds = std::tuple<std::int64_t, std::vector<std::int64_t>, std::vector<std::int64_t>>;
+using IdsState = std::tuple<std::int64_t, std::vector<WorkerIds>>;
+
+void copy_arrays(py::handle dst, py::handle src) {
+  const TensorView target = borrow(dst, "dst", nullptr, true);
+  const TensorView source = borrow(src, "src");
+  py::gil_scoped_release release;
+  parallel_copy(ThreadPool::shared(), target, source);
+}
+
+RolloutHeader place(const std::shared_ptr<Slab>& slab, std::int64_t row, py::handle rollout,
+                    const Placement& placement) {
+  const TensorView bytes = borrow(rollout, "rollout");
+  if (bytes.dtype != DType::uint8 || bytes.rank() != 1 || !bytes.is_contiguous()) {
+    throw std::invalid_argument("rollout: expected a contiguous uint8 array of rank 1, got " +
+                                std::string(name_of(bytes.dtype)) + " of shape " +
+                                to_string(bytes.shape));
+  }
+  py::gil_scoped_release release;
+  return place_rollout(ThreadPool::shared(), slab->data(), slab->placement(), row,
+                       {bytes.data, static_cast<std::size_t>(bytes.shape[0])}, placement);
+}
+
+void renumber(TrajectoryIds& self, std::int64_t worker, py::handle ids) {
+  // With the GIL, which is what keeps two threads out of one TrajectoryIds; it takes microseconds.
+  self.renumber(worker, borrow(ids, "ids", nullptr, true));
+}
+
+IdsState state_of(const TrajectoryIds& ids) {
+  std::vector<WorkerIds> workers;
+  for (const auto& [id, worker] : ids.state().workers) {
+    workers.emplace_back(id, worker.local, worker.global);
+  }
+  return {ids.next(), std::move(workers)};
+}
+
+TrajectoryIds from_state(const IdsState& values) {
+  TrajectoryIds::State state{std::get<0>(values), {}};
+  for (const auto& [id, local, global] : std::get<1>(values)) {
+    state.workers[id] = {local, global};
+  }
+  return TrajectoryIds(std::move(state));
+}
+
+}  // namespace
+
+void bind_assemble(py::module_& module) {
+  module.def("copy", &copy_arrays, py::arg("dst"), py::arg("src"),
+             "Copy one array into another of equal shape, whatever strides and dtypes.");
+  module.def("place_rollout", &place, py::arg("slab"), py::arg("row"), py::arg("rollout"),
+             py::arg("placement"),
+             "Copy one worker's rollout (its slab as uint8) into its row of a batch's slab.");
+
+  py::class_<TrajectoryIds>(module, "TrajectoryIds",
+                            "Maps workers' trajectory ids to global ones without gaps.")
+      .def(py::init<>())
+      .def_static("from_state", &from_state, py::arg("state"))
+      .def("renumber", &renumber, py::arg("worker"), py::arg("ids"),
+           "Renumber a rollout's ids, [P, T] int64, in place.")
+      .def("forget", &TrajectoryIds::forget, py::arg("worker"),
+           "The worker was replaced: its open trajectories end.")
+      .def_property_readonly("next", &TrajectoryIds::next)
+      .def("state", &state_of);
+}
+
+}  // namespace pycollect::python

@@ -1,0 +1,79 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "interop.h"
+#include "pycollect/split.h"
+#include "pycollect/thread_pool.h"
+
+namespace pycollect::python {
+namespace {
+
+std::optional<TensorView> borrow_optional(py::handle object, const char* what) {
+  return object.is_none() ? std::nullopt : std::optional(borrow(object, what));
+}
+
+std::vector<TensorView> borrow_all(const std::vector<py::object>& objects, const char* what,
+                                   bool writable) {
+  std::vector<TensorView> views;
+  views.reserve(objects.size());
+  for (const py::object& object : objects) {
+    views.push_back(borrow(object, what, nullptr, writable));
+  }
+  return views;
+}
+
+py::array_t<std::int64_t> array_of(std::span<const std::int64_t> values) {
+  return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+SplitPlan make_plan(py::handle done, py::handle ids, py::handle mask, int batch_dims) {
+  const auto done_view = borrow_optional(done, "done");
+  const auto ids_view = borrow_optional(ids, "ids");
+  const auto mask_view = borrow_optional(mask, "mask");
+  py::gil_scoped_release release;
+  return SplitPlan(done_view, ids_view, mask_view, batch_dims);
+}
+
+using Form = void (SplitPlan::*)(ThreadPool&, std::span<const TensorView>,
+                                 std::span<const TensorView>) const;
+
+template <Form form>
+void gather(const SplitPlan& plan, const std::vector<py::object>& sources,
+            const std::vector<py::object>& targets) {
+  const std::vector<TensorView> from = borrow_all(sources, "sources", false);
+  const std::vector<TensorView> to = borrow_all(targets, "targets", true);
+  py::gil_scoped_release release;
+  (plan.*form)(ThreadPool::shared(), from, to);
+}
+
+void fill_mask(const SplitPlan& plan, py::handle target) {
+  const TensorView view = borrow(target, "target", nullptr, true);
+  py::gil_scoped_release release;
+  plan.mask(view);
+}
+
+}  // namespace
+
+void bind_split(py::module_& module) {
+  py::class_<SplitPlan>(module, "SplitPlan", "The trajectories of one batch, in row-major order.")
+      .def(py::init(&make_plan), py::arg("done"), py::arg("ids") = py::none(),
+           py::arg("mask") = py::none(), py::kw_only(), py::arg("batch_dims"))
+      .def_property_readonly("count", &SplitPlan::count)
+      .def_property_readonly("longest", &SplitPlan::longest)
+      .def_property_readonly("frames", &SplitPlan::frames)
+      .def_property_readonly(
+          "offsets", [](const SplitPlan& plan) { return array_of(plan.offsets()); },
+          "int64 [count + 1]: trajectory i is [offsets[i], offsets[i + 1]) in the flat form.")
+      .def_property_readonly(
+          "lengths", [](const SplitPlan& plan) { return array_of(plan.lengths()); },
+          "int64 [count].")
+      .def("padded", &gather<&SplitPlan::padded>, py::arg("sources"), py::arg("targets"),
+           "Each source [*batch, *frame] into its target [count, longest, *frame].")
+      .def("flat", &gather<&SplitPlan::flat>, py::arg("sources"), py::arg("targets"),
+           "Each source [*batch, *frame] into its target [frames, *frame].")
+      .def("mask", &fill_mask, py::arg("target"),
+           "True where a cell of bool [count, longest] is a frame.");
+}
+
+}  // namespace pycollect::python

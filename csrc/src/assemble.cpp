@@ -1,0 +1,177 @@
+#include "pycollect/assemble.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "pycollect/copy.h"
+#include "pycollect/thread_pool.h"
+
+namespace pycollect {
+namespace {
+
+const Key kTrajectoryIds{"collector", "traj_ids"};
+
+void check_geometry(const Placement& batch, std::int64_t row, const Placement& rollout) {
+  const Geometry& to = batch.geometry();
+  const Geometry& from = rollout.geometry();
+  if (row < 0 || row >= to.workers) {
+    throw std::out_of_range("row: expected 0 to " + std::to_string(to.workers - 1) + ", got " +
+                            std::to_string(row));
+  }
+  if (batch.layout().fingerprint() != rollout.layout().fingerprint()) {
+    throw std::invalid_argument("rollout: expected the batch's layout, got another one");
+  }
+  if (from.workers != 1 || from.envs != to.envs || from.steps > to.steps) {
+    throw std::invalid_argument("rollout: expected workers, envs and steps " +
+                                to_string(Dims{1, to.envs, to.steps}) + " (or fewer steps), got " +
+                                to_string(Dims{from.workers, from.envs, from.steps}));
+  }
+}
+
+// The valid lengths behind a header that was checked.
+std::vector<std::int64_t> checked_lengths(std::span<const std::byte> rollout,
+                                          const Placement& placement) {
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(placement.geometry().envs));
+  std::memcpy(lengths.data(), rollout.data() + placement.header_offset(0) + sizeof(RolloutHeader),
+              lengths.size() * sizeof(lengths[0]));
+  for (std::int64_t length : lengths) {
+    if (length < 0 || length > placement.geometry().steps) {
+      throw std::invalid_argument("rollout header: expected valid lengths of 0 to " +
+                                  std::to_string(placement.geometry().steps) + ", got " +
+                                  std::to_string(length));
+    }
+  }
+  return lengths;
+}
+
+// Steps [begin, end) of a view [P, T, ...].
+TensorView steps(TensorView view, std::int64_t begin, std::int64_t end) {
+  view.data += begin * view.strides[1];
+  view.shape[1] = end - begin;
+  return view;
+}
+
+void fill(const TensorView& view, std::int64_t value) {
+  TensorView source = TensorView::contiguous(&value, DType::int64, view.shape);
+  for (int i = 0; i < source.rank(); ++i) {
+    source.strides[i] = 0;
+  }
+  copy(view, source);
+}
+
+void check_ids(const TensorView& ids) {
+  if (ids.dtype != DType::int64 || ids.rank() != 2 || ids.device.kind != DeviceKind::cpu) {
+    throw std::invalid_argument("ids: expected int64 of shape [P, T] in host memory, got " +
+                                std::string(name_of(ids.dtype)) + " of shape " +
+                                to_string(ids.shape));
+  }
+}
+
+std::int64_t load(const TensorView& ids, std::int64_t env, std::int64_t t) {
+  std::int64_t id;
+  std::memcpy(&id, ids.data + env * ids.strides[0] + t * ids.strides[1], sizeof(id));
+  return id;
+}
+
+// Each env's ids, -1 apart, begin at or after its open trajectory's and never fall.
+void check_order(const TensorView& ids, std::span<const std::int64_t> open, std::int64_t worker) {
+  for (std::int64_t env = 0; env < ids.shape[0]; ++env) {
+    std::int64_t last = open[static_cast<std::size_t>(env)];
+    for (std::int64_t t = 0; t < ids.shape[1]; ++t) {
+      const std::int64_t id = load(ids, env, t);
+      if (id == -1) {
+        continue;
+      }
+      if (id < 0 || id < last) {
+        throw std::invalid_argument("ids: expected -1, or at least " +
+                                    std::to_string(last < 0 ? 0 : last) + " in worker " +
+                                    std::to_string(worker) + ", env " + std::to_string(env) +
+                                    ", step " + std::to_string(t) + ", got " + std::to_string(id));
+      }
+      last = id;
+    }
+  }
+}
+
+void check_state(const TrajectoryIds::State& state) {
+  for (const auto& [id, worker] : state.workers) {
+    bool fits = worker.local.size() == worker.global.size();
+    for (std::size_t env = 0; fits && env < worker.local.size(); ++env) {
+      fits = worker.local[env] >= -1 && worker.global[env] >= -1 &&
+             worker.global[env] < state.next &&
+             (worker.local[env] == -1) == (worker.global[env] == -1);
+    }
+    if (!fits) {
+      throw std::invalid_argument(
+          "state: expected local and global ids >= -1 of equal number, "
+          "global ones below " +
+          std::to_string(state.next) + ", got others in worker " + std::to_string(id));
+    }
+  }
+  if (state.next < 0) {
+    throw std::invalid_argument("state: expected next >= 0, got " + std::to_string(state.next));
+  }
+}
+
+}  // namespace
+
+RolloutHeader place_rollout(ThreadPool& pool, std::byte* base, const Placement& batch,
+                            std::int64_t row, std::span<const std::byte> rollout,
+                            const Placement& placement) {
+  check_geometry(batch, row, placement);
+  const RolloutHeader header = read_header(rollout, placement, 0);
+  const std::vector<std::int64_t> lengths = checked_lengths(rollout, placement);
+
+  const std::int64_t valid = placement.geometry().steps;
+  const std::int64_t whole = batch.geometry().steps;
+  // Views are of mutable memory; this one is only read.
+  auto* source = const_cast<std::byte*>(rollout.data());
+  for (std::size_t leaf = 0; leaf < batch.layout().size(); ++leaf) {
+    const TensorView target = batch.rows(base, leaf, row);
+    parallel_copy(pool, steps(target, 0, valid), placement.rows(source, leaf, 0));
+    if (valid < whole) {
+      const TensorView padding = steps(target, valid, whole);
+      if (batch.layout()[leaf].key == kTrajectoryIds) {
+        fill(padding, -1);
+      } else {
+        zero(padding);
+      }
+    }
+  }
+  write_header(base, batch, row, header, lengths);
+  return read_header({base, static_cast<std::size_t>(batch.bytes())}, batch, row);
+}
+
+TrajectoryIds::TrajectoryIds(State state) : state_(std::move(state)) { check_state(state_); }
+
+void TrajectoryIds::renumber(std::int64_t worker, const TensorView& ids) {
+  check_ids(ids);
+  const auto envs = static_cast<std::size_t>(ids.shape[0]);
+  const auto known = state_.workers.find(worker);
+  Worker open = known != state_.workers.end() ? known->second
+                                              : Worker{std::vector<std::int64_t>(envs, -1),
+                                                       std::vector<std::int64_t>(envs, -1)};
+  if (open.local.size() != envs) {
+    throw std::invalid_argument("ids: expected " + std::to_string(open.local.size()) +
+                                " envs, as before in worker " + std::to_string(worker) + ", got " +
+                                std::to_string(envs));
+  }
+  check_order(ids, open.local, worker);
+  for (std::size_t env = 0; env < envs; ++env) {
+    for (std::int64_t t = 0; t < ids.shape[1]; ++t) {
+      const std::int64_t id = load(ids, static_cast<std::int64_t>(env), t);
+      if (id == -1) {
+        continue;
+      }
+      if (id != open.local[env]) {
+        open.local[env] = id;
+        open.global[env] = state_.next++;
+      }
+      std::memcpy(ids.data + static_cast<std::int64_t>(env) * ids.strides[0] + t * ids.strides[1],
+                  &open.global[env], sizeof(id));
+    }
+  }
+  state_.workers.insert_or_assign(worker, std::move(open));
+}
+
+}  // namespace pycollect

@@ -1,0 +1,264 @@
+#include "pycollect/copy.h"
+
+#include <algorithm>
+#include <complex>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "cast.h"
+#include "pycollect/thread_pool.h"
+
+namespace pycollect {
+namespace {
+
+using RunKernel = void (*)(std::byte*, std::int64_t, const std::byte*, std::int64_t, std::int64_t,
+                           std::int64_t);
+
+// Below this one thread does not even look for help: a copy of 1 MB takes about 100 us.
+constexpr std::int64_t kParallelBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kGrainBytes = std::int64_t{256} << 10;
+
+// In the order of DType.
+using Types = std::tuple<cast::Bool, std::uint8_t, std::int8_t, std::int16_t, std::int32_t,
+                         std::int64_t, std::uint16_t, std::uint32_t, std::uint64_t, cast::Half,
+                         cast::BFloat, float, double, std::complex<float>, std::complex<double>>;
+constexpr std::size_t kTypes = std::tuple_size_v<Types>;
+
+// memcpy, because elements need not be aligned; compilers make a plain load or store of it.
+template <typename T>
+T load(const std::byte* address) {
+  T value;
+  std::memcpy(&value, address, sizeof(T));
+  return value;
+}
+
+template <typename D, typename S>
+void cast_one(std::byte* dst, const std::byte* src) {
+  const D value = cast::convert<D>(load<S>(src));
+  std::memcpy(dst, &value, sizeof(D));
+}
+
+template <typename D, typename S>
+void cast_run(std::byte* dst, std::int64_t dst_step, const std::byte* src, std::int64_t src_step,
+              std::int64_t n, std::int64_t) {
+  if (dst_step == sizeof(D) && src_step == sizeof(S)) {  // with known steps it is vectorised
+    for (std::int64_t i = 0; i < n; ++i) {
+      cast_one<D, S>(dst + i * static_cast<std::int64_t>(sizeof(D)),
+                     src + i * static_cast<std::int64_t>(sizeof(S)));
+    }
+    return;
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    cast_one<D, S>(dst + i * dst_step, src + i * src_step);
+  }
+}
+
+template <std::size_t... Pairs>
+constexpr auto make_cast_table(std::index_sequence<Pairs...>) {
+  return std::array<RunKernel, kTypes * kTypes>{
+      &cast_run<std::tuple_element_t<Pairs / kTypes, Types>,
+                std::tuple_element_t<Pairs % kTypes, Types>>...};
+}
+
+RunKernel cast_kernel(DType dst, DType src) {
+  static constexpr auto table = make_cast_table(std::make_index_sequence<kTypes * kTypes>{});
+  return table[static_cast<std::size_t>(dst) * kTypes + static_cast<std::size_t>(src)];
+}
+
+// Blocks of a size that the compiler knows, for small frames: no call to memcpy.
+template <std::size_t Bytes>
+void copy_small_blocks(std::byte* dst, std::int64_t dst_step, const std::byte* src,
+                       std::int64_t src_step, std::int64_t n, std::int64_t) {
+  constexpr auto bytes = static_cast<std::int64_t>(Bytes);
+  if (dst_step == bytes && src_step == bytes) {
+    copy_frame(dst, src, static_cast<std::size_t>(n * bytes));
+    return;
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::memcpy(dst + i * dst_step, src + i * src_step, Bytes);
+  }
+}
+
+void copy_blocks(std::byte* dst, std::int64_t dst_step, const std::byte* src, std::int64_t src_step,
+                 std::int64_t n, std::int64_t block) {
+  if (dst_step == block && src_step == block) {
+    copy_frame(dst, src, static_cast<std::size_t>(n * block));
+    return;
+  }
+  for (std::int64_t i = 0; i < n; ++i) {
+    copy_frame(dst + i * dst_step, src + i * src_step, static_cast<std::size_t>(block));
+  }
+}
+
+RunKernel block_kernel(std::int64_t block) {
+  switch (block) {
+    case 1:
+      return &copy_small_blocks<1>;
+    case 2:
+      return &copy_small_blocks<2>;
+    case 4:
+      return &copy_small_blocks<4>;
+    case 8:
+      return &copy_small_blocks<8>;
+    case 12:
+      return &copy_small_blocks<12>;
+    case 16:
+      return &copy_small_blocks<16>;
+    default:
+      return &copy_blocks;
+  }
+}
+
+void check(const TensorView& dst, const TensorView& src) {
+  if (!(dst.shape == src.shape)) {
+    throw std::invalid_argument("copy: expected a source of shape " + to_string(dst.shape) +
+                                ", as the target's, got " + to_string(src.shape));
+  }
+  if (dst.device.kind != DeviceKind::cpu || src.device.kind != DeviceKind::cpu) {
+    throw std::invalid_argument("copy: expected arrays in host memory, got one on a device");
+  }
+}
+
+// [1, *shape]: the whole array as one frame.
+TensorView as_frame(const TensorView& view) {
+  TensorView frame{view.data, view.dtype, Dims{1}, Dims{0}, view.device};
+  for (int i = 0; i < view.rank(); ++i) {
+    frame.shape.push_back(view.shape[i]);
+    frame.strides.push_back(view.strides[i]);
+  }
+  return frame;
+}
+
+// The dimension along which a copy is shared out: the outermost one in the target's memory that
+// is long enough, else the longest.
+int widest(const TensorView& dst, std::int64_t wanted) {
+  int best = 0;
+  for (int i = 1; i < dst.rank(); ++i) {
+    const bool enough = dst.shape[i] >= wanted;
+    const bool best_enough = dst.shape[best] >= wanted;
+    const bool outer = std::abs(dst.strides[i]) > std::abs(dst.strides[best]);
+    if (enough && best_enough ? outer : dst.shape[i] > dst.shape[best]) {
+      best = i;
+    }
+  }
+  return best;
+}
+
+TensorView moved_to_front(const TensorView& view, int axis) {
+  TensorView moved{view.data, view.dtype, Dims{view.shape[axis]}, Dims{view.strides[axis]},
+                   view.device};
+  for (int i = 0; i < view.rank(); ++i) {
+    if (i != axis) {
+      moved.shape.push_back(view.shape[i]);
+      moved.strides.push_back(view.strides[i]);
+    }
+  }
+  return moved;
+}
+
+}  // namespace
+
+RunCopy::RunCopy(const TensorView& dst, const TensorView& src) {
+  if (dst.rank() == 0 || dst.rank() != src.rank() ||
+      !(Dims(dst.shape.from(1)) == Dims(src.shape.from(1)))) {
+    throw std::invalid_argument(
+        "copy: expected frames of one shape along the first dimension, got " +
+        to_string(dst.shape) + " and " + to_string(src.shape));
+  }
+  axes_[0] = {1, dst.strides[0], src.strides[0]};
+  rank_ = 1;
+  for (int i = 1; i < dst.rank(); ++i) {
+    empty_ = empty_ || dst.shape[i] == 0;
+    if (dst.shape[i] != 1) {
+      axes_[static_cast<std::size_t>(rank_++)] = {dst.shape[i], dst.strides[i], src.strides[i]};
+    }
+  }
+  // In the order of the target's memory, whatever the order of the dimensions.
+  std::stable_sort(axes_.begin() + 1, axes_.begin() + rank_,
+                   [](const Axis& a, const Axis& b) { return std::abs(a.dst) > std::abs(b.dst); });
+  // Two loops that are one on both sides become one.
+  for (int i = rank_ - 1; i > 0; --i) {
+    Axis& outer = axes_[static_cast<std::size_t>(i - 1)];
+    const Axis inner = axes_[static_cast<std::size_t>(i)];
+    if (outer.dst == inner.dst * inner.extent && outer.src == inner.src * inner.extent) {
+      outer = {outer.extent * inner.extent, inner.dst, inner.src};
+      std::move(axes_.begin() + i + 1, axes_.begin() + rank_, axes_.begin() + i);
+      --rank_;
+    }
+  }
+  const auto item = static_cast<std::int64_t>(item_size(dst.dtype));
+  absorb_block(dst.dtype == src.dtype, item);
+  kernel_ = dst.dtype == src.dtype ? block_kernel(block_) : cast_kernel(dst.dtype, src.dtype);
+}
+
+// Elements of a frame that lie together on both sides are copied as one block.
+void RunCopy::absorb_block(bool same_type, std::int64_t item) {
+  block_ = item;
+  const Axis& last = axes_[static_cast<std::size_t>(rank_ - 1)];
+  if (same_type && rank_ > 1 && last.dst == item && last.src == item) {
+    block_ *= last.extent;
+    --rank_;
+  }
+}
+
+void RunCopy::operator()(std::byte* dst, const std::byte* src, std::int64_t n) const {
+  if (n > 0 && !empty_) {
+    walk(0, n * axes_[0].extent, dst, src);
+  }
+}
+
+void RunCopy::walk(int axis, std::int64_t extent, std::byte* dst, const std::byte* src) const {
+  const Axis& at = axes_[static_cast<std::size_t>(axis)];
+  if (axis == rank_ - 1) {
+    kernel_(dst, at.dst, src, at.src, extent, block_);
+    return;
+  }
+  const std::int64_t inner = axes_[static_cast<std::size_t>(axis) + 1].extent;
+  for (std::int64_t i = 0; i < extent; ++i) {
+    walk(axis + 1, inner, dst + i * at.dst, src + i * at.src);
+  }
+}
+
+void copy(const TensorView& dst, const TensorView& src) {
+  check(dst, src);
+  RunCopy(as_frame(dst), as_frame(src))(dst.data, src.data, 1);
+}
+
+void parallel_copy(ThreadPool& pool, const TensorView& dst, const TensorView& src) {
+  const std::int64_t bytes = std::max(dst.bytes(), src.bytes());
+  if (bytes < kParallelBytes || pool.threads() == 1) {
+    copy(dst, src);
+    return;
+  }
+  check(dst, src);
+  const int axis = widest(dst, 4 * pool.threads());
+  const TensorView to = moved_to_front(dst, axis);
+  const TensorView from = moved_to_front(src, axis);
+  const RunCopy run(to, from);
+  const std::int64_t n = to.shape[0];
+  pool.parallel_for(n, std::max<std::int64_t>(1, kGrainBytes / (bytes / n)),
+                    [&](std::int64_t begin, std::int64_t end) {
+                      run(to.data + begin * to.strides[0], from.data + begin * from.strides[0],
+                          end - begin);
+                    });
+}
+
+void zero(const TensorView& dst) {
+  if (dst.is_contiguous()) {
+    if (const std::int64_t bytes = dst.bytes(); bytes > 0) {
+      std::memset(dst.data, 0, static_cast<std::size_t>(bytes));
+    }
+    return;
+  }
+  std::array<std::byte, 16> zeros{};
+  TensorView src = TensorView::contiguous(zeros.data(), dst.dtype, dst.shape);
+  for (int i = 0; i < src.rank(); ++i) {
+    src.strides[i] = 0;
+  }
+  copy(dst, src);
+}
+
+}  // namespace pycollect

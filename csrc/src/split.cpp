@@ -1,0 +1,297 @@
+#include "pycollect/split.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "pycollect/checked.h"
+#include "pycollect/copy.h"
+#include "pycollect/thread_pool.h"
+
+namespace pycollect {
+namespace {
+
+// Below this one thread gathers everything: it takes some 200 us.
+constexpr std::int64_t kParallelBytes = std::int64_t{1} << 20;
+constexpr std::int64_t kGrainBytes = std::int64_t{256} << 10;
+
+// How far into an array a row lies: `row` counts all batch dimensions but the last as one.
+std::int64_t row_offset(const TensorView& view, const Dims& batch, std::int64_t row) {
+  std::int64_t offset = 0;
+  for (int i = batch.size() - 2; i >= 0; --i) {
+    offset += row % batch[i] * view.strides[i];
+    row /= batch[i];
+  }
+  return offset;
+}
+
+void expect_on_host(const char* what, const TensorView& view) {
+  if (view.device.kind != DeviceKind::cpu) {
+    throw std::invalid_argument(std::string(what) +
+                                ": expected an array in host memory, got one on a device");
+  }
+}
+
+// One of done, ids and mask: the batch's shape, then nothing but ones.
+void check_signal(const char* what, const TensorView& view, DType dtype, const Dims& batch) {
+  expect_on_host(what, view);
+  bool fits = view.dtype == dtype && view.rank() >= batch.size();
+  for (int i = 0; fits && i < view.rank(); ++i) {
+    fits = view.shape[i] == (i < batch.size() ? batch[i] : 1);
+  }
+  if (!fits) {
+    throw std::invalid_argument(std::string(what) + ": expected " + std::string(name_of(dtype)) +
+                                " of shape " + to_string(batch) + " or that and 1, got " +
+                                std::string(name_of(view.dtype)) + " of shape " +
+                                to_string(view.shape));
+  }
+}
+
+void check_count(const char* what, std::int64_t expected, std::size_t came) {
+  if (expected != static_cast<std::int64_t>(came)) {
+    throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(expected) +
+                                ", got " + std::to_string(came));
+  }
+}
+
+// One row of done, ids or mask; none where there is no such array.
+struct Signal {
+  const std::byte* data = nullptr;
+  std::int64_t step = 0;
+
+  explicit operator bool() const { return data != nullptr; }
+  bool flag(std::int64_t t) const { return data[t * step] != std::byte{0}; }
+  std::int64_t id(std::int64_t t) const {
+    std::int64_t id;
+    std::memcpy(&id, data + t * step, sizeof(id));
+    return id;
+  }
+};
+
+// Calls add(start, end) for the segments of one row, and for some that are empty.
+template <typename Add>
+void cut_row(const Signal& done, const Signal& ids, const Signal& mask, std::int64_t steps,
+             const Add& add) {
+  std::int64_t start = 0;    // of the open segment; empty where it is t
+  std::int64_t open_id = 0;  // of the cell before t
+  for (std::int64_t t = 0; t < steps; ++t) {
+    const std::int64_t id = ids ? ids.id(t) : 0;
+    const bool collected = id != -1 && (!mask || mask.flag(t));
+    if (!collected || id != open_id) {
+      add(start, t);
+      start = collected ? t : t + 1;
+    }
+    open_id = id;
+    if (collected && done && done.flag(t)) {
+      add(start, t + 1);
+      start = t + 1;
+    }
+  }
+  add(start, steps);
+}
+
+Dims joined(const Dims& lead, std::span<const std::int64_t> frame) {
+  Dims shape = lead;
+  for (std::int64_t extent : frame) {
+    shape.push_back(extent);
+  }
+  return shape;
+}
+
+// The view from dimension `first` on, which stays there as the first.
+TensorView from_dimension(const TensorView& view, int first) {
+  return {view.data, view.dtype, Dims(view.shape.from(first)), Dims(view.strides.from(first)),
+          view.device};
+}
+
+}  // namespace
+
+// One leaf on its way from the batch to its target.
+class SplitPlan::Gather {
+ public:
+  Gather(const SplitPlan& plan, const TensorView& source, const TensorView& target, bool padded)
+      : plan_(plan),
+        source_(source),
+        target_(target),
+        padded_(padded),
+        run_(from_dimension(target, padded ? 1 : 0),
+             from_dimension(source, plan.batch_.size() - 1)) {
+    const TensorView frame = from_dimension(target, padded ? 2 : 1);
+    frame_bytes_ = frame.bytes();
+    dense_ = frame.is_contiguous() && target.strides[padded ? 1 : 0] == frame_bytes_;
+  }
+
+  // Bytes written per frame.
+  std::int64_t frame_bytes() const { return frame_bytes_; }
+
+  // Frames [begin, end) of the flat order, and the padding behind each trajectory that ends there.
+  void copy_frames(std::int64_t begin, std::int64_t end) const {
+    const std::vector<std::int64_t>& offsets = plan_.offsets_;
+    auto i = static_cast<std::size_t>(std::upper_bound(offsets.begin(), offsets.end(), begin) -
+                                      offsets.begin() - 1);
+    for (; begin < end; ++i) {
+      const Segment& segment = plan_.segments_[i];
+      const std::int64_t skip = begin - offsets[i];
+      const std::int64_t n = std::min(segment.length - skip, end - begin);
+      std::byte* row =
+          target_.data + (padded_ ? static_cast<std::int64_t>(i) : offsets[i]) * target_.strides[0];
+      const std::int64_t step = target_.strides[padded_ ? 1 : 0];
+      run_(row + skip * step,
+           source_.data + row_offset(source_, plan_.batch_, segment.row) +
+               (segment.start + skip) * source_.strides[plan_.batch_.size() - 1],
+           n);
+      if (padded_ && skip + n == segment.length) {
+        pad(static_cast<std::int64_t>(i), segment.length);
+      }
+      begin += n;
+    }
+  }
+
+ private:
+  void pad(std::int64_t trajectory, std::int64_t length) const {
+    const std::int64_t rest = plan_.longest_ - length;
+    if (rest == 0) {
+      return;
+    }
+    TensorView tail = target_[trajectory];
+    tail.data += length * tail.strides[0];
+    if (dense_) {
+      std::memset(tail.data, 0, static_cast<std::size_t>(rest * frame_bytes_));
+      return;
+    }
+    tail.shape[0] = rest;
+    zero(tail);
+  }
+
+  const SplitPlan& plan_;
+  TensorView source_;
+  TensorView target_;
+  bool padded_;
+  RunCopy run_;
+  std::int64_t frame_bytes_ = 0;
+  bool dense_ = false;
+};
+
+SplitPlan::SplitPlan(const std::optional<TensorView>& done, const std::optional<TensorView>& ids,
+                     const std::optional<TensorView>& mask, int batch_dims) {
+  if (!done && !ids) {
+    throw std::invalid_argument("split: expected done or ids, got neither");
+  }
+  const TensorView& given = done ? *done : *ids;
+  if (batch_dims < 1 || batch_dims > given.rank()) {
+    throw std::invalid_argument("batch_dims: expected 1 to " + std::to_string(given.rank()) +
+                                ", the dimensions of " + (done ? "done" : "ids") + ", got " +
+                                std::to_string(batch_dims));
+  }
+  batch_ = Dims(given.shape.from(0).first(static_cast<std::size_t>(batch_dims)));
+  const int time = batch_dims - 1;
+  const auto check = [&](const char* what, const std::optional<TensorView>& view, DType dtype) {
+    if (view) {
+      check_signal(what, *view, dtype, batch_);
+    }
+  };
+  check("done", done, DType::boolean);
+  check("ids", ids, DType::int64);
+  check("mask", mask, DType::boolean);
+
+  const auto signal = [&](const std::optional<TensorView>& view, std::int64_t row) {
+    return view ? Signal{view->data + row_offset(*view, batch_, row), view->strides[time]}
+                : Signal{};
+  };
+  const std::int64_t steps = batch_[time];
+  const std::int64_t rows = element_count(batch_.from(0).first(static_cast<std::size_t>(time)));
+  for (std::int64_t row = 0; row < rows && steps > 0; ++row) {
+    cut_row(signal(done, row), signal(ids, row), signal(mask, row), steps,
+            [&](std::int64_t start, std::int64_t end) { add(row, start, end); });
+  }
+}
+
+void SplitPlan::add(std::int64_t row, std::int64_t start, std::int64_t end) {
+  if (start < end) {
+    segments_.push_back({row, start, end - start});
+    offsets_.push_back(offsets_.back() + end - start);
+    longest_ = std::max(longest_, end - start);
+  }
+}
+
+std::vector<std::int64_t> SplitPlan::lengths() const {
+  std::vector<std::int64_t> lengths;
+  lengths.reserve(segments_.size());
+  for (const Segment& segment : segments_) {
+    lengths.push_back(segment.length);
+  }
+  return lengths;
+}
+
+void SplitPlan::padded(ThreadPool& pool, std::span<const TensorView> sources,
+                       std::span<const TensorView> targets) const {
+  gather(pool, sources, targets, true);
+}
+
+void SplitPlan::flat(ThreadPool& pool, std::span<const TensorView> sources,
+                     std::span<const TensorView> targets) const {
+  gather(pool, sources, targets, false);
+}
+
+void SplitPlan::gather(ThreadPool& pool, std::span<const TensorView> sources,
+                       std::span<const TensorView> targets, bool padded) const {
+  check_count("targets", static_cast<std::int64_t>(sources.size()), targets.size());
+  std::vector<Gather> leaves;
+  // Work is counted in bytes over all leaves: leaf i is responsible for [ends[i - 1], ends[i]).
+  std::vector<std::int64_t> ends{0};
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    expect_on_host("source", sources[i]);
+    expect_on_host("target", targets[i]);
+    const int batch_dims = batch_.size();
+    if (sources[i].rank() < batch_dims ||
+        !std::equal(batch_.begin(), batch_.end(), sources[i].shape.begin())) {
+      throw std::invalid_argument("source " + std::to_string(i) +
+                                  ": expected a shape that begins " + to_string(batch_) + ", got " +
+                                  to_string(sources[i].shape));
+    }
+    const Dims expected = joined(padded ? Dims{count(), longest_} : Dims{frames()},
+                                 sources[i].shape.from(batch_dims));
+    if (!(targets[i].shape == expected)) {
+      throw std::invalid_argument("target " + std::to_string(i) + ": expected shape " +
+                                  to_string(expected) + ", got " + to_string(targets[i].shape));
+    }
+    const Gather leaf(*this, sources[i], targets[i], padded);
+    if (leaf.frame_bytes() > 0) {
+      leaves.push_back(leaf);
+      ends.push_back(checked_add(ends.back(), checked_mul(frames(), leaf.frame_bytes())));
+    }
+  }
+  const auto work = [&](std::int64_t begin, std::int64_t end) {
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      // A frame belongs to whoever has its first byte.
+      const std::int64_t bytes = leaves[i].frame_bytes();
+      const auto first = [&](std::int64_t byte) {
+        return (std::clamp(byte, ends[i], ends[i + 1]) - ends[i] + bytes - 1) / bytes;
+      };
+      leaves[i].copy_frames(first(begin), first(end));
+    }
+  };
+  if (ends.back() < kParallelBytes) {
+    work(0, ends.back());
+  } else {
+    pool.parallel_for(ends.back(), kGrainBytes, work);
+  }
+}
+
+void SplitPlan::mask(const TensorView& target) const {
+  expect_on_host("target", target);
+  if (target.dtype != DType::boolean || !(target.shape == Dims{count(), longest_})) {
+    throw std::invalid_argument(
+        "target: expected bool of shape " + to_string(Dims{count(), longest_}) + ", got " +
+        std::string(name_of(target.dtype)) + " of shape " + to_string(target.shape));
+  }
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    std::byte* row = target.data + static_cast<std::int64_t>(i) * target.strides[0];
+    for (std::int64_t t = 0; t < longest_; ++t) {
+      row[t * target.strides[1]] = std::byte{t < segments_[i].length};
+    }
+  }
+}
+
+}  // namespace pycollect
