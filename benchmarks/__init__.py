@@ -1,0 +1,1 @@
+"""Benchmarks of pycollect: ours, the peer and the limit, interleaved in one run."""

@@ -1,0 +1,97 @@
+"""Options, the session's one Ray, and the table at the end."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from benchmarks import report
+from benchmarks.race import Race, Row, Side
+
+ROWS = pytest.StashKey[list[Row]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the benchmarks."""
+    group = parser.getgroup("pycollect benchmarks")
+    group.addoption("--smoke", action="store_true", help="everything once, briefly; no figures")
+    group.addoption("--rounds", type=int, help="rounds per case (default 7, smoke 1)")
+    group.addoption("--turn", type=float, help="seconds per turn (default 0.7, smoke 0.1)")
+    group.addoption(
+        "--write-results", action="store_true", help="write benchmarks/results/results.{json,md}"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Prepare the list of results, and leave the reporting to our own table."""
+    config.stash[ROWS] = []
+    config.addinivalue_line("markers", "full: a case that a smoke test leaves out")
+    # Its table would show the time of whole rounds, which says nothing.
+    config.option.benchmark_quiet = True
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In a smoke test leave out the cases that differ from another only in a number."""
+    if config.getoption("--smoke"):
+        full = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=full)
+        items[:] = [item for item in items if item not in full]
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """Print the table, and write it if asked."""
+    rows = config.stash[ROWS]
+    if not rows:
+        return
+    terminalreporter.section("pycollect against its peer and its limit")
+    terminalreporter.write_line(report.table(rows))
+    if config.getoption("--write-results"):
+        arguments = " ".join(config.invocation_params.args)
+        report.write(Path(__file__).parent / "results", rows, f"python -m pytest {arguments}")
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """Address of the one local cluster; every side on Ray joins it as a driver of its own."""
+    import ray
+
+    os.environ["RL_LOGGING_LEVEL"] = "WARNING"
+    # Actors import this package: the repository has to come before any other package of that name.
+    root = str(Path(__file__).parent.parent)
+    os.environ["PYTHONPATH"] = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])
+    # More than there are cores: all sides' actors are alive at once, but only one side runs.
+    context = ray.init(
+        address="local",
+        num_cpus=16,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+    )
+    yield context.address_info["gcs_address"]
+    ray.shutdown()
+
+
+@pytest.fixture
+def compare(
+    request: pytest.FixtureRequest, benchmark: Callable[..., object]
+) -> Callable[..., None]:
+    """A function that lets sides race, timed by pytest-benchmark, and keeps the rows."""
+    smoke = request.config.getoption("--smoke")
+    rounds = request.config.getoption("--rounds") or (1 if smoke else 7)
+    seconds = request.config.getoption("--turn") or (0.1 if smoke else 0.7)
+
+    def run(
+        case: str, sides: Sequence[Side], *, frame_bytes: int, wanted: Mapping[str, float]
+    ) -> None:
+        race = Race(case, list(sides), frame_bytes=frame_bytes, wanted=wanted, seconds=seconds)
+        with race:
+            benchmark.pedantic(race.round, rounds=rounds, iterations=1)
+        rows = race.rows()
+        benchmark.extra_info["rows"] = [asdict(row) for row in rows]
+        request.config.stash[ROWS].extend(rows)
+
+    return run

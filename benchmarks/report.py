@@ -1,0 +1,88 @@
+"""Results as a table to read and as JSON to keep."""
+
+import json
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.race import Row
+
+HEADINGS = ("case", "side", "frames/s", "us/frame", "GB/s", "peak RSS, MB", "ours / it", "wanted")
+PACKAGES = ("pycollect", "torch", "tensordict", "torchrl", "ray", "gymnasium", "numpy")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A markdown table, padded so that it reads well in a terminal too."""
+    lines = [HEADINGS, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
+    padded = [
+        "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    ]
+    padded.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(padded)
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    wanted = ""
+    if row.wanted is not None:
+        wanted = f">= {row.wanted:g}: {'yes' if row.met else 'NO'}"
+    ratio = f"{_short(row.ratio)} ({_short(row.ratio_lowest)} to {_short(row.ratio_highest)})"
+    return (
+        row.case,
+        row.side,
+        f"{row.frames_per_second:,.0f}",
+        f"{1e6 / row.frames_per_second:.3g}",
+        f"{row.gigabytes_per_second:.4f}",
+        f"{row.peak_rss_megabytes:,.0f}",
+        "" if row.ratio == row.ratio_lowest == row.ratio_highest == 1 else ratio,
+        wanted,
+    )
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"
+
+
+def machine() -> dict[str, Any]:
+    """What the figures depend on: machine, system, versions, and how busy it all was."""
+    return {
+        "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory": _field("/proc/meminfo", "MemTotal"),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "load_average_at_the_end": os.getloadavg()[0],
+        **{name: _version(name) for name in PACKAGES},
+    }
+
+
+def write(folder: Path, rows: Sequence[Row], command: str) -> None:
+    """Write ``results.json`` and ``results.md``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = machine()
+    results = {"command": command, "machine": facts, "rows": [asdict(row) for row in rows]}
+    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    listed = "\n".join(f"- {name}: {value}" for name, value in facts.items())
+    (folder / "results.md").write_text(f"`{command}`\n\n{listed}\n\n{table(rows)}\n")
+
+
+def _field(path: str, name: str) -> str | None:
+    """The first value of that name in a file of ``name : value`` lines, None without one."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return None
+    values = (line.split(":", 1)[1].strip() for line in lines if line.startswith(name))
+    return next(values, None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

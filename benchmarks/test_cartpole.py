@@ -1,0 +1,132 @@
+"""64 CartPoles stepped as a batch, and a policy with a categorical head.
+
+The environment is Gymnasium's own vector entry point, which spends one step of a sub-environment
+on each of its resets. Those steps are no frames: neither side counts them. TorchRL refuses this
+environment (it is NEXT_STEP by construction), so its peer row runs the best of what it accepts: a
+SyncVectorEnv with its own resets disabled.
+"""
+
+from collections.abc import Callable, Iterator
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from benchmarks import workloads
+from benchmarks.race import Side
+
+PEER = "TorchRL, SyncVectorEnv"
+ENVS = 64
+STEPS = 128
+FRAME_BYTES = 2 * 4 * 4
+"""Observation before and after the step."""
+
+
+def entry_point() -> VectorEnv:
+    """CartPoleVectorEnv: all sub-environments in one numpy expression."""
+    return gymnasium.make_vec("CartPole-v1", num_envs=ENVS, vectorization_mode="vector_entry_point")
+
+
+def one_by_one() -> VectorEnv:
+    """64 environments stepped one after the other, reset by whoever steps them."""
+    return gymnasium.make_vec(
+        "CartPole-v1",
+        num_envs=ENVS,
+        vectorization_mode="sync",
+        vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED},
+    )
+
+
+def ours(make: Callable[[], VectorEnv]) -> Iterator[int]:
+    """SyncDataCollector of pycollect."""
+    from pycollect import SyncDataCollector
+
+    with SyncDataCollector(
+        make,
+        workloads.categorical_policy(),
+        frames_per_batch=ENVS * STEPS,
+        total_frames=workloads.FOREVER,
+    ) as collector:
+        for batch in collector:
+            yield workloads.read(batch)
+
+
+def torchrl(make: Callable[[], VectorEnv]) -> Iterator[int]:
+    """Collector of TorchRL."""
+    from torchrl.collectors import Collector
+
+    collector = Collector(
+        workloads.for_torchrl(make),
+        workloads.categorical_policy(),
+        frames_per_batch=ENVS * STEPS,
+        total_frames=workloads.FOREVER,
+    )
+    try:
+        for batch in collector:
+            yield workloads.read(batch)
+    finally:
+        collector.shutdown()
+
+
+def plain_loop() -> Iterator[int]:
+    """What one writes by hand: the bare network, the distribution, preallocated arrays."""
+    env = entry_point()
+    network = workloads.mlp()
+    observations = np.empty((STEPS, ENVS, 4), np.float32)
+    actions = np.empty((STEPS, ENVS), np.int64)
+    log_probs = np.empty((STEPS, ENVS), np.float32)
+    rewards = np.empty((STEPS, ENVS), np.float32)
+    terminated = np.empty((STEPS, ENVS), bool)
+    truncated = np.empty((STEPS, ENVS), bool)
+    arrays = [torch.from_numpy(array) for array in (observations, actions, rewards)]
+    observation, _ = env.reset()
+    ended_before = np.zeros(ENVS, bool)
+    while True:
+        with torch.no_grad():
+            for t in range(STEPS):
+                head = torch.distributions.Categorical(
+                    logits=network(torch.from_numpy(observation))
+                )
+                action = head.sample()
+                log_probs[t] = head.log_prob(action).numpy()
+                observations[t] = observation
+                actions[t] = action.numpy()
+                observation, reward, ended, cut, _ = env.step(action.numpy())
+                rewards[t] = reward
+                terminated[t] = ended
+                truncated[t] = cut
+        workloads.read_tensors(*arrays)
+        done = terminated | truncated
+        dummies = np.count_nonzero(ended_before) + np.count_nonzero(done[:-1])
+        ended_before = done[-1]
+        yield STEPS * ENVS - dummies
+
+
+def test_vector_entry_point(compare: Callable[..., None]) -> None:
+    """One worker; frames are those that were really collected."""
+    compare(
+        "CartPole x64, categorical",
+        [
+            Side("pycollect", ours, {"make": entry_point}),
+            Side(PEER, torchrl, {"make": one_by_one}, needs="torchrl"),
+            Side("plain loop", plain_loop),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={"plain loop": 0.85},
+    )
+
+
+@pytest.mark.full
+def test_sync_vector_env(compare: Callable[..., None]) -> None:
+    """The environment that TorchRL accepts, on both sides."""
+    compare(
+        "CartPole x64, SyncVectorEnv",
+        [
+            Side("pycollect", ours, {"make": one_by_one}),
+            Side(PEER, torchrl, {"make": one_by_one}, needs="torchrl"),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={},
+    )

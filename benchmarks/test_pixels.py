@@ -1,0 +1,81 @@
+"""Frames of pixels from two Ray actors: how fast bytes get from where they are made to the learner.
+
+The environment is free, so what is measured is transport. A frame counts 56,448 bytes: the pixels
+before and after the step. The limit is one thread that copies a batch of that size from memory to
+memory.
+"""
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from tensordict.nn import TensorDictModule
+
+from benchmarks import workloads
+from benchmarks.race import Side
+
+FRAMES = 1000
+ACTORS = 2
+FRAME_BYTES = 2 * workloads.FreePixels.frame_bytes
+PEER = "TorchRL"
+
+
+def ours(policy: TensorDictModule | None, census: str) -> Iterator[int]:
+    """RayCollector of pycollect."""
+    from pycollect import RayCollector
+
+    with RayCollector(
+        [workloads.in_actor(workloads.FreePixels, census)] * ACTORS,
+        policy,
+        frames_per_batch=FRAMES,
+        total_frames=workloads.FOREVER,
+        sync=True,
+        remote_configs=workloads.ACTOR,
+    ) as collector:
+        for batch in collector:
+            yield workloads.read_pixels(batch)
+
+
+def torchrl(policy: TensorDictModule | None, census: str) -> Iterator[int]:
+    """RayCollector of TorchRL."""
+    from torchrl.collectors.distributed import RayCollector
+
+    make = workloads.for_torchrl(workloads.in_actor(workloads.FreePixels, census))
+    collector = RayCollector(
+        [make] * ACTORS,
+        policy,
+        frames_per_batch=FRAMES,
+        total_frames=workloads.FOREVER,
+        sync=True,
+        remote_configs=workloads.ACTOR,
+    )
+    try:
+        for batch in collector:
+            yield workloads.read_pixels(batch)
+    finally:
+        collector.shutdown()
+
+
+def memcpy() -> Iterator[int]:
+    """One thread copies a batch's bytes, into memory that has been touched before."""
+    source = np.random.default_rng(0).integers(0, 256, FRAMES * FRAME_BYTES, dtype=np.uint8)
+    target = np.zeros_like(source)
+    while True:
+        np.copyto(target, source)
+        yield FRAMES
+
+
+@pytest.mark.parametrize("policy", ["module", pytest.param("random", marks=pytest.mark.full)])
+def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> None:
+    """Sync batches; a module that is given each frame, or the collector's random actions."""
+    work = {"policy": workloads.still_policy() if policy == "module" else None}
+    compare(
+        f"pixels, Ray, {ACTORS} actors, {policy} policy",
+        [
+            Side("pycollect", ours, work, ray_address=ray_address),
+            Side(PEER, torchrl, work, ray_address=ray_address, needs="torchrl"),
+            Side("memcpy, 1 thread", memcpy),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={PEER: 8},
+    )

@@ -1,0 +1,153 @@
+"""The environments, policies and readers that all sides of a benchmark share."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import Tensor, nn
+
+from benchmarks.race import note_process
+
+FOREVER = 10**12
+"""Frames that no run reaches (TorchRL's RayCollector yields nothing for its default, -1)."""
+
+ACTOR = {"num_cpus": 1, "num_gpus": 0}
+"""Ray options of every actor, ours and the peer's."""
+
+
+def pendulum() -> gymnasium.Env:
+    """Pendulum-v1 as ``gymnasium.make`` gives it."""
+    return gymnasium.make("Pendulum-v1")
+
+
+def linear() -> nn.Linear:
+    """The bare policy for Pendulum."""
+    torch.manual_seed(0)
+    return nn.Linear(3, 1)
+
+
+def linear_policy() -> TensorDictModule:
+    """The same policy as users of collectors write it."""
+    return TensorDictModule(linear(), in_keys=["observation"], out_keys=["action"])
+
+
+def mlp() -> nn.Sequential:
+    """4-64-64-2 with tanh: the logits of a policy for CartPole."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 2)
+    )
+
+
+def categorical_policy() -> ProbabilisticTensorDictSequential:
+    """The same network with a categorical head, sampled, with its log-probability."""
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(mlp(), in_keys=["observation"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(
+            in_keys=["logits"],
+            out_keys=["action"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        ),
+    )
+
+
+class FreePixels(gymnasium.Env):
+    """Frames of 4x84x84 bytes that are there already; episodes have 1000 steps."""
+
+    frame_bytes = 4 * 84 * 84
+
+    def __init__(self) -> None:
+        """Draw the four frames that are shown in turn."""
+        self.observation_space = Box(0, 255, (4, 84, 84), np.uint8)
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32)
+        frames = np.random.default_rng(0).integers(0, 256, (4, 4, 84, 84), dtype=np.uint8)
+        self.frames = list(frames)
+        self.steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        """Start an episode."""
+        self.steps = 0
+        return self.frames[0], {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Show the next frame."""
+        self.steps += 1
+        return self.frames[self.steps & 3], 1.0, False, self.steps == 1000, {}
+
+
+class Still(nn.Module):
+    """A policy that is given the frame and does nothing with it."""
+
+    def __init__(self) -> None:
+        """Make the one parameter, so that there are weights to send."""
+        super().__init__()
+        self.action = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation: Tensor) -> Tensor:
+        """Return the same action for every frame."""
+        return self.action.expand(*observation.shape[:-3], 1).clone()
+
+
+def still_policy() -> TensorDictModule:
+    """``Still`` as users of collectors write it."""
+    return TensorDictModule(Still(), in_keys=["observation"], out_keys=["action"])
+
+
+def in_actor(make: Callable[[], Any], census: str) -> Callable[[], Any]:
+    """``make``, which also notes the process that it is called in."""
+    return partial(_make_noted, make, census)
+
+
+def _make_noted(make: Callable[[], Any], census: str) -> Any:
+    note_process(census)
+    return make()
+
+
+def for_torchrl(make: Callable[[], Any]) -> Callable[[], Any]:
+    """``make``, its environment wrapped the way TorchRL wants it."""
+    return partial(_wrap, make)
+
+
+def _wrap(make: Callable[[], Any]) -> Any:
+    from torchrl.envs import GymWrapper
+
+    return GymWrapper(make(), categorical_action_encoding=True)
+
+
+def read(batch: TensorDictBase) -> int:
+    """Read observations, actions and rewards, as every side does; return the frames."""
+    read_tensors(batch["observation"], batch["action"], batch["next", "reward"])
+    return count(batch)
+
+
+def read_tensors(*tensors: Tensor) -> None:
+    """Read every element."""
+    for tensor in tensors:
+        tensor.sum()
+
+
+def read_pixels(batch: TensorDictBase) -> int:
+    """Read a line of every frame before and after the step, and rewards; return the frames."""
+    read_tensors(
+        batch["observation"][..., 0, 0, :],
+        batch["next", "observation"][..., 0, 0, :],
+        batch["next", "reward"],
+    )
+    return count(batch)
+
+
+def count(batch: TensorDictBase) -> int:
+    """Frames that were really collected: cells that a mask leaves out do not count."""
+    mask = batch.get(("collector", "mask"), None)
+    return batch.numel() if mask is None else int(mask.sum())
