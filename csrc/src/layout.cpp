@@ -129,8 +129,8 @@ TensorView Placement::view(std::byte* base, std::size_t leaf) const {
   const auto [B, P, T, order] = geometry_;
   const std::int64_t frame = layout_[leaf].frame_bytes();
   const bool stacked = order == Order::stack;
-  TensorView view = TensorView::contiguous(base + offset(leaf), layout_[leaf].dtype,
-                                           layout_[leaf].shape);
+  TensorView view =
+      TensorView::contiguous(base + offset(leaf), layout_[leaf].dtype, layout_[leaf].shape);
   Dims shape{B, P, T};
   Dims strides{(stacked ? P : 1) * T * frame, (stacked ? 1 : B) * T * frame, frame};
   for (int i = 0; i < view.rank(); ++i) {

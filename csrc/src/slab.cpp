@@ -21,8 +21,8 @@ std::shared_ptr<Memory> Memory::allocate(std::int64_t bytes) {
   const std::int64_t alignment = huge ? kHugePage : 64;
   const auto size = static_cast<std::size_t>(
       checked_mul((checked_add(bytes, alignment) - 1) / alignment, alignment));
-  auto* data = static_cast<std::byte*>(std::aligned_alloc(static_cast<std::size_t>(alignment),
-                                                          size == 0 ? 64 : size));
+  auto* data = static_cast<std::byte*>(
+      std::aligned_alloc(static_cast<std::size_t>(alignment), size == 0 ? 64 : size));
   if (data == nullptr) {
     throw std::bad_alloc();
   }

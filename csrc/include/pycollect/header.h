@@ -17,17 +17,17 @@ struct RolloutHeader {
   static constexpr std::uint64_t kMagic = 0x31306c6f63795000ULL;  // "\0Pycol01"
 
   std::uint64_t magic = kMagic;
-  std::uint64_t fingerprint = 0;     // of the Layout
-  std::uint64_t bytes = 0;           // of the whole slab
+  std::uint64_t fingerprint = 0;  // of the Layout
+  std::uint64_t bytes = 0;        // of the whole slab
   std::int64_t worker = 0;
-  std::int64_t incarnation = 0;      // how many times the worker was replaced
-  std::int64_t sequence = 0;         // of the rollout within the incarnation, from 0
+  std::int64_t incarnation = 0;  // how many times the worker was replaced
+  std::int64_t sequence = 0;     // of the rollout within the incarnation, from 0
   std::int64_t policy_version = 0;
-  std::int64_t envs = 0;             // P
-  std::int64_t steps = 0;            // T
-  std::int64_t frames = 0;           // collected ones, uncollected cells not counted
-  std::uint64_t generation = 0;      // of the slab when it was lent for this rollout
-  std::uint64_t checksum = 0;        // of all of the above and the lengths
+  std::int64_t envs = 0;         // P
+  std::int64_t steps = 0;        // T
+  std::int64_t frames = 0;       // collected ones, uncollected cells not counted
+  std::uint64_t generation = 0;  // of the slab when it was lent for this rollout
+  std::uint64_t checksum = 0;    // of all of the above and the lengths
   // P valid lengths (int64) follow.
 
   static std::int64_t bytes_for(std::int64_t envs);

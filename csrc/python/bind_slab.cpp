@@ -1,0 +1,54 @@
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "interop.h"
+#include "pycollect/header.h"
+#include "pycollect/slab.h"
+#include "pycollect/slab_pool.h"
+
+namespace pycollect::python {
+namespace {
+
+// The whole slab as a numpy array of bytes that holds the slab.
+py::array_t<std::uint8_t> bytes_of(const std::shared_ptr<Slab>& slab) {
+  const auto* data = reinterpret_cast<const std::uint8_t*>(slab->data());
+  return py::array_t<std::uint8_t>(slab->bytes(), data, py::cast(slab));
+}
+
+py::tuple tensors_of(const std::shared_ptr<Slab>& slab,
+                     const std::vector<std::int64_t>& batch_shape, py::handle tensor_type) {
+  return lend_tensors(slab, Dims(std::span(batch_shape)), tensor_type);
+}
+
+RolloutHeader header_of(const Slab& slab, std::int64_t row) {
+  return read_header({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
+}
+
+}  // namespace
+
+void bind_slab(py::module_& module) {
+  py::class_<Slab, std::shared_ptr<Slab>>(module, "Slab", "A lease of one batch's memory.")
+      .def_property_readonly("placement", &Slab::placement)
+      .def_property_readonly("bytes", &Slab::bytes)
+      .def_property_readonly("generation", &Slab::generation)
+      .def("array", &bytes_of, "The slab's bytes as a writable uint8 array that holds the slab.")
+      .def("header", &header_of, py::arg("row") = 0,
+           "The checked header of that worker's rollout; ValueError if it does not fit.")
+      .def("tensors", &tensors_of, py::arg("batch_shape"), py::arg("tensor_type"),
+           "One contiguous tensor per leaf, [*batch_shape, *frame], each holding the slab.");
+
+  py::class_<SlabPoolStats>(module, "SlabPoolStats", "How many slabs a pool made, lent, holds.")
+      .def_readonly("created", &SlabPoolStats::created)
+      .def_readonly("lent", &SlabPoolStats::lent)
+      .def_readonly("free", &SlabPoolStats::free);
+
+  py::class_<SlabPool>(module, "SlabPool", "Lends slabs and recycles each after its last view.")
+      .def(py::init<Placement, std::int64_t, bool>(), py::arg("placement"), py::arg("max_free"),
+           py::arg("poison") = false)
+      .def("acquire", &SlabPool::acquire, py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("placement", [](const SlabPool& self) { return *self.placement(); })
+      .def("stats", &SlabPool::stats);
+}
+
+}  // namespace pycollect::python

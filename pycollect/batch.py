@@ -1,0 +1,114 @@
+"""Slabs seen as TensorDicts: which leaves a batch has, and the views that are delivered."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from pycollect._core import Layout, Leaf, Placement, Slab, SlabPool
+from pycollect.layout import Key
+
+TRAJ_IDS: Key = ("collector", "traj_ids")
+MASK: Key = ("collector", "mask")
+
+_FLAGS = ("done", "terminated", "truncated")
+
+
+@dataclass(frozen=True)
+class BatchLeaves:
+    """What one worker's frames consist of: the leaves, and which of them come from where."""
+
+    observation: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    step_count: bool = False
+    policy_version: bool = False
+    mask: bool = False
+
+    def layout(self) -> Layout:
+        """All leaves of a frame, in the order in which a slab holds them."""
+        leaves = [*self.observation, *self.outputs]
+        leaves += [Leaf((flag,), "bool", (1,)) for flag in _FLAGS]
+        leaves += [Leaf(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in self.observation]
+        leaves += [Leaf(("next", "reward"), "float32", (1,))]
+        leaves += [Leaf(("next", flag), "bool", (1,)) for flag in _FLAGS]
+        leaves += [Leaf(TRAJ_IDS, "int64", ())]
+        if self.step_count:
+            leaves += [Leaf((*at, "step_count"), "int64", (1,)) for at in ((), ("next",))]
+        if self.policy_version:
+            leaves += [Leaf(("collector", "policy_version"), "int64", ())]
+        if self.mask:
+            leaves += [Leaf(MASK, "bool", ())]
+        return Layout(leaves)
+
+
+def make_pool(placement: Placement, max_free: int) -> SlabPool:
+    """A pool of slabs; ``PYCOLLECT_POISON=1`` fills each with 0xA5 when it comes back."""
+    return SlabPool(placement, max_free, os.environ.get("PYCOLLECT_POISON") == "1")
+
+
+def slab_tensors(slab: Slab, batch_shape: Sequence[int]) -> dict[Key, torch.Tensor]:
+    """The slab's leaves by key: contiguous tensors `[*batch_shape, *frame]` that hold the slab."""
+    tensors = slab.tensors(list(batch_shape), torch.Tensor)
+    return {leaf.key: tensor for leaf, tensor in zip(slab.placement.layout.leaves, tensors, strict=True)}
+
+
+def to_tensordict(
+    tensors: dict[Key, torch.Tensor],
+    batch_shape: Sequence[int],
+    device: torch.device | None = None,
+) -> TensorDict:
+    """A TensorDict of those tensors whose last batch dimension is named "time".
+
+    Args:
+        tensors: by key path; each starts with `batch_shape`.
+        batch_shape: [T], [P, T], [B, T] or [B, P, T].
+        device: what ``td.device`` says.
+    """
+    nested: dict[str, Any] = {}
+    for key, tensor in tensors.items():
+        node = nested
+        for name in key[:-1]:
+            node = node.setdefault(name, {})
+        node[key[-1]] = tensor
+    size = torch.Size(batch_shape)
+    names: list[str | None] = [None] * (len(size) - 1)
+    return _tensordict(nested, size, device, [*names, "time"])
+
+
+# Skips the validation of every entry, which costs more than all the rest of a batch. Private in
+# tensordict, so the public constructor stands behind it; a test holds both to the same result.
+_new_unsafe = getattr(TensorDict, "_new_unsafe", TensorDict)
+
+
+def _tensordict(
+    source: dict[str, Any], size: torch.Size, device: torch.device | None, names: list[str | None]
+) -> TensorDict:
+    entries = {
+        name: _tensordict(value, size, device, names) if isinstance(value, dict) else value
+        for name, value in source.items()
+    }
+    td: TensorDict = _new_unsafe(entries, batch_size=size, device=device, names=list(names))
+    return td
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """The mean, or None of no values."""
+    collected = list(values)
+    return sum(collected) / len(collected) if collected else None
+
+
+__all__ = [
+    "MASK",
+    "TRAJ_IDS",
+    "BatchLeaves",
+    "TensorDictBase",
+    "make_pool",
+    "mean",
+    "slab_tensors",
+    "to_tensordict",
+]

@@ -1,0 +1,1 @@
+"""The collectors: where environments and policies run, and how their rollouts become batches."""

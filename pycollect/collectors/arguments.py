@@ -1,0 +1,232 @@
+"""Arguments of the collectors: what is known, and how each value is checked."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from tensordict.nn import InteractionType
+
+# TorchRL's arguments that only hint at how to go about it.
+HINTS = frozenset(
+    {
+        "trust_policy",
+        "use_buffers",
+        "return_same_td",
+        "no_cuda_sync",
+        "use_env_creator",
+        "worker_idx",
+        "auto_register_policy_transforms",
+    }
+)
+
+# TorchRL's arguments that have no meaning here, and what to use.
+REFUSED = {
+    "interruptor": "use preemptive_threshold",
+    "weight_updater": "use update_policy_weights_() or update_after_each_batch",
+    "weight_sync_schemes": "use update_policy_weights_() or update_after_each_batch",
+    "weight_recv_schemes": "use update_policy_weights_() or update_after_each_batch",
+    "backend": "the collector's class says where it runs",
+    "backend_options": "use ray_init_config and remote_configs",
+    "trajs_per_write": "use trajs_per_batch",
+}
+
+# Arguments of the contract that are not there yet, with the values that switch them off.
+LATER: dict[str, tuple[Any, ...]] = {
+    "compact_obs": (False, None),
+    "compile_policy": (False, None),
+    "cudagraph_policy": (False, None),
+    "extend_buffer": (True,),
+    "info_keys": (None,),
+    "init_fn": (None,),
+    "max_weight_update_interval": (None, 0, -1),
+    "max_worker_restarts": (),
+    "min_fraction": (None,),
+    "observation_dtype": (None,),
+    "observation_scale": (None,),
+    "policy_factory": (None,),
+    "policy_state": (None,),
+    "post_collect_hook": (None,),
+    "pre_collect_hook": (None,),
+    "preemptive_threshold": (None,),
+    "replay_buffer": (None,),
+    "restart_on_error": (False,),
+    "track_traj_ids": (True,),
+    "traj_format": ("padded",),
+    "trajs_per_batch": (None, 0, -1),
+    "worker_init_timeout": (),
+    "worker_timeout": (None,),
+}
+
+
+def check_others(cls: type, others: Mapping[str, Any]) -> None:
+    """Check the keyword arguments that are not in the signature of `cls`.
+
+    Raises:
+        NotImplementedError: one that is to come.
+        ValueError: one of TorchRL's that has no meaning here; the text says what to use.
+        TypeError: an unknown one; the text names the nearest known one.
+    """
+    for name, value in others.items():
+        if name in HINTS or (name == "reset_when_done" and value in (None, True)):
+            continue
+        if name == "reset_when_done":
+            raise ValueError(
+                "reset_when_done: expected True, got False; finished environments are always reset"
+            )
+        if name in REFUSED:
+            if value is not None:
+                raise ValueError(f"{name}: not an argument of {cls.__name__}; {REFUSED[name]}")
+        elif name in LATER:
+            if not any(value is off or value == off for off in LATER[name]):
+                raise NotImplementedError(f"{name}={value!r} is not implemented yet")
+        else:
+            raise TypeError(_unknown(cls, name))
+
+
+def _unknown(cls: type, name: str) -> str:
+    known = [*inspect.signature(cls).parameters, *LATER]
+    nearest = difflib.get_close_matches(name, [k for k in known if k != "others"], n=1, cutoff=0.5)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return f"{cls.__name__} got an unexpected keyword argument {name!r}{hint}"
+
+
+def check_integer(name: str, value: Any) -> int:
+    """A Python or numpy integer as an int; TypeError for anything else, bools included."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: expected an int, got {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+
+
+def check_positive(name: str, value: Any) -> int:
+    """An integer >= 1."""
+    number = check_integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name}: expected an int >= 1, got {number}")
+    return number
+
+
+def check_count(name: str, value: Any) -> int:
+    """A count that None, 0 and negative numbers switch off: 0 then."""
+    return 0 if value is None else max(check_integer(name, value), 0)
+
+
+def check_total_frames(value: Any) -> int | None:
+    """None for a collector without an end; 0 means that nothing is collected."""
+    number = -1 if value is None else check_integer("total_frames", value)
+    return None if number < 0 else number
+
+
+def check_callable(name: str, value: Any) -> Any:
+    """None or a callable."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name}: expected a callable or None, got {type(value).__name__}")
+    return value
+
+
+def check_policy(value: Any) -> Any:
+    """None, a module or a callable."""
+    if isinstance(value, type):
+        raise TypeError(f"policy: expected a module or a callable, got the class {value.__name__}")
+    return check_callable("policy", value)
+
+
+def check_threads(value: Any) -> int | None:
+    """None or a number of threads."""
+    return None if value is None else check_positive("num_threads", value)
+
+
+def check_exploration(value: Any) -> InteractionType:
+    """One of DETERMINISTIC, RANDOM, MODE, MEAN: the enum's member or its name in any case."""
+    allowed = ("DETERMINISTIC", "RANDOM", "MODE", "MEAN")
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if value is None:
+        name = "RANDOM"
+    if not isinstance(name, str) or name.upper() not in allowed:
+        raise ValueError(
+            f"exploration_type: expected one of {', '.join(allowed)} or ExplorationType's member, "
+            f"got {value!r}"
+        )
+    return InteractionType[name.upper()]
+
+
+def check_device(name: str, value: Any, workers: int | None = None) -> torch.device | None:
+    """A device, or a list with one per worker.
+
+    Raises:
+        ValueError: no device, or a list of another length than `workers`.
+        NotImplementedError: a device other than the CPU.
+    """
+    if isinstance(value, (list, tuple)):
+        if workers is not None and len(value) != workers:
+            raise ValueError(
+                f"{name}: expected one device per worker ({workers}), got {len(value)}"
+            )
+        devices = [check_device(name, item) for item in value]
+        return devices[0] if devices else None
+    if value is None:
+        return None
+    try:
+        device = torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{name}: expected a device, got {value!r} ({error})") from None
+    if device.type != "cpu":
+        raise NotImplementedError(f"{name}={value!r}: devices other than the CPU are to come")
+    return device
+
+
+def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
+    """None, a dict, or a list with one dict per worker."""
+    if isinstance(value, (list, tuple)):
+        if workers is not None and len(value) != workers:
+            raise ValueError(
+                f"create_env_kwargs: expected one dict per worker ({workers}), got {len(value)}"
+            )
+        for item in value:
+            check_env_kwargs(item)
+        return list(value)
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(
+            f"create_env_kwargs: expected a dict or one per worker, got {type(value).__name__}"
+        )
+    return value
+
+
+def check_entry(entry: Any) -> Any:
+    """One entry of create_env_fn: a callable, a list of callables, or an environment."""
+    if isinstance(entry, (list, tuple)):
+        if not entry:
+            raise ValueError("create_env_fn: expected at least one env callable, got an empty list")
+        for item in entry:
+            if not callable(item):
+                raise TypeError(
+                    "create_env_fn: expected env callables in a list, got "
+                    f"{type(item).__name__}"
+                )
+        return list(entry)
+    if not callable(entry) and not hasattr(entry, "step"):
+        raise TypeError(
+            "create_env_fn: expected a callable, a list of callables or an environment, got "
+            f"{type(entry).__name__}"
+        )
+    return entry
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
+    """One of a few values."""
+    choices = list(allowed)
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
+    return value
+
+
+def passed_arguments(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> set[str]:
+    """The names among `kwargs` that the signature of `function` knows."""
+    return {name for name in kwargs if name in inspect.signature(function).parameters}

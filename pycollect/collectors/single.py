@@ -1,0 +1,225 @@
+"""The collector that runs in this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+
+from pycollect.batch import TRAJ_IDS, make_pool, slab_tensors
+from pycollect.collectors import arguments as check
+from pycollect.collectors.base import (
+    Batch,
+    CollectorBase,
+    StreamOptions,
+    caused_by_worker,
+    check_open,
+    check_worker_ids,
+)
+from pycollect.errors import WorkerError
+from pycollect.generators import seed_chain
+from pycollect.weights import load_weights, weights_from
+from pycollect.worker import RolloutReport, Worker, WorkerOptions
+
+# The newest batch, the one before it that a learner still reads, and one to write into.
+_SLABS_KEPT = 3
+
+
+class SyncDataCollector(CollectorBase):
+    """Collects in this process; the policy is the caller's own, live.
+
+    Args:
+        create_env_fn: a callable that returns an environment, an environment, or a list of
+            callables that are stepped one after the other as a batch of P envs.
+        policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
+            actions.
+        frames_per_batch: frames in one batch; rounded up to a multiple of P, with a warning.
+        total_frames: a lower bound; None or a negative number: for ever.
+        device: "cpu" or None, like the three that follow.
+        storing_device: where batches lie; None: `device`.
+        env_device: where environments lie; None: `device`.
+        policy_device: where the policy lies; None: `device`.
+        create_env_kwargs: keyword arguments of the env callables.
+        autoreset_mode: of a vector environment whose metadata does not tell it.
+        max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
+        init_random_frames: random actions until so many frames were issued.
+        reset_at_each_iter: reset all environments at the start of every batch.
+        set_truncated: flag the last frame of every env in every batch as truncated.
+        postproc: called with each batch, its result is delivered.
+        split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
+        exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
+        track_policy_version: add ("collector", "policy_version").
+        num_threads: torch threads while it collects; None: as they are.
+        progress: show a bar.
+        others: TorchRL's hints are accepted without effect; what is refused says why.
+
+    Yields:
+        TensorDicts of batch size [T] for one environment, [P, T] for a batch.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        frames_per_batch: int,
+        total_frames: int | None = -1,
+        device: Any = None,
+        storing_device: Any = None,
+        env_device: Any = None,
+        policy_device: Any = None,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        autoreset_mode: Any = None,
+        max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = None,
+        reset_at_each_iter: bool = False,
+        set_truncated: bool = False,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        split_trajs: bool = False,
+        exploration_type: InteractionType | str = InteractionType.RANDOM,
+        track_policy_version: bool = False,
+        num_threads: int | None = None,
+        progress: bool = False,
+        **others: Any,
+    ) -> None:
+        check.check_others(type(self), others)
+        devices = {
+            name: check.check_device(name, value, 1)
+            for name, value in (
+                ("storing_device", storing_device),
+                ("device", device),
+                ("env_device", env_device),
+                ("policy_device", policy_device),
+            )
+        }
+        super().__init__(
+            StreamOptions.checked(
+                frames_per_batch=frames_per_batch,
+                total_frames=total_frames,
+                init_random_frames=init_random_frames,
+                postproc=postproc,
+                split_trajs=split_trajs,
+                device=devices["storing_device"] or devices["device"],
+                progress=progress,
+            )
+        )
+        self._policy = check.check_policy(policy)
+        options = WorkerOptions(
+            frames=self._options.frames_per_batch,
+            autoreset_mode=autoreset_mode,
+            max_frames_per_traj=check.check_count("max_frames_per_traj", max_frames_per_traj),
+            reset_at_each_iter=bool(reset_at_each_iter),
+            set_truncated=bool(set_truncated),
+            exploration_type=check.check_exploration(exploration_type),
+            track_policy_version=bool(track_policy_version),
+            num_threads=check.check_threads(num_threads),
+        )
+        env_kwargs = check.check_env_kwargs(create_env_kwargs, 1)
+        if isinstance(env_kwargs, list):
+            env_kwargs = env_kwargs[0]
+        self._worker = Worker(0, _only_entry(create_env_fn), env_kwargs, policy, options)
+        self._pool = make_pool(self._worker.placement, _SLABS_KEPT)
+        self._batch_frames = self._worker.env.num_envs * self._worker.steps
+        self._issued = 0
+        self._report: RolloutReport | None = None
+        if self._batch_frames != self._options.frames_per_batch:
+            warn_of_rounding(self._options.frames_per_batch, self._batch_frames)
+
+    def _collect(self) -> Batch:
+        random = self._issued < self._options.init_random_frames
+        self._issued += self._batch_frames
+        slab = self._pool.acquire()
+        try:
+            with self._statistics.timed("collect"):
+                report = self._worker.collect(slab, 0, self._policy_version, random)
+        except Exception as error:
+            failure = WorkerError("worker 0 raised", 0, 0, traceback.format_exc())
+            raise caused_by_worker(error, failure)
+        self._report = report
+        with self._statistics.timed("assemble"):
+            slab.header()
+            tensors = slab_tensors(slab, self._worker.batch_shape)
+            ids = tensors[TRAJ_IDS]
+            self._ids.renumber(0, ids.view(self._worker.env.num_envs, self._worker.steps))
+        return Batch(tensors, self._worker.batch_shape, report.header.frames, report.episodes)
+
+    @property
+    def policy_lag(self) -> dict[int, int]:
+        """Always 0 after the first batch that follows an update: the module is live."""
+        version = 0 if self._report is None else self._report.header.policy_version
+        return {0: self._policy_version - version if self._report else 0}
+
+    def stats(self) -> dict[str, Any]:
+        """See :meth:`CollectorBase.stats`; "seconds" has the phases collect, assemble, deliver, user.
+
+        "slow_paths" counts what goes through one TensorDict per step.
+        """
+        report = self._report
+        return {
+            **self._statistics.report(),
+            "frames_stepped": report.stepped if report else 0,
+            "slow_paths": {"policy_tensordict": int(bool(report and report.slow_path))},
+            "workers": {
+                0: {
+                    "pid": os.getpid(),
+                    "node": socket.gethostname(),
+                    "version": report.header.policy_version if report else 0,
+                    "restarts": 0,
+                    "frames": self._statistics.frames,
+                }
+            },
+        }
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """See :meth:`CollectorBase.set_seed`."""
+        check_open(self._closed, self._failure)
+        seed = check.check_integer("seed", seed)
+        seeds, following = seed_chain(seed, self._worker.env.num_envs, static_seed)
+        self._worker.set_seed(seeds, seed)
+        return following
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        worker_ids: int | Sequence[int] | None = None,
+        wait: bool = False,
+    ) -> None:
+        """See :meth:`CollectorBase.update_policy_weights_`.
+
+        The module is live, so that without `policy_or_weights` the call only counts a version.
+        """
+        check_worker_ids(worker_ids, [0])
+        if policy_or_weights is not None:
+            load_weights(weights_from(self._policy), weights_from(policy_or_weights))
+        self._policy_version += 1
+
+    def _shutdown(self) -> None:
+        self._worker.close()
+
+
+def _only_entry(create_env_fn: Any) -> Any:
+    """The entry of the only worker: [[a, b]] is a list of one entry, [a, b] is that entry."""
+    if (
+        isinstance(create_env_fn, (list, tuple))
+        and len(create_env_fn) == 1
+        and isinstance(create_env_fn[0], (list, tuple))
+    ):
+        create_env_fn = create_env_fn[0]
+    return check.check_entry(create_env_fn)
+
+
+def warn_of_rounding(asked: int, real: int) -> None:
+    """Say what a batch really holds."""
+    warnings.warn(
+        f"frames_per_batch={asked} is not divisible by the number of environments: "
+        f"batches have {real} frames",
+        UserWarning,
+        stacklevel=4,
+    )

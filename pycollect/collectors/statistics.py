@@ -1,0 +1,79 @@
+"""What a collector counts and times."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pycollect.batch import mean
+from pycollect.worker import Episode
+
+RECENT_EPISODES = 100
+
+
+class Statistics:
+    """Frames, batches, recent episodes, and the seconds spent in each phase."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.batches = 0
+        self.episodes = 0
+        self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
+        self._seconds: dict[str, float] = {}
+        self._started: float | None = None
+        self._returned: float | None = None
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Add the time within to that phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_seconds(phase, time.perf_counter() - start)
+
+    def add_seconds(self, phase: str, seconds: float) -> None:
+        """Add to a phase."""
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + seconds
+
+    def entered(self) -> None:
+        """The caller asks for a batch: what passed since the last one was its own time."""
+        now = time.perf_counter()
+        if self._started is None:
+            self._started = now
+        if self._returned is not None:
+            self.add_seconds("user", now - self._returned)
+        self._returned = None
+
+    def left(self) -> None:
+        """The caller has its batch."""
+        self._returned = time.perf_counter()
+
+    def count(self, frames: int, episodes: Iterable[Episode]) -> None:
+        """One more batch, of so many frames, and the episodes that ended in it."""
+        self.frames += frames
+        self.batches += 1
+        for episode in episodes:
+            self.episodes += 1
+            self._recent.append(episode)
+
+    @property
+    def episode_return(self) -> float | None:
+        """The mean return of the last 100 episodes, None before the first has ended."""
+        return mean(value for _, value, _ in self._recent)
+
+    def report(self) -> dict[str, Any]:
+        """Everything above, JSON-able."""
+        elapsed = 0.0 if self._started is None else time.perf_counter() - self._started
+        return {
+            "frames": self.frames,
+            "batches": self.batches,
+            "frames_per_second": self.frames / elapsed if elapsed else 0.0,
+            "episodes": self.episodes,
+            "episode_return": self.episode_return,
+            "episode_length": mean(float(length) for _, _, length in self._recent),
+            "seconds": {**self._seconds, "elapsed": elapsed},
+        }

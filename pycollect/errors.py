@@ -1,0 +1,25 @@
+"""Errors of workers, as the caller sees them."""
+
+from __future__ import annotations
+
+
+class WorkerError(RuntimeError):
+    """What happened in a worker.
+
+    It is the ``__cause__`` of an exception that an environment or a policy raised, and raised
+    itself where a worker died or where the exception's type cannot be rebuilt.
+
+    Attributes:
+        worker: the worker's id.
+        incarnation: how many workers of that id there were before it.
+        remote_traceback: the traceback in the worker, or what is known of its end.
+    """
+
+    def __init__(self, message: str, worker: int, incarnation: int, remote_traceback: str) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.incarnation = incarnation
+        self.remote_traceback = remote_traceback
+
+    def __reduce__(self) -> tuple[type[WorkerError], tuple[str, int, int, str]]:
+        return type(self), (str(self.args[0]), self.worker, self.incarnation, self.remote_traceback)

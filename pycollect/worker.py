@@ -1,0 +1,297 @@
+"""Worker: steps one EnvBatch with one policy and records one rollout when asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict.nn import InteractionType
+from tensordict.nn.probabilistic import set_interaction_type
+
+from pycollect._core import Placement, Recorder, RolloutHeader, Slab
+from pycollect.batch import BatchLeaves
+from pycollect.envs import make_env_batch
+from pycollect.envs.base import Arrays, EnvBatch
+from pycollect.generators import Generators
+from pycollect.layout import Key, dotted, torch_dtype
+from pycollect.policy import PolicyRunner, RandomRunner, make_policy_runner
+from pycollect.weights import Weights, load_weights, weights_from
+
+Runner = PolicyRunner | RandomRunner
+Episode = tuple[int, float, int]
+"""(env, return, length in frames) of an episode that ended."""
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker needs to know besides its environment and its policy.
+
+    Attributes:
+        frames: its share of a batch; each of P envs steps ``ceil(frames / P)`` times.
+        num_threads: torch threads while it collects; None leaves the caller's setting.
+    """
+
+    frames: int
+    autoreset_mode: Any = None
+    max_frames_per_traj: int = 0
+    reset_at_each_iter: bool = False
+    set_truncated: bool = False
+    exploration_type: InteractionType = InteractionType.RANDOM
+    track_policy_version: bool = False
+    num_threads: int | None = None
+
+
+@dataclass(frozen=True)
+class RolloutReport:
+    """What comes back beside the frames of a rollout.
+
+    Attributes:
+        seconds: how long the rollout took, wall time.
+        stepped: steps of single envs since the worker was made, best effort.
+    """
+
+    header: RolloutHeader
+    episodes: list[Episode]
+    seconds: float
+    stepped: int
+    slow_path: bool
+
+
+class Worker:
+    """One environment batch, one policy and one recorder.
+
+    Args:
+        index: the worker's id, which seeds and rollout headers carry.
+        entry: one entry of ``create_env_fn``.
+        env_kwargs: for the callables in it.
+        policy: in any of the accepted forms, None for random actions.
+        incarnation: how many workers of that id were there before.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        entry: Any,
+        env_kwargs: dict[str, Any] | None,
+        policy: Any,
+        options: WorkerOptions,
+        incarnation: int = 0,
+    ) -> None:
+        self.index = index
+        self.incarnation = incarnation
+        self.policy = policy
+        self._options = options
+        self._generators: Generators | None = None
+        self._sequence = 0
+        self._must_reset = False  # the last rollout was given up on the way
+        self._fresh = True  # all environments were reset and not stepped since
+        self.env = make_env_batch(entry, env_kwargs, options.autoreset_mode)
+        try:
+            self._build(self.env, options)
+        except BaseException:
+            self.env.close()
+            raise
+
+    def _build(self, env: EnvBatch, options: WorkerOptions) -> None:
+        if options.max_frames_per_traj and not env.can_reset:
+            raise ValueError(
+                "max_frames_per_traj: expected an environment whose sub-environments can be reset "
+                "one by one, but this vector environment does not honour reset_mask"
+            )
+        self._current = _current_tensors(env)
+        first = env.reset()
+        _fill(self._current, first)
+        with self._settings(), torch.no_grad():
+            self._runner: Runner = make_policy_runner(self.policy, env, self._current)
+        self._random = (
+            self._runner
+            if isinstance(self._runner, RandomRunner)
+            else RandomRunner(env, outputs=self._runner.outputs)
+        )
+        self.leaves = BatchLeaves(
+            observation=env.observation,
+            outputs=self._runner.outputs,
+            step_count=bool(options.max_frames_per_traj),
+            policy_version=options.track_policy_version,
+            mask=env.skips_after_done,
+        )
+        _check_actions(self.leaves, env)
+        self.steps = -(-options.frames // env.num_envs)
+        self.placement = Placement(self.leaves.layout(), 1, env.num_envs, self.steps)
+        self._recorder = self._make_recorder()
+        self._recorder.restart(first)
+        keys = [leaf.key for leaf in self._runner.outputs]
+        self._to_env = _action_taker([keys.index(leaf.key) for leaf in env.action])
+
+    def _make_recorder(self) -> Recorder:
+        env, options = self.env, self._options
+        live = set(self._runner.inputs)
+        return Recorder(
+            self.placement.layout,
+            [(leaf.key, self._current[leaf.key], leaf.key in live) for leaf in env.observation],
+            [leaf.key for leaf in self._runner.outputs],
+            envs=env.num_envs,
+            batched=env.batched,
+            max_frames_per_traj=options.max_frames_per_traj,
+            skips_after_done=env.skips_after_done,
+            set_truncated=options.set_truncated,
+        )
+
+    @property
+    def batch_shape(self) -> list[int]:
+        """[T] for one env, [P, T] for a batch."""
+        return [self.env.num_envs, self.steps] if self.env.batched else [self.steps]
+
+    def collect(
+        self, slab: Slab, row: int, policy_version: int, random: bool = False
+    ) -> RolloutReport:
+        """Record one rollout into that row of a slab.
+
+        An exception of the environment or the policy passes through; the rollout is lost then, and
+        the next one begins with a reset of all environments.
+
+        Args:
+            slab: of this worker's layout, P envs and T steps.
+            row: which worker's rows of it.
+            policy_version: recorded in the header and, if tracked, with each frame.
+            random: random actions instead of the policy's; its other outputs are zeros.
+        """
+        start = time.perf_counter()
+        runner = self._random if random else self._runner
+        try:
+            with self._settings(), torch.no_grad():
+                self._reset_if_due()
+                self._must_reset, self._fresh = True, False
+                self._recorder.begin(slab, row, policy_version)
+                runner.refresh(self.steps)
+                self._roll(runner.act)
+            header = self._recorder.finish(self.index, self.incarnation, self._sequence)
+        finally:
+            self._recorder.abandon()
+        self._must_reset = False
+        self._sequence += 1
+        seconds = time.perf_counter() - start
+        return RolloutReport(
+            header,
+            self._recorder.take_episodes(),
+            seconds,
+            self._recorder.frames,
+            runner.slow_path,
+        )
+
+    def _reset_if_due(self) -> None:
+        if self._must_reset or (self._options.reset_at_each_iter and not self._fresh):
+            self._recorder.restart(self.env.reset())
+
+    def _roll(self, act: Callable[[], tuple[torch.Tensor, ...]]) -> None:
+        env_step, reset_done = self.env.step, self.env.reset_done
+        record, record_reset = self._recorder.step, self._recorder.reset
+        done, to_env = self._recorder.done, self._to_env
+        for _ in range(self.steps):
+            outputs = act()
+            observation, reward, terminated, truncated = env_step(to_env(outputs))
+            if record(observation, reward, terminated, truncated, outputs):
+                record_reset(reset_done(done))
+
+    def set_seed(self, seeds: Sequence[int], root: int) -> None:
+        """Seed everything anew and reset all environments.
+
+        Args:
+            seeds: one per env.
+            root: random actions of env p come from ``SeedSequence(root, spawn_key=(worker, p))``,
+                everything that the policy draws from ``SeedSequence(root, spawn_key=(worker,))``.
+        """
+        self._generators = Generators(np.random.SeedSequence(root, spawn_key=(self.index,)))
+        self._random.rng = [
+            np.random.default_rng(np.random.SeedSequence(root, spawn_key=(self.index, p)))
+            for p in range(self.env.num_envs)
+        ]
+        with self._settings():
+            self._recorder.restart(self.env.reset(seeds))
+        self._must_reset, self._fresh = False, True
+
+    def load_weights(self, weights: Weights) -> None:
+        """Write new weights into the policy, in place."""
+        load_weights(weights_from(self.policy), weights)
+
+    def close(self) -> None:
+        """Close the environments. Idempotent."""
+        self.env.close()
+
+    @contextmanager
+    def _settings(self) -> Iterator[None]:
+        """The interaction type, thread count and random generators of this worker, for a while."""
+        generators: AbstractContextManager[None] = (
+            self._generators.active() if self._generators else nullcontext()
+        )
+        with ExitStack() as stack:
+            stack.enter_context(set_interaction_type(self._options.exploration_type))
+            stack.enter_context(generators)
+            stack.enter_context(_threads(self._options.num_threads))
+            yield
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if count is None or count == before:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
+    """Memory for the current observation, [*obs] for one env, [P, *obs] for a batch."""
+    batch = (env.num_envs,) if env.batched else ()
+    return {
+        leaf.key: torch.zeros((*batch, *leaf.shape), dtype=torch_dtype(leaf.dtype))
+        for leaf in env.observation
+    }
+
+
+def _fill(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
+    arrays = observation if isinstance(observation, tuple) else (observation,)
+    for tensor, array in zip(current.values(), arrays, strict=True):
+        tensor.copy_(torch.as_tensor(np.asarray(array)))
+
+
+def _check_actions(leaves: BatchLeaves, env: EnvBatch) -> None:
+    """The policy's actions have to be what the environment takes."""
+    outputs = {leaf.key: leaf for leaf in leaves.outputs}
+    for leaf in env.action:
+        if leaf.key not in outputs:
+            raise ValueError(
+                f"policy: expected an output {dotted(leaf.key)!r}, which is the environment's "
+                f"action; its outputs are {[dotted(key) for key in outputs]}"
+            )
+
+
+def _action_taker(places: Sequence[int]) -> Callable[[tuple[torch.Tensor, ...]], Arrays]:
+    """What turns the policy's outputs into the env's action, in memory that the env may keep.
+
+    A plan returns the same tensor every time, so its numpy view is made only once.
+    """
+    if len(places) > 1:
+        takers = [_action_taker([place]) for place in places]
+        return lambda outputs: tuple(take(outputs) for take in takers)
+    place = places[0]
+    last: torch.Tensor | None = None
+    view: Any = None
+
+    def take(outputs: tuple[torch.Tensor, ...]) -> Arrays:
+        nonlocal last, view
+        tensor = outputs[place]
+        if tensor is not last:
+            last, view = tensor, tensor.numpy()
+        return view.copy()
+
+    return take
