@@ -1,0 +1,145 @@
+"""What a policy may return, and what of it is recorded: checked once, at construction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from gymnasium import spaces
+
+from pycollect._core import Leaf
+from pycollect.envs.base import EnvBatch
+from pycollect.envs.spaces import RESERVED_KEYS
+from pycollect.layout import Key, dtype_name, torch_dtype
+from pycollect.policy.steps import IGNORED, show, show_all
+
+_RESERVED_ROOTS = RESERVED_KEYS - {"action"}
+
+
+def check_inputs(keys: Iterable[Key], env: EnvBatch) -> None:
+    """Check that the environment gives every key that the policy reads.
+
+    Raises NotImplementedError for `is_init`, ValueError that names what is not there.
+    """
+    have = {leaf.key for leaf in env.observation}
+    missing = [key for key in keys if key not in have]
+    if ("is_init",) in missing:
+        raise NotImplementedError("policy: the input 'is_init' is not supported yet")
+    if missing:
+        raise ValueError(
+            f"policy: it reads {show_all(missing)}, but the environment's observation has the "
+            f"key(s) {show_all(have)}"
+        )
+
+
+def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
+    """Check names only, before any call.
+
+    Raises NotImplementedError for recurrent outputs ("next", k), ValueError for keys that the
+    collector or the environment writes and for keys of which one lies inside another.
+    """
+    delivered = [key for key in keys if is_delivered(key)]
+    recurrent = [key for key in delivered if key[0] == "next" and len(key) > 1]
+    if recurrent:
+        raise NotImplementedError(
+            f"policy: the recurrent output(s) {show_all(recurrent)} are not supported yet"
+        )
+    observation = {leaf.key for leaf in env.observation}
+    taken = [key for key in delivered if key in observation or key[0] in _RESERVED_ROOTS]
+    if taken:
+        raise ValueError(
+            f"policy: the output key(s) {show_all(taken)} are written by the collector; "
+            "use other out_keys, or names that start with '_' for what only the policy reads"
+        )
+    everything = {*delivered, *observation}
+    for key in delivered:
+        parent = next((key[:n] for n in range(1, len(key)) if key[:n] in everything), None)
+        inner = next((k for k in observation if k[: len(key)] == key), None)
+        if parent or inner:
+            raise ValueError(
+                f"policy: the output key {show(key)} and the key {show(parent or inner or key)} "
+                "cannot both be in a batch, as one lies inside the other"
+            )
+
+
+def is_delivered(key: Key) -> bool:
+    """False for keys with a part that starts with '_': only the policy itself sees them."""
+    return key != IGNORED and not any(part.startswith("_") for part in key)
+
+
+def output_leaves(values: Mapping[Key, torch.Tensor], env: EnvBatch) -> tuple[Leaf, ...]:
+    """The leaves to record, in the order of `values`: what a first call of the policy returned.
+
+    An action's leaf is the environment's own. Raises ValueError naming the key, what was expected
+    and what came, for missing actions, wrong shapes, and dtypes that cannot be recorded.
+    """
+    missing = [leaf.key for leaf in env.action if leaf.key not in values]
+    if missing:
+        raise ValueError(
+            f"policy: it returns no {show_all(missing)}, which the environment needs; "
+            f"it returns {show_all(values)}"
+        )
+    actions = {leaf.key: leaf for leaf in env.action}
+    leaves = []
+    for key, tensor in values.items():
+        _check_kind(key, tensor)
+        if key in actions:
+            leaves.append(_action_leaf(actions[key], tensor, env))
+        else:
+            leaves.append(_leaf(key, tensor, env))
+    return tuple(leaves)
+
+
+def _check_kind(key: Key, tensor: torch.Tensor) -> None:
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"policy: {show(key)}: expected a dense tensor, but {tensor.layout} came")
+    if tensor.device.type != "cpu":
+        raise ValueError(
+            f"policy: {show(key)}: expected a tensor on the CPU, but one on {tensor.device} came"
+        )
+
+
+def _leaf(key: Key, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
+    shape = tuple(tensor.shape)
+    if env.batched and shape[:1] != (env.num_envs,):
+        raise ValueError(
+            f"policy: {show(key)}: expected the shape [{env.num_envs}, ...], one row per env, "
+            f"but {list(shape)} came"
+        )
+    try:
+        name = dtype_name(tensor.dtype)
+    except ValueError as error:
+        raise ValueError(f"policy: {show(key)}: {error}") from error
+    return Leaf(key, name, shape[1:] if env.batched else shape)
+
+
+def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
+    batch = (env.num_envs,) if env.batched else ()
+    expected, came = (*batch, *leaf.shape), tuple(tensor.shape)
+    space = _space_at(env.action_space, leaf.key)
+    if isinstance(space, spaces.Discrete) and came == (*batch, int(space.n)) != expected:
+        raise ValueError(
+            f"policy: {show(leaf.key)}: expected an index of shape {list(expected)} for "
+            f"{space}, but {list(came)} came; Gymnasium's Discrete does not take one-hot "
+            "actions, use argmax(-1)"
+        )
+    if came != expected:
+        raise ValueError(
+            f"policy: {show(leaf.key)}: expected the shape {list(expected)}, but {list(came)} came"
+        )
+    if tensor.is_complex() and not torch_dtype(leaf.dtype).is_complex:
+        raise ValueError(
+            f"policy: {show(leaf.key)}: expected {leaf.dtype}, but {tensor.dtype} came"
+        )
+    return leaf
+
+
+def _space_at(space: Any, key: Key) -> Any:
+    """The part of the action space that belongs to ("action", ...)."""
+    for part in key[1:]:
+        if isinstance(space, spaces.Tuple):
+            space = space[int(part)]
+        elif isinstance(space, spaces.Dict):
+            space = space[part]
+    return space

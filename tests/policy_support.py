@@ -1,0 +1,97 @@
+"""What the tests of policies share: environments that only have a shape, and oracles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from tensordict import TensorDict
+from tensordict.nn import InteractionType, set_interaction_type
+
+from pycollect.envs.base import EnvBatch
+from pycollect.envs.spaces import action_leaves, observation_leaves
+from pycollect.layout import Key, torch_dtype
+from pycollect.policy import PolicyRunner, make_policy_runner
+
+KINDS = tuple(InteractionType)
+
+
+class ShapeOnly(EnvBatch):
+    """An EnvBatch that is never stepped."""
+
+    def __init__(self, observation: gym.Space, action: gym.Space, num_envs: int | None) -> None:
+        self.num_envs = num_envs or 1
+        self.batched = num_envs is not None
+        self.observation = observation_leaves(observation)
+        self.action = action_leaves(action)
+        self.action_space = action
+
+    def reset(self, seeds: Any = None) -> Any:
+        raise AssertionError
+
+    step = reset_done = reset
+
+    def close(self) -> None:
+        pass
+
+
+def box(*shape: int, dtype: Any = np.float32) -> gym.spaces.Box:
+    return gym.spaces.Box(-1, 1, shape, dtype)
+
+
+def observation(env: EnvBatch, seed: int = 0) -> dict[Key, torch.Tensor]:
+    """A first observation: random numbers in the env's shapes and dtypes."""
+    generator = torch.Generator().manual_seed(seed)
+    lead = (env.num_envs,) if env.batched else ()
+    return {
+        leaf.key: (3 * torch.randn(*lead, *leaf.shape, generator=generator)).to(
+            torch_dtype(leaf.dtype)
+        )
+        for leaf in env.observation
+    }
+
+
+def make(policy: Any, env: EnvBatch, kind: Any = "random") -> tuple[Any, dict[Key, torch.Tensor]]:
+    current = observation(env)
+    with torch.no_grad(), set_interaction_type(kind):
+        runner = make_policy_runner(policy, env, current)
+        runner.refresh(8)
+    return runner, current
+
+
+def as_tensordict(current: Mapping[Key, torch.Tensor], env: EnvBatch) -> TensorDict:
+    batch = [env.num_envs] if env.batched else []
+    return TensorDict({key: value.clone() for key, value in current.items()}, batch_size=batch)
+
+
+def assert_same(a: torch.Tensor, b: torch.Tensor) -> None:
+    assert a.shape == b.shape
+    assert a.dtype == b.dtype
+    assert a.contiguous().numpy().tobytes() == b.contiguous().numpy().tobytes()
+
+
+def assert_follows(
+    runner: PolicyRunner,
+    current: Mapping[Key, torch.Tensor],
+    reference: Callable[[TensorDict], Any],
+    env: EnvBatch,
+    kind: Any = "random",
+    steps: int = 4,
+) -> None:
+    """The runner does what the policy does on a TensorDict, in bits and in random numbers drawn."""
+    with torch.no_grad(), set_interaction_type(kind):
+        for step in range(steps):
+            for key, value in observation(env, seed=step + 1).items():
+                current[key].copy_(value)
+            torch.manual_seed(step)
+            expected = reference(as_tensordict(current, env))
+            after = torch.get_rng_state()
+            torch.manual_seed(step)
+            came = runner.act()
+            assert torch.equal(torch.get_rng_state(), after), "another random stream"
+            for leaf, tensor in zip(runner.outputs, came, strict=True):
+                want = expected.get(leaf.key)
+                assert_same(tensor, want.to(torch_dtype(leaf.dtype)))

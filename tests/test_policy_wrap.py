@@ -1,0 +1,376 @@
+"""Policies over tensors: which observation goes to which parameter, and what comes back."""
+
+from __future__ import annotations
+
+import functools
+import random
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from policy_support import ShapeOnly, box, make, observation
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+from pycollect.policy import RandomRunner, make_policy_runner, named_weights
+
+PLAIN = ShapeOnly(box(3), box(1), None)
+BATCH = ShapeOnly(box(3), box(1), 4)
+TWO = ShapeOnly(gym.spaces.Dict({"position": box(2), "velocity": box(2)}), box(2), 4)
+NESTED = ShapeOnly(
+    gym.spaces.Dict({"camera": gym.spaces.Dict({"rgb": box(2)}), "speed": box(2)}), box(2), None
+)
+
+
+def act(runner):
+    with torch.no_grad():
+        return runner.act()
+
+
+def test_module_over_tensors():
+    lin = nn.Linear(3, 1)
+    for env, shape in ((PLAIN, (1,)), (BATCH, (4, 1))):
+        runner, current = make(lin, env)
+        assert [leaf.key for leaf in runner.outputs] == [("action",)]
+        assert runner.outputs[0].shape == (1,)
+        assert runner.inputs == (("observation",),)
+        assert not runner.slow_path
+        (action,) = act(runner)
+        assert action.shape == shape
+        assert torch.equal(action, lin(current[("observation",)]))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda position, velocity: position - velocity,
+        lambda velocity, position: position - velocity,
+        lambda x, y: x - y,
+        lambda *inputs: inputs[0] - inputs[1],
+        lambda *, position, velocity: position - velocity,
+        lambda **inputs: inputs["position"] - inputs["velocity"],
+        lambda position, velocity=None, unused=1.0: position - velocity,
+        functools.partial(lambda scale, x, y: scale * (x - y), 1.0),
+        torch.sub,
+    ],
+)
+def test_parameters_are_matched_by_name_or_by_position(policy):
+    runner, current = make(policy, TWO)
+    assert torch.equal(act(runner)[0], current[("position",)] - current[("velocity",)])
+
+
+def test_a_part_of_the_observation_by_name():
+    runner, current = make(lambda velocity: 2 * velocity, TWO)
+    assert runner.inputs == (("velocity",),)
+    assert torch.equal(act(runner)[0], 2 * current[("velocity",)])
+
+
+def test_nested_keys_by_joined_name():
+    runner, current = make(lambda camera_rgb: -camera_rgb, NESTED)
+    assert runner.inputs == (("camera", "rgb"),)
+    assert torch.equal(act(runner)[0], -current[("camera", "rgb")])
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (lambda x: x, ["x", "'position', 'velocity'", "neither by name nor by position"]),
+        (lambda x, y, z: x, ["x, y, z", "2 observation key"]),
+        (lambda: 0, ["none", "position"]),
+        (lambda position, speed: position, ["'speed'", "'position', 'velocity'"]),
+        (lambda x, y, *, speed: x, ["speed"]),
+    ],
+)
+def test_parameters_that_do_not_fit_are_named(policy, words):
+    with pytest.raises(ValueError, match="policy:") as error:
+        make(policy, TWO)
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def by_annotation(data: TensorDictBase) -> TensorDictBase:
+    return data.set("action", data["observation"][..., :1])
+
+
+class TakesTensorDict(nn.Module):
+    def forward(self, tensordict):
+        return by_annotation(tensordict)
+
+
+class HasKeys:
+    in_keys = ("observation",)
+    out_keys = ("action",)
+
+    def __call__(self, whatever):
+        return by_annotation(whatever)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        lambda td: by_annotation(td),
+        lambda tensordict: by_annotation(tensordict),
+        by_annotation,
+        TakesTensorDict(),
+        HasKeys(),
+    ],
+)
+@pytest.mark.parametrize("env", [PLAIN, BATCH])
+def test_callables_that_take_the_tensordict(policy, env):
+    runner, current = make(policy, env)
+    assert runner.slow_path
+    assert [leaf.key for leaf in runner.outputs] == [("action",)]
+    assert torch.equal(act(runner)[0], current[("observation",)][..., :1])
+
+
+def test_a_tensordict_has_the_batch_shape_and_fresh_tensors():
+    seen = []
+
+    def policy(td: TensorDict):
+        seen.append(td.copy())
+        return td.set("action", td["observation"][..., :1])
+
+    runner, current = make(policy, BATCH)
+    act(runner), act(runner)
+    assert [td.batch_size for td in seen] == [torch.Size([4])] * 3
+    pointers = {td["observation"].data_ptr() for td in seen}
+    assert len(pointers) == 3
+    assert current[("observation",)].data_ptr() not in pointers
+
+
+@pytest.mark.parametrize("returned", [None, torch.zeros(1)])
+def test_a_tensordict_policy_has_to_return_it(returned):
+    with pytest.raises(ValueError, match="expected the TensorDict back"):
+        make(lambda td: returned, PLAIN)
+
+
+def test_a_tensordict_policy_must_not_write_the_observation():
+    with pytest.raises(ValueError, match="'observation'"):
+        make(
+            lambda td: td.set("action", td["observation"][:1]).set(
+                "observation", td["observation"] + 1
+            ),
+            PLAIN,
+        )
+
+
+def test_a_tensordict_policy_that_changes_its_keys():
+    calls = []
+
+    def policy(td):
+        calls.append(1)
+        td["action"] = td["observation"][..., :1]
+        if len(calls) > 1:
+            td["surprise"] = td["action"]
+        return td
+
+    runner, _ = make(policy, PLAIN)
+    with pytest.raises(ValueError, match="'surprise'"):
+        act(runner)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        np.full(1, 0.5, np.float32),
+        [0.5],
+        {"action": torch.full((1,), 0.5)},
+        [torch.full((1,), 0.5)],
+    ],
+)
+def test_what_is_no_tensor_becomes_one(returned):
+    runner, _ = make(lambda x: returned, PLAIN)
+    assert torch.equal(act(runner)[0], torch.full((1,), 0.5))
+
+
+def test_several_actions():
+    space = gym.spaces.Dict({"go": gym.spaces.Discrete(3), "turn": box(2)})
+    env = ShapeOnly(box(3), space, 4)
+    runner, _ = make(lambda x: (torch.ones(4), torch.zeros(4, 2)), env)
+    assert [leaf.key for leaf in runner.outputs] == [("action", "go"), ("action", "turn")]
+    go, turn = act(runner)
+    assert go.dtype == torch.int64
+    assert go.shape == (4,)
+    assert turn.shape == (4, 2)
+    with pytest.raises(ValueError, match=r"expected 2 output.*'go'.*1 came"):
+        make(lambda x: torch.ones(4), env)
+    with pytest.raises(ValueError, match=r"no \('action', 'turn'\)"):
+        make(lambda x: {("action", "go"): torch.ones(4)}, env)
+
+
+def test_actions_get_the_dtype_of_the_space():
+    for env, out, dtype in (
+        (PLAIN, torch.zeros(1, dtype=torch.float64), torch.float32),
+        (ShapeOnly(box(3), gym.spaces.Discrete(2), None), torch.tensor(True), torch.int64),
+        (ShapeOnly(box(3), gym.spaces.MultiBinary(2), None), torch.ones(2), torch.int8),
+    ):
+        runner, _ = make(lambda x, out=out: out, env)
+        assert act(runner)[0].dtype == dtype
+        assert runner.outputs == env.action
+
+
+def test_a_cast_does_not_hide_another_dtype_later():
+    answers = [torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int32)]
+    runner, _ = make(lambda x: answers.pop(0), PLAIN)
+    with pytest.raises(ValueError, match=r"'action'.*float64.*int32"):
+        act(runner)
+
+
+@pytest.mark.parametrize(
+    ("action", "num_envs", "out", "words"),
+    [
+        (
+            gym.spaces.Discrete(3),
+            None,
+            torch.zeros(3),
+            ["'action'", "one-hot", "argmax", "[3] came"],
+        ),
+        (
+            gym.spaces.Discrete(3),
+            4,
+            torch.zeros(4, 3),
+            ["one-hot", "expected an index of shape [4]"],
+        ),
+        (gym.spaces.Discrete(3), 4, torch.zeros(4, 1), ["expected the shape [4]", "[4, 1] came"]),
+        (box(2), 4, torch.zeros(2), ["expected the shape [4, 2]", "[2] came"]),
+        (box(1), None, torch.zeros(()), ["expected the shape [1]", "[] came"]),
+        (box(1), None, torch.zeros(1, dtype=torch.complex64), ["float32", "complex64 came"]),
+        (box(1), None, torch.zeros(1).to_sparse(), ["dense", "sparse"]),
+        (box(1), None, torch.zeros(1, device="meta"), ["CPU", "meta came"]),
+        (box(1), None, "left", ["expected a tensor", "str came"]),
+        (box(1), None, (torch.zeros(1), torch.zeros(1)), ["expected 1 output", "2 came"]),
+    ],
+)
+def test_wrong_outputs_are_named(action, num_envs, out, words):
+    with pytest.raises(ValueError, match="policy:") as error:
+        make(lambda x: out, ShapeOnly(box(3), action, num_envs))
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_another_number_of_outputs_later():
+    answers = [torch.zeros(1), (torch.zeros(1), torch.zeros(1))]
+    runner, _ = make(lambda x: answers.pop(0), PLAIN)
+    with pytest.raises(ValueError, match="'action'"):
+        act(runner)
+
+
+@pytest.mark.parametrize("policy", [3, "policy", nn.Linear])
+def test_what_is_no_policy(policy):
+    with pytest.raises(TypeError, match="policy: expected"):
+        make(policy, PLAIN)
+
+
+def test_parameters_elsewhere():
+    with pytest.raises(NotImplementedError, match="'weight' is on meta"):
+        make(nn.Linear(3, 1, device="meta"), PLAIN)
+
+
+class Disturbing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(3, 1)
+        self.norm = nn.BatchNorm1d(3)
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("rebound", torch.zeros(()))
+        self.own = torch.Generator().manual_seed(5)
+        self.rng = np.random.default_rng(5)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        self.count += 1
+        self.rebound = self.rebound + 1
+        noise = torch.rand(1) + torch.rand(1, generator=self.own) + self.rng.random()
+        return self.lin(self.norm(x)) + noise + np.random.rand() + random.random()
+
+
+def test_construction_leaves_no_trace():
+    module = Disturbing()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    states = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    own, rng = module.own.get_state(), module.rng.bit_generator.state
+    runner, _ = make(module, BATCH)
+    assert module.calls == 1
+    assert module.training
+    assert all(torch.equal(v, before[k]) for k, v in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()
+    assert random.getstate() == states[2]
+    assert torch.equal(module.own.get_state(), own)
+    assert module.rng.bit_generator.state == rng
+    act(runner)
+    assert module.count == 1
+
+
+def test_training_mode_is_the_users():
+    module = nn.Sequential(nn.Linear(3, 1), nn.Dropout(0.5)).eval()
+    make(module, BATCH)
+    assert not module.training
+
+
+def test_opaque_modules_may_keep_what_they_are_given():
+    kept = []
+
+    def policy(x):
+        kept.append(x)
+        return x[..., :1]
+
+    runner, current = make(policy, BATCH)
+    for value in (1.0, 2.0):
+        current[("observation",)].fill_(value)
+        act(runner)
+    assert [float(x[0, 0]) for x in kept[1:]] == [1.0, 2.0]
+
+
+def test_an_output_that_is_a_parameter_can_be_recorded():
+    bias = nn.Parameter(torch.ones(1))
+    runner, _ = make(lambda x: bias, PLAIN)
+    assert not act(runner)[0].requires_grad
+
+
+def test_named_weights():
+    module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    weights = named_weights(module)
+    assert set(weights) == set(module.state_dict())
+    assert not any(w.requires_grad for w in weights.values())
+    weights["0.bias"].fill_(7)
+    assert (module[0].bias == 7).all()
+    assert named_weights(lambda x: module(x)) == {}
+    assert named_weights(None) == {}
+    with pytest.raises(ValueError, match="'weight'"):
+        named_weights(nn.LazyLinear(2))
+
+
+def test_lazy_modules_get_their_shapes_from_the_first_observation():
+    module = nn.LazyLinear(1)
+    runner, current = make(module, BATCH)
+    assert torch.equal(act(runner)[0], module(current[("observation",)]))
+    assert set(named_weights(module)) == {"weight", "bias"}
+
+
+@pytest.mark.parametrize("num_envs", [None, 1, 4])
+def test_random_actions(num_envs):
+    env = ShapeOnly(box(3), gym.spaces.Dict({"a": gym.spaces.Discrete(3), "b": box(2)}), num_envs)
+    runner = make_policy_runner(None, env, observation(env), np.random.default_rng(1))
+    assert isinstance(runner, RandomRunner)
+    assert runner.outputs == env.action
+    assert runner.inputs == ()
+    runner.refresh(3)
+    steps = [runner.act() for _ in range(5)]
+    lead = () if num_envs is None else (num_envs,)
+    assert all(a.shape == lead and b.shape == (*lead, 2) for a, b in steps)
+    assert len({b.data_ptr() for _, b in steps}) == 5
+    again = make_policy_runner(None, env, observation(env), np.random.default_rng(1))
+    again.refresh(3)
+    assert all(torch.equal(b, again.act()[1]) for _, b in steps)
+
+
+def test_random_actions_in_place_of_a_policy():
+    runner, _ = make(lambda x: torch.zeros(4, 1), BATCH)
+    extra = type(runner.outputs[0])(("value",), "float64", (2,))
+    stand_in = RandomRunner(BATCH, np.random.default_rng(0), (extra, *runner.outputs))
+    stand_in.refresh(2)
+    value, action = stand_in.act()
+    assert torch.equal(value, torch.zeros(4, 2, dtype=torch.float64))
+    assert action.shape == (4, 1)
+    assert action.abs().sum() > 0
