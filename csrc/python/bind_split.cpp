@@ -3,6 +3,7 @@
 
 #include "bindings.h"
 #include "interop.h"
+#include "pycollect/memory_pool.h"
 #include "pycollect/split.h"
 #include "pycollect/thread_pool.h"
 
@@ -53,9 +54,21 @@ void fill_mask(const SplitPlan& plan, py::handle target) {
   plan.mask(view);
 }
 
+void pad(const SplitPlan& plan, py::handle target, std::int64_t value) {
+  const TensorView view = borrow(target, "target", nullptr, true);
+  py::gil_scoped_release release;
+  plan.pad(view, value);
+}
+
 }  // namespace
 
 void bind_split(py::module_& module) {
+  py::class_<MemoryPool>(module, "MemoryPool", "Lends slabs of any placement, recycles memory.")
+      .def(py::init<std::int64_t, bool>(), py::arg("max_free"), py::arg("poison") = false)
+      .def("acquire", &MemoryPool::acquire, py::arg("placement"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("stats", &MemoryPool::stats);
+
   py::class_<SplitPlan>(module, "SplitPlan", "The trajectories of one batch, in row-major order.")
       .def(py::init(&make_plan), py::arg("done"), py::arg("ids") = py::none(),
            py::arg("mask") = py::none(), py::kw_only(), py::arg("batch_dims"))
@@ -73,7 +86,9 @@ void bind_split(py::module_& module) {
       .def("flat", &gather<&SplitPlan::flat>, py::arg("sources"), py::arg("targets"),
            "Each source [*batch, *frame] into its target [frames, *frame].")
       .def("mask", &fill_mask, py::arg("target"),
-           "True where a cell of bool [count, longest] is a frame.");
+           "True where a cell of bool [count, longest] is a frame.")
+      .def("pad", &pad, py::arg("target"), py::arg("value"),
+           "Set the padding of a leaf [count, longest, *frame] to another value than zero.");
 }
 
 }  // namespace pycollect::python

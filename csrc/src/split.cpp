@@ -286,11 +286,32 @@ void SplitPlan::mask(const TensorView& target) const {
         "target: expected bool of shape " + to_string(Dims{count(), longest_}) + ", got " +
         std::string(name_of(target.dtype)) + " of shape " + to_string(target.shape));
   }
+  zero(target);
+  constexpr std::byte yes{1};
+  const TensorView source{const_cast<std::byte*>(&yes), DType::boolean, Dims{1}, Dims{0}, Device{}};
+  const RunCopy run(from_dimension(target, 1), source);
   for (std::size_t i = 0; i < segments_.size(); ++i) {
-    std::byte* row = target.data + static_cast<std::int64_t>(i) * target.strides[0];
-    for (std::int64_t t = 0; t < longest_; ++t) {
-      row[t * target.strides[1]] = std::byte{t < segments_[i].length};
-    }
+    run(target.data + static_cast<std::int64_t>(i) * target.strides[0], &yes, segments_[i].length);
+  }
+}
+
+void SplitPlan::pad(const TensorView& target, std::int64_t value) const {
+  expect_on_host("target", target);
+  if (target.rank() < 2 || target.shape[0] != count() || target.shape[1] != longest_) {
+    throw std::invalid_argument("target: expected a shape that begins " +
+                                to_string(Dims{count(), longest_}) + ", got " +
+                                to_string(target.shape));
+  }
+  const TensorView tail = from_dimension(target, 1);
+  TensorView source = TensorView::contiguous(&value, DType::int64, tail.shape);
+  for (int i = 0; i < source.rank(); ++i) {
+    source.strides[i] = 0;
+  }
+  const RunCopy run(tail, source);
+  for (std::size_t i = 0; i < segments_.size(); ++i) {
+    const std::int64_t length = segments_[i].length;
+    run(target.data + static_cast<std::int64_t>(i) * target.strides[0] + length * target.strides[1],
+        source.data, longest_ - length);
   }
 }
 

@@ -55,6 +55,9 @@ class SplitPlan {
   // Which cells of the padded form hold a frame: bool [N, longest].
   void mask(const TensorView& target) const;
 
+  // Sets the padding of a padded leaf, [N, longest, *frame], to another value than zero.
+  void pad(const TensorView& target, std::int64_t value) const;
+
  private:
   class Gather;
 
