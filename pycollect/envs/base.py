@@ -1,0 +1,93 @@
+"""EnvBatch: any accepted environment seen as P envs with one reset and one step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from pycollect._core import Leaf
+
+Arrays: TypeAlias = Any
+"""The array itself where there is one leaf, else a tuple of arrays in the order of the leaves.
+
+Batched: `[P, *frame]` each. Not batched: `[*frame]`, and a leaf of shape () may be a Python scalar.
+"""
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+class EnvBatch(ABC):
+    """P environments that are stepped together; an episode's end never resets by itself.
+
+    Every kind of environment is brought to the same form: `step` gives the true successor of each
+    row, also at an episode's end, and `reset_done` then resets exactly the rows that it is told.
+    The only exception is `skips_after_done`, see there.
+
+    Returned arrays may be buffers that the environment writes again in its next call: copy at once.
+    Not thread-safe.
+
+    Attributes:
+        num_envs: P.
+        batched: False for one `gymnasium.Env` (batches [T]); True otherwise ([P, T], also P == 1).
+        observation: the leaves of one env's observation, in the space's order. The key is
+            ("observation",) for a plain space, else the Dict's keys, nested as there; a Tuple's
+            entries have the keys "0", "1", ...
+        action: the leaves of one env's action: ("action",), or ("action", k, ...) when nested.
+        action_space: the action space of one env.
+        skips_after_done: True for a vector env in NEXT_STEP mode that is not known to honour
+            `reset_mask`: it resets a finished row by itself in the step that follows, so that this
+            step of that row is a dummy (an uncollected cell). `reset_done` is not available then.
+        can_reset: whether single rows can be reset at any time (`max_frames_per_traj` needs it).
+    """
+
+    num_envs: int
+    batched: bool
+    observation: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    action_space: gymnasium.Space[Any]
+    skips_after_done: bool = False
+    can_reset: bool = True
+
+    @abstractmethod
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset every env, with one seed each (P of them), and return the observations.
+
+        Raises:
+            ValueError: the number of seeds is not P.
+        """
+
+    @abstractmethod
+    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
+        """Step every env; return (true next observation, reward, terminated, truncated).
+
+        `action` has the dtypes of `self.action` and belongs to the env from then on. Reward and
+        flags are scalars where the env is not batched, else arrays [P].
+        """
+
+    @abstractmethod
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """Reset exactly the envs where `done` (bool [P]) is set; only their rows mean anything.
+
+        To be called after `step` and before the next one, for every env that ended there and for
+        those that the collector itself wants to cut (where `can_reset` says so).
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the envs. Idempotent; errors of an env that is already broken are swallowed."""
+
+
+def check_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
+    """Return `seeds` as Python ints, as Gymnasium asks for.
+
+    Raises:
+        ValueError: there are not `num_envs` of them.
+    """
+    if len(seeds) != num_envs:
+        raise ValueError(f"seeds: expected one per env ({num_envs}), got {len(seeds)}")
+    return [int(seed) for seed in seeds]

@@ -1,0 +1,106 @@
+"""A list of env callables as a batch of P envs, stepped one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from .base import Arrays, BoolArray, EnvBatch, check_seeds
+from .single import close_quietly, make_act, make_observe
+from .spaces import Array, action_leaves, observation_leaves
+
+
+class CallablesEnv(EnvBatch):
+    """P single envs in this process; the observations [P, *frame] are one buffer, written again.
+
+    Args:
+        envs: the envs, of equal action spaces and equal observation leaves.
+
+    Raises:
+        ValueError: no env, or one whose spaces differ from the first one's; unsupported spaces.
+        NotImplementedError: unsupported spaces.
+    """
+
+    def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+        if not envs:
+            raise ValueError("create_env_fn: expected at least one env callable, got an empty list")
+        first = envs[0]
+        self.num_envs = len(envs)
+        self.batched = True
+        self.observation = observation_leaves(first.observation_space)
+        self.action = action_leaves(first.action_space)
+        self.action_space = first.action_space
+        self._check_equal_spaces(envs)
+        self._envs = list(envs)
+        self._steps = [env.step for env in envs]
+        self._to_action = make_act(first.action_space)
+        self._observe = [
+            make_observe(env.observation_space, f"env {i}") for i, env in enumerate(envs)
+        ]
+        self._buffers = tuple(
+            np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.observation
+        )
+        self._closed = False
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset every env, with one seed each, and return the observations [P, *frame]."""
+        each: Sequence[int | None] = [None] * self.num_envs
+        if seeds is not None:
+            each = check_seeds(seeds, self.num_envs)
+        for i, (env, seed) in enumerate(zip(self._envs, each, strict=True)):
+            self._store(i, env.reset(seed=seed)[0])
+        return self._arrays()
+
+    def step(self, action: Arrays) -> tuple[Arrays, Array, BoolArray, BoolArray]:
+        """Step every env; reward float64 [P], flags bool [P]."""
+        reward = np.empty(self.num_envs, np.float64)
+        terminated = np.empty(self.num_envs, np.bool_)
+        truncated = np.empty(self.num_envs, np.bool_)
+        single = len(self.action) == 1
+        for i, step in enumerate(self._steps):
+            # The ellipsis keeps a scalar Box action an array, as its space has it.
+            row = action[i, ...] if single else [leaf[i, ...] for leaf in action]
+            observation, reward[i], terminated[i], truncated[i], _ = step(self._to_action(row))
+            self._store(i, observation)
+        return self._arrays(), reward, terminated, truncated
+
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """Reset the envs where `done` (bool [P]) is set; the other rows stay as they were."""
+        for i in np.flatnonzero(done):
+            self._store(i, self._envs[i].reset()[0])
+        return self._arrays()
+
+    def close(self) -> None:
+        """Close the envs; see `EnvBatch.close`."""
+        if not self._closed:
+            self._closed = True
+            for env in self._envs:
+                close_quietly(env)
+
+    def _store(self, i: Any, observation: Any) -> None:
+        value = self._observe[i](observation)
+        if len(self._buffers) == 1:
+            self._buffers[0][i] = value
+            return
+        for buffer, leaf in zip(self._buffers, value, strict=True):
+            buffer[i] = leaf
+
+    def _arrays(self) -> Arrays:
+        return self._buffers[0] if len(self._buffers) == 1 else self._buffers
+
+    def _check_equal_spaces(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+        for i, env in enumerate(envs):
+            if observation_leaves(env.observation_space) != self.observation:
+                raise ValueError(
+                    "create_env_fn: expected the envs of one list to have observations of the same "
+                    f"keys, dtypes and shapes, got {envs[0].observation_space} from env 0 and "
+                    f"{env.observation_space} from env {i}"
+                )
+            if env.action_space != self.action_space:
+                raise ValueError(
+                    "create_env_fn: expected the envs of one list to have equal action spaces, got "
+                    f"{self.action_space} from env 0 and {env.action_space} from env {i}"
+                )

@@ -1,0 +1,150 @@
+"""Random actions for a whole rollout at once, from numpy generators of one's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+from gymnasium import spaces
+
+from .base import BoolArray
+from .spaces import Array, Space, leaf_spaces
+
+Draw: TypeAlias = Callable[[tuple[int, ...], np.random.Generator], Array]
+
+
+class ActionSampler:
+    """Draws actions with the distribution of the space's own `sample()`, many at a time.
+
+    Drawing one by one with `Box.sample()` costs more than a small policy. The space's own generator
+    is not touched. Stateless: all randomness comes from the generators that are passed.
+
+    Args:
+        action_space: the action space of one env.
+        num_envs: P.
+        batched: whether actions have the dimension P.
+
+    Attributes:
+        leaves: the leaves of an action, in the order of the arrays that `draw` returns.
+
+    Raises:
+        ValueError, NotImplementedError: a space that is not supported, see `leaf_spaces`.
+    """
+
+    def __init__(self, action_space: Space, num_envs: int, batched: bool) -> None:
+        pairs = leaf_spaces(action_space, ("action",), "action_space")
+        self.leaves = tuple(leaf for leaf, _ in pairs)
+        self._draws = [_make_draw(space) for _, space in pairs]
+        self._num_envs = num_envs
+        self._batched = batched
+
+    def draw(
+        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
+    ) -> tuple[Array, ...]:
+        """Return the actions of `steps` steps, one array per leaf, in the leaf's dtype.
+
+        Args:
+            steps: T, the number of steps.
+            rng: one generator for all envs, or one for each of the P envs; then the actions of an
+                env depend on its own generator alone.
+
+        Returns:
+            Arrays [T, P, *action], or [T, *action] where the env is not batched; newly allocated.
+
+        Raises:
+            ValueError: the number of generators is not P.
+        """
+        if isinstance(rng, np.random.Generator):
+            lead = (steps, self._num_envs) if self._batched else (steps,)
+            return tuple(draw(lead, rng) for draw in self._draws)
+        if len(rng) != self._num_envs:
+            raise ValueError(f"rng: expected one per env ({self._num_envs}), got {len(rng)}")
+        columns = [[draw((steps,), own) for draw in self._draws] for own in rng]
+        if not self._batched:
+            return tuple(columns[0])
+        return tuple(np.stack(leaf, axis=1) for leaf in zip(*columns, strict=True))
+
+
+def _make_draw(space: Space) -> Draw:
+    if isinstance(space, spaces.Box):
+        return _draw_box(space)
+    if isinstance(space, spaces.Discrete):
+        return _draw_integers(space.start, space.start + space.n - 1, (), _dtype(space))
+    if isinstance(space, spaces.MultiDiscrete):
+        high = space.start + (space.nvec - 1)
+        return _draw_integers(space.start, high, space.nvec.shape, _dtype(space))
+    return _draw_integers(0, 1, cast("tuple[int, ...]", space.shape), _dtype(space))
+
+
+def _dtype(space: Space) -> np.dtype[Any]:
+    return np.dtype(space.dtype)
+
+
+def _draw_integers(low: Any, high: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Draw:
+    """Uniform over the integers from low to high, both included."""
+    wide = np.uint64 if dtype.kind == "u" else np.int64
+
+    def draw(lead: tuple[int, ...], rng: np.random.Generator) -> Array:
+        values = rng.integers(low, high, size=lead + shape, dtype=wide, endpoint=True)
+        return np.asarray(values).astype(dtype, copy=False)
+
+    return draw
+
+
+def _draw_box(space: spaces.Box) -> Draw:
+    dtype = _dtype(space)
+    below = np.asarray(space.bounded_below)
+    above = np.asarray(space.bounded_above)
+    if (below & above).all():
+        if dtype.kind == "f":
+            return _draw_uniform(space.low, space.high, dtype)
+        wide = np.uint64 if dtype.kind == "u" else np.int64
+        return _draw_integers(space.low.astype(wide), space.high.astype(wide), space.shape, dtype)
+    return _draw_mixed(space, below, above, dtype)
+
+
+def _draw_uniform(low: Array, high: Array, dtype: np.dtype[Any]) -> Draw:
+    wide_low, wide_high = low.astype(np.float64), high.astype(np.float64)
+
+    def draw(lead: tuple[int, ...], rng: np.random.Generator) -> Array:
+        u = rng.random(lead + low.shape)
+        # Weighted ends rather than low + (high - low) * u: the difference can overflow.
+        values = np.asarray(wide_low * (1.0 - u) + wide_high * u)
+        return np.clip(values, wide_low, wide_high).astype(dtype)
+
+    return draw
+
+
+def _draw_mixed(
+    space: spaces.Box, below: BoolArray, above: BoolArray, dtype: np.dtype[Any]
+) -> Draw:
+    """Boxes that are open somewhere: each coordinate by its own kind of interval."""
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if dtype.kind != "f":
+        high = high + 1.0  # so that the floor below reaches the upper bound
+    only_low, only_high, both = below & ~above, ~below & above, below & above
+
+    def draw(lead: tuple[int, ...], rng: np.random.Generator) -> Array:
+        values = rng.standard_normal((*lead, *space.shape))
+        values[..., only_low] = low[only_low] + rng.exponential(size=(*lead, int(only_low.sum())))
+        values[..., only_high] = high[only_high] - rng.exponential(
+            size=(*lead, int(only_high.sum()))
+        )
+        u = rng.random((*lead, int(both.sum())))
+        values[..., both] = low[both] * (1.0 - u) + high[both] * u
+        if dtype.kind != "f":
+            values = np.floor(values)
+        return _clip_and_cast(values, space, dtype)
+
+    return draw
+
+
+def _clip_and_cast(values: Array, space: spaces.Box, dtype: np.dtype[Any]) -> Array:
+    if dtype.kind == "f":
+        return values.astype(dtype)
+    # float64 cannot hold the ends of 64-bit integers: clip in the integers' own arithmetic.
+    limit = np.iinfo(dtype)
+    low, high = max(float(limit.min), -(2.0**62)), min(float(limit.max), 2.0**62)
+    inside: Array = np.clip(values, low, high).astype(dtype)
+    return inside.clip(space.low, space.high)

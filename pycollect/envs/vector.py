@@ -1,0 +1,273 @@
+"""Vector envs (`gymnasium.vector` and what has its interface) as batches of P envs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from .base import Arrays, BoolArray, EnvBatch
+from .probe import Finding, probe_keeps_rows, probe_resumes
+from .spaces import Array, conform, make_flatten
+from .vector_api import (
+    Autoreset,
+    Leaves,
+    VectorApi,
+    parse_autoreset,
+    rows_differ,
+    told_autoreset,
+)
+
+
+def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:
+    """Return the EnvBatch of a vector env, for the mode in which it resets rows that ended.
+
+    A bare SyncVectorEnv is switched to DISABLED. Under wrappers it is not, since they may go by the
+    mode that it had when they were made; a masked reset right after the end does the same there.
+    Other envs are probed, for some steps from an own generator, and are freshly reset afterwards.
+
+    Args:
+        env: the vector env; it belongs to the EnvBatch from now on.
+        autoreset_mode: the mode of an env that does not tell its own: Gymnasium's enum, or a name.
+
+    Raises:
+        ValueError: the mode is neither told nor given, or given and told differently; an env in
+            DISABLED mode that ignores `reset_mask`; spaces or sizes that are not supported.
+        NotImplementedError: spaces that are not supported yet.
+    """
+    mode = _read_mode(env, autoreset_mode)
+    api = VectorApi(env)
+    if _switch_to_disabled(env):
+        return VectorEnvBatch(api)
+    if mode is Autoreset.NEXT_STEP:
+        return VectorEnvBatch(api, skips_after_done=not _resets_rows_after_done(api))
+    known = _is_known(env)
+    keeps = _probe(api)
+    if mode is Autoreset.SAME_STEP:
+        can_reset = keeps is Finding.SHOWN or (known and keeps is Finding.UNSHOWN)
+        return SameStepEnvBatch(api, can_reset=can_reset)
+    if keeps is Finding.VIOLATED:
+        raise ValueError(
+            f"create_env_fn: expected a vector env in autoreset mode DISABLED to honour "
+            f"options={{'reset_mask': ...}}, got {env}, which resets other rows too (or raises)"
+        )
+    return VectorEnvBatch(api)
+
+
+def _read_mode(env: Any, given: Any) -> Autoreset:
+    told, asked = told_autoreset(env), parse_autoreset(given, "autoreset_mode")
+    if told is None and asked is None:
+        raise ValueError(
+            f"autoreset_mode: {env} does not tell how it resets (metadata['autoreset_mode']), and "
+            "that is not guessed: expected NEXT_STEP, SAME_STEP or DISABLED, got None"
+        )
+    if told is not None and asked is not None and told is not asked:
+        raise ValueError(
+            f"autoreset_mode: expected {told.name}, which {env} tells in its metadata, or None, "
+            f"got {asked.name}"
+        )
+    return told or asked  # type: ignore[return-value]
+
+
+def _switch_to_disabled(env: Any) -> bool:
+    """Switch a bare SyncVectorEnv to DISABLED; False for every other env."""
+    kind = type(env)
+    if not isinstance(env, SyncVectorEnv) or not hasattr(env, "autoreset_mode"):
+        return False
+    if kind.step is not SyncVectorEnv.step or kind.reset is not SyncVectorEnv.reset:
+        return False
+    env.autoreset_mode = type(env.autoreset_mode)["DISABLED"]
+    return True
+
+
+def _is_known(env: Any) -> bool:
+    """Whether the env's own code is known to honour masks, also right after an episode's end.
+
+    The probe is asked all the same; this decides only where it could not show anything.
+    """
+    kind = type(env)
+    if kind is AsyncVectorEnv:
+        # Without shared memory its worker goes on to reset by itself after a reset.
+        return bool(env.shared_memory) and env.worker is None
+    if (kind.__module__, kind.__name__) == ("ale_py.vector_env", "AtariVectorEnv"):
+        return True
+    return any(base.__module__.partition(".")[0] == "envpool" for base in kind.__mro__)
+
+
+def _resets_rows_after_done(api: VectorApi) -> bool:
+    """Whether a NEXT_STEP env can be reset by mask right after the step that ended an episode."""
+    base = getattr(api.env, "unwrapped", api.env)
+    keeps = probe_keeps_rows(api)
+    if _is_known(base) and keeps is not Finding.VIOLATED:
+        resets = keeps is Finding.SHOWN or base is api.env
+    else:
+        resets = keeps is Finding.SHOWN and probe_resumes(api) is Finding.SHOWN
+        api.reset_clears = resets or probe_resumes(api, whole=True) is Finding.SHOWN
+    api.reset()
+    return resets
+
+
+def _probe(api: VectorApi) -> Finding:
+    keeps = probe_keeps_rows(api)
+    api.reset()
+    return keeps
+
+
+class VectorEnvBatch(EnvBatch):
+    """A vector env whose finished rows are reset by mask, or which `skips_after_done`.
+
+    Args:
+        api: the env.
+        skips_after_done: whether it resets rows by itself, in the step after their end.
+    """
+
+    def __init__(self, api: VectorApi, *, skips_after_done: bool = False) -> None:
+        self.num_envs = api.num_envs
+        self.batched = True
+        self.observation = api.observation
+        self.action = api.action
+        self.action_space = api.action_space
+        self.skips_after_done = skips_after_done
+        self.can_reset = not skips_after_done
+        self._api = api
+        self._single = len(self.observation) == 1
+        self._one_action = len(self.action) == 1
+        self._closed = False
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset all rows; see `EnvBatch.reset`.
+
+        An env that takes one int only (CartPoleVectorEnv) is given the first seed; EnvPool takes
+        none after its construction, and warns about it.
+        """
+        return self._arrays(self._api.reset(seeds))
+
+    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
+        """Step all rows; reward float [P], flags bool [P]."""
+        leaves = (action,) if self._one_action else action
+        observation, reward, terminated, truncated, _ = self._api.step(leaves)
+        return self._arrays(observation), reward, terminated, truncated
+
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """Reset the rows where `done` is set.
+
+        Raises:
+            RuntimeError: the env `skips_after_done`.
+        """
+        if self.skips_after_done:
+            raise RuntimeError("reset_done: this vector env does not reset single rows")
+        return self._arrays(self._api.reset_rows(done))
+
+    def close(self) -> None:
+        """Close the env; see `EnvBatch.close`."""
+        if not self._closed:
+            self._closed = True
+            self._api.close()
+
+    def _arrays(self, leaves: Leaves) -> Arrays:
+        return leaves[0] if self._single else leaves
+
+
+class SameStepEnvBatch(VectorEnvBatch):
+    """A vector env in SAME_STEP mode: it has reset the rows that ended before `step` returns.
+
+    `step` returns the terminal observation of those rows (`info["final_obs"]`), `reset_done` the
+    reset observation that the env gave in its place.
+
+    Args:
+        api: the env.
+        can_reset: whether it honours `reset_mask`, so that other rows can be reset too.
+    """
+
+    def __init__(self, api: VectorApi, *, can_reset: bool) -> None:
+        super().__init__(api)
+        self.can_reset = can_reset
+        self._flatten = make_flatten(api.observation_space)
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._after: Leaves = ()
+        self._watch_final = True
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset all rows; see `VectorEnvBatch.reset`."""
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        return super().reset(seeds)
+
+    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
+        """Step all rows; reward float [P], flags bool [P].
+
+        Raises:
+            ValueError: an episode ended, and `info` has no terminal observation for it.
+        """
+        leaves = (action,) if self._one_action else action
+        observation, reward, terminated, truncated, info = self._api.step(leaves)
+        self._after = observation
+        self._ended = terminated | truncated
+        if self._ended.any():
+            observation = self._true_next(observation, info)
+        return self._arrays(observation), reward, terminated, truncated
+
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """Return the reset observations; resets those rows of `done` that the env has not.
+
+        Raises:
+            RuntimeError: there are such rows, and not `can_reset`.
+        """
+        rest = done & ~self._ended
+        if not rest.any():
+            return self._arrays(self._after)
+        if not self.can_reset:
+            raise RuntimeError("reset_done: this vector env does not reset single rows")
+        merged = tuple(np.array(leaf) for leaf in self._after)
+        for leaf, fresh in zip(merged, self._api.reset_rows(rest), strict=True):
+            leaf[rest] = fresh[rest]
+        self._after = merged
+        return self._arrays(merged)
+
+    def _true_next(self, observation: Leaves, info: Any) -> Leaves:
+        final = info.get("final_obs", info.get("final_observation"))
+        if final is None:
+            raise ValueError(
+                f"autoreset_mode: expected info['final_obs'] from {self._api.env} in SAME_STEP "
+                f"mode where an episode ends, got the keys {list(info)}"
+            )
+        rows = np.flatnonzero(self._ended)
+        result = tuple(np.array(leaf) for leaf in observation)
+        for leaf, out, values in zip(
+            self.observation, result, self._final_leaves(final, rows), strict=True
+        ):
+            for row, value in zip(rows, values, strict=True):
+                out[row] = conform(value, leaf, leaf.shape, f"env {row}")
+        if self._watch_final:
+            self._check_overwritten(observation, result, rows)
+        return result
+
+    def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
+        """Return, for each leaf, the terminal values of `rows`.
+
+        `final` is an array of P objects, each one env's observation, or one batched observation.
+        """
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            by_row = [self._flatten(final[row]) for row in rows]
+            return list(zip(*by_row, strict=True))
+        return [np.asarray(leaf)[rows] for leaf in self._flatten(final)]
+
+    def _check_overwritten(self, reset: Leaves, final: Leaves, rows: Array) -> None:
+        """Warn once if the terminal observation is the reset one, before any that was not.
+
+        Gymnasium 1.4.0 keeps a reference to the env's observation: where the env writes the next
+        one into the same memory, the terminal one is lost before it arrives here.
+        """
+        self._watch_final = False
+        if not rows_differ(final, reset)[rows].any():
+            warnings.warn(
+                f"{self._api.env} in SAME_STEP mode gave a terminal observation (final_obs) that "
+                "equals the reset observation after it. If the env reuses its observation buffer, "
+                "the terminal observation is lost in the vector env and ('next', observation) is "
+                "wrong at each episode's end: use NEXT_STEP or DISABLED, or return a copy from the "
+                "env",
+                UserWarning,
+                stacklevel=3,
+            )

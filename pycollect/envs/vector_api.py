@@ -1,0 +1,289 @@
+"""The interface of vector envs, and the small differences between those that have it."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import warnings
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import error, spaces
+from gymnasium.vector import VectorEnv
+
+from .base import BoolArray, check_seeds
+from .random_actions import ActionSampler
+from .single import close_quietly
+from .spaces import (
+    Array,
+    action_leaves,
+    conform,
+    make_flatten,
+    make_unflatten,
+    observation_leaves,
+)
+
+Leaves: TypeAlias = tuple[Array, ...]
+
+_CLOSE_SECONDS = 5.0
+_SETTLE_STEPS = 256
+_REWARD_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+_FLAG_DTYPES = (np.dtype(np.bool_),)
+
+
+class Autoreset(enum.Enum):
+    """What a vector env does with a row that ended; Gymnasium's AutoresetMode, by name."""
+
+    NEXT_STEP = "nextstep"
+    SAME_STEP = "samestep"
+    DISABLED = "disabled"
+
+
+def parse_autoreset(value: Any, argument: str) -> Autoreset | None:
+    """Return the mode that `value` names: None, Gymnasium's enum, or its name or value, any case.
+
+    Raises:
+        ValueError: none of these; the text names `argument`.
+    """
+    if value is None:
+        return None
+    text = value.name if isinstance(value, enum.Enum) else value
+    if isinstance(text, str):
+        with contextlib.suppress(ValueError):
+            return Autoreset(text.replace("_", "").replace("-", "").lower())
+    raise ValueError(
+        f"{argument}: expected NEXT_STEP, SAME_STEP or DISABLED (a gymnasium.vector.AutoresetMode "
+        f"or its name), got {value!r}"
+    )
+
+
+def is_vector_env(env: Any) -> bool:
+    """Whether `env` has the interface of a vector env (it may be a `gymnasium.Env` too)."""
+    if isinstance(env, VectorEnv):
+        return True
+    if not (hasattr(env, "reset") and hasattr(env, "step")):
+        return False
+    return (hasattr(env, "num_envs") and hasattr(env, "single_action_space")) or _is_old_envpool(
+        env
+    )
+
+
+def _is_old_envpool(env: Any) -> bool:
+    """EnvPool before it took Gymnasium's vector interface: `len()`, `config`, `reset(env_id)`."""
+    return hasattr(env, "all_env_ids") and isinstance(getattr(env, "config", None), dict)
+
+
+def told_autoreset(env: Any) -> Autoreset | None:
+    """Return the mode that the env tells, None if it does not.
+
+    The attribute `autoreset_mode` goes before `metadata`: it is what the env acts by. The dict
+    that all subclasses of VectorEnv share is not looked at, since ale_py writes the mode of the
+    AtariVectorEnv that was made last into it.
+    """
+    base = getattr(env, "unwrapped", env)
+    metadata = getattr(env, "metadata", None)
+    shared = metadata is VectorEnv.metadata
+    from_metadata = None if shared or not metadata else metadata.get("autoreset_mode")
+    for value in (getattr(env, "autoreset_mode", None), from_metadata):
+        if value is not None:
+            return parse_autoreset(value, f"metadata['autoreset_mode'] of {env}")
+    return parse_autoreset(getattr(base, "autoreset_mode", None), f"autoreset_mode of {env}")
+
+
+class VectorApi:
+    """A vector env with one way to seed, to step and to reset some rows, whatever its flavour.
+
+    Observations are tuples of arrays [P, *frame] in leaf order, in the dtypes that the space
+    declares; they may be the env's own buffers.
+
+    Attributes:
+        env: the vector env.
+        returns_only_reset_rows: whether a masked reset returned no other rows (as EnvPool does).
+        reset_clears: whether the step after a reset of all rows is a real one in every row, also
+            where an episode had just ended. Where it is not (AsyncVectorEnv without shared memory
+            in NEXT_STEP mode), `reset` first steps on until no row has just ended.
+
+    Raises:
+        ValueError: `num_envs` is not positive, the env steps only a part of its rows at a time
+            (`batch_size`), or a space is not supported.
+        NotImplementedError: a space that is not supported yet.
+    """
+
+    def __init__(self, env: Any) -> None:
+        old_envpool = not hasattr(env, "num_envs")
+        self.env = env
+        self.num_envs = int(len(env) if old_envpool else env.num_envs)
+        self._check_sizes()
+        self.observation_space = (
+            env.observation_space if old_envpool else env.single_observation_space
+        )
+        self.action_space = env.action_space if old_envpool else env.single_action_space
+        self.observation = observation_leaves(self.observation_space)
+        self.action = action_leaves(self.action_space)
+        self.returns_only_reset_rows = False
+        self.reset_clears = True
+        self._ended = np.zeros(self.num_envs, np.bool_)
+        self._takes_env_ids = old_envpool
+        self._flatten = make_flatten(self.observation_space)
+        self._unflatten = make_unflatten(self.action_space)
+        self._plain_action = not isinstance(self.action_space, spaces.Dict | spaces.Tuple)
+        self._dtypes = tuple(np.dtype(leaf.dtype) for leaf in self.observation)
+        self._row_shape = (self.num_envs,)
+        self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
+        self._seed_form: int | None = None
+
+    def _check_sizes(self) -> None:
+        if self.num_envs < 1:
+            raise ValueError(f"create_env_fn: expected num_envs of at least 1, got {self.env}")
+        config = getattr(self.env, "config", None)
+        batch_size = config.get("batch_size") if isinstance(config, dict) else None
+        if batch_size is None:
+            batch_size = getattr(getattr(self.env, "unwrapped", self.env), "batch_size", None)
+        if isinstance(batch_size, int) and batch_size not in (0, self.num_envs):
+            raise ValueError(
+                "create_env_fn: expected a vector env that steps all of its envs at once, got "
+                f"batch_size={batch_size} with num_envs={self.num_envs}; leave batch_size out"
+            )
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Leaves:
+        """Reset all rows; with `seeds` (P of them), each row by its own where the env can."""
+        if not self.reset_clears:
+            self._settle()
+        if seeds is None or self._takes_env_ids:
+            observation, _ = self.env.reset()
+        else:
+            observation, _ = self._seeded_reset(check_seeds(seeds, self.num_envs))
+        return self._leaves(observation)
+
+    def _settle(self) -> None:
+        sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
+        rng = np.random.default_rng(0)
+        for _ in range(_SETTLE_STEPS):
+            if not self._ended.any():
+                return
+            self.step(tuple(leaf[0] for leaf in sampler.draw(1, rng)))
+        warnings.warn(
+            f"{self.env} may swallow the first step of some rows after this reset: episodes ended "
+            f"in each of the {_SETTLE_STEPS} steps before it. Use AsyncVectorEnv with "
+            "shared_memory=True, or the autoreset mode DISABLED",
+            UserWarning,
+            stacklevel=3,
+        )
+
+    def _seeded_reset(self, seeds: list[int]) -> Any:
+        # Gymnasium's vector envs take a list, ALE's an array of int32, CartPoleVectorEnv one int.
+        forms = (seeds, np.array(seeds, np.uint64).astype(np.int64) & 0x7FFFFFFF, seeds[0])
+        if self._seed_form is not None:
+            return self.env.reset(seed=forms[self._seed_form])
+        for number, form in enumerate(forms):
+            try:
+                result = self.env.reset(seed=form)
+            except (TypeError, ValueError, AssertionError, error.Error):
+                if number == len(forms) - 1:
+                    raise
+            else:
+                self._seed_form = number
+                return result
+        raise AssertionError("unreachable")
+
+    def reset_rows(self, mask: BoolArray) -> Leaves:
+        """Reset the rows where `mask` (bool [P]) is set; only they mean anything in the result.
+
+        Where the env honours the mask and returns all rows, the others keep what they were.
+
+        Raises:
+            ValueError: the env returned neither all rows nor exactly those that were asked for.
+        """
+        if mask.all():
+            return self.reset()  # the same by definition, and right where masks are ignored
+        if self._takes_env_ids:
+            observation, info = self.env.reset(np.flatnonzero(mask).astype(np.int32))
+        else:
+            # A new dict each time, since envs take the key out of it.
+            observation, info = self.env.reset(options={"reset_mask": mask.copy()})
+        leaves = self._flatten(observation)
+        rows = np.flatnonzero(mask)
+        if len(leaves[0]) == len(rows):
+            return self._scatter(leaves, rows, info)
+        return self._conform(leaves)
+
+    def _scatter(self, leaves: tuple[Any, ...], rows: Array, info: Any) -> Leaves:
+        """EnvPool returns the rows that were reset, and no others: put them at their places."""
+        self.returns_only_reset_rows = True
+        ids = np.asarray(info["env_id"]) if "env_id" in info else rows
+        if not np.array_equal(np.sort(ids), rows):
+            raise ValueError(f"reset: expected the rows {rows.tolist()}, got {ids.tolist()}")
+        full = []
+        for value, leaf, shape in zip(leaves, self.observation, self._shapes, strict=True):
+            out = np.zeros(shape, leaf.dtype)
+            out[ids] = conform(value, leaf, (len(rows), *leaf.shape), str(self.env))
+            full.append(out)
+        return tuple(full)
+
+    def step(self, action: Leaves) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
+        """Step all rows; return (observation, reward, terminated, truncated, info).
+
+        The reward is float32 or float64 [P], the flags are bool [P].
+        """
+        given = action[0] if self._plain_action else self._unflatten(action)
+        observation, reward, terminated, truncated, info = self.env.step(given)
+        reward = self._row("reward", reward, _REWARD_DTYPES)
+        terminated = self._row("terminated", terminated, _FLAG_DTYPES)
+        truncated = self._row("truncated", truncated, _FLAG_DTYPES)
+        self._ended = terminated | truncated
+        return self._leaves(observation), reward, terminated, truncated, info
+
+    def _row(self, name: str, value: Any, dtypes: tuple[np.dtype[Any], ...]) -> Array:
+        """Return `value` as an array [P] of one of `dtypes`, else cast to the last of them."""
+        array = value if type(value) is np.ndarray else np.asarray(value)
+        if array.shape != self._row_shape:
+            raise ValueError(
+                f"{name}: expected shape [{self.num_envs}] from {self.env}, got {list(array.shape)}"
+            )
+        return array if array.dtype in dtypes else array.astype(dtypes[-1])
+
+    def _leaves(self, observation: Any) -> Leaves:
+        return self._conform(self._flatten(observation))
+
+    def _conform(self, leaves: tuple[Any, ...]) -> Leaves:
+        for value, dtype, shape in zip(leaves, self._dtypes, self._shapes, strict=True):
+            if type(value) is not np.ndarray or value.dtype is not dtype or value.shape != shape:
+                break
+        else:
+            return leaves
+        return tuple(
+            conform(value, leaf, shape, str(self.env))
+            for value, leaf, shape in zip(leaves, self.observation, self._shapes, strict=True)
+        )
+
+    def close(self) -> None:
+        """Close the env, also one whose processes are dead or hang; never raises."""
+        processes = getattr(getattr(self.env, "unwrapped", self.env), "processes", None)
+        if processes is None:
+            close_quietly(self.env)
+            return
+        try:
+            # The time-out is for a step that was interrupted: it may never come to an end.
+            self.env.close(timeout=_CLOSE_SECONDS)
+        except Exception:
+            for process in processes:
+                with contextlib.suppress(Exception):
+                    process.terminate()
+            for process in processes:
+                with contextlib.suppress(Exception):
+                    process.join(_CLOSE_SECONDS)
+                    process.kill()
+            with contextlib.suppress(Exception):
+                self.env.unwrapped.closed = True  # its __del__ would try, and fail, once more
+
+
+def rows_differ(a: Leaves, b: Leaves) -> BoolArray:
+    """Return which rows are not bit for bit the same (NaN equals NaN), as bool [P]."""
+    count = len(a[0])
+    result = np.zeros(count, np.bool_)
+    for x, y in zip(a, b, strict=True):
+        x_bytes = np.ascontiguousarray(x).reshape(count, -1).view(np.uint8)
+        y_bytes = np.ascontiguousarray(y).reshape(count, -1).view(np.uint8)
+        result |= (x_bytes != y_bytes).any(axis=1)
+    return result

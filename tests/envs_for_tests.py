@@ -1,0 +1,324 @@
+"""Small deterministic environments that the tests share; numpy and Gymnasium only.
+
+Processes that cannot import this module get its classes by value:
+`cloudpickle.register_pickle_by_value(envs_for_tests)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+
+class CountingEnv(gymnasium.Env):
+    """Observation (env number, episode, step), reward = step; ends after `length` steps.
+
+    Args:
+        number: the env's number, in its observation.
+        length: steps of an episode, or a sequence of lengths that episodes take in turn.
+        truncates: the end is a truncation, not a termination.
+        dtype: of the observation.
+
+    `seeds` has every seed that `reset` was given, `actions` every action; `closed` counts `close`.
+    """
+
+    def __init__(
+        self,
+        number: int = 0,
+        length: int | Sequence[int] = 5,
+        truncates: bool = False,
+        dtype: Any = np.float32,
+    ) -> None:
+        self.observation_space = spaces.Box(0, 10_000, (3,), dtype)
+        self.action_space = spaces.Discrete(2)
+        self.number = number
+        self.lengths = (length,) if isinstance(length, int) else tuple(length)
+        self.truncates = truncates
+        self.episode = -1
+        self.steps = 0
+        self.seeds: list[int | None] = []
+        self.actions: list[Any] = []
+        self.closed = 0
+
+    def observe(self) -> Any:
+        dtype = self.observation_space.dtype
+        return np.array([self.number, self.episode, self.steps], dtype)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.seeds.append(seed)
+        self.episode += 1
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.actions.append(action)
+        self.steps += 1
+        end = self.steps >= self.lengths[self.episode % len(self.lengths)]
+        ends = (False, end) if self.truncates else (end, False)
+        return self.observe(), float(self.steps), *ends, {}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class ReusedBufferEnv(CountingEnv):
+    """A CountingEnv that returns the same array each time, written again."""
+
+    buffer: Any = None
+
+    def observe(self) -> Any:
+        if self.buffer is None:
+            self.buffer = np.zeros(3, self.observation_space.dtype)
+        self.buffer[:] = self.number, self.episode, self.steps
+        return self.buffer
+
+
+class EnvBrokeError(RuntimeError):
+    """What RaisingEnv raises."""
+
+
+class RaisingEnv(CountingEnv):
+    """A CountingEnv that raises EnvBrokeError in its step number `at` (from 1, over its life).
+
+    `close_raises`: so does `close`.
+    """
+
+    def __init__(self, at: int, close_raises: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.left = at
+        self.close_raises = close_raises
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        if self.left == 0:
+            raise EnvBrokeError(f"env {self.number} broke")
+        return super().step(action)
+
+    def close(self) -> None:
+        super().close()
+        if self.close_raises:
+            raise EnvBrokeError("close broke")
+
+
+class WrongObservationEnv(CountingEnv):
+    """A CountingEnv that declares float32 [3] and returns what `convert` makes of it."""
+
+    def __init__(self, convert: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.convert = convert
+
+    def observe(self) -> Any:
+        return self.convert(super().observe())
+
+
+class ConstantEnv(CountingEnv):
+    """A CountingEnv whose observation is always zero."""
+
+    def observe(self) -> Any:
+        return np.zeros(3, self.observation_space.dtype)
+
+
+class SparseRewardEnv(CountingEnv):
+    """A CountingEnv whose reward is always zero."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, 0.0, terminated, truncated, info
+
+
+class DiscreteEnv(CountingEnv):
+    """Observation Discrete(10_000, start=-3): the step - 3, as a Python int; actions 5 to 7."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Discrete(10_000, start=-3)
+        self.action_space = spaces.Discrete(3, start=5)
+
+    def observe(self) -> Any:
+        return self.steps - 3
+
+
+class NestedEnv(CountingEnv):
+    """Nested observations (step counts in every leaf) and actions, of all numeric kinds."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Dict(
+            {
+                "count": spaces.Box(0, 10_000, (3,), np.float32),
+                "pair": spaces.Tuple((spaces.Discrete(10_000), spaces.MultiBinary(4))),
+                "deep": spaces.Dict({"er": spaces.MultiDiscrete([[9, 9], [9, 9]])}),
+            }
+        )
+        self.action_space = spaces.Dict(
+            {
+                "move": spaces.Box(-1, 1, (2,), np.float32),
+                "press": spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiBinary(2))),
+            }
+        )
+
+    def observe(self) -> Any:
+        return {
+            "count": np.array([self.number, self.episode, self.steps], np.float32),
+            "pair": (self.steps, np.full(4, self.steps % 2, np.int8)),
+            "deep": {"er": np.full((2, 2), self.steps % 9, np.int64)},
+        }
+
+
+class BoxActionEnv(CountingEnv):
+    """Takes actions Box [2] and writes zeros into them, as the env that owns them may."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.action_space = spaces.Box(-1, 1, (2,), np.float32)
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        result = super().step(action.copy())
+        action[:] = 0
+        return result
+
+
+class PixelEnv(CountingEnv):
+    """4 x 84 x 84 uint8, every pixel the step modulo 256; costs next to nothing."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+        self.frame = np.zeros((4, 84, 84), np.uint8)
+
+    def observe(self) -> Any:
+        self.frame[:] = self.steps % 256
+        return self.frame
+
+
+class TextEnv(CountingEnv):
+    """Declares a Text observation beside a numeric one."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Dict(
+            {"count": self.observation_space, "hint": spaces.Text(8)}
+        )
+
+
+class CountingVectorEnv(VectorEnv):
+    """CountingEnvs as a foreign vector env in any autoreset mode, with faults to choose.
+
+    Args:
+        envs: the single envs.
+        mode: NEXT_STEP, SAME_STEP or DISABLED; None: acts as NEXT_STEP and does not tell.
+        ignores_mask: a masked reset resets every row.
+        swallows: in NEXT_STEP, the step after a reset that follows an episode's end resets again.
+        one_seed: takes an int as seed only.
+        batched_final: `final_obs` is one batched observation, not an array of objects.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[CountingEnv],
+        mode: str | None = "NEXT_STEP",
+        ignores_mask: bool = False,
+        swallows: bool = False,
+        one_seed: bool = False,
+        batched_final: bool = False,
+    ) -> None:
+        self.envs = list(envs)
+        self.num_envs = len(self.envs)
+        self.metadata = {} if mode is None else {"autoreset_mode": AutoresetMode[mode]}
+        self.mode = mode or "NEXT_STEP"
+        self.ignores_mask, self.swallows, self.one_seed = ignores_mask, swallows, one_seed
+        self.batched_final = batched_final
+        self.single_observation_space = self.envs[0].observation_space
+        self.single_action_space = self.envs[0].action_space
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.rows = np.zeros((self.num_envs, 3), np.float32)
+        self.ended = np.zeros(self.num_envs, bool)
+        self.masks: list[Any] = []
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        if self.one_seed and not (seed is None or isinstance(seed, int)):
+            raise TypeError("one int, please")
+        mask = (options or {}).pop("reset_mask", None)
+        self.masks.append(mask)
+        if mask is None or self.ignores_mask:
+            mask = np.ones(self.num_envs, bool)
+        seeds = seed if isinstance(seed, list) else [seed] * self.num_envs
+        for i in np.flatnonzero(mask):
+            self.rows[i] = self.envs[i].reset(seed=seeds[i])[0]
+        if not self.swallows:
+            self.ended = self.ended & ~mask
+        return self.rows.copy(), {}
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        reward = np.zeros(self.num_envs)
+        terminated, truncated = np.zeros((2, self.num_envs), bool)
+        info: dict[str, Any] = {}
+        for i, env in enumerate(self.envs):
+            if self.mode == "NEXT_STEP" and self.ended[i]:
+                self.rows[i] = env.reset()[0]
+                continue
+            self.rows[i], reward[i], terminated[i], truncated[i], _ = env.step(actions[i])
+        self.ended = terminated | truncated
+        if self.mode == "SAME_STEP" and self.ended.any():
+            info = {"final_obs": self._final(), "_final_obs": self.ended.copy()}
+            for i in np.flatnonzero(self.ended):
+                self.rows[i] = self.envs[i].reset()[0]
+        return self.rows.copy(), reward, terminated, truncated, info
+
+    def _final(self) -> Any:
+        if self.batched_final:
+            return self.rows.copy()
+        final = np.full(self.num_envs, None, object)
+        for i in np.flatnonzero(self.ended):
+            final[i] = self.rows[i].copy()
+        return final
+
+    def close_extras(self, **kwargs: Any) -> None:
+        for env in self.envs:
+            env.close()
+
+
+class CompactVectorEnv(CountingVectorEnv):
+    """As EnvPool: a masked reset returns the rows of the mask alone, with their `env_id`."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        mask = (options or {}).get("reset_mask")
+        observation, info = super().reset(seed=seed, options=options)
+        if mask is None:
+            return observation, info
+        ids = np.flatnonzero(mask)[::-1]
+        return observation[ids], {"env_id": ids}
+
+
+class OldEnvPool:
+    """The interface of EnvPool before 1.0: `len`, `config`, `reset(env_id)`, no metadata."""
+
+    def __init__(self, envs: Sequence[CountingEnv], batch_size: int = 0) -> None:
+        self.inner = CompactVectorEnv(envs)
+        self.observation_space = self.inner.single_observation_space
+        self.action_space = self.inner.single_action_space
+        self.all_env_ids = np.arange(len(envs))
+        self.config = {"num_envs": len(envs), "batch_size": batch_size}
+
+    def __len__(self) -> int:
+        return self.inner.num_envs
+
+    def reset(self, env_id: Any = None) -> tuple[Any, dict[str, Any]]:
+        if env_id is None:
+            return self.inner.reset()
+        mask = np.isin(self.all_env_ids, env_id)
+        return self.inner.reset(options={"reset_mask": mask})
+
+    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return self.inner.step(action)
+
+    def close(self) -> None:
+        self.inner.close()
