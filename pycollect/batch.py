@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict
 
 from pycollect._core import Layout, Leaf, Placement, Slab, SlabPool
 from pycollect.layout import Key
@@ -54,7 +54,9 @@ def make_pool(placement: Placement, max_free: int) -> SlabPool:
 def slab_tensors(slab: Slab, batch_shape: Sequence[int]) -> dict[Key, torch.Tensor]:
     """The slab's leaves by key: contiguous tensors `[*batch_shape, *frame]` that hold the slab."""
     tensors = slab.tensors(list(batch_shape), torch.Tensor)
-    return {leaf.key: tensor for leaf, tensor in zip(slab.placement.layout.leaves, tensors, strict=True)}
+    return {
+        leaf.key: tensor for leaf, tensor in zip(slab.placement.layout.leaves, tensors, strict=True)
+    }
 
 
 def to_tensordict(
@@ -94,21 +96,3 @@ def _tensordict(
     }
     td: TensorDict = _new_unsafe(entries, batch_size=size, device=device, names=list(names))
     return td
-
-
-def mean(values: Iterable[float]) -> float | None:
-    """The mean, or None of no values."""
-    collected = list(values)
-    return sum(collected) / len(collected) if collected else None
-
-
-__all__ = [
-    "MASK",
-    "TRAJ_IDS",
-    "BatchLeaves",
-    "TensorDictBase",
-    "make_pool",
-    "mean",
-    "slab_tensors",
-    "to_tensordict",
-]

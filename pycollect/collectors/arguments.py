@@ -207,8 +207,7 @@ def check_entry(entry: Any) -> Any:
         for item in entry:
             if not callable(item):
                 raise TypeError(
-                    "create_env_fn: expected env callables in a list, got "
-                    f"{type(item).__name__}"
+                    f"create_env_fn: expected env callables in a list, got {type(item).__name__}"
                 )
         return list(entry)
     if not callable(entry) and not hasattr(entry, "step"):

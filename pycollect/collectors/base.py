@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDictBase
 
 from pycollect._core import TrajectoryIds
 from pycollect.batch import to_tensordict
 from pycollect.collectors import arguments as check
 from pycollect.collectors.progress import Progress
 from pycollect.collectors.statistics import Statistics
-from pycollect.errors import WorkerError
 from pycollect.layout import Key
 from pycollect.trajectory import split_trajectories
 from pycollect.worker import Episode
@@ -273,21 +272,3 @@ def check_worker_ids(worker_ids: int | Sequence[int] | None, known: Sequence[int
     if unknown:
         raise ValueError(f"worker_ids: expected ids among {list(known)}, got {unknown}")
     return ids
-
-
-def caused_by_worker(error: BaseException, failure: WorkerError) -> BaseException:
-    """The error, with the worker's report as its cause unless it has one already."""
-    if error.__cause__ is None:
-        error.__cause__ = failure
-    return error
-
-
-__all__ = [
-    "Batch",
-    "CollectorBase",
-    "StreamOptions",
-    "TensorDict",
-    "caused_by_worker",
-    "check_open",
-    "check_worker_ids",
-]

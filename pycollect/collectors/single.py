@@ -18,7 +18,6 @@ from pycollect.collectors.base import (
     Batch,
     CollectorBase,
     StreamOptions,
-    caused_by_worker,
     check_open,
     check_worker_ids,
 )
@@ -139,8 +138,9 @@ class SyncDataCollector(CollectorBase):
             with self._statistics.timed("collect"):
                 report = self._worker.collect(slab, 0, self._policy_version, random)
         except Exception as error:
-            failure = WorkerError("worker 0 raised", 0, 0, traceback.format_exc())
-            raise caused_by_worker(error, failure)
+            if error.__cause__ is None:
+                error.__cause__ = WorkerError("worker 0 raised", 0, 0, traceback.format_exc())
+            raise
         self._report = report
         with self._statistics.timed("assemble"):
             slab.header()
@@ -156,9 +156,9 @@ class SyncDataCollector(CollectorBase):
         return {0: self._policy_version - version if self._report else 0}
 
     def stats(self) -> dict[str, Any]:
-        """See :meth:`CollectorBase.stats`; "seconds" has the phases collect, assemble, deliver, user.
+        """See :meth:`CollectorBase.stats`.
 
-        "slow_paths" counts what goes through one TensorDict per step.
+        "seconds" has the phases collect, assemble, deliver, user; "slow_paths" counts what goes through one TensorDict per step.
         """
         report = self._report
         return {

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from pycollect.batch import mean
 from pycollect.worker import Episode
 
 RECENT_EPISODES = 100
@@ -77,3 +76,9 @@ class Statistics:
             "episode_length": mean(float(length) for _, _, length in self._recent),
             "seconds": {**self._seconds, "elapsed": elapsed},
         }
+
+
+def mean(values: Iterable[float]) -> float | None:
+    """The mean, or None of no values."""
+    collected = list(values)
+    return sum(collected) / len(collected) if collected else None

@@ -1,0 +1,535 @@
+"""The collector that runs in Ray actors."""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+from torch import nn
+
+from pycollect._core import Placement, Slab, SlabPool, place_rollout
+from pycollect.batch import TRAJ_IDS, make_pool, slab_tensors
+from pycollect.collectors import arguments as check
+from pycollect.collectors import ray_arguments as parse
+from pycollect.collectors.base import (
+    Batch,
+    CollectorBase,
+    StreamOptions,
+    check_open,
+    check_worker_ids,
+)
+from pycollect.collectors.ray_engine import (
+    RayEngine,
+    RemoteHandle,
+    Rollout,
+    actor_options,
+    close_all,
+    wait_all,
+)
+from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, WorkerSpec
+from pycollect.collectors.single import SyncDataCollector, warn_of_rounding
+from pycollect.generators import seed_chain
+from pycollect.layout import Key, dotted
+from pycollect.weights import Weights, WeightSlab, check_same, weights_from
+
+_INIT_SECONDS = 120.0
+_SILENCE_SECONDS = 60.0
+_SLABS_KEPT = 3
+
+
+def _remembers_passed(init: Callable[..., None]) -> Callable[..., None]:
+    """Keep the names of the arguments that the caller really gave in `_passed`."""
+
+    @functools.wraps(init)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._passed = set(kwargs)
+        init(self, *args, **kwargs)
+
+    return wrapper
+
+
+@dataclass
+class _Record:
+    """What is known of a worker from the rollouts that it delivered."""
+
+    note: RolloutNote | None = None
+    version: int = 0
+    frames: int = 0
+    collecting: float = 0.0
+
+
+class RayCollector(CollectorBase):
+    """Collects in Ray actors, on one machine or a cluster.
+
+    Args:
+        create_env_fn: a list with one entry per actor (a callable, a list of callables that are
+            stepped as a batch, or an environment that pickles), or one entry that is repeated
+            `num_collectors` times.
+        policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
+            actions. Each actor gets a copy.
+        frames_per_batch: sync: frames of all actors together, each collects its share, rounded up
+            with a warning; async: of each actor's batch.
+        total_frames: a lower bound; None or a negative number: for ever.
+        device: "cpu" or None, or one per actor, like the three that follow.
+        storing_device: where batches lie; None: `device`.
+        env_device: where environments lie; None: `device`.
+        policy_device: where the policy lies; None: `device`.
+        create_env_kwargs: keyword arguments of the env callables, or one dict per actor.
+        autoreset_mode: of vector environments whose metadata does not tell it.
+        max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
+        init_random_frames: random actions until so many frames were issued, over all actors.
+        reset_at_each_iter: reset all environments at the start of every batch.
+        set_truncated: flag the last frame of every env in every rollout as truncated.
+        postproc: called with each batch, its result is delivered.
+        split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
+        exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
+        track_policy_version: add ("collector", "policy_version").
+        num_threads: torch threads in each actor.
+        progress: show a bar.
+        collector_class: what each actor runs: SyncDataCollector or "single".
+        collector_kwargs: arguments of the actors' collectors, a dict or one per actor. A key here
+            wins over a default, and is overridden by what is passed above.
+        num_workers_per_collector: environments per actor, stepped as a batch.
+        sync: wait for all actors and join their rollouts in worker order; else first ready, first
+            served.
+        cat_results: how sync rollouts are joined: "stack" (a new first dimension), 0 or -1.
+        ray_init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
+        remote_configs: actor options, a dict or one per actor; 1 CPU and 2 GiB by default.
+        num_collectors: the number of actors, where `create_env_fn` is not a list.
+        update_after_each_batch: sync: all actors get the policy's current weights before each
+            collection; async: the actor that delivered, for its next rollout to start.
+        prefetch: rollouts per actor, running or finished, beyond the one being consumed; None: 2,
+            and 0 where sync. A batch is at most ``prefetch + 1`` versions old.
+        others: TorchRL's hints are accepted without effect; what is refused says why.
+
+    Yields:
+        TensorDicts. Async: [T] or [P, T]. Sync with B actors: "stack" [B, T] or [B, P, T];
+        0: [B*T] or [B*P, T]; -1: [B*T] or [P, B*T].
+
+    Raises:
+        ValueError: also for resources that the cluster does not have.
+        ImportError: Ray is not installed.
+    """
+
+    _passed: set[str]
+
+    @_remembers_passed
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        frames_per_batch: int,
+        total_frames: int | None = -1,
+        device: Any = None,
+        storing_device: Any = None,
+        env_device: Any = None,
+        policy_device: Any = None,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        autoreset_mode: Any = None,
+        max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = None,
+        reset_at_each_iter: bool = False,
+        set_truncated: bool = False,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        split_trajs: bool = False,
+        exploration_type: InteractionType | str = InteractionType.RANDOM,
+        track_policy_version: bool = False,
+        num_threads: int = 1,
+        progress: bool = False,
+        collector_class: Any = SyncDataCollector,
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        num_workers_per_collector: int = 1,
+        sync: bool = False,
+        cat_results: str | int | None = None,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        num_collectors: int | None = None,
+        update_after_each_batch: bool = False,
+        prefetch: int | None = None,
+        **others: Any,
+    ) -> None:
+        values = {name: value for name, value in locals().items() if name in parse.WORKER_ARGUMENTS}
+        check.check_others(type(self), others)
+        parse.check_collector_class(collector_class)
+        self._sync = bool(sync)
+        self._cat = parse.check_cat_results(cat_results, self._sync)
+        self._prefetch = parse.check_prefetch(prefetch, self._sync)
+        self._update_each = bool(update_after_each_batch)
+        entries = parse.env_entries(create_env_fn, num_collectors, num_workers_per_collector)
+        arguments = parse.worker_arguments(values, self._passed, collector_kwargs, len(entries))
+        super().__init__(
+            StreamOptions.checked(
+                frames_per_batch=frames_per_batch,
+                total_frames=total_frames,
+                init_random_frames=parse.common_value("init_random_frames", arguments),
+                postproc=postproc,
+                split_trajs=split_trajs,
+                device=parse.storing_device(arguments, self._sync),
+                progress=progress,
+            )
+        )
+        share = self._options.frames_per_batch
+        if self._sync:
+            share = -(-share // len(entries))
+        specs = [
+            WorkerSpec(
+                index,
+                entry,
+                check.check_env_kwargs(own["create_env_kwargs"]),
+                parse.worker_options(own, share),
+            )
+            for index, (entry, own) in enumerate(zip(entries, arguments, strict=True))
+        ]
+        configs = parse.check_remote_configs(remote_configs, len(entries))
+        init_config = parse.check_init_config(ray_init_config)
+        self._policy = check.check_policy(policy)
+        self._own_weights = weights_of(policy)
+        self._weight_slab = WeightSlab(self._own_weights) if self._own_weights else None
+        self._workers: list[RemoteHandle] = []
+        self._gone: list[RemoteHandle] = []
+        self._records: dict[int, _Record] = {spec.index: _Record() for spec in specs}
+        self._served: RemoteHandle | None = None  # whose rollout was delivered last, async
+        self._failing: Exception | None = None  # to be raised once what is done was delivered
+        self._issued = 0
+        self._in_flight = 0
+        pickled_specs = [parse.pickled_spec(spec) for spec in specs]
+        pickled_policy = parse.pickled("policy", policy)
+        self._engine = RayEngine(init_config)
+        try:
+            self._start(specs, pickled_specs, pickled_policy, configs)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # Starting
+
+    def _start(
+        self,
+        specs: Sequence[WorkerSpec],
+        pickled_specs: Sequence[bytes],
+        policy: bytes,
+        configs: Sequence[Mapping[str, Any]],
+    ) -> None:
+        options = [actor_options(config) for config in configs]
+        self._engine.check_resources(options)
+        policy_ref = self._engine.put(policy)
+        for spec, data, own in zip(specs, pickled_specs, options, strict=True):
+            worker = self._engine.start(spec.index, spec.incarnation, data, policy_ref, own)
+            self._workers.append(worker)
+        self._await_workers()
+        infos = [worker.read_info() for worker in self._workers]
+        if self._sync:
+            check_alike(infos)
+        self._pools = self._make_pools(infos)
+        rollouts = sum(info.placement().bytes for info in infos)
+        self._engine.check_store(rollouts * (self._prefetch + 1))
+        frames = [info.frames for info in infos]
+        self._batch_frames = sum(frames) if self._sync else max(frames)
+        if self._batch_frames != self._options.frames_per_batch:
+            warn_of_rounding(self._options.frames_per_batch, self._batch_frames)
+
+    def _await_workers(self) -> None:
+        deadline = time.monotonic() + _INIT_SECONDS
+        waiting = list(self._workers)
+        while waiting:
+            ready = self._engine.wait_any(waiting, max(deadline - time.monotonic(), 0.0))
+            if ready is None:
+                raise ValueError(
+                    f"remote_configs: workers {[w.index for w in waiting]} did not start within "
+                    f"{_INIT_SECONDS:.0f} s; their CPU, memory or other resources are in use, or "
+                    "their environments take longer to build"
+                )
+            waiting.remove(ready)
+
+    def _make_pools(self, infos: Sequence[WorkerInfo]) -> dict[int, SlabPool]:
+        """Batch slabs: one pool where batches are joined, else one per kind of rollout."""
+        if self._sync:
+            info = infos[0]
+            order = "time" if self._cat == -1 else "stack"
+            placement = Placement(
+                info.leaves.layout(), len(infos), info.num_envs, info.steps, order
+            )
+            pool = make_pool(placement, _SLABS_KEPT)
+            return {worker.index: pool for worker in self._workers}
+        kinds: dict[tuple[int, int, int], SlabPool] = {}
+        pools = {}
+        for worker, info in zip(self._workers, infos, strict=True):
+            layout = info.leaves.layout()
+            kind = (layout.fingerprint, info.num_envs, info.steps)
+            if kind not in kinds:
+                kinds[kind] = make_pool(info.placement(), _SLABS_KEPT)
+            pools[worker.index] = kinds[kind]
+        return pools
+
+    # Collecting
+
+    def _collect(self) -> Batch:
+        return self._collect_sync() if self._sync else self._collect_async()
+
+    def _collect_sync(self) -> Batch:
+        if self._update_each and self._issued:
+            self._push_policy(self._workers)
+        self._top_up(max(self._prefetch, 1))
+        slab = self._pools[0].acquire()
+        waiting = list(self._workers)
+        rollouts: dict[int, Rollout] = {}
+        frames = 0
+        while waiting:
+            worker = self._await_any(waiting)
+            waiting.remove(worker)
+            rollouts[worker.index] = self._read(worker)
+            with self._statistics.timed("assemble"):
+                frames += self._place(slab, worker.index, rollouts[worker.index])
+        self._top_up(self._prefetch)
+        info = self._workers[0].info
+        episodes = [e for index in sorted(rollouts) for e in rollouts[index].note.episodes]
+        with self._statistics.timed("assemble"):
+            tensors = self._assemble(slab, info, sorted(rollouts))
+        return Batch(tensors, self._shape(info), frames, episodes)
+
+    def _collect_async(self) -> Batch:
+        if self._update_each and self._served is not None:
+            self._push_policy([self._served])
+        if self._failing is None:
+            self._top_up(max(self._prefetch, 1))
+        worker, rollout = self._first_ready()
+        # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
+        self._workers.remove(worker)
+        self._workers.append(worker)
+        self._served = worker
+        if self._failing is None:
+            self._top_up(self._prefetch)
+        with self._statistics.timed("assemble"):
+            slab = self._pools[worker.index].acquire()
+            frames = self._place(slab, 0, rollout)
+            tensors = self._assemble(slab, worker.info, [worker.index])
+        return Batch(tensors, self._shape(worker.info), frames, rollout.note.episodes)
+
+    def _first_ready(self) -> tuple[RemoteHandle, Rollout]:
+        """The first rollout that is there. One that failed is raised after those that are done."""
+        while True:
+            waiting = [worker for worker in self._workers if worker.outstanding]
+            if self._failing is None:
+                worker = self._await_any(waiting)
+            else:
+                done = self._engine.wait_any(waiting, 0.0) if waiting else None
+                if done is None:
+                    raise self._failing
+                worker = done
+            try:
+                return worker, self._read(worker)
+            except Exception as error:
+                self._failing = self._failing or error
+                self._workers.remove(worker)
+                self._gone.append(worker)
+
+    def _top_up(self, depth: int) -> None:
+        """Queue rollouts until each worker has that many, one each in turn.
+
+        Sync rounds are queued for all workers or for none.
+        """
+        for level in range(1, depth + 1):
+            lacking = [worker for worker in self._workers if worker.outstanding < level]
+            if self._sync and not self._more_needed():
+                return
+            random = self._issued < self._options.init_random_frames
+            for worker in lacking:
+                if not self._sync:
+                    random = self._issued < self._options.init_random_frames
+                    if not self._more_needed():
+                        return
+                self._submit(worker, random)
+
+    def _more_needed(self) -> bool:
+        total = self._options.total_frames
+        return total is None or self._statistics.frames + self._in_flight < total
+
+    def _submit(self, worker: RemoteHandle, random: bool) -> None:
+        self._issued += worker.info.frames
+        self._in_flight += worker.info.frames
+        worker.submit(random)
+
+    def _await_any(self, waiting: Sequence[RemoteHandle]) -> RemoteHandle:
+        warned = False
+        with self._statistics.timed("wait"):
+            while True:
+                worker = self._engine.wait_any(waiting, _SILENCE_SECONDS)
+                if worker is not None:
+                    return worker
+                if not warned:
+                    warn_of_silence([worker.index for worker in waiting])
+                    warned = True
+
+    def _read(self, worker: RemoteHandle) -> Rollout:
+        with self._statistics.timed("transport"):
+            rollout = worker.read_rollout()
+        self._in_flight -= worker.info.frames
+        return rollout
+
+    def _place(self, slab: Slab, row: int, rollout: Rollout) -> int:
+        """Copy a rollout into its row of a batch; returns its collected frames."""
+        worker = next(worker for worker in self._workers if worker.index == rollout.worker)
+        header = place_rollout(slab, row, rollout.buffer, worker.info.placement())
+        record = self._records[worker.index]
+        record.note = rollout.note
+        record.collecting += rollout.note.seconds
+        record.version = header.policy_version
+        record.frames += header.frames
+        return header.frames
+
+    def _assemble(
+        self, slab: Slab, info: WorkerInfo, workers: Sequence[int]
+    ) -> dict[Key, torch.Tensor]:
+        """The batch's tensors, ids numbered over all workers, in worker order."""
+        tensors = slab_tensors(slab, self._shape(info))
+        ids = tensors[TRAJ_IDS]
+        shape = (len(workers), info.num_envs, info.steps)
+        for row, worker in enumerate(workers):
+            if self._cat == -1:
+                own = ids.view(shape[1], shape[0], shape[2])[:, row]
+            else:
+                own = ids.view(shape)[row]
+            self._ids.renumber(worker, own)
+        return tensors
+
+    def _shape(self, info: WorkerInfo) -> list[int]:
+        """The batch dimensions of what is delivered."""
+        workers, envs, steps = len(self._workers), info.num_envs, info.steps
+        if not self._sync:
+            return [envs, steps] if info.batched else [steps]
+        if self._cat == "stack":
+            return [workers, envs, steps] if info.batched else [workers, steps]
+        if not info.batched:
+            return [workers * steps]
+        return [workers * envs, steps] if self._cat == 0 else [envs, workers * steps]
+
+    # What it is and does
+
+    @property
+    def policy_lag(self) -> dict[int, int]:
+        """Per worker: how many versions its last delivered rollout was behind."""
+        return {i: self._policy_version - r.version for i, r in self._records.items() if r.note}
+
+    def stats(self) -> dict[str, Any]:
+        """See :meth:`CollectorBase.stats`.
+
+        "seconds" has the phases wait (for rollouts), transport, assemble, deliver, user, and
+        "collect", which runs in the workers and adds up over them. "slow_paths" counts workers
+        that go through one TensorDict per step.
+        """
+        records = self._records
+        notes = [record.note for record in records.values() if record.note]
+        report = self._statistics.report()
+        report["seconds"]["collect"] = sum(record.collecting for record in records.values())
+        return {
+            **report,
+            "frames_stepped": sum(note.stepped for note in notes),
+            "slow_paths": {"policy_tensordict": sum(note.slow_path for note in notes)},
+            "workers": {
+                worker.index: {
+                    "pid": worker.info.pid,
+                    "node": worker.info.node,
+                    "version": records[worker.index].version,
+                    "restarts": worker.incarnation,
+                    "frames": records[worker.index].frames,
+                }
+                for worker in sorted(self._workers, key=lambda worker: worker.index)
+            },
+        }
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """See :meth:`CollectorBase.set_seed`."""
+        check_open(self._closed, self._failure or self._failing)
+        root = seed = check.check_integer("seed", seed)
+        workers = sorted(self._workers, key=lambda worker: worker.index)
+        for worker in workers:
+            dropped = worker.drop_rollouts() * worker.info.frames
+            self._in_flight -= dropped
+            self._issued -= dropped
+            seeds, seed = seed_chain(seed, worker.info.num_envs, static_seed)
+            worker.set_seed(seeds, root)
+        for worker in workers:
+            worker.read_nothing()
+        return seed
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        worker_ids: int | Sequence[int] | None = None,
+        wait: bool = False,
+    ) -> None:
+        """See :meth:`CollectorBase.update_policy_weights_`.
+
+        Returns at once, also while rollouts run; a rollout that is queued already takes the new
+        weights when it starts.
+        """
+        check_open(self._closed, None)
+        ids = check_worker_ids(worker_ids, sorted(worker.index for worker in self._workers))
+        weights = (
+            weights_of(self._policy)
+            if policy_or_weights is None
+            else weights_from(policy_or_weights)
+        )
+        check_same(self._own_weights, weights)
+        answers = self._push(weights, [w for w in self._workers if w.index in ids], wait)
+        if wait:
+            wait_all(answers)
+
+    def _push_policy(self, workers: Sequence[RemoteHandle]) -> None:
+        if self._own_weights:
+            self._push(weights_of(self._policy), workers, False)
+
+    def _push(self, weights: Weights, workers: Sequence[RemoteHandle], wait: bool) -> list[Any]:
+        """One more version, packed and put once, for these workers."""
+        self._policy_version += 1
+        buffer = self._weight_slab.pack(weights) if self._weight_slab else np.empty(0, np.uint8)
+        reference = self._engine.put(buffer)
+        answers = [worker.assign(self._policy_version, reference, wait) for worker in workers]
+        return [answer for answer in answers if answer is not None]
+
+    def _shutdown(self) -> None:
+        close_all([*self._workers, *self._gone])
+        self._engine.leave()
+
+
+def weights_of(policy: Any) -> dict[str, torch.Tensor]:
+    """The weights of a policy in any accepted form; none for a plain callable."""
+    return weights_from(policy) if isinstance(policy, nn.Module) else {}
+
+
+def check_alike(infos: Sequence[WorkerInfo]) -> None:
+    """Raise ValueError if workers of a sync collector deliver different things."""
+    first = infos[0]
+    for index, info in enumerate(infos):
+        if (info.num_envs, info.batched) != (first.num_envs, first.batched):
+            raise ValueError(
+                f"create_env_fn: expected environments alike in all workers of a sync collector; "
+                f"worker 0 steps {first.num_envs}, worker {index} {info.num_envs}"
+            )
+        ours, theirs = first.leaves.layout().leaves, info.leaves.layout().leaves
+        if ours != theirs:
+            odd = [leaf for leaf in [*ours, *theirs] if (leaf in ours) != (leaf in theirs)]
+            raise ValueError(
+                "create_env_fn: expected the same keys, dtypes and shapes from all workers of a "
+                f"sync collector; worker {index} differs from worker 0 in "
+                f"{sorted({dotted(leaf.key) for leaf in odd})}"
+            )
+
+
+def warn_of_silence(workers: Sequence[int]) -> None:
+    """Say who is awaited."""
+    warnings.warn(
+        f"no rollout for {_SILENCE_SECONDS:.0f} s; waiting for workers {list(workers)}",
+        UserWarning,
+        stacklevel=6,
+    )

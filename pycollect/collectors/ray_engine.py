@@ -1,0 +1,280 @@
+"""All that is asked of Ray: joining or starting it, resources, actors, waiting for them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycollect.collectors.remote_worker import (
+    Buffer,
+    ErrorReport,
+    RemoteWorker,
+    RolloutNote,
+    WorkerInfo,
+)
+from pycollect.errors import WorkerError
+
+DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
+
+_GIB = 1024**3
+_CLOSE_SECONDS = 5.0
+
+
+def import_ray() -> Any:
+    """Ray, or an ImportError that says how to get it."""
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(
+            "RayCollector needs Ray: pip install 'pycollect[ray]'; "
+            "SyncDataCollector collects in this process without it"
+        ) from error
+    return ray
+
+
+class _Session:
+    """How many collectors of this process use Ray, and whether one of them started it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._started = False
+
+    def enter(self, init_config: Mapping[str, Any] | None) -> None:
+        ray = import_ray()
+        with self._lock:
+            if not ray.is_initialized():
+                config = {} if init_config is None else dict(init_config)
+                ray.init(**config)
+                self._started = True
+            self._users += 1
+
+    def leave(self) -> None:
+        ray = import_ray()
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._started:
+                self._started = False
+                ray.shutdown()
+
+
+_session = _Session()
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A rollout that arrived: its bytes (read-only, in the object store) and its note."""
+
+    worker: int
+    incarnation: int
+    note: RolloutNote
+    buffer: Buffer
+
+
+class RayEngine:
+    """Ray, joined or started for one collector.
+
+    Args:
+        init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
+    """
+
+    def __init__(self, init_config: Mapping[str, Any] | None) -> None:
+        _session.enter(init_config)
+        self._ray = import_ray()
+        self._left = False
+
+    def leave(self) -> None:
+        """Shut Ray down if a collector started it and this was the last one. Idempotent."""
+        if not self._left:
+            self._left = True
+            _session.leave()
+
+    def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ValueError that names a resource of which the cluster has too little in total."""
+        total = self._ray.cluster_resources()
+        wanted: dict[str, float] = {}
+        for actor in options:
+            for name, amount in _resources(actor).items():
+                wanted[name] = wanted.get(name, 0.0) + amount
+        for name, amount in wanted.items():
+            if amount > total.get(name, 0.0):
+                raise ValueError(
+                    f"remote_configs: {len(options)} actors ask for {_amount(name, amount)} of "
+                    f"{name} in all, the cluster has {_amount(name, total.get(name, 0.0))}"
+                )
+
+    def check_store(self, needed: int) -> None:
+        """Raise ValueError if the object store cannot hold that many bytes of rollouts."""
+        capacity = int(self._ray.cluster_resources().get("object_store_memory", 0))
+        if needed > capacity:
+            raise ValueError(
+                f"frames_per_batch, prefetch: rollouts in flight take up to {needed} bytes, "
+                f"the object store has {capacity}"
+            )
+
+    def put(self, value: Any) -> Any:
+        """A reference to a value in the object store."""
+        return self._ray.put(value)
+
+    def start(
+        self, index: int, incarnation: int, spec: bytes, policy: Any, options: Mapping[str, Any]
+    ) -> RemoteHandle:
+        """Start the actor of one worker, which builds its environments at once.
+
+        Args:
+            spec: the pickled WorkerSpec.
+            policy: a reference to the pickled policy.
+            options: the actor's options.
+        """
+        actor_class = self._ray.remote(concurrency_groups={"control": 1})(RemoteWorker)
+        actor = actor_class.options(**options).remote(spec, policy)
+        return RemoteHandle(self._ray, index, incarnation, actor)
+
+    def wait_any(self, handles: Sequence[RemoteHandle], timeout: float) -> RemoteHandle | None:
+        """One whose oldest call has an answer, the first such in the order given; None: none has.
+
+        A dead worker's call counts as answered.
+        """
+        by_ref = {handle.oldest: handle for handle in handles}
+        ready, _ = self._ray.wait(list(by_ref), num_returns=1, timeout=timeout, fetch_local=True)
+        return by_ref[ready[0]] if ready else None
+
+
+class RemoteHandle:
+    """The driver's end of one actor: what was asked of it and not read yet, oldest first."""
+
+    def __init__(self, ray: Any, index: int, incarnation: int, actor: Any) -> None:
+        self._ray = ray
+        self._actor = actor
+        self._calls: deque[Any] = deque([actor.build.remote()])
+        self._assigned: tuple[int, Any] = (0, None)
+        self._sent_version = 0
+        self.index = index
+        self.incarnation = incarnation
+        self.info: WorkerInfo
+
+    @property
+    def oldest(self) -> Any:
+        """The reference of the oldest unread call."""
+        return self._calls[0]
+
+    @property
+    def outstanding(self) -> int:
+        """How many calls are running, waiting or finished and unread."""
+        return len(self._calls)
+
+    def read_info(self) -> WorkerInfo:
+        """The answer to the building of the worker. Blocks."""
+        self.info = self._read()
+        return self.info
+
+    def submit(self, random: bool) -> None:
+        """Queue one rollout; weights that were assigned since the last one travel with it."""
+        version, weights = self._assigned
+        sent = version <= self._sent_version
+        self._sent_version = version
+        self._calls.append(self._actor.collect.remote(random, version, None if sent else weights))
+
+    def assign(self, version: int, weights: Any, acknowledge: bool) -> Any:
+        """Give the worker weights for the next rollout that it starts.
+
+        They travel with the next rollout that is queued here. If some are queued already, or with
+        `acknowledge`, they are also sent past these.
+
+        Returns:
+            What to wait for until the worker has them, or None if nothing was sent now.
+        """
+        self._assigned = (version, weights)
+        if not (self._calls or acknowledge):
+            return None
+        call = self._actor.set_weights.options(concurrency_group="control")
+        return call.remote(version, weights)
+
+    def read_rollout(self) -> Rollout:
+        """The oldest rollout. Blocks."""
+        note, buffer = self._read()
+        return Rollout(self.index, self.incarnation, note, buffer)
+
+    def drop_rollouts(self) -> int:
+        """Forget the rollouts that were not read, and return how many there were."""
+        dropped = len(self._calls)
+        self._calls.clear()
+        return dropped
+
+    def set_seed(self, seeds: Sequence[int], root: int) -> None:
+        """Queue a set_seed; `read_nothing` waits for it."""
+        self._calls.append(self._actor.set_seed.remote(list(seeds), root))
+
+    def read_nothing(self) -> None:
+        """The oldest call's answer, which has nothing in it. Blocks."""
+        self._read()
+
+    def _read(self) -> Any:
+        call = self._calls.popleft()
+        try:
+            answer = self._ray.get(call)
+        except self._ray.exceptions.RayError as error:
+            raise WorkerError(
+                f"worker {self.index} died: {_end_of(error)}",
+                self.index,
+                self.incarnation,
+                str(error),
+            ) from error
+        if isinstance(answer, ErrorReport):
+            raise answer.rebuild(self.index, self.incarnation)
+        return answer
+
+    def request_close(self) -> Any:
+        """Ask for the environments to be closed; returns a reference to wait for."""
+        return self._actor.close.remote()
+
+    def kill(self) -> None:
+        """End the actor's process."""
+        self._calls.clear()
+        with contextlib.suppress(Exception):  # it is gone already, or Ray is
+            self._ray.kill(self._actor)
+
+
+def close_all(handles: Sequence[RemoteHandle]) -> None:
+    """Close environments, for a few seconds at most, then end the processes."""
+    ray = import_ray()
+    if not ray.is_initialized():
+        return
+    with contextlib.suppress(Exception):  # dead actors have nothing to close
+        closing = [handle.request_close() for handle in handles]
+        ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
+    for handle in handles:
+        handle.kill()
+
+
+def wait_all(references: Sequence[Any]) -> None:
+    """Return when all of these calls have been answered."""
+    if references:
+        import_ray().get(list(references))
+
+
+def actor_options(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The options of one actor: the defaults, overridden by what the caller gave."""
+    return {**DEFAULT_ACTOR_OPTIONS, **(config or {})}
+
+
+def _resources(options: Mapping[str, Any]) -> dict[str, float]:
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    resources = {name: float(options.get(key) or 0) for name, key in named.items()}
+    for name, amount in (options.get("resources") or {}).items():
+        resources[name] = float(amount)
+    return {name: amount for name, amount in resources.items() if amount > 0}
+
+
+def _amount(resource: str, amount: float) -> str:
+    return f"{amount / _GIB:.1f} GiB" if resource == "memory" else f"{amount:g}"
+
+
+def _end_of(error: BaseException) -> str:
+    """The lines of Ray's text that say how a process ended."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:6]) if lines else type(error).__name__

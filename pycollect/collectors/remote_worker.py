@@ -1,0 +1,216 @@
+"""The class that runs inside an actor: a Worker whose every answer says whether it went well.
+
+It is plain on purpose: no ``__len__``, ``__bool__``, ``__repr__`` or ``__getattr__`` that could
+raise, because Ray then reports a dead actor and the error is lost. Exceptions are caught here and
+travel as an :class:`ErrorReport`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pycollect._core import Placement, SlabPool
+from pycollect.batch import BatchLeaves, make_pool
+from pycollect.errors import WorkerError
+from pycollect.weights import WeightSlab, weights_from
+from pycollect.worker import Episode, Worker, WorkerOptions
+
+Buffer = npt.NDArray[np.uint8]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker is made from, in any process.
+
+    Attributes:
+        policy: pickled apart, since all workers share it.
+    """
+
+    index: int
+    entry: Any
+    env_kwargs: dict[str, Any] | None
+    options: WorkerOptions
+    incarnation: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What a worker turned out to be once it was built."""
+
+    leaves: BatchLeaves
+    num_envs: int
+    batched: bool
+    steps: int
+    pid: int
+    node: str
+
+    @property
+    def frames(self) -> int:
+        """Frames of one full rollout."""
+        return self.num_envs * self.steps
+
+    def placement(self) -> Placement:
+        """Where the leaves of one rollout lie."""
+        return Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
+
+
+@dataclass(frozen=True)
+class RolloutNote:
+    """What travels beside a rollout's bytes."""
+
+    episodes: list[Episode]
+    seconds: float
+    stepped: int
+    slow_path: bool
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """An exception on its way to the caller.
+
+    Attributes:
+        pickled: the exception, None if it does not survive pickling.
+    """
+
+    pickled: bytes | None
+    text: str
+    remote_traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorReport:
+        """The report of an exception that is being handled."""
+        text = f"{type(error).__name__}: {error}"
+        try:
+            pickled = cloudpickle.dumps(error)
+            cloudpickle.loads(pickled)
+        except Exception:  # whatever its __reduce__ or __init__ do
+            pickled = None
+        return cls(pickled, text, traceback.format_exc())
+
+    def rebuild(self, worker: int, incarnation: int) -> BaseException:
+        """The exception with a WorkerError as its cause, or the WorkerError itself."""
+        failure = WorkerError(
+            f"worker {worker} raised {self.text}\n{self.remote_traceback}",
+            worker,
+            incarnation,
+            self.remote_traceback,
+        )
+        if self.pickled is None:
+            return failure
+        try:
+            error: BaseException = cloudpickle.loads(self.pickled)
+        except Exception:  # a class that exists only over there
+            return failure
+        error.__cause__ = failure
+        return error
+
+
+class RemoteWorker:
+    """A worker behind calls from another process.
+
+    Every method but `set_weights` is to run in one and the same thread, so that environments see
+    no other; `set_weights` may come at any time.
+    """
+
+    def __init__(self, spec: bytes, policy: bytes) -> None:
+        self._spec_bytes = spec
+        self._policy_bytes = policy
+        self._worker: Worker | None = None
+        self._pool: SlabPool | None = None
+        self._weight_slab: WeightSlab | None = None
+        self._lock = threading.Lock()
+        self._given: tuple[int, Buffer | None] = (0, None)
+        self._version = 0
+
+    def build(self) -> WorkerInfo | ErrorReport:
+        """Make the environments and try the policy once."""
+        return _answer(self._build)
+
+    def _build(self) -> WorkerInfo:
+        # A new process starts torch's generator at a constant: all workers would draw alike.
+        torch.seed()
+        spec: WorkerSpec = cloudpickle.loads(self._spec_bytes)
+        policy = cloudpickle.loads(self._policy_bytes)
+        if spec.options.num_threads is not None:
+            torch.set_num_threads(spec.options.num_threads)
+        worker = Worker(
+            spec.index, spec.entry, spec.env_kwargs, policy, spec.options, spec.incarnation
+        )
+        self._worker = worker
+        self._pool = make_pool(worker.placement, 2)
+        weights = weights_from(policy) if isinstance(policy, torch.nn.Module) else {}
+        self._weight_slab = WeightSlab(weights) if weights else None
+        return WorkerInfo(
+            leaves=worker.leaves,
+            num_envs=worker.env.num_envs,
+            batched=worker.env.batched,
+            steps=worker.steps,
+            pid=os.getpid(),
+            node=socket.gethostname(),
+        )
+
+    def collect(
+        self, random: bool, version: int, weights: Buffer | None
+    ) -> tuple[RolloutNote, Buffer] | ErrorReport:
+        """One rollout, as its slab's bytes.
+
+        Args:
+            random: random actions instead of the policy's.
+            version: of the weights that the caller knows to be the newest.
+            weights: these, None if they were sent before or never changed.
+        """
+        self.set_weights(version, weights)
+        return _answer(lambda: self._collect(random))
+
+    def _collect(self, random: bool) -> tuple[RolloutNote, Buffer]:
+        assert self._worker is not None
+        assert self._pool is not None
+        self._take_weights(self._worker)
+        slab = self._pool.acquire()
+        report = self._worker.collect(slab, 0, self._version, random)
+        note = RolloutNote(report.episodes, report.seconds, report.stepped, report.slow_path)
+        return note, slab.array()
+
+    def set_weights(self, version: int, weights: Buffer | None) -> None:
+        """Keep weights for the next rollout to start, if they are newer than what is there."""
+        with self._lock:
+            if weights is not None and version > self._given[0]:
+                self._given = (version, weights)
+
+    def _take_weights(self, worker: Worker) -> None:
+        with self._lock:
+            version, buffer = self._given
+        if buffer is not None and version > self._version:
+            if self._weight_slab is not None:
+                worker.load_weights(self._weight_slab.unpack(buffer))
+            self._version = version
+
+    def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
+        """Seed and reset everything."""
+        assert self._worker is not None
+        worker = self._worker
+        return _answer(lambda: worker.set_seed(seeds, root))
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._worker is not None:
+            self._worker.close()
+
+
+def _answer(function: Callable[[], T]) -> T | ErrorReport:
+    try:
+        return function()
+    except Exception as error:  # carried to the caller, who raises it
+        return ErrorReport.of(error)
