@@ -64,6 +64,11 @@ def check_same(expected: Weights, came: Weights) -> None:
             )
 
 
+def same_values(ours: Weights, theirs: Weights) -> bool:
+    """Whether two sets of weights of the same names are equal, bit for bit or as numbers."""
+    return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
+
+
 def load_weights(target: Weights, source: Weights) -> None:
     """Write `source` into the tensors of `target`, in place, after checking that they fit."""
     check_same(target, source)
@@ -89,7 +94,8 @@ class WeightSlab:
         """The values of these weights now, as one array of bytes of its own."""
         slab = self._pool.acquire()
         load_weights(self._views(slab), weights)
-        return slab.array()
+        packed: npt.NDArray[np.uint8] = slab.array()
+        return packed
 
     def unpack(self, buffer: npt.NDArray[np.uint8]) -> dict[str, torch.Tensor]:
         """Tensors that hold what was packed; ValueError for a buffer of another size."""

@@ -194,6 +194,7 @@ class RayCollector(CollectorBase):
         self._policy = check.check_policy(policy)
         self._own_weights = weights_of(policy)
         self._weight_slab = WeightSlab(self._own_weights) if self._own_weights else None
+        self._first_weights = {name: value.clone() for name, value in self._own_weights.items()}
         self._workers: list[RemoteHandle] = []
         self._gone: list[RemoteHandle] = []
         self._records: dict[int, _Record] = {spec.index: _Record() for spec in specs}
@@ -209,6 +210,7 @@ class RayCollector(CollectorBase):
         except BaseException:
             self.shutdown()
             raise
+        warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=4)
 
     # Starting
 
@@ -234,8 +236,6 @@ class RayCollector(CollectorBase):
         self._engine.check_store(rollouts * (self._prefetch + 1))
         frames = [info.frames for info in infos]
         self._batch_frames = sum(frames) if self._sync else max(frames)
-        if self._batch_frames != self._options.frames_per_batch:
-            warn_of_rounding(self._options.frames_per_batch, self._batch_frames)
 
     def _await_workers(self) -> None:
         deadline = time.monotonic() + _INIT_SECONDS
@@ -276,7 +276,7 @@ class RayCollector(CollectorBase):
         return self._collect_sync() if self._sync else self._collect_async()
 
     def _collect_sync(self) -> Batch:
-        if self._update_each and self._issued:
+        if self._update_each:
             self._push_policy(self._workers)
         self._top_up(max(self._prefetch, 1))
         slab = self._pools[0].acquire()
@@ -286,9 +286,11 @@ class RayCollector(CollectorBase):
         while waiting:
             worker = self._await_any(waiting)
             waiting.remove(worker)
-            rollouts[worker.index] = self._read(worker)
+            rollouts[worker.index] = self._rollout(worker)
             with self._statistics.timed("assemble"):
                 frames += self._place(slab, worker.index, rollouts[worker.index])
+        for worker in self._workers:
+            self._pop(worker)
         self._top_up(self._prefetch)
         info = self._workers[0].info
         episodes = [e for index in sorted(rollouts) for e in rollouts[index].note.episodes]
@@ -305,13 +307,14 @@ class RayCollector(CollectorBase):
         # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
         self._workers.remove(worker)
         self._workers.append(worker)
-        self._served = worker
-        if self._failing is None:
-            self._top_up(self._prefetch)
         with self._statistics.timed("assemble"):
             slab = self._pools[worker.index].acquire()
             frames = self._place(slab, 0, rollout)
             tensors = self._assemble(slab, worker.info, [worker.index])
+        self._served = worker
+        self._pop(worker)
+        if self._failing is None:
+            self._top_up(self._prefetch)
         return Batch(tensors, self._shape(worker.info), frames, rollout.note.episodes)
 
     def _first_ready(self) -> tuple[RemoteHandle, Rollout]:
@@ -326,7 +329,7 @@ class RayCollector(CollectorBase):
                     raise self._failing
                 worker = done
             try:
-                return worker, self._read(worker)
+                return worker, self._rollout(worker)
             except Exception as error:
                 self._failing = self._failing or error
                 self._workers.remove(worker)
@@ -369,11 +372,13 @@ class RayCollector(CollectorBase):
                     warn_of_silence([worker.index for worker in waiting])
                     warned = True
 
-    def _read(self, worker: RemoteHandle) -> Rollout:
+    def _rollout(self, worker: RemoteHandle) -> Rollout:
         with self._statistics.timed("transport"):
-            rollout = worker.read_rollout()
+            return worker.rollout()
+
+    def _pop(self, worker: RemoteHandle) -> None:
+        worker.pop()
         self._in_flight -= worker.info.frames
-        return rollout
 
     def _place(self, slab: Slab, row: int, rollout: Rollout) -> int:
         """Copy a rollout into its row of a batch; returns its collected frames."""
@@ -458,7 +463,7 @@ class RayCollector(CollectorBase):
             seeds, seed = seed_chain(seed, worker.info.num_envs, static_seed)
             worker.set_seed(seeds, root)
         for worker in workers:
-            worker.read_nothing()
+            worker.await_seeded()
         return seed
 
     def update_policy_weights_(
@@ -486,8 +491,13 @@ class RayCollector(CollectorBase):
             wait_all(answers)
 
     def _push_policy(self, workers: Sequence[RemoteHandle]) -> None:
-        if self._own_weights:
-            self._push(weights_of(self._policy), workers, False)
+        """Send the policy's weights, unless they are the ones that the workers were made with."""
+        weights = weights_of(self._policy)
+        if not weights:
+            return
+        if self._issued == 0 and same_values(weights, self._first_weights):
+            return
+        self._push(weights, workers, False)
 
     def _push(self, weights: Weights, workers: Sequence[RemoteHandle], wait: bool) -> list[Any]:
         """One more version, packed and put once, for these workers."""

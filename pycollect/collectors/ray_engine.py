@@ -169,7 +169,8 @@ class RemoteHandle:
 
     def read_info(self) -> WorkerInfo:
         """The answer to the building of the worker. Blocks."""
-        self.info = self._read()
+        self.info = self._answer()
+        self.pop()
         return self.info
 
     def submit(self, random: bool) -> None:
@@ -194,10 +195,17 @@ class RemoteHandle:
         call = self._actor.set_weights.options(concurrency_group="control")
         return call.remote(version, weights)
 
-    def read_rollout(self) -> Rollout:
-        """The oldest rollout. Blocks."""
-        note, buffer = self._read()
+    def rollout(self) -> Rollout:
+        """The oldest rollout, which stays the oldest until `pop`. Blocks.
+
+        An interrupt between the two loses nothing: the same rollout is given again.
+        """
+        note, buffer = self._answer()
         return Rollout(self.index, self.incarnation, note, buffer)
+
+    def pop(self) -> None:
+        """The oldest call is done with."""
+        self._calls.popleft()
 
     def drop_rollouts(self) -> int:
         """Forget the rollouts that were not read, and return how many there were."""
@@ -206,17 +214,18 @@ class RemoteHandle:
         return dropped
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """Queue a set_seed; `read_nothing` waits for it."""
+        """Queue a set_seed; `await_seeded` waits for it."""
         self._calls.append(self._actor.set_seed.remote(list(seeds), root))
 
-    def read_nothing(self) -> None:
-        """The oldest call's answer, which has nothing in it. Blocks."""
-        self._read()
+    def await_seeded(self) -> None:
+        """Wait for the set_seed that is the oldest call. Blocks."""
+        self._answer()
+        self.pop()
 
-    def _read(self) -> Any:
-        call = self._calls.popleft()
+    def _answer(self) -> Any:
+        """The oldest call's answer; what went wrong in the worker is raised."""
         try:
-            answer = self._ray.get(call)
+            answer = self._ray.get(self._calls[0])
         except self._ray.exceptions.RayError as error:
             raise WorkerError(
                 f"worker {self.index} died: {_end_of(error)}",

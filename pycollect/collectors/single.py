@@ -127,8 +127,7 @@ class SyncDataCollector(CollectorBase):
         self._batch_frames = self._worker.env.num_envs * self._worker.steps
         self._issued = 0
         self._report: RolloutReport | None = None
-        if self._batch_frames != self._options.frames_per_batch:
-            warn_of_rounding(self._options.frames_per_batch, self._batch_frames)
+        warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=3)
 
     def _collect(self) -> Batch:
         random = self._issued < self._options.init_random_frames
@@ -158,7 +157,8 @@ class SyncDataCollector(CollectorBase):
     def stats(self) -> dict[str, Any]:
         """See :meth:`CollectorBase.stats`.
 
-        "seconds" has the phases collect, assemble, deliver, user; "slow_paths" counts what goes through one TensorDict per step.
+        "seconds" has the phases collect, assemble, deliver, user; "slow_paths" counts what goes
+        through one TensorDict per step.
         """
         report = self._report
         return {
@@ -215,11 +215,12 @@ def _only_entry(create_env_fn: Any) -> Any:
     return check.check_entry(create_env_fn)
 
 
-def warn_of_rounding(asked: int, real: int) -> None:
-    """Say what a batch really holds."""
-    warnings.warn(
-        f"frames_per_batch={asked} is not divisible by the number of environments: "
-        f"batches have {real} frames",
-        UserWarning,
-        stacklevel=4,
-    )
+def warn_of_rounding(asked: int, real: int, stacklevel: int) -> None:
+    """Say what a batch really holds, if that is not what was asked for."""
+    if asked != real:
+        warnings.warn(
+            f"frames_per_batch={asked} is not divisible by the number of environments: "
+            f"batches have {real} frames",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
