@@ -38,7 +38,14 @@ from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, WorkerSp
 from pycollect.collectors.single import SyncDataCollector, warn_of_rounding
 from pycollect.generators import seed_chain
 from pycollect.layout import Key, dotted
-from pycollect.weights import WeightSlab, Weights, check_same, same_values, weights_from -> Callable[..., None]:
+from pycollect.weights import Weights, WeightSlab, check_same, same_values, weights_from
+
+_INIT_SECONDS = 120.0
+_SILENCE_SECONDS = 60.0
+_SLABS_KEPT = 3
+
+
+def _remembers_passed(init: Callable[..., None]) -> Callable[..., None]:
     """Keep the names of the arguments that the caller really gave in `_passed`."""
 
     @functools.wraps(init)
