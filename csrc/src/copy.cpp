@@ -122,16 +122,6 @@ void check(const TensorView& dst, const TensorView& src) {
   }
 }
 
-// [1, *shape]: the whole array as one frame.
-TensorView as_frame(const TensorView& view) {
-  TensorView frame{view.data, view.dtype, Dims{1}, Dims{0}, view.device};
-  for (int i = 0; i < view.rank(); ++i) {
-    frame.shape.push_back(view.shape[i]);
-    frame.strides.push_back(view.strides[i]);
-  }
-  return frame;
-}
-
 // The dimension along which a copy is shared out: the outermost one in the target's memory that
 // is long enough, else the longest.
 int widest(const TensorView& dst, std::int64_t wanted) {
@@ -161,16 +151,19 @@ TensorView moved_to_front(const TensorView& view, int axis) {
 
 }  // namespace
 
-RunCopy::RunCopy(const TensorView& dst, const TensorView& src) {
-  if (dst.rank() == 0 || dst.rank() != src.rank() ||
-      !(Dims(dst.shape.from(1)) == Dims(src.shape.from(1)))) {
-    throw std::invalid_argument(
-        "copy: expected frames of one shape along the first dimension, got " +
-        to_string(dst.shape) + " and " + to_string(src.shape));
+RunCopy::RunCopy(const TensorView& dst, const TensorView& src) : RunCopy(dst, src, 1) {}
+
+RunCopy RunCopy::whole(const TensorView& dst, const TensorView& src) { return {dst, src, 0}; }
+
+RunCopy::RunCopy(const TensorView& dst, const TensorView& src, int first) {
+  if (dst.rank() < first || dst.rank() != src.rank() ||
+      !(Dims(dst.shape.from(first)) == Dims(src.shape.from(first)))) {
+    throw std::invalid_argument("copy: expected runs of frames of one shape, got " +
+                                to_string(dst.shape) + " and " + to_string(src.shape));
   }
-  axes_[0] = {1, dst.strides[0], src.strides[0]};
+  axes_[0] = first == 1 ? Axis{1, dst.strides[0], src.strides[0]} : Axis{1, 0, 0};
   rank_ = 1;
-  for (int i = 1; i < dst.rank(); ++i) {
+  for (int i = first; i < dst.rank(); ++i) {
     empty_ = empty_ || dst.shape[i] == 0;
     if (dst.shape[i] != 1) {
       axes_[static_cast<std::size_t>(rank_++)] = {dst.shape[i], dst.strides[i], src.strides[i]};
@@ -179,7 +172,13 @@ RunCopy::RunCopy(const TensorView& dst, const TensorView& src) {
   // In the order of the target's memory, whatever the order of the dimensions.
   std::stable_sort(axes_.begin() + 1, axes_.begin() + rank_,
                    [](const Axis& a, const Axis& b) { return std::abs(a.dst) > std::abs(b.dst); });
-  // Two loops that are one on both sides become one.
+  merge_axes();
+  absorb_block(dst.dtype == src.dtype, static_cast<std::int64_t>(item_size(dst.dtype)));
+  kernel_ = dst.dtype == src.dtype ? block_kernel(block_) : cast_kernel(dst.dtype, src.dtype);
+}
+
+// Two loops that are one on both sides become one.
+void RunCopy::merge_axes() {
   for (int i = rank_ - 1; i > 0; --i) {
     Axis& outer = axes_[static_cast<std::size_t>(i - 1)];
     const Axis inner = axes_[static_cast<std::size_t>(i)];
@@ -189,9 +188,6 @@ RunCopy::RunCopy(const TensorView& dst, const TensorView& src) {
       --rank_;
     }
   }
-  const auto item = static_cast<std::int64_t>(item_size(dst.dtype));
-  absorb_block(dst.dtype == src.dtype, item);
-  kernel_ = dst.dtype == src.dtype ? block_kernel(block_) : cast_kernel(dst.dtype, src.dtype);
 }
 
 // Elements of a frame that lie together on both sides are copied as one block.
@@ -224,7 +220,7 @@ void RunCopy::walk(int axis, std::int64_t extent, std::byte* dst, const std::byt
 
 void copy(const TensorView& dst, const TensorView& src) {
   check(dst, src);
-  RunCopy(as_frame(dst), as_frame(src))(dst.data, src.data, 1);
+  RunCopy::whole(dst, src)(dst.data, src.data, 1);
 }
 
 void parallel_copy(ThreadPool& pool, const TensorView& dst, const TensorView& src) {

@@ -48,6 +48,9 @@ class RunCopy {
   // addresses and first extents are not used.
   RunCopy(const TensorView& dst, const TensorView& src);
 
+  // For arrays that are one frame each, of any rank: a run of one.
+  static RunCopy whole(const TensorView& dst, const TensorView& src);
+
   void operator()(std::byte* dst, const std::byte* src, std::int64_t n) const;
 
  private:
@@ -60,6 +63,9 @@ class RunCopy {
     std::int64_t src;
   };
 
+  // The frame's dimensions are those from `first`, 0 or 1, on.
+  RunCopy(const TensorView& dst, const TensorView& src, int first);
+  void merge_axes();
   void absorb_block(bool same_type, std::int64_t item);
   void walk(int axis, std::int64_t extent, std::byte* dst, const std::byte* src) const;
 

@@ -1,0 +1,29 @@
+#include <doctest/doctest.h>
+
+#include <stdexcept>
+
+#include "pycollect/dtype.h"
+
+using namespace pycollect;
+
+TEST_CASE("names and types map to each other") {
+  for (int i = 0; i <= static_cast<int>(DType::complex128); ++i) {
+    const auto dtype = static_cast<DType>(i);
+    CHECK(dtype_named(name_of(dtype)) == dtype);
+  }
+  CHECK(name_of(DType::boolean) == "bool");
+  CHECK_THROWS_WITH_AS(dtype_named("str"),
+                       "dtype: expected a numeric type such as float32, got str",
+                       std::invalid_argument);
+}
+
+TEST_CASE("sizes and kinds") {
+  CHECK(item_size(DType::boolean) == 1);
+  CHECK(item_size(DType::bfloat16) == 2);
+  CHECK(item_size(DType::complex64) == 8);
+  CHECK(item_size(DType::complex128) == 16);
+  CHECK(kind_of(DType::boolean) == DTypeKind::boolean);
+  CHECK(kind_of(DType::uint64) == DTypeKind::integer);
+  CHECK(kind_of(DType::float16) == DTypeKind::floating);
+  CHECK(kind_of(DType::complex64) == DTypeKind::complex);
+}
