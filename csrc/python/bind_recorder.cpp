@@ -142,8 +142,8 @@ void bind_recorder(py::module_& module) {
                       std::int64_t max_frames_per_traj, bool skips_after_done, bool set_truncated) {
             return std::make_unique<BoundRecorder>(
                 layout, observations, outputs,
-                 RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done,
-                                 set_truncated});
+                RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done,
+                                set_truncated});
           }),
           py::arg("layout"), py::arg("observations"), py::arg("outputs"), py::arg("envs"),
           py::arg("batched"), py::arg("max_frames_per_traj") = 0,

@@ -38,16 +38,22 @@ void bind_slab(py::module_& module) {
       .def("tensors", &tensors_of, py::arg("batch_shape"), py::arg("tensor_type"),
            "One contiguous tensor per leaf, [*batch_shape, *frame], each holding the slab.");
 
-  py::class_<SlabPoolStats>(module, "SlabPoolStats", "How many slabs a pool made, lent, holds.")
-      .def_readonly("created", &SlabPoolStats::created)
-      .def_readonly("lent", &SlabPoolStats::lent)
-      .def_readonly("free", &SlabPoolStats::free);
+  py::class_<PoolStats>(module, "PoolStats", "How many slabs a pool made, lent, holds.")
+      .def_readonly("created", &PoolStats::created)
+      .def_readonly("lent", &PoolStats::lent)
+      .def_readonly("free", &PoolStats::free);
+
+  py::class_<MemoryPool>(module, "MemoryPool", "Lends slabs of any placement, recycles memory.")
+      .def(py::init<std::int64_t, bool>(), py::arg("max_free"), py::arg("poison") = false)
+      .def("acquire", py::overload_cast<Placement>(&MemoryPool::acquire), py::arg("placement"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("stats", &MemoryPool::stats);
 
   py::class_<SlabPool>(module, "SlabPool", "Lends slabs and recycles each after its last view.")
       .def(py::init<Placement, std::int64_t, bool>(), py::arg("placement"), py::arg("max_free"),
            py::arg("poison") = false)
       .def("acquire", &SlabPool::acquire, py::call_guard<py::gil_scoped_release>())
-      .def_property_readonly("placement", [](const SlabPool& self) { return *self.placement(); })
+      .def_property_readonly("placement", &SlabPool::placement)
       .def("stats", &SlabPool::stats);
 }
 

@@ -3,7 +3,6 @@
 
 #include "bindings.h"
 #include "interop.h"
-#include "pycollect/memory_pool.h"
 #include "pycollect/split.h"
 #include "pycollect/thread_pool.h"
 
@@ -63,12 +62,6 @@ void pad(const SplitPlan& plan, py::handle target, std::int64_t value) {
 }  // namespace
 
 void bind_split(py::module_& module) {
-  py::class_<MemoryPool>(module, "MemoryPool", "Lends slabs of any placement, recycles memory.")
-      .def(py::init<std::int64_t, bool>(), py::arg("max_free"), py::arg("poison") = false)
-      .def("acquire", &MemoryPool::acquire, py::arg("placement"),
-           py::call_guard<py::gil_scoped_release>())
-      .def("stats", &MemoryPool::stats);
-
   py::class_<SplitPlan>(module, "SplitPlan", "The trajectories of one batch, in row-major order.")
       .def(py::init(&make_plan), py::arg("done"), py::arg("ids") = py::none(),
            py::arg("mask") = py::none(), py::kw_only(), py::arg("batch_dims"))

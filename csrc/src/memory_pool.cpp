@@ -79,15 +79,14 @@ MemoryPool::MemoryPool(std::int64_t max_free, bool poison) : state_(std::make_sh
   state_->free.reserve(static_cast<std::size_t>(max_free) + 1);  // a return never allocates
 }
 
-std::shared_ptr<Slab> MemoryPool::acquire(Placement placement) {
-  auto shared = std::make_shared<const Placement>(std::move(placement));
-  State::Block block = state_->take(shared->bytes());
+std::shared_ptr<Slab> MemoryPool::acquire(std::shared_ptr<const Placement> placement) {
+  State::Block block = state_->take(placement->bytes());
   const bool fresh = !block.memory;
   if (fresh) {
-    block.memory = Memory::allocate(with_room(shared->bytes()));
+    block.memory = Memory::allocate(with_room(placement->bytes()));
   }
   ++block.generation;
-  auto slab = std::make_unique<Slab>(block.memory, std::move(shared), block.generation);
+  auto slab = std::make_unique<Slab>(block.memory, std::move(placement), block.generation);
   {
     std::lock_guard lock(state_->mutex);
     ++state_->lent;
@@ -99,7 +98,7 @@ std::shared_ptr<Slab> MemoryPool::acquire(Placement placement) {
           }};
 }
 
-SlabPoolStats MemoryPool::stats() const {
+PoolStats MemoryPool::stats() const {
   std::lock_guard lock(state_->mutex);
   return {state_->created, state_->lent, static_cast<std::int64_t>(state_->free.size())};
 }

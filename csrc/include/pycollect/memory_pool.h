@@ -3,17 +3,23 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
 #include "pycollect/slab.h"
-#include "pycollect/slab_pool.h"
 
 namespace pycollect {
+
+struct PoolStats {
+  std::int64_t created = 0;  // blocks of memory taken from the system so far
+  std::int64_t lent = 0;     // slabs that somebody holds now
+  std::int64_t free = 0;     // blocks that wait to be lent again
+};
 
 // For results whose size differs from call to call, such as padded trajectories: fresh memory
 // costs ten times more to write than memory that was touched before.
 //
-// Thread-safe. As with SlabPool, the return of a slab runs on whatever thread drops the last view
-// and touches no Python.
+// Thread-safe. The return of a slab runs on whatever thread drops the last view, touches no Python,
+// blocks on nothing but one short mutex, and works after the pool itself is gone.
 class MemoryPool {
  public:
   // At most max_free blocks are kept; when one more comes back, the oldest goes. `poison` fills
@@ -21,10 +27,13 @@ class MemoryPool {
   MemoryPool(std::int64_t max_free, bool poison);
 
   // A slab over a free block that is large enough and at most twice as large, or over fresh
-  // memory. Its contents are whatever was there.
-  std::shared_ptr<Slab> acquire(Placement placement);
+  // memory: a lent slab is never waited for. Its contents are whatever was there.
+  std::shared_ptr<Slab> acquire(std::shared_ptr<const Placement> placement);
+  std::shared_ptr<Slab> acquire(Placement placement) {
+    return acquire(std::make_shared<const Placement>(std::move(placement)));
+  }
 
-  SlabPoolStats stats() const;
+  PoolStats stats() const;
 
  private:
   struct State;

@@ -3,35 +3,29 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 
-#include "pycollect/slab.h"
+#include "pycollect/memory_pool.h"
 
 namespace pycollect {
 
-struct SlabPoolStats {
-  std::int64_t created = 0;  // blocks of memory taken from the system so far
-  std::int64_t lent = 0;     // slabs that somebody holds now
-  std::int64_t free = 0;     // blocks that wait to be lent again
-};
-
-// Thread-safe. The return of a slab runs on whatever thread drops the last view, touches no
-// Python, blocks on nothing but one short mutex, and works after the pool itself is gone.
+// A MemoryPool for batches, which all have one size. As thread-safe as that.
 class SlabPool {
  public:
-  // At most max_free blocks are kept for reuse. `poison` fills each block with 0xA5 when it comes
-  // back, so that a view of recycled memory shows at once.
-  SlabPool(Placement placement, std::int64_t max_free, bool poison);
+  // At most max_free blocks are kept for reuse; `poison` as for a MemoryPool.
+  SlabPool(Placement placement, std::int64_t max_free, bool poison)
+      : placement_(std::make_shared<const Placement>(std::move(placement))),
+        memory_(max_free, poison) {}
 
-  // A free slab, or fresh memory where none is free: a lent slab is never waited for. Its contents
-  // are whatever was there.
-  std::shared_ptr<Slab> acquire();
+  // A free slab, or fresh memory where none is free. Its contents are whatever was there.
+  std::shared_ptr<Slab> acquire() { return memory_.acquire(placement_); }
 
-  const std::shared_ptr<const Placement>& placement() const;
-  SlabPoolStats stats() const;
+  const Placement& placement() const { return *placement_; }
+  PoolStats stats() const { return memory_.stats(); }
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  std::shared_ptr<const Placement> placement_;
+  MemoryPool memory_;
 };
 
 }  // namespace pycollect
