@@ -1,11 +1,44 @@
 """A compiled-core data collector for reinforcement learning."""
 
-from pycollect.collectors.ray import RayCollector
-from pycollect.collectors.single import SyncDataCollector
-from pycollect.errors import WorkerError
-from pycollect.trajectory import split_trajectories
+from __future__ import annotations
 
-Collector = SyncDataCollector
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pycollect.collectors.ray import RayCollector
+    from pycollect.collectors.single import SyncDataCollector
+    from pycollect.collectors.single import SyncDataCollector as Collector
+    from pycollect.errors import WorkerError
+    from pycollect.trajectory import split_trajectories
 
 __version__ = "0.1.0"
 __all__ = ["Collector", "RayCollector", "SyncDataCollector", "WorkerError", "split_trajectories"]
+
+# Names are looked up when they are first asked for: the core alone needs no torch, splitting no
+# Gymnasium, and `import pycollect` takes no time.
+_HOMES = {
+    "Collector": ("pycollect.collectors.single", "SyncDataCollector"),
+    "RayCollector": ("pycollect.collectors.ray", "RayCollector"),
+    "SyncDataCollector": ("pycollect.collectors.single", "SyncDataCollector"),
+    "WorkerError": ("pycollect.errors", "WorkerError"),
+    "split_trajectories": ("pycollect.trajectory", "split_trajectories"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    try:
+        value = getattr(import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name != "gymnasium":
+            raise
+        raise ImportError(f"{name} needs Gymnasium: pip install 'pycollect[gym]'") from error
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *__all__]

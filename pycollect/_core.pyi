@@ -1,0 +1,377 @@
+"""The compiled core of pycollect.
+
+`_Array` stands for what the core can look into without a copy: a numpy array, a torch tensor,
+anything else with the buffer protocol or `__dlpack__`. Where data is moved, the GIL is released.
+"""
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias, TypeVar, final
+
+import numpy as np
+import numpy.typing as npt
+
+_Array: TypeAlias = Any
+_Key: TypeAlias = tuple[str, ...]
+_Tensor = TypeVar("_Tensor")
+
+@final
+class Leaf:
+    """One tensor of a frame; immutable.
+
+    Attributes:
+        key: its path in a batch, at least one name.
+        dtype: "bool", "uint8", "int8", ..., "float16", "bfloat16", "float32", ..., "complex128".
+        shape: of one frame of one env.
+
+    Raises:
+        ValueError: an unknown dtype, or more than 16 dimensions.
+        TypeError: a key that is not a tuple of strings.
+    """
+
+    def __init__(self, key: _Key, dtype: str, shape: Sequence[int]) -> None: ...
+    @property
+    def key(self) -> _Key: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __eq__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Layout:
+    """The ordered leaves of a batch; immutable.
+
+    Attributes:
+        fingerprint: equal for equal leaves in equal order, on every machine.
+
+    Raises:
+        ValueError: no leaf, an empty key, a key twice, or a key inside another.
+    """
+
+    def __init__(self, leaves: Sequence[Leaf]) -> None: ...
+    @property
+    def leaves(self) -> list[Leaf]: ...
+    @property
+    def fingerprint(self) -> int: ...
+    def __len__(self) -> int: ...
+
+@final
+class Placement:
+    """Where the leaves of a layout lie in a slab of B workers, P envs and T steps; immutable.
+
+    The order in memory is [B, P, T] ("stack") or [P, B, T] ("time").
+
+    Raises:
+        ValueError: an extent below 1, another order, or a size past 64 bits.
+    """
+
+    def __init__(
+        self, layout: Layout, workers: int, envs: int, steps: int, order: str = "stack"
+    ) -> None: ...
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def envs(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+
+@final
+class RolloutHeader:
+    """What a rollout says of itself, after it was checked against its placement.
+
+    Attributes:
+        incarnation: how many times the worker was replaced.
+        sequence: of the rollout within the incarnation, from 0.
+        frames: collected ones; uncollected cells are not counted.
+        generation: of the slab when it was lent for this rollout.
+    """
+
+    @property
+    def worker(self) -> int: ...
+    @property
+    def incarnation(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def policy_version(self) -> int: ...
+    @property
+    def envs(self) -> int: ...
+    @property
+    def steps(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+
+@final
+class Slab:
+    """A lease of one batch's memory. The memory goes back to its pool when the last view is gone.
+
+    Attributes:
+        generation: how many times this memory had been lent before.
+    """
+
+    @property
+    def placement(self) -> Placement: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def generation(self) -> int: ...
+    def array(self) -> npt.NDArray[np.uint8]:
+        """All of it, headers included, writable; the array holds the slab."""
+
+    def header(self, row: int = 0) -> RolloutHeader:
+        """The checked header of that worker's rollout.
+
+        Raises:
+            ValueError: the first number in it that does not fit.
+            IndexError: there is no such row.
+        """
+
+    def tensors(
+        self, batch_shape: Sequence[int], tensor_type: type[_Tensor]
+    ) -> tuple[_Tensor, ...]:
+        """One contiguous tensor per leaf, [*batch_shape, *frame]; each holds the slab.
+
+        Args:
+            batch_shape: of as many frames as the slab has.
+            tensor_type: torch.Tensor, which the core does not import by itself.
+        """
+
+@final
+class PoolStats:
+    """How many blocks of memory a pool took so far, has lent now, and holds free."""
+
+    @property
+    def created(self) -> int: ...
+    @property
+    def lent(self) -> int: ...
+    @property
+    def free(self) -> int: ...
+
+@final
+class SlabPool:
+    """Lends slabs of one placement. Thread-safe.
+
+    Args:
+        max_free: how many blocks are kept for reuse.
+        poison: fill each block with 0xA5 when it comes back.
+    """
+
+    def __init__(self, placement: Placement, max_free: int, poison: bool = False) -> None: ...
+    def acquire(self) -> Slab:
+        """A free slab, or fresh memory where none is free; its contents are whatever was there."""
+
+    @property
+    def placement(self) -> Placement: ...
+    def stats(self) -> PoolStats: ...
+
+@final
+class MemoryPool:
+    """Lends slabs of any placement over memory that is used again. Thread-safe.
+
+    Args:
+        max_free: how many blocks are kept; when one more comes back, the oldest goes.
+        poison: fill each block with 0xA5 when it comes back.
+    """
+
+    def __init__(self, max_free: int, poison: bool = False) -> None: ...
+    def acquire(self, placement: Placement) -> Slab: ...
+    def stats(self) -> PoolStats: ...
+
+@final
+class Recorder:
+    """Writes the steps of P envs into a slab. Not thread-safe.
+
+    Args:
+        layout: the leaves of a frame, those that every batch has among them.
+        observations: (key, current, live) each. `current`, contiguous, [*obs] or [P, *obs] where
+            batched, always holds the observation to act on; where not `live`, only between
+            rollouts.
+        outputs: the keys of the policy's outputs.
+        envs: P.
+        batched: arrays have a leading dimension P.
+        max_frames_per_traj: truncate a trajectory at that length; 0: never.
+        skips_after_done: the step after a done is a dummy, whose cell stays uncollected.
+        set_truncated: flag the last collected frame of every env in every rollout.
+
+    Raises:
+        ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        observations: Sequence[tuple[_Key, _Array, bool]],
+        outputs: Sequence[_Key],
+        envs: int,
+        batched: bool,
+        max_frames_per_traj: int = 0,
+        skips_after_done: bool = False,
+        set_truncated: bool = False,
+    ) -> None: ...
+    @property
+    def done(self) -> npt.NDArray[np.bool_]:
+        """[P], after a step: must be reset now. The same memory each time."""
+
+    @property
+    def frames(self) -> int:
+        """Steps of single envs recorded since construction, dummies not counted."""
+
+    def restart(self, observation: _Array | tuple[_Array, ...]) -> None:
+        """Every env was reset: open trajectories just end."""
+
+    def begin(self, slab: Slab, row: int, policy_version: int) -> None:
+        """The next steps go to `row` of this slab, until `finish` or `abandon`.
+
+        Raises:
+            ValueError: a slab of another layout or another P.
+            RuntimeError: `restart` was never called.
+        """
+
+    def step(
+        self,
+        observation: _Array | tuple[_Array, ...],
+        reward: _Array,
+        terminated: _Array,
+        truncated: _Array,
+        outputs: _Array | tuple[_Array, ...],
+    ) -> int:
+        """Record a step and return how many envs must be reset now, see `done`.
+
+        Args:
+            observation: the true successor, one array or a tuple in the order of `observations`.
+            outputs: what the policy chose the step's action with, in the order of `outputs`.
+
+        Raises:
+            ValueError: a shape or dtype that does not fit, named by its key.
+            RuntimeError: no rollout has begun, or it is full.
+        """
+
+    def reset(self, observation: _Array | tuple[_Array, ...]) -> None:
+        """The envs that `done` names were reset: only their rows are read."""
+
+    def finish(self, worker: int, incarnation: int, sequence: int) -> RolloutHeader:
+        """Complete the rollout, write its header into the slab, and let the slab go.
+
+        Raises:
+            RuntimeError: before the last step.
+        """
+
+    def abandon(self) -> None:
+        """Let the slab go, its rollout unfinished."""
+
+    def take_episodes(self) -> list[tuple[int, float, int]]:
+        """(env, return, length in frames) of the episodes that ended since the last call."""
+
+def copy(dst: _Array, src: _Array) -> None:
+    """Copy one array into another of equal shape, whatever strides and dtypes.
+
+    Raises:
+        ValueError: the shapes differ, or `dst` is read-only.
+    """
+
+def place_rollout(
+    slab: Slab, row: int, rollout: npt.NDArray[np.uint8], placement: Placement
+) -> RolloutHeader:
+    """Copy one worker's rollout into its row of a batch's slab; return its header.
+
+    Args:
+        rollout: the bytes of a slab of one worker; may be read-only.
+        placement: that slab's. One with fewer steps than the batch is padded: zeros, and
+            ("collector", "traj_ids") -1.
+
+    Raises:
+        ValueError: the bytes do not fit their placement, or it not the batch's; nothing was
+            written then.
+    """
+
+@final
+class TrajectoryIds:
+    """Maps workers' trajectory ids to global ones, without gaps, in the order they are seen."""
+
+    def __init__(self) -> None: ...
+    @staticmethod
+    def from_state(
+        state: tuple[int, Sequence[tuple[int, Sequence[int], Sequence[int]]]],
+    ) -> TrajectoryIds:
+        """Go on from a `state`; ValueError for one that no run can have come to."""
+
+    def renumber(self, worker: int, ids: _Array) -> None:
+        """Renumber a rollout's ids, int64 [P, T], in place; -1 stays.
+
+        Raises:
+            ValueError: ids that a worker cannot have given; nothing was changed then.
+        """
+
+    def forget(self, worker: int) -> None:
+        """The worker was replaced: its open trajectories end, its local ids begin anew."""
+
+    @property
+    def next(self) -> int:
+        """The number of trajectories so far."""
+
+    def state(self) -> tuple[int, list[tuple[int, list[int], list[int]]]]:
+        """`next`, and (worker, local ids, global ids) of the open trajectories, -1 for none."""
+
+@final
+class SplitPlan:
+    """The trajectories of one batch, in row-major order; immutable.
+
+    Args:
+        done: bool, of the batch's shape, or with dimensions of extent 1 behind it; or None.
+        ids: int64, likewise. One of these two is needed.
+        mask: bool, likewise: False for a cell without a frame.
+        batch_dims: the number of batch dimensions, time last.
+
+    Attributes:
+        count: N, the number of trajectories.
+        longest: the length of the longest, 0 where there is none.
+        frames: the sum of the lengths.
+
+    Raises:
+        ValueError: neither done nor ids, or one that does not fit.
+    """
+
+    def __init__(
+        self,
+        done: _Array | None,
+        ids: _Array | None = None,
+        mask: _Array | None = None,
+        *,
+        batch_dims: int,
+    ) -> None: ...
+    @property
+    def count(self) -> int: ...
+    @property
+    def longest(self) -> int: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """[count + 1]: trajectory i is [offsets[i], offsets[i + 1]) in the flat form."""
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """[count]."""
+
+    def padded(self, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
+        """Each source [*batch, *frame] into its target [count, longest, *frame], padded by zeros.
+
+        Raises:
+            ValueError: a shape that does not fit; nothing was written then.
+        """
+
+    def flat(self, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
+        """Each source [*batch, *frame] into its target [frames, *frame]; errors as `padded`."""
+
+    def mask(self, target: _Array) -> None:
+        """True where a cell of bool [count, longest] is a frame, else False."""
+
+    def pad(self, target: _Array, value: int) -> None:
+        """Set the padding of a leaf [count, longest, *frame] to another value than zero."""
