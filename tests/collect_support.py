@@ -1,0 +1,304 @@
+"""What the collectors' tests share: ways to collect, counting environments, and their oracle."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from envs_for_tests import CountingEnv, CountingVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+from pycollect import RayCollector, SyncDataCollector
+
+LENGTHS = (3, 1, 4)
+STEPS = 7  # of one env in one rollout: no multiple of the lengths' sum
+ACTORS = 2
+
+
+class EchoEnv(CountingEnv):
+    """A CountingEnv whose reward is step + 100 * action."""
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = super().step(action)
+        return observation, reward + 100.0 * float(action), terminated, truncated, info
+
+
+def parity(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Action: (episode + step) % 2; and the observation as it was seen."""
+    return ((observation[..., 1] + observation[..., 2]) % 2).long(), observation.clone()
+
+
+def parity_policy() -> TensorDictModule:
+    return TensorDictModule(parity, ["observation"], ["action", "seen"])
+
+
+# Environments of worker w: env p has the number 10 * w + p.
+
+
+def echo_fns(worker: int, count: int = 3) -> list[Callable[[], EchoEnv]]:
+    return [partial(EchoEnv, 10 * worker + p, LENGTHS) for p in range(count)]
+
+
+def gym_vector(worker: int, kind: Any, mode: str, **kwargs: Any) -> Any:
+    return kind(echo_fns(worker), autoreset_mode=AutoresetMode[mode], **kwargs)
+
+
+def foreign_vector(worker: int, **kwargs: Any) -> CountingVectorEnv:
+    return CountingVectorEnv([fn() for fn in echo_fns(worker)], **kwargs)
+
+
+ENTRIES: dict[str, Callable[[int], Any]] = {
+    "one": lambda w: echo_fns(w)[0],
+    "list": echo_fns,
+    "list of one": lambda w: echo_fns(w, 1),
+    **{
+        f"SyncVectorEnv {mode}": partial(
+            lambda mode, w: partial(gym_vector, w, SyncVectorEnv, mode), mode
+        )
+        for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
+    },
+    **{
+        f"AsyncVectorEnv {mode}{'' if shared else ' pipes'}": partial(
+            lambda mode, shared, w: partial(
+                gym_vector, w, AsyncVectorEnv, mode, shared_memory=shared
+            ),
+            mode,
+            shared,
+        )
+        for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
+        for shared in (True, False)
+    },
+    "ignores masks": lambda w: partial(foreign_vector, w, ignores_mask=True),
+}
+
+
+def envs_of(kind: str) -> tuple[int, bool]:
+    """P and whether batches have a dimension for it."""
+    return {"one": (1, False), "list of one": (1, True)}.get(kind, (3, True))
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to collect: the class and the arguments that decide what a batch looks like."""
+
+    name: str
+    workers: int = 1
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def ray(self) -> bool:
+        return self.name != "in process"
+
+    @property
+    def sync(self) -> bool:
+        return "sync" in self.arguments
+
+    @property
+    def cat(self) -> Any:
+        return self.arguments.get("cat_results", "stack") if self.sync else None
+
+    def shape(self, envs: int, batched: bool, steps: int) -> tuple[int, ...]:
+        """Batch dimensions as section 5 of the contract has them."""
+        if not self.sync:
+            return (envs, steps) if batched else (steps,)
+        if self.cat == "stack":
+            return (self.workers, envs, steps) if batched else (self.workers, steps)
+        if not batched:
+            return (self.workers * steps,)
+        return (self.workers * envs, steps) if self.cat == 0 else (envs, self.workers * steps)
+
+    def rows(self, td: Any, envs: int, batched: bool) -> list[tuple[int | None, int, Any]]:
+        """(worker, env, its frames [T]) in the order in which ids are numbered."""
+        steps = td.shape[-1] // (self.workers if self.cat == -1 or self._flat(td, batched) else 1)
+        rows = []
+        for w in range(self.workers if self.sync else 1):
+            for p in range(envs):
+                worker = w if self.sync or not self.ray else None
+                rows.append((worker, p, self._row(td, w, p, envs, batched, steps)))
+        return rows
+
+    def _flat(self, td: Any, batched: bool) -> bool:
+        return self.cat == 0 and not batched
+
+    def _row(self, td: Any, w: int, p: int, envs: int, batched: bool, steps: int) -> Any:
+        own = slice(w * steps, (w + 1) * steps)
+        if not self.sync:
+            return td[p] if batched else td
+        if self.cat == "stack":
+            return td[w, p] if batched else td[w]
+        if not batched:
+            return td[own]
+        return td[w * envs + p] if self.cat == 0 else td[p, own]
+
+
+IN_PROCESS = Way("in process")
+STACK = Way("ray sync stack", ACTORS, {"sync": True})
+CAT_0 = Way("ray sync 0", ACTORS, {"sync": True, "cat_results": 0})
+CAT_TIME = Way("ray sync -1", ACTORS, {"sync": True, "cat_results": -1})
+ASYNC = [Way(f"ray async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
+
+
+@contextmanager
+def collecting(
+    way: Way,
+    entry: Callable[[int], Any],
+    policy: Any = None,
+    *,
+    frames: int,
+    **arguments: Any,
+) -> Iterator[Any]:
+    """A collector in that way, `frames` frames per worker and batch; shut down at the end."""
+    arguments = {**way.arguments, **arguments}
+    if not way.ray:
+        collector: Any = SyncDataCollector(entry(0), policy, frames_per_batch=frames, **arguments)
+    else:
+        per_batch = frames * way.workers if way.sync else frames
+        arguments.setdefault("remote_configs", {"num_cpus": 1, "memory": 1024**3})
+        collector = RayCollector(
+            [entry(w) for w in range(way.workers)], policy, frames_per_batch=per_batch, **arguments
+        )
+    with collector:
+        yield collector
+
+
+class FrameOracle:
+    """Follows every env frame by frame: nothing is lost, repeated or shifted.
+
+    Args:
+        lengths: of the envs' episodes, in turn.
+        max_frames: max_frames_per_traj.
+        exact: an env is reset exactly once between two trajectories.
+        skips: the step after a done is an uncollected cell.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int] = LENGTHS,
+        *,
+        max_frames: int = 0,
+        set_truncated: bool = False,
+        reset_each: bool = False,
+        exact: bool = True,
+        skips: bool = False,
+        acts: bool = True,
+    ) -> None:
+        self.lengths, self.max_frames = lengths, max_frames
+        self.set_truncated, self.reset_each = set_truncated, reset_each
+        self.exact, self.skips, self.acts = exact, skips, acts
+        self.ids: dict[tuple[int, int], int] = {}
+        self.last: dict[int, tuple[int, int, bool]] = {}  # number: (episode, step + 1, it ended)
+        self.dummy_due: set[int] = set()
+        self.frames = 0
+
+    def check(self, rows: Sequence[tuple[int | None, int, Any]]) -> None:
+        """One batch, as `Way.rows` gives it."""
+        workers = set()
+        for worker, env, td in rows:
+            numbers = td["observation"][:, 0]
+            collected = td["collector", "traj_ids"] >= 0
+            number = int(numbers[collected][0])
+            assert number % 10 == env
+            if worker is None:
+                workers.add(number // 10)
+            else:
+                assert number // 10 == worker
+            self._row(number, td, collected.tolist())
+        assert len(workers) <= 1
+        assert set(self.ids.values()) == set(range(len(self.ids)))
+
+    def _row(self, number: int, td: Any, collected: list[bool]) -> None:
+        assert self.skips or all(collected)
+        final = max(t for t, there in enumerate(collected) if there)
+        flat = {
+            key if isinstance(key, str) else ".".join(key): value.tolist()
+            for key, value in td.items(include_nested=True, leaves_only=True)
+        }
+        if self.reset_each and number in self.last:
+            self.last[number] = (*self.last[number][:2], True)
+            self.dummy_due.discard(number)
+        for t, there in enumerate(collected):
+            frame = {key: values[t] for key, values in flat.items()}
+            assert there == (number not in self.dummy_due), f"env {number}, time {t}: {frame}"
+            self.dummy_due.discard(number)
+            if not there:
+                self._dummy(number, frame)
+                continue
+            self._frame(number, frame, t == final)
+            if self.skips and self.last[number][2]:
+                self.dummy_due.add(number)
+
+    def _dummy(self, number: int, frame: dict[str, Any]) -> None:
+        assert frame.pop("collector.traj_ids") == -1
+        assert frame.pop("collector.mask") is False
+        for key, value in frame.items():
+            assert not torch.tensor(value).any(), f"env {number}: {key} of an uncollected cell"
+
+    def _frame(self, number: int, frame: dict[str, Any], final: bool) -> None:
+        _, episode, step = (int(x) for x in frame["observation"])
+        if number not in self.last:
+            assert step == 0
+        else:
+            before, following, ended = self.last[number]
+            if ended:
+                assert step == 0
+                assert episode == before + 1 or (not self.exact and episode > before)
+            else:
+                assert (episode, step) == (before, following)
+        self._check_frame(number, episode, step, frame, final)
+        end = self._ends(episode, step) or step + 1 == self.max_frames
+        self.last[number] = (episode, step + 1, end)
+        self.frames += 1
+
+    def _ends(self, episode: int, step: int) -> bool:
+        return step + 1 >= self.lengths[episode % len(self.lengths)]
+
+    def _check_frame(
+        self, number: int, episode: int, step: int, frame: dict[str, Any], final: bool
+    ) -> None:
+        terminated = self._ends(episode, step)
+        truncated = step + 1 == self.max_frames or (final and self.set_truncated)
+        action = frame["action"]
+        expected: dict[str, Any] = {
+            "observation": [number, episode, step],
+            "next.observation": [number, episode, step + 1],
+            "next.reward": [step + 1 + 100 * action],
+            "next.terminated": [terminated],
+            "next.truncated": [truncated],
+            "next.done": [terminated or truncated],
+            **{flag: [False] for flag in ("done", "terminated", "truncated")},
+            "collector.traj_ids": self.ids.setdefault((number, episode), len(self.ids)),
+        }
+        if self.acts:
+            expected["action"] = (episode + step) % 2
+            expected["seen"] = [number, episode, step]
+        if self.max_frames:
+            expected["step_count"], expected["next.step_count"] = [step], [step + 1]
+        if self.skips:
+            expected["collector.mask"] = True
+        came = {key: frame[key] for key in expected}
+        assert came == expected, f"env {number}, episode {episode}, step {step}"
+        if self.acts:
+            assert frame.keys() == expected.keys()
+
+
+def collected_frames(td: TensorDict) -> int:
+    """Cells that hold a frame."""
+    return int((td["collector", "traj_ids"] >= 0).sum())
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Poll until the condition is true, and return its value; fail after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"nothing happened within {seconds} s"
+        time.sleep(0.01)

@@ -1,0 +1,83 @@
+"""One Ray for the whole session, and a watch over what each test leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+HERE = str(Path(__file__).parent)
+_PR_SET_CHILD_SUBREAPER = 36
+_LEAK_SECONDS = 15.0
+_SHARED = Path("/dev/shm")
+
+# Ray's processes come and go by themselves; an actor of ours that stays is called ray::RemoteWorker
+# or, after a fork, has no title of Ray's own.
+_RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.py", "/ray/")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A descendant whose parent has died stays our descendant, so that it is found.
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Workers import the tests' environments by name.
+    paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """The Ray of this session: four logical CPUs, whatever the machine has."""
+    ray = pytest.importorskip("ray")
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=500 * 1024**2,
+        _memory=16 * 1024**3,
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+    yield ray
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test after which a process or a piece of named shared memory is still there."""
+    if request.node.get_closest_marker("ray"):
+        request.getfixturevalue("ray_cluster")
+    processes, shared = _processes(), _shared_memory()
+    yield
+    deadline = time.monotonic() + _LEAK_SECONDS
+    while True:
+        left = {pid: name for pid, name in _processes().items() if pid not in processes}
+        names = _shared_memory() - shared
+        if not left and not names:
+            return
+        if time.monotonic() > deadline:
+            pytest.fail(f"left behind: processes {left}, shared memory {sorted(names)}")
+        time.sleep(0.05)
+
+
+def _processes() -> dict[int, str]:
+    """Our descendants by pid, without zombies and Ray's own."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            title = " ".join(process.cmdline()) or process.name()
+            if process.status() != psutil.STATUS_ZOMBIE and not any(s in title for s in _RAYS_OWN):
+                found[process.pid] = title
+    return found
+
+
+def _shared_memory() -> set[str]:
+    names = (path.name for path in _SHARED.iterdir()) if _SHARED.is_dir() else ()
+    return {name for name in names if not name.startswith("plasma")}

@@ -1,0 +1,132 @@
+"""Counting environments: frame by frame, nothing is lost, repeated or shifted.
+
+Observation = (env, episode, step), reward = step + 100 * action; the policy also returns what it
+saw. Ids are numbered in order of first delivery, by (worker, env, time).
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import pytest
+from collect_support import (
+    ASYNC,
+    CAT_0,
+    CAT_TIME,
+    ENTRIES,
+    IN_PROCESS,
+    STACK,
+    STEPS,
+    FrameOracle,
+    Way,
+    collected_frames,
+    collecting,
+    envs_of,
+    parity_policy,
+)
+
+BATCHES = 5
+SWITCHES = list(product((0, 2), (False, True), (False, True)))
+PLAIN = (0, False, False)
+# These do not honour reset_mask: the step after a done is a dummy.
+DUMMIES = ("ignores masks", "AsyncVectorEnv NEXT_STEP pipes")
+
+
+def check_counting(way: Way, kind: str, switches: tuple[int, bool, bool], policy: Any) -> None:
+    max_frames, reset_each, set_truncated = switches
+    envs, batched = envs_of(kind)
+    oracle = FrameOracle(
+        max_frames=max_frames,
+        reset_each=reset_each,
+        set_truncated=set_truncated,
+        # A reset at the batch's start follows the one at an episode's end; pipes step on first.
+        exact=not reset_each and "pipes" not in kind,
+        skips=kind in DUMMIES,
+        acts=policy is not None,
+    )
+    arguments = {
+        "max_frames_per_traj": max_frames,
+        "reset_at_each_iter": reset_each,
+        "set_truncated": set_truncated,
+    }
+    with collecting(way, ENTRIES[kind], policy, frames=envs * STEPS, **arguments) as collector:
+        counted = 0
+        for _ in range(BATCHES * (1 if way.sync or not way.ray else way.workers)):
+            td = collector.next()
+            assert td.shape == way.shape(envs, batched, STEPS)
+            oracle.check(way.rows(td, envs, batched))
+            counted += collected_frames(td)
+        assert counted == oracle.frames == collector.stats()["frames"]
+
+
+def refused(kind: str, switches: tuple[int, bool, bool]) -> bool:
+    return kind in DUMMIES and switches[0] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "switches"),
+    [
+        (kind, switches)
+        for kind in ENTRIES
+        for switches in (
+            SWITCHES if "Async" not in kind else [PLAIN, (0, True, False), (2, False, True)]
+        )
+        if not refused(kind, switches)
+    ],
+)
+def test_every_frame_in_process(kind: str, switches: tuple[int, bool, bool]) -> None:
+    check_counting(IN_PROCESS, kind, switches, parity_policy())
+
+
+@pytest.mark.parametrize("kind", ["one", "list", "SyncVectorEnv NEXT_STEP", "ignores masks"])
+def test_random_actions_in_process(kind: str) -> None:
+    check_counting(IN_PROCESS, kind, PLAIN, None)
+
+
+# Every way meets single envs and batches; every kind of env and every switch meets some way.
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("way", "kind", "switches"),
+    [
+        (STACK, "one", PLAIN),
+        (STACK, "SyncVectorEnv SAME_STEP", (2, False, True)),
+        (CAT_0, "one", (2, False, False)),
+        (CAT_0, "list", (0, True, False)),
+        (CAT_TIME, "one", (0, True, True)),
+        (CAT_TIME, "ignores masks", (0, False, True)),
+        (CAT_TIME, "AsyncVectorEnv DISABLED pipes", (2, False, False)),
+        (ASYNC[0], "AsyncVectorEnv SAME_STEP", (2, True, False)),
+        (ASYNC[1], "list of one", (2, True, True)),
+        (ASYNC[1], "SyncVectorEnv NEXT_STEP", (0, False, False)),
+        (ASYNC[2], "one", (0, False, True)),
+        (ASYNC[2], "ignores masks", (0, True, False)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Way) else str(value),
+)
+def test_every_frame_from_actors(way: Way, kind: str, switches: tuple[int, bool, bool]) -> None:
+    check_counting(way, kind, switches, parity_policy())
+
+
+@pytest.mark.ray
+def test_sync_rollouts_collected_ahead() -> None:
+    way = Way("ray sync ahead", 2, {"sync": True, "prefetch": 2})
+    check_counting(way, "list", PLAIN, parity_policy())
+
+
+@pytest.mark.parametrize("fault", ["lost", "repeated", "shifted", "swapped"])
+def test_the_oracle_sees(fault: str) -> None:
+    oracle = FrameOracle()
+    with collecting(IN_PROCESS, ENTRIES["list"], parity_policy(), frames=3 * STEPS) as collector:
+        first, second, third = (collector.next() for _ in range(3))
+    oracle.check(IN_PROCESS.rows(first, 3, True))
+    if fault == "lost":
+        second = third
+    elif fault == "repeated":
+        second = first
+    elif fault == "shifted":
+        second["next", "reward"] = second["next", "reward"].roll(1, 1)
+    else:
+        second = second[[1, 0, 2]]
+    with pytest.raises(AssertionError):
+        oracle.check(IN_PROCESS.rows(second, 3, True))

@@ -1,0 +1,248 @@
+"""What a batch holds: keys, dtypes, shapes, names, device (sections 4 and 5 of the contract)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from collect_support import (
+    ASYNC,
+    IN_PROCESS,
+    STACK,
+    EchoEnv,
+    Way,
+    collecting,
+    echo_fns,
+    parity_policy,
+)
+from envs_for_tests import DiscreteEnv, NestedEnv, PixelEnv
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+T = 6
+WAYS = [
+    IN_PROCESS,
+    pytest.param(STACK, marks=pytest.mark.ray),
+    pytest.param(ASYNC[1], marks=pytest.mark.ray),
+]
+FLAGS = {"done": (1,), "terminated": (1,), "truncated": (1,)}
+
+
+def leaves(td: TensorDict) -> dict[Any, torch.Tensor]:
+    return dict(td.items(include_nested=True, leaves_only=True))
+
+
+def assert_schema(td: TensorDict, expected: dict[Any, tuple[Any, tuple[int, ...]]]) -> None:
+    """Exactly these keys, each with that dtype and that shape of one frame."""
+    came = leaves(td)
+    assert came.keys() == expected.keys()
+    for key, (dtype, frame) in expected.items():
+        assert came[key].dtype == dtype, key
+        assert came[key].shape == (*td.shape, *frame), key
+
+
+def common(
+    observation: dict[Any, Any], policy: dict[Any, Any], **options: bool
+) -> dict[Any, tuple[Any, tuple[int, ...]]]:
+    """Section 4's table for these observation leaves and policy outputs."""
+    as_tuple = {key if isinstance(key, tuple) else (key,): v for key, v in observation.items()}
+    table = {**observation, **policy}
+    table.update({("next", *key): value for key, value in as_tuple.items()})
+    for flag, shape in FLAGS.items():
+        table[flag] = table["next", flag] = (torch.bool, shape)
+    table["next", "reward"] = (torch.float32, (1,))
+    table["collector", "traj_ids"] = (torch.int64, ())
+    if options.get("step_count"):
+        table["step_count"] = table["next", "step_count"] = (torch.int64, (1,))
+    if options.get("policy_version"):
+        table["collector", "policy_version"] = (torch.int64, ())
+    return table
+
+
+PLAIN = {"observation": (torch.float32, (3,))}
+PARITY = {"action": (torch.int64, ()), "seen": (torch.float32, (3,))}
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("optional", [False, True])
+def test_plain_batch(batched: bool, optional: bool) -> None:
+    entry = (lambda w: echo_fns(w)) if batched else (lambda w: echo_fns(w)[0])
+    arguments: dict[str, Any] = {}
+    if optional:
+        arguments = {"max_frames_per_traj": 4, "track_policy_version": True, "device": "cpu"}
+    frames = 3 * T if batched else T
+    with collecting(IN_PROCESS, entry, parity_policy(), frames=frames, **arguments) as collector:
+        td = collector.next()
+    assert td.shape == ((3, T) if batched else (T,))
+    assert td.names == [*([None] if batched else []), "time"]
+    assert td["next"].names == td.names
+    assert td.device == (torch.device("cpu") if optional else None)
+    assert_schema(td, common(PLAIN, PARITY, step_count=optional, policy_version=optional))
+
+
+NESTED = {
+    "count": (torch.float32, (3,)),
+    ("pair", "0"): (torch.int64, ()),
+    ("pair", "1"): (torch.int8, (4,)),
+    ("deep", "er"): (torch.int64, (2, 2)),
+}
+NESTED_ACTION = {
+    ("action", "move"): (torch.float32, (2,)),
+    ("action", "press", "0"): (torch.int64, ()),
+    ("action", "press", "1"): (torch.int8, (2,)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_nested_spaces(way: Way) -> None:
+    def entry(worker: int) -> Any:
+        return [partial(NestedEnv, number=10 * worker + p, length=4) for p in range(2)]
+
+    arguments = {"track_policy_version": True, "storing_device": "cpu", "max_frames_per_traj": 3}
+    with collecting(way, entry, None, frames=2 * T, **arguments) as collector:
+        td = collector.next()
+    assert td.shape == way.shape(2, True, T)
+    assert td.names == [*[None] * (td.ndim - 1), "time"]
+    assert td.device == torch.device("cpu")
+    assert_schema(td, common(NESTED, NESTED_ACTION, step_count=True, policy_version=True))
+    step = td["step_count"].squeeze(-1)
+    assert torch.equal(td["pair", "0"], step)
+    assert torch.equal(td["next", "pair", "0"], step + 1)
+    assert torch.equal(td["deep", "er"][..., 1, 1], step)
+    assert torch.equal(td["pair", "1"][..., 2].long(), step % 2)
+    assert set(td["action", "press", "0"].flatten().tolist()) <= {1, 2, 3}
+
+
+def test_discrete_spaces_with_a_start() -> None:
+    with collecting(IN_PROCESS, lambda w: partial(DiscreteEnv, length=4), frames=40) as collector:
+        td = collector.next()
+    observation = {"observation": (torch.int64, ())}
+    assert_schema(td, common(observation, {"action": (torch.int64, ())}))
+    assert td["observation"][:5].tolist() == [-3, -2, -1, 0, -3]
+    assert td["next", "observation"][:5].tolist() == [-2, -1, 0, 1, -2]
+    assert set(td["action"].tolist()) == {5, 6, 7}
+
+
+def test_actions_are_cast_to_the_space() -> None:
+    policy = TensorDictModule(lambda o: (o[..., 2] % 2).int(), ["observation"], ["action"])
+    with collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T) as collector:
+        td = collector.next()
+    assert td["action"].dtype == torch.int64
+    assert torch.equal(td["action"], td["observation"][:, 2].long() % 2)
+
+
+def test_private_keys_are_not_delivered() -> None:
+    def act(observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (observation[..., 2] % 2).long(), observation * 2, observation * 3
+
+    policy = TensorDictModule(act, ["observation"], ["action", "_hidden", ("extra", "_deep")])
+    with collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T) as collector:
+        assert_schema(collector.next(), common(PLAIN, {"action": (torch.int64, ())}))
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["callable", "module", "tensordict callable"],
+)
+def test_policies_in_every_form(form: str) -> None:
+    class Module(torch.nn.Module):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            return (observation[..., 2] % 2).long()
+
+    def with_tensordict(td: Any) -> Any:
+        return td.set("action", (td["observation"][..., 2] % 2).long())
+
+    policy = {
+        "callable": lambda observation: (observation[..., 2] % 2).long(),
+        "module": Module(),
+        "tensordict callable": with_tensordict,
+    }[form]
+    for entry in (lambda w: echo_fns(w), lambda w: echo_fns(w)[0]):
+        with collecting(IN_PROCESS, entry, policy, frames=3 * T) as collector:
+            td = collector.next()
+        assert_schema(td, common(PLAIN, {"action": (torch.int64, ())}))
+        assert torch.equal(td["action"], td["observation"][..., 2].long() % 2)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_pixels(count: int) -> None:
+    def entry(worker: int) -> Any:
+        return [partial(PixelEnv, number=p, length=3 + p) for p in range(count)]
+
+    with collecting(IN_PROCESS, entry, frames=count * T) as collector:
+        td = collector.next()
+    for p in range(count):
+        steps = torch.arange(T) % (3 + p)
+        assert (td["observation"][p] == steps[:, None, None, None]).all()
+        assert (td["next", "observation"][p] == steps[:, None, None, None] + 1).all()
+
+
+def test_a_probe_leaves_the_policy_alone() -> None:
+    class Counting(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            return torch.randint(0, 2, observation.shape[:-1])
+
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    policy = Counting()
+    with collecting(IN_PROCESS, lambda w: partial(EchoEnv, 0), policy, frames=T) as collector:
+        assert policy.calls == 0
+        assert torch.equal(torch.get_rng_state(), before)
+        collector.next()
+        assert policy.calls == T
+
+
+@pytest.mark.parametrize("change", ["dtype", "shape", "keys"])
+def test_a_policy_that_changes_its_outputs(change: str) -> None:
+    calls = []
+
+    def act(td: Any) -> Any:
+        calls.append(1)
+        late = len(calls) > 3
+        extra = torch.zeros(5 if late and change == "shape" else 4)
+        td["extra"] = extra.double() if late and change == "dtype" else extra
+        if late and change == "keys":
+            td["another"] = extra
+        return td.set("action", torch.zeros((), dtype=torch.int64))
+
+    named = "another" if change == "keys" else "extra"
+    with (
+        collecting(IN_PROCESS, lambda w: echo_fns(w)[0], act, frames=T) as collector,
+        pytest.raises(ValueError, match=named),
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize(
+    "key", ["done", "observation", "collector", ("next", "reward"), ("next", "observation")]
+)
+def test_outputs_that_are_the_collectors_own(key: Any) -> None:
+    policy = TensorDictModule(
+        lambda o: ((o[..., 2] % 2).long(), o.clone()), ["observation"], ["action", key]
+    )
+    name = key if isinstance(key, str) else key[-1]
+    with pytest.raises(ValueError, match=name):
+        collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T).__enter__()
+
+
+def test_a_policy_without_an_action() -> None:
+    policy = TensorDictModule(lambda o: o.clone(), ["observation"], ["other"])
+    with pytest.raises(ValueError, match="action"):
+        collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T).__enter__()
+
+
+def test_a_one_hot_action() -> None:
+    policy = TensorDictModule(
+        lambda o: torch.nn.functional.one_hot((o[..., 2] % 2).long(), 2),
+        ["observation"],
+        ["action"],
+    )
+    with pytest.raises(ValueError, match="one-hot"):
+        collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T).__enter__()
