@@ -40,13 +40,17 @@ def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
     collector or the environment writes and for keys of which one lies inside another.
     """
     delivered = [key for key in keys if is_delivered(key)]
-    recurrent = [key for key in delivered if key[0] == "next" and len(key) > 1]
+    observation = {leaf.key for leaf in env.observation}
+    recurrent = [
+        key
+        for key in delivered
+        if key[0] == "next" and key[1:] and not _is_taken(key[1:], observation)
+    ]
     if recurrent:
         raise NotImplementedError(
             f"policy: the recurrent output(s) {show_all(recurrent)} are not supported yet"
         )
-    observation = {leaf.key for leaf in env.observation}
-    taken = [key for key in delivered if key in observation or key[0] in _RESERVED_ROOTS]
+    taken = [key for key in delivered if _is_taken(key, observation)]
     if taken:
         raise ValueError(
             f"policy: the output key(s) {show_all(taken)} are written by the collector; "
@@ -61,6 +65,10 @@ def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
                 f"policy: the output key {show(key)} and the key {show(parent or inner or key)} "
                 "cannot both be in a batch, as one lies inside the other"
             )
+
+
+def _is_taken(key: Key, observation: set[Key]) -> bool:
+    return key in observation or key[0] in _RESERVED_ROOTS
 
 
 def is_delivered(key: Key) -> bool:
