@@ -28,6 +28,10 @@ DTYPES = [
 ]
 
 shapes = st.lists(st.integers(0, 5), max_size=5).map(tuple)
+batch_shapes = st.tuples(st.lists(st.integers(0, 4), max_size=2), st.integers(0, 12)).map(
+    lambda case: (*case[0], case[1])
+)
+"""[T], [P, T] and [B, P, T]."""
 
 
 def filled(shape: tuple[int, ...], dtype: str, rng: np.random.Generator) -> np.ndarray:
