@@ -1,6 +1,6 @@
 # Warnings and sanitizers, the same for every target of this project and for no target of a consumer.
 function(pycollect_compile_options target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Werror)
+  target_compile_options(${target} PRIVATE -Wall -Wextra $<$<BOOL:${PYCOLLECT_WERROR}>:-Werror>)
   if(PYCOLLECT_SANITIZE)
     target_compile_options(${target} PUBLIC
       -fsanitize=${PYCOLLECT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g)
