@@ -1,0 +1,97 @@
+"""TorchRL's `split_trajectories` as the oracle; where ours differs on purpose, both are shown."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from pycollect import split_trajectories
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    torchrl_utils = pytest.importorskip("torchrl.collectors.utils")
+
+oracle = torchrl_utils.split_trajectories
+
+
+def collected(shape: tuple[int, ...], seed: int, done: float = 0.25) -> TensorDict:
+    """A batch as collectors yield it: ids unique over all envs, changing after each done."""
+    g = torch.Generator().manual_seed(seed)
+    over = torch.rand((*shape, 1), generator=g) < done
+    starts = over.squeeze(-1).roll(1, -1)
+    starts[..., 0] = True
+    return TensorDict(
+        {
+            "observation": torch.randn((*shape, 4), generator=g),
+            "nested": {"action": torch.randint(0, 5, shape, generator=g)},
+            "next": {"reward": torch.randn((*shape, 1), generator=g), "done": over},
+            "collector": {"traj_ids": starts.reshape(-1).cumsum(0).reshape(shape) - 1},
+        },
+        shape,
+    )
+
+
+def assert_equal(ours: TensorDict, theirs: TensorDict, ids: object) -> None:
+    """All but the one difference in padding: -1 where TorchRL has 0, which is an id."""
+    assert ours.shape == theirs.shape
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key, value in theirs.items(True, True):
+        got = ours[key]
+        assert got.dtype == value.dtype, key
+        if key == ids:
+            assert (got == -1).eq(value.eq(0) & got.ne(0)).all()
+            got = got.clamp_min(0)
+        torch.testing.assert_close(got, value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("shape", [(40,), (3, 40), (2, 3, 20)])
+@pytest.mark.parametrize("seed", range(5))
+def test_collected_batches(shape: tuple[int, ...], seed: int) -> None:
+    td = collected(shape, seed)
+    assert_equal(split_trajectories(td), oracle(td), ("collector", "traj_ids"))
+
+
+@pytest.mark.parametrize("shape", [(40,), (3, 40)])
+def test_by_done(shape: tuple[int, ...]) -> None:
+    td = collected(shape, 7).exclude("collector")
+    assert_equal(split_trajectories(td), oracle(td), "traj_ids")
+    assert_equal(
+        split_trajectories(td, prefix="collector"),
+        oracle(td, prefix="collector"),
+        ("collector", "traj_ids"),
+    )
+
+
+def test_by_trajectory_key() -> None:
+    td = collected((3, 40), 8)
+    td["which"] = td["collector", "traj_ids"].int()
+    ours, theirs = (split(td, trajectory_key="which") for split in (split_trajectories, oracle))
+    ours["collector", "traj_ids"].clamp_min_(0)
+    assert_equal(ours, theirs, "which")
+
+
+def test_rows_of_equal_length_are_rows_too() -> None:
+    td = collected((2, 3, 10), 9, done=0.0)
+    assert oracle(td).shape == (2, 3, 10)
+    assert split_trajectories(td).shape == (6, 10)
+
+
+def test_repeated_ids_do_not_merge() -> None:
+    td = TensorDict({"x": torch.arange(6), ("collector", "traj_ids"): torch.ones(6).long()}, [6])
+    td["next", "done"] = torch.tensor([0, 0, 1, 0, 0, 0], dtype=torch.bool)
+    two = td.reshape(2, 3)  # one id in two rows
+    assert oracle(two).shape == (1, 6)
+    assert split_trajectories(two)["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert oracle(td).shape == (1, 6)
+    assert split_trajectories(td)["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_uncollected_cells_are_dropped() -> None:
+    td = TensorDict({"x": torch.arange(1, 5)}, [4])
+    td["collector", "traj_ids"] = torch.tensor([0, -1, 1, 1])
+    td["next", "done"] = torch.tensor([1, 0, 0, 0], dtype=torch.bool)
+    assert oracle(td).shape == (3, 2)
+    assert split_trajectories(td)["x"].tolist() == [[1, 0], [3, 4]]
