@@ -291,7 +291,7 @@ class RayCollector(CollectorBase):
                 frames += self._place(slab, worker.index, rollouts[worker.index])
         for worker in self._workers:
             self._pop(worker)
-        self._top_up(self._prefetch)
+        self._top_up(self._prefetch, delivering=frames)
         info = self._workers[0].info
         episodes = [e for index in sorted(rollouts) for e in rollouts[index].note.episodes]
         with self._statistics.timed("assemble"):
@@ -314,7 +314,7 @@ class RayCollector(CollectorBase):
         self._served = worker
         self._pop(worker)
         if self._failing is None:
-            self._top_up(self._prefetch)
+            self._top_up(self._prefetch, delivering=frames)
         return Batch(tensors, self._shape(worker.info), frames, rollout.note.episodes)
 
     def _first_ready(self) -> tuple[RemoteHandle, Rollout]:
@@ -335,26 +335,29 @@ class RayCollector(CollectorBase):
                 self._workers.remove(worker)
                 self._gone.append(worker)
 
-    def _top_up(self, depth: int) -> None:
+    def _top_up(self, depth: int, delivering: int = 0) -> None:
         """Queue rollouts until each worker has that many, one each in turn.
 
         Sync rounds are queued for all workers or for none.
+
+        Args:
+            delivering: frames that were taken off the queue and are not counted as delivered yet.
         """
         for level in range(1, depth + 1):
             lacking = [worker for worker in self._workers if worker.outstanding < level]
-            if self._sync and not self._more_needed():
+            if self._sync and not self._more_needed(delivering):
                 return
             random = self._issued < self._options.init_random_frames
             for worker in lacking:
                 if not self._sync:
                     random = self._issued < self._options.init_random_frames
-                    if not self._more_needed():
+                    if not self._more_needed(delivering):
                         return
                 self._submit(worker, random)
 
-    def _more_needed(self) -> bool:
+    def _more_needed(self, delivering: int) -> bool:
         total = self._options.total_frames
-        return total is None or self._statistics.frames + self._in_flight < total
+        return total is None or self._statistics.frames + delivering + self._in_flight < total
 
     def _submit(self, worker: RemoteHandle, random: bool) -> None:
         self._issued += worker.info.frames
