@@ -1,0 +1,409 @@
+"""One stream of batches: its length and end, going on after a break, and what is done to each."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from collect_support import (
+    ASYNC,
+    ENTRIES,
+    IN_PROCESS,
+    STACK,
+    STEPS,
+    FrameOracle,
+    Way,
+    collecting,
+    echo_fns,
+    parity,
+    parity_policy,
+)
+from envs_for_tests import CountingEnv
+from tensordict.nn import InteractionType, TensorDictModule
+from tensordict.nn.probabilistic import interaction_type
+
+from pycollect import RayCollector, SyncDataCollector, split_trajectories
+
+ONE = ENTRIES["one"]
+T = 5
+RAY_WAYS = [pytest.param(way, marks=pytest.mark.ray) for way in (STACK, ASYNC[2])]
+WAYS = [IN_PROCESS, *RAY_WAYS]
+
+
+def names(value: Any) -> str | None:
+    return value.name if isinstance(value, Way) else None
+
+
+# How long it is
+
+
+@pytest.mark.parametrize(
+    ("total", "frames", "batches"),
+    [(0, 5, 0), (1, 5, 1), (5, 5, 1), (6, 5, 2), (20, 5, 4), (20, 7, 3)],
+)
+def test_the_end(total: int, frames: int, batches: int) -> None:
+    with collecting(IN_PROCESS, ONE, frames=frames, total_frames=total) as collector:
+        assert len(collector) == batches
+        assert [td.numel() for td in collector] == [frames] * batches
+        assert collector.next() is None
+        assert list(collector) == []
+        assert len(collector) == batches
+        assert collector
+    assert collector
+    assert collector.next() is None
+
+
+@pytest.mark.parametrize("total", [None, -1, -7])
+def test_without_an_end(total: int | None) -> None:
+    with collecting(IN_PROCESS, ONE, frames=T, total_frames=total) as collector:
+        for number, td in enumerate(collector):
+            assert td.shape == (T,)
+            if number == 50:
+                break
+        with pytest.raises(TypeError, match="total_frames"):
+            len(collector)
+        assert collector
+        assert collector.total_frames == -1
+
+
+def test_total_frames_counts_what_was_collected() -> None:
+    """Uncollected cells are no frames."""
+    entry = ENTRIES["ignores masks"]
+    with collecting(IN_PROCESS, entry, frames=3 * STEPS, total_frames=6 * STEPS) as collector:
+        counted = [int(td["collector", "mask"].sum()) for td in collector]
+    assert len(counted) == 3
+    assert sum(counted[:2]) < 6 * STEPS <= sum(counted)
+
+
+def test_a_batch_is_rounded_up_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="frames_per_batch=10 .* 12 frames") as warned:
+        collector = SyncDataCollector(echo_fns(0), None, frames_per_batch=10, total_frames=24)
+    assert [warning.filename for warning in warned] == [__file__]
+    with collector:
+        assert collector.frames_per_batch == 12
+        assert len(collector) == 2
+        assert [td.shape for td in collector] == [(3, 4)] * 2
+
+
+@pytest.mark.ray
+def test_shares_are_rounded_up_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="frames_per_batch=7 .* 12 frames") as warned:
+        collector = RayCollector(
+            [echo_fns(0, 3), echo_fns(1, 3)], None, frames_per_batch=7, total_frames=13, sync=True
+        )
+    assert [warning.filename for warning in warned] == [__file__]
+    with collector:
+        assert collector.frames_per_batch == 12
+        assert len(collector) == 2
+        assert [td.shape for td in collector] == [(2, 3, 2)] * 2
+
+
+class TallyEnv(CountingEnv):
+    """Appends a byte to a file at each step."""
+
+    def __init__(self, path: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+
+    def step(self, action: Any) -> Any:
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(b".")
+        return super().step(action)
+
+
+@pytest.mark.parametrize(("way", "total"), [(w, t) for w in (STACK, ASYNC[2]) for t in (20, 17)])
+@pytest.mark.ray
+def test_nothing_is_collected_that_cannot_be_delivered(way: Way, total: int, tmp_path: Any) -> None:
+    tally = tmp_path / "steps"
+
+    def entry(worker: int) -> Any:
+        return partial(TallyEnv, str(tally), number=10 * worker)
+
+    with collecting(way, entry, frames=T, total_frames=total) as collector:
+        delivered = sum(td.numel() for td in collector)
+        assert delivered == 20
+        assert collector.next() is None
+        assert collector.stats()["frames_stepped"] == delivered
+    assert tally.stat().st_size == delivered
+
+
+@pytest.mark.ray
+def test_no_frames_at_all_from_actors() -> None:
+    with collecting(Way("one actor", 1, {}), ONE, frames=T, total_frames=0) as collector:
+        assert len(collector) == 0
+        assert list(collector) == []
+        assert collector.stats()["frames_stepped"] == 0
+
+
+# One stream
+
+
+@pytest.mark.parametrize("way", WAYS, ids=names)
+def test_it_goes_on_where_it_was(way: Way) -> None:
+    """After a break, by iter(), next() and .next() in turn."""
+    oracle = FrameOracle()
+    batches = 0
+
+    def took(td: Any) -> None:
+        nonlocal batches
+        batches += 1
+        oracle.check(way.rows(td, 1, False))
+
+    total = 10 * T * (way.workers if way.sync else 1)
+    with collecting(way, ONE, parity_policy(), frames=T, total_frames=total) as collector:
+        for td in collector:
+            took(td)
+            if batches == 3:
+                break
+        took(next(collector))
+        took(collector.next())
+        iterator = iter(collector)
+        took(next(iterator))
+        with pytest.raises(ZeroDivisionError):
+            _break_in_the_loop(collector, took)
+        took(next(iterator))
+        for td in collector:
+            took(td)
+        assert batches == 10 == len(collector)
+        with pytest.raises(StopIteration):
+            next(iterator)
+
+
+def _break_in_the_loop(collector: Any, took: Any) -> None:
+    for td in collector:
+        took(td)
+        raise ZeroDivisionError
+
+
+def test_after_shutdown() -> None:
+    with collecting(IN_PROCESS, ONE, frames=T) as collector:
+        collector.next()
+    with pytest.raises(RuntimeError, match="shut down"):
+        collector.next()
+    collector.shutdown()
+    assert collector.stats()["frames"] == T
+
+
+# What is done to each batch
+
+
+@pytest.mark.parametrize("way", WAYS, ids=names)
+def test_random_frames_first(way: Way) -> None:
+    """Rounded up to whole batches; the policy's other outputs are zero there."""
+    per_batch = T * (way.workers if way.sync else 1)
+    asked = 2 * per_batch + 1
+    with collecting(
+        way, ONE, parity_policy(), frames=T, total_frames=6 * per_batch, init_random_frames=asked
+    ) as collector:
+        batches = list(collector)
+    policys = [bool((td["seen"] == td["observation"]).all()) for td in batches]
+    # Async batches come first ready first, so that a worker's third may come before the other's.
+    assert sorted(policys) == [False] * 3 + [True] * 3
+    if way.sync or not way.ray:
+        assert policys == sorted(policys)
+    oracle = FrameOracle(acts=False)
+    actions = []
+    for td, by_policy in zip(batches, policys, strict=True):
+        if not by_policy:
+            assert not td["seen"].any()
+            actions += td["action"].flatten().tolist()
+        else:
+            assert torch.equal(td["action"], parity(td["observation"])[0])
+        oracle.check(way.rows(td, 1, False))
+    assert set(actions) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("DETERMINISTIC", "DETERMINISTIC"),
+        ("deterministic", "DETERMINISTIC"),
+        ("Random", "RANDOM"),
+        ("mode", "MODE"),
+        ("MEAN", "MEAN"),
+        *[(InteractionType[name], name) for name in ("DETERMINISTIC", "RANDOM", "MODE", "MEAN")],
+        (None, "RANDOM"),
+    ],
+)
+def test_exploration_type(given: Any, expected: str) -> None:
+    seen = []
+
+    def act(observation: torch.Tensor) -> torch.Tensor:
+        seen.append(interaction_type())
+        assert not torch.is_grad_enabled()
+        return (observation[..., 2] % 2).long()
+
+    with collecting(IN_PROCESS, ONE, act, frames=T, exploration_type=given) as collector:
+        collector.next()
+        assert interaction_type() is not InteractionType.MODE
+    assert set(seen) == {InteractionType[expected]}
+
+
+class Settings(torch.nn.Module):
+    """Outputs the interaction type and the number of torch threads that it runs under."""
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        kind = list(InteractionType).index(interaction_type())
+        threads = torch.get_num_threads()
+        return (observation[..., 2] % 2).long(), torch.tensor([kind]), torch.tensor([threads])
+
+
+def settings_policy() -> TensorDictModule:
+    return TensorDictModule(Settings(), ["observation"], ["action", "kind", "threads"])
+
+
+@pytest.fixture
+def three_threads() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("count", [None, 1, 2])
+def test_threads_in_process(count: int | None) -> None:
+    with collecting(IN_PROCESS, ONE, settings_policy(), frames=T, num_threads=count) as collector:
+        td = collector.next()
+        assert torch.get_num_threads() == 3
+    assert (td["threads"] == (count or 3)).all()
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.ray
+def test_settings_of_actors() -> None:
+    arguments = {
+        "exploration_type": "mean",
+        "collector_kwargs": [{"num_threads": 2}, {}],
+        "track_policy_version": True,
+    }
+    with collecting(STACK, ONE, settings_policy(), frames=T, **arguments) as collector:
+        td = collector.next()
+        assert torch.get_num_threads() == 3
+    assert (td["kind"] == list(InteractionType).index(InteractionType.MEAN)).all()
+    assert td["threads"].squeeze(-1).tolist() == [[2] * T, [1] * T]
+    assert (td["collector", "policy_version"] == 0).all()
+
+
+def test_postproc_after_splitting() -> None:
+    given = []
+
+    def halve(td: Any) -> Any:
+        given.append(td)
+        return td[: td.shape[0] // 2]
+
+    arguments = {"postproc": halve, "split_trajs": True, "total_frames": 60}
+    with collecting(IN_PROCESS, ENTRIES["list"], frames=30, **arguments) as collector:
+        batches = list(collector)
+    assert len(batches) == 2  # frames are counted before it
+    for td, before in zip(batches, given, strict=True):
+        assert before["collector", "mask"].sum() == 30
+        assert td.shape == (before.shape[0] // 2, before.shape[1])
+
+
+def test_postproc_that_raises() -> None:
+    def refuse(td: Any) -> Any:
+        raise KeyError("no")
+
+    with collecting(IN_PROCESS, ONE, frames=T, postproc=refuse) as collector:
+        with pytest.raises(KeyError, match="no"):
+            collector.next()
+        assert collector.stats()["batches"] == 1
+
+
+@pytest.mark.parametrize(
+    "way",
+    [IN_PROCESS, pytest.param(STACK, marks=pytest.mark.ray)],
+    ids=names,
+)
+def test_split_trajs(way: Way) -> None:
+    """The same as splitting the batch; ids go on over batches."""
+    arguments = {"frames": 3 * STEPS, "total_frames": 3 * 3 * STEPS * way.workers}
+    with collecting(way, ENTRIES["list"], parity_policy(), **arguments) as collector:
+        plain = list(collector)
+    with collecting(
+        way, ENTRIES["list"], parity_policy(), split_trajs=True, **arguments
+    ) as collector:
+        split = list(collector)
+    for a, b in zip(plain, split, strict=True):
+        expected = split_trajectories(a)
+        assert b.ndim == 2
+        assert b["collector", "mask"].sum() == a.numel()
+        assert (b["collector", "traj_ids"][~b["collector", "mask"]] == -1).all()
+        assert (expected == b).all()
+    ids = torch.cat([td["collector", "traj_ids"].flatten() for td in split])
+    assert ids[ids >= 0].unique().numel() == ids.max() + 1
+
+
+@pytest.mark.parametrize("total", [3 * T, None])
+def test_progress(total: int | None, capsys: pytest.CaptureFixture[str]) -> None:
+    with collecting(IN_PROCESS, ONE, frames=T, total_frames=total, progress=True) as collector:
+        for _ in range(3):
+            collector.next()
+    shown = capsys.readouterr().err
+    assert "15.0" in shown
+    assert "return=" in shown
+    assert "lag=" in shown
+
+
+def test_no_progress_by_default() -> None:
+    shown = io.StringIO()
+    with (
+        contextlib.redirect_stderr(shown),
+        collecting(IN_PROCESS, ONE, frames=T, total_frames=T) as collector,
+    ):
+        list(collector)
+    assert shown.getvalue() == ""
+
+
+def test_policy_version_of_each_frame() -> None:
+    with collecting(
+        IN_PROCESS, ONE, parity_policy(), frames=T, track_policy_version=True
+    ) as collector:
+        for version in range(3):
+            assert (collector.next()["collector", "policy_version"] == version).all()
+            collector.update_policy_weights_()
+            assert collector.policy_version == version + 1
+
+
+def test_reset_at_each_iter_takes_any_truth_value() -> None:
+    for value in (1, "yes", [0], 0, None, ""):
+        with collecting(IN_PROCESS, ONE, frames=2, reset_at_each_iter=value) as collector:
+            collector.next()
+            assert (collector.next()["observation"][0, 2] == 0) == bool(value)
+
+
+def test_set_truncated_is_no_end_of_an_episode() -> None:
+    """The trajectory goes on under its id; the episode statistics are those without it."""
+    with collecting(
+        IN_PROCESS, lambda w: partial(CountingEnv, length=7), frames=5, set_truncated=True
+    ) as collector:
+        batches = [collector.next() for _ in range(7)]
+        stats = collector.stats()
+    ids = torch.cat([td["collector", "traj_ids"] for td in batches])
+    assert ids.tolist() == [i // 7 for i in range(35)]
+    assert all(td["next", "truncated"][-1] and td["next", "done"][-1] for td in batches)
+    assert (stats["episodes"], stats["episode_length"]) == (5, 7)
+
+
+def test_an_env_instance_and_kwargs() -> None:
+    env = CountingEnv(4)
+    with SyncDataCollector(env, None, frames_per_batch=T) as collector:
+        assert (collector.next()["observation"][:, 0] == 4).all()
+    assert env.closed == 1
+    arguments = {"create_env_kwargs": {"number": 6, "length": 2}}
+    for entry in (CountingEnv, [CountingEnv, CountingEnv], [[CountingEnv]]):
+        with SyncDataCollector(entry, None, frames_per_batch=4, **arguments) as collector:
+            td = collector.next()
+        assert (td["observation"][..., 0] == 6).all()
+        assert td.numel() == 4
+        assert math.prod(td.shape[:-1]) == (2 if len(entry_list(entry)) == 2 else 1)
+
+
+def entry_list(entry: Any) -> list[Any]:
+    return entry if isinstance(entry, list) else [entry]
