@@ -32,6 +32,11 @@ LEAD = 0.2
 """Seconds that a side runs untimed first: its caches and queues are then as in a long run."""
 
 
+WARM_UP = 3.0
+"""Length of the turn before the first round, in turns: Ray's object store, for one, needs about a
+hundred batches of pixels until it lies on memory that every process has touched."""
+
+
 @dataclass(frozen=True)
 class Side:
     """One way of doing the work.
@@ -115,12 +120,14 @@ class Race:
         self.rounds = 0
 
     def __enter__(self) -> Self:
-        """Start every side, and wait until each has delivered a first batch."""
+        """Start every side, wait until each has delivered a first batch, and warm each up."""
         try:
             for racer in self.racers:
                 racer.start()
             for racer in self.racers:
                 racer.wait_ready()
+            for racer in self.racers:
+                racer.turn(WARM_UP * self.seconds)
         except BaseException:
             self.__exit__()
             raise

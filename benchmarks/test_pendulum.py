@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
+from tensordict.nn import TensorDictModule
 
 from benchmarks import workloads
 from benchmarks.race import Side
@@ -14,13 +15,15 @@ FRAME_BYTES = 2 * 3 * 4
 """Observation before and after the step."""
 
 
-def ours(frames: int) -> Iterator[int]:
+def ours(
+    frames: int, policy: Callable[[], TensorDictModule] = workloads.linear_policy
+) -> Iterator[int]:
     """SyncDataCollector of pycollect."""
     from pycollect import SyncDataCollector
 
     with SyncDataCollector(
         workloads.pendulum,
-        workloads.linear_policy(),
+        policy(),
         frames_per_batch=frames,
         total_frames=workloads.FOREVER,
     ) as collector:
@@ -72,14 +75,14 @@ def plain_loop(frames: int) -> Iterator[int]:
         yield frames
 
 
-def ours_on_ray(frames: int, actors: int, sync: bool, census: str) -> Iterator[int]:
+def ours_on_ray(steps: int, actors: int, sync: bool, census: str) -> Iterator[int]:
     """RayCollector of pycollect."""
     from pycollect import RayCollector
 
     with RayCollector(
         [workloads.in_actor(workloads.pendulum, census)] * actors,
         workloads.linear_policy(),
-        frames_per_batch=frames,
+        frames_per_batch=steps * actors if sync else steps,
         total_frames=workloads.FOREVER,
         sync=sync,
         remote_configs=workloads.ACTOR,
@@ -88,7 +91,7 @@ def ours_on_ray(frames: int, actors: int, sync: bool, census: str) -> Iterator[i
             yield workloads.read(batch)
 
 
-def torchrl_on_ray(frames: int, actors: int, sync: bool, census: str) -> Iterator[int]:
+def torchrl_on_ray(steps: int, actors: int, sync: bool, census: str) -> Iterator[int]:
     """RayCollector of TorchRL."""
     from torchrl.collectors.distributed import RayCollector
 
@@ -96,7 +99,7 @@ def torchrl_on_ray(frames: int, actors: int, sync: bool, census: str) -> Iterato
     collector = RayCollector(
         [make] * actors,
         workloads.linear_policy(),
-        frames_per_batch=frames,
+        frames_per_batch=steps * actors if sync else steps,
         total_frames=workloads.FOREVER,
         sync=sync,
         remote_configs=workloads.ACTOR,
@@ -124,19 +127,33 @@ def test_in_process(compare: Callable[..., None], frames: int) -> None:
     )
 
 
-@pytest.mark.parametrize("frames", [200, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.full
+def test_opaque_policy(compare: Callable[..., None]) -> None:
+    """A module that pycollect does not know, and calls as the plain loop calls its own."""
+    compare(
+        "Pendulum, in process, T=2000, unknown module",
+        [
+            Side("pycollect", ours, {"frames": 2000, "policy": workloads.opaque_policy}),
+            Side("plain loop", plain_loop, {"frames": 2000}),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={"plain loop": 0.9},
+    )
+
+
+@pytest.mark.parametrize("steps", [200, pytest.param(2000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("actors", [1, 2])
 @pytest.mark.parametrize("sync", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_on_ray(
-    compare: Callable[..., None], ray_address: str, frames: int, actors: int, sync: bool
+    compare: Callable[..., None], ray_address: str, steps: int, actors: int, sync: bool
 ) -> None:
-    """One environment in each actor; the limit is that many plain loops at once."""
-    work = {"frames": frames, "actors": actors, "sync": sync}
+    """Rollouts of `steps` from each actor; the limit is that many plain loops at once."""
+    work = {"steps": steps, "actors": actors, "sync": sync}
     group = 1 if sync else actors
     workers = "1 actor" if actors == 1 else f"{actors} actors"
     limit = "plain loop" if actors == 1 else f"{actors} plain loops"
     compare(
-        f"Pendulum, Ray, {workers}, {'sync' if sync else 'async'}, T={frames}",
+        f"Pendulum, Ray, {workers}, {'sync' if sync else 'async'}, T={steps}",
         [
             Side(
                 "pycollect",
@@ -155,7 +172,7 @@ def test_on_ray(
                 ahead=0 if sync else 1,
                 needs="torchrl",
             ),
-            Side(limit, plain_loop, {"frames": frames}, processes=actors),
+            Side(limit, plain_loop, {"frames": steps}, processes=actors),
         ],
         frame_bytes=FRAME_BYTES,
         wanted={PEER: 10, limit: 0.9},

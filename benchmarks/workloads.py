@@ -41,6 +41,16 @@ def linear_policy() -> TensorDictModule:
     return TensorDictModule(linear(), in_keys=["observation"], out_keys=["action"])
 
 
+class OwnLinear(nn.Linear):
+    """A class that no collector knows: it has to be called as it is."""
+
+
+def opaque_policy() -> TensorDictModule:
+    """The same policy, but written by somebody else."""
+    torch.manual_seed(0)
+    return TensorDictModule(OwnLinear(3, 1), in_keys=["observation"], out_keys=["action"])
+
+
 def mlp() -> nn.Sequential:
     """4-64-64-2 with tanh: the logits of a policy for CartPole."""
     torch.manual_seed(0)
