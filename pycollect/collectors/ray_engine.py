@@ -48,8 +48,8 @@ class _Session:
         ray = import_ray()
         with self._lock:
             if not ray.is_initialized():
-                config = {} if init_config is None else dict(init_config)
-                ray.init(**config)
+                # The dashboard takes time to start and a part of a core; a running cluster keeps its.
+                ray.init(**({"include_dashboard": False} if init_config is None else init_config))
                 self._started = True
             self._users += 1
 
