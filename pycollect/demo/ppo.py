@@ -27,7 +27,7 @@ from torch.distributions import Categorical
 class PPOConfig:
     """Hyper-parameters of one PPO run; `minibatch` counts frames, the rest are plain factors."""
 
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     epochs: int = 4
     minibatch: int = 256
     gamma: float = 0.99
@@ -58,7 +58,8 @@ class Pixels(nn.Module):
 class ActorCritic(nn.Module):
     """Logits and state values from vector ([..., D]) or pixel ([..., C, H, W]) observations.
 
-    Actor and critic share their layers for pixels, where those are the cost, and nothing for vectors.
+    Actor and critic share their layers for pixels, where those are the cost; for vectors they
+    share nothing.
     """
 
     def __init__(self, observation_shape: tuple[int, ...], actions: int) -> None:
@@ -112,6 +113,12 @@ def mlp(inputs: int, outputs: int, gain: float) -> nn.Sequential:
     return nn.Sequential(*hidden, init(nn.Linear(64, outputs), gain))
 
 
+def state_values(net: ActorCritic, observation: Tensor) -> Tensor:
+    """Values [N] of observations [N, *obs], in parts that bound the memory pixels take."""
+    parts = range(0, len(observation), 1024)
+    return torch.cat([net(observation[start : start + 1024])[1] for start in parts])
+
+
 def trajectory_ends(batch: TensorDictBase) -> Tensor:
     """Bool [..., T]: the last frame of each trajectory, and of each row.
 
@@ -139,11 +146,10 @@ def gae(
     of the true next observation elsewhere, truncation included. Nothing crosses `ends` (bool).
     """
     delta = reward + gamma * next_value - value
-    decay = gamma * gae_lambda * (~ends).to(delta.dtype)
     advantage = torch.empty_like(delta)
     running = torch.zeros_like(delta[..., 0])
     for t in reversed(range(delta.shape[-1])):
-        running = delta[..., t] + decay[..., t] * running
+        running = delta[..., t] + (gamma * gae_lambda * running).masked_fill(ends[..., t], 0)
         advantage[..., t] = running
     return advantage
 
@@ -158,9 +164,10 @@ def advantages_and_returns(
     evaluated only where a trajectory ends, which saves half of the work on pixels.
     """
     ends = trajectory_ends(batch)
-    _, value = net(batch["observation"])
+    observation = batch["observation"].flatten(0, ends.ndim - 1)
+    value = state_values(net, observation).view(ends.shape)
     next_value = value.roll(-1, dims=-1)
-    next_value[ends] = net(batch["next", "observation"][ends])[1]
+    next_value[ends] = state_values(net, batch["next", "observation"][ends])
     next_value[batch["next", "terminated"].squeeze(-1)] = 0.0
     reward = batch["next", "reward"].squeeze(-1)
     advantage = gae(reward, value, next_value, ends, config.gamma, config.gae_lambda)
@@ -169,22 +176,23 @@ def advantages_and_returns(
 
 def ppo_loss(
     net: ActorCritic,
+    config: PPOConfig,
     observation: Tensor,
     action: Tensor,
     old_log_prob: Tensor,
     advantage: Tensor,
     target: Tensor,
-    config: PPOConfig,
 ) -> Tensor:
     """Clipped surrogate, value error and entropy bonus of N frames, one scalar."""
     logits, value = net(observation)
-    distribution = Categorical(logits=logits, validate_args=False)
-    ratio = (distribution.log_prob(action) - old_log_prob).exp()
+    log_probs = logits.log_softmax(-1)
+    ratio = (log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1) - old_log_prob).exp()
     clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
     surrogate = torch.min(ratio * advantage, clipped * advantage).mean()
     value_error = 0.5 * (value - target).square().mean()
-    entropy = distribution.entropy().mean()
-    return config.value_weight * value_error - surrogate - config.entropy_weight * entropy
+    entropy = -(log_probs.exp() * log_probs).sum(-1).mean()
+    loss: Tensor = config.value_weight * value_error - surrogate - config.entropy_weight * entropy
+    return loss
 
 
 class PPO:
@@ -200,22 +208,25 @@ class PPO:
 
         `remaining`, the share of the run that is still to come (1 to 0), scales the learning rate.
         """
-        self.optimizer.param_groups[0]["lr"] = self.config.learning_rate * remaining
-        advantage, target = (
-            x.flatten() for x in advantages_and_returns(self.net, batch, self.config)
+        self.optimizer.param_groups[0]["lr"] = self.config.learning_rate * max(remaining, 0.0)
+        advantage, target = advantages_and_returns(self.net, batch, self.config)
+        mask = batch.get(("collector", "mask"), torch.ones_like(advantage, dtype=torch.bool))
+        advantage = (advantage - advantage[mask].mean()) / (advantage[mask].std() + 1e-8)
+        frames = batch.select("observation", "action", "sample_log_prob").flatten()
+        columns = (
+            *(frames[key] for key in ("observation", "action", "sample_log_prob")),
+            *(advantage.flatten(), target.flatten()),
         )
-        mask = batch.get(("collector", "mask"), None)
-        cells = torch.arange(batch.numel()) if mask is None else mask.flatten().nonzero()[:, 0]
-        valid = advantage[cells]
-        advantage = (advantage - valid.mean()) / (valid.std() + 1e-8)
-        frames = batch.flatten()
-        observation, action = frames["observation"], frames["action"]
-        log_prob = frames["sample_log_prob"]
+        cells = mask.flatten().nonzero().squeeze(-1)
         for _ in range(self.config.epochs):
-            for rows in cells[torch.randperm(cells.numel())].split(self.config.minibatch):
-                columns = (observation, action, log_prob, advantage, target)
-                loss = ppo_loss(self.net, *(x[rows] for x in columns), self.config)
-                self.optimizer.zero_grad()
-                loss.backward()
-                nn.utils.clip_grad_norm_(self.net.parameters(), self.config.max_grad_norm)
-                self.optimizer.step()
+            order = cells[torch.randperm(len(cells))]
+            for start in range(0, len(order), self.config.minibatch):
+                self.step(*(x[order[start : start + self.config.minibatch]] for x in columns))
+
+    def step(self, *minibatch: Tensor) -> None:
+        """One step of the optimiser on the loss of a minibatch, the columns of `ppo_loss`."""
+        loss = ppo_loss(self.net, self.config, *minibatch)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(self.net.parameters(), self.config.max_grad_norm)
+        self.optimizer.step()

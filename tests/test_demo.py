@@ -1,0 +1,421 @@
+"""The demo: its PPO against a plain model, its command line as a user runs it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+from torch import Tensor
+
+pytest.importorskip("gymnasium")
+
+from pycollect.__main__ import main
+from pycollect.demo import cli
+from pycollect.demo.collect import single
+from pycollect.demo.interrupt import Interrupt
+from pycollect.demo.plot import save_plot
+from pycollect.demo.ppo import PPO, ActorCritic, PPOConfig, advantages_and_returns, ppo_loss
+from pycollect.demo.report import summary
+from pycollect.demo.tasks import make_task
+from pycollect.demo.train import Point, Run, train
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+# --- PPO ---
+
+
+def random_row(rng: torch.Generator, steps: int) -> dict[str, Tensor]:
+    """A row of trajectories of random lengths: terminated, truncated or just cut, gaps between."""
+    row = {
+        "observation": torch.zeros(steps, 3),
+        "next_observation": torch.zeros(steps, 3),
+        "reward": torch.zeros(steps),
+        "terminated": torch.zeros(steps, dtype=torch.bool),
+        "truncated": torch.zeros(steps, dtype=torch.bool),
+        "traj_ids": torch.full((steps,), -1),
+    }
+    t, trajectory = 0, 0
+    while t < steps:
+        length = int(torch.randint(1, 6, (), generator=rng))
+        end = min(t + length, steps)
+        states = torch.randn(length + 1, 3, generator=rng)
+        row["observation"][t:end] = states[: end - t]
+        row["next_observation"][t:end] = states[1 : end - t + 1]
+        row["reward"][t:end] = torch.randn(end - t, generator=rng)
+        row["traj_ids"][t:end] = trajectory
+        ending = int(torch.randint(3, (), generator=rng))  # 2: an id change without a done
+        if t + length == end and ending < 2:
+            row["terminated" if ending == 0 else "truncated"][end - 1] = True
+        t = end + int(torch.randint(2, (), generator=rng))  # perhaps a cell without a frame
+        trajectory += 1
+    return row
+
+
+def random_batch(seed: int, batch: list[int], steps: int) -> TensorDict:
+    """A batch [*batch, steps] with the collectors' keys."""
+    rng = torch.Generator().manual_seed(seed)
+    count = int(torch.tensor(batch).prod()) if batch else 1
+    rows = [random_row(rng, steps) for _ in range(count)]
+    cells = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    ids = cells["traj_ids"]
+    offsets = 100 * torch.arange(count).unsqueeze(-1)
+    done = cells["terminated"] | cells["truncated"]
+    flat = TensorDict(
+        {
+            "observation": cells["observation"],
+            "action": torch.randint(2, ids.shape, generator=rng),
+            "sample_log_prob": torch.full(ids.shape, 0.5).log(),
+            "next": {
+                "observation": cells["next_observation"],
+                "reward": cells["reward"].unsqueeze(-1),
+                "terminated": cells["terminated"].unsqueeze(-1),
+                "truncated": cells["truncated"].unsqueeze(-1),
+                "done": done.unsqueeze(-1),
+            },
+            "collector": {
+                "traj_ids": torch.where(ids < 0, ids, ids + offsets),
+                "mask": ids >= 0,
+            },
+        },
+        [count, steps],
+    )
+    return flat.reshape(*batch, steps)
+
+
+def naive_advantages(net: ActorCritic, batch: TensorDict, config: PPOConfig) -> dict[int, list]:
+    """Trajectory by trajectory, by the definition: a sum of discounted one-step errors."""
+    result = {}
+    ids = batch["collector", "traj_ids"].flatten()
+    frames = batch.reshape(-1)
+    for trajectory in ids[ids >= 0].unique().tolist():
+        part = frames[ids == trajectory]
+        value = net(part["observation"])[1]
+        following = net(part["next", "observation"])[1]
+        following = following * ~part["next", "terminated"].squeeze(-1)
+        error = part["next", "reward"].squeeze(-1) + config.gamma * following - value
+        decay = config.gamma * config.gae_lambda
+        result[trajectory] = [
+            sum(float(error[later]) * decay ** (later - t) for later in range(t, len(error)))
+            for t in range(len(error))
+        ]
+    return result
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    batch=st.sampled_from([[], [1], [3], [2, 3], [2, 1]]),
+    steps=st.integers(1, 17),
+)
+@settings(deadline=None, max_examples=30)
+def test_advantages_are_those_of_each_trajectory_alone(
+    seed: int, batch: list[int], steps: int
+) -> None:
+    torch.manual_seed(0)
+    net = ActorCritic((3,), 2)
+    td, config = random_batch(seed, batch, steps), PPOConfig()
+    with torch.no_grad():
+        advantage, target = advantages_and_returns(net, td, config)
+        expected = naive_advantages(net, td, config)
+        value = net(td["observation"])[1]
+    assert advantage.shape == target.shape == td.shape
+    ids = td["collector", "traj_ids"]
+    for trajectory, values in expected.items():
+        torch.testing.assert_close(
+            advantage[ids == trajectory], torch.tensor(values), rtol=1e-4, atol=1e-4
+        )
+    torch.testing.assert_close((advantage + value)[ids >= 0], target[ids >= 0])
+
+
+def test_cells_without_a_frame_change_nothing() -> None:
+    batch = random_batch(3, [2, 3], 16)
+    empty = ~batch["collector", "mask"]
+    assert empty.any()
+    poisoned = batch.clone()
+    for key in ("observation", "sample_log_prob", ("next", "observation"), ("next", "reward")):
+        poisoned[key][empty] = float("nan")
+    assert parameters_after(batch) == parameters_after(poisoned)
+
+
+def test_the_learning_rate_follows_what_remains() -> None:
+    batch = random_batch(0, [4], 16)
+    assert parameters_after(batch, remaining=0.0) == parameters_after(batch, remaining=-0.1)
+    assert parameters_after(batch, remaining=0.0) != parameters_after(batch, remaining=1.0)
+
+
+def parameters_after(batch: TensorDict, remaining: float = 1.0) -> list[float]:
+    torch.manual_seed(0)
+    net = ActorCritic((3,), 2)
+    PPO(net, PPOConfig(minibatch=32)).learn(batch, remaining)
+    return torch.cat([p.detach().flatten() for p in net.parameters()]).tolist()
+
+
+@pytest.mark.parametrize(("advantage", "moves"), [(1.0, False), (-1.0, True)])
+def test_the_surrogate_is_clipped_on_the_profitable_side_only(
+    advantage: float, moves: bool
+) -> None:
+    torch.manual_seed(0)
+    net = ActorCritic((3,), 2)
+    old = torch.full((8,), 0.1).log()  # every action has become far more likely than that
+    loss = ppo_loss(
+        net,
+        PPOConfig(value_weight=0.0, entropy_weight=0.0),
+        torch.randn(8, 3),
+        torch.zeros(8, dtype=torch.int64),
+        old,
+        torch.full((8,), advantage),
+        torch.zeros(8),
+    )
+    gradient = torch.autograd.grad(loss, next(net.actor.parameters()))[0]
+    assert bool(gradient.abs().sum() > 0) is moves
+
+
+def test_pixels_are_scaled_and_keep_their_batch_shape() -> None:
+    net = ActorCritic((4, 84, 84), 6)
+    frames = torch.full((2, 3, 4, 84, 84), 255, dtype=torch.uint8)
+    logits, value = net(frames)
+    assert logits.shape == (2, 3, 6)
+    assert value.shape == (2, 3)
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(
+        net.body[0].net(torch.ones(1, 4, 84, 84)), net.body[0](frames[0, :1])
+    )
+
+
+def test_the_policy_records_its_action_and_the_log_probability() -> None:
+    torch.manual_seed(0)
+    net = ActorCritic((3,), 4)
+    td = net.policy()(TensorDict({"observation": torch.randn(5, 3)}, [5]))
+    log_probs = net(td["observation"])[0].log_softmax(-1)
+    expected = log_probs.gather(-1, td["action"].unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(td["sample_log_prob"], expected)
+
+
+def test_it_learns() -> None:
+    task = replace(make_task("CartPole-v1", workers=1), frames=40_000, target=None)
+    run = train(task, lambda policy: single(task, policy), seed=0)
+    first, last = run.points[1].mean_return, run.points[-1].mean_return
+    assert first < 60
+    assert last > first + 100
+    assert run.outcome == "budget"
+    assert run.points[-1].frames == run.stats["frames"] >= 40_000
+
+
+# --- the summary and the plot ---
+
+
+def run_of(points: list[Point], **changes: Any) -> Run:
+    run = Run(make_task("CartPole-v1", workers=1), points=points)
+    run.clock.seconds = {"start": 1.0, "collect": 2.0, "learn": 5.0, "stop": 0.5}
+    return replace(run, **changes)
+
+
+SECONDS = {"wait": 1.0, "assemble": 0.5, "collect": 4.0, "user": 5.0, "elapsed": 8.0}
+
+
+def test_the_summary_accounts_for_all_of_the_time() -> None:
+    stats = {"frames": 8000, "episodes": 120, "episode_return": 480.0, "seconds": SECONDS}
+    run = run_of([Point(8.0, 8000, 480.0)], stats=stats, outcome="target")
+    text = summary(run)
+    rows = {line[:24].strip(): line[24:].split() for line in text.splitlines() if line[24:]}
+    assert rows["total"] == ["9.50", "100.0%"]  # start, 8 s of training, stop
+    assert rows["everything else"] == ["1.00", "10.5%"]
+    assert rows["assembly"] == ["0.50", "5.3%"]
+    assert "environments, policy" not in rows  # they ran in the workers, beside the waiting
+    assert rows["of each worker"] == ["2,000"]
+    assert rows["frames/s"] == ["1,000"]
+    assert "Solved" in text
+    assert "480.0 of the last 100 episodes" in text
+
+
+def test_the_summary_of_a_run_without_a_batch() -> None:
+    text = summary(run_of([], outcome="interrupted"))
+    assert "Interrupted" in text
+    assert "mean return             -" in text
+
+
+def test_the_plot_of_one_batch_and_of_many(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    nan = float("nan")
+    for points in ([Point(0.5, 64, nan)], [Point(float(t), 64 * t, t) for t in range(1, 9)]):
+        path = save_plot(run_of(points), "title", tmp_path / "new" / "folder")
+        assert path.read_bytes().startswith(PNG)
+
+
+# --- the command line ---
+
+
+def demo(*arguments: str, folder: Path) -> subprocess.Popen[str]:
+    """The command as a user runs it, in another directory, in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "pycollect", "demo", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+BACKENDS = ["single", pytest.param("ray", marks=pytest.mark.ray)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_command(backend: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    process = demo("--backend", backend, "--frames", "8192", "--output", "plots", folder=tmp_path)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert "where the time went" in out
+    assert "The frame budget is used up" in out
+    assert "frames/s" in out
+    assert "return" in err  # the progress bar
+    path = tmp_path / out.split()[-1]
+    assert path == tmp_path / "plots" / "CartPole-v1.png"
+    assert path.read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("to_group", [False, True], ids=["pid", "group"])
+def test_ctrl_c_ends_with_the_summary_and_leaves_nothing(
+    backend: str, to_group: bool, tmp_path: Path
+) -> None:
+    """A terminal sends SIGINT to the whole group, `kill -INT` to the process alone."""
+    process = demo(
+        *("--backend", backend, "--frames", "100000000", "--target", "1000"), folder=tmp_path
+    )
+    await_progress(process)
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    (os.killpg if to_group else os.kill)(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Interrupted." in out
+    assert "where the time went" in out
+    assert "Traceback" not in err
+    _, alive = psutil.wait_procs(descendants, timeout=10)
+    assert alive == []
+    if backend == "ray":
+        assert descendants
+
+
+@pytest.mark.ray
+def test_ctrl_c_while_ray_starts_leaves_nothing(tmp_path: Path) -> None:
+    process = demo(folder=tmp_path)
+    assert process.stdout is not None
+    assert "PPO" in process.stdout.readline()
+    time.sleep(2)
+    os.kill(process.pid, signal.SIGINT)
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "Interrupted." in out
+    assert "Traceback" not in err
+    assert psutil.wait_procs(descendants, timeout=10)[1] == []
+
+
+def test_a_second_ctrl_c_interrupts_only_where_it_may() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            assert interrupt.requested
+            with pytest.raises(KeyboardInterrupt), interrupt.insistence():
+                signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_without_ctrl_c_the_handler_is_put_back() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt():
+        assert signal.getsignal(signal.SIGINT) != before
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def await_progress(process: subprocess.Popen[str]) -> None:
+    """Read the progress bar until it shows a return, which is after the first batch."""
+    assert process.stderr is not None
+    seen, end = "", time.monotonic() + 120
+    while ", return" not in seen:
+        character = process.stderr.read(1)
+        assert character, f"ended before it began: {seen}"
+        assert time.monotonic() < end, seen
+        seen += character
+
+
+def test_atari_frames_go_the_same_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ale_py")
+    arguments = ["demo", "--env", "ALE/Pong-v5", "--backend", "single", "--envs-per-worker", "2"]
+    code = main([*arguments, "--frames", "256", "--output", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "frames                  256" in out
+    assert (tmp_path / "ALE-Pong-v5.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("absent", "arguments", "advice"),
+    [
+        ("ray", [], "--backend single"),
+        ("ray", [], "pycollect[ray]"),
+        ("gymnasium", ["--backend", "single"], "pycollect[gym]"),
+        ("ale_py", ["--env", "ALE/Pong-v5"], "pycollect[atari]"),
+    ],
+)
+def test_what_is_not_installed_is_said(
+    absent: str,
+    arguments: list[str],
+    advice: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cli, "is_installed", lambda module: module != absent)
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", *arguments])
+    assert stopped.value.code == 2
+    assert advice in capsys.readouterr().err
+
+
+def test_without_matplotlib_there_is_no_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "is_installed", lambda module: module != "matplotlib")
+    arguments = ["--backend", "single", "--frames", "2048", "--output", str(tmp_path)]
+    assert main(["demo", *arguments]) == 0
+    assert "matplotlib is not installed" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--env", "Pendulum-v1"], "Discrete actions"),
+        (["--env", "FrozenLake-v1"], "float32 vectors"),
+        (["--env", "NoSuchEnv-v0"], "NoSuchEnv"),
+        (["--workers", "2", "--backend", "single"], "--envs-per-worker"),
+        (["--frames", "0"], "at least 1"),
+        (["--workers", "two"], "two"),
+        (["--backend", "threads"], "single"),
+    ],
+)
+def test_bad_arguments_are_named(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", *arguments])
+    assert stopped.value.code == 2
+    assert text in capsys.readouterr().err

@@ -1,0 +1,24 @@
+"""The programs in examples/ run as they stand."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.mark.ray
+def test_ppo_learns(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray")
+    pytest.importorskip("gymnasium")
+    program = runpy.run_path(str(EXAMPLES / "ppo.py"))
+    assert program["main"](total_frames=40_000) > 60
+    assert "episodes" in capsys.readouterr().out
+
+
+def test_the_readme_lists_every_program() -> None:
+    text = (EXAMPLES / "README.md").read_text()
+    assert all(f"`{path.name}`" in text for path in EXAMPLES.glob("*.py"))
