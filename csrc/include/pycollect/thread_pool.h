@@ -8,9 +8,9 @@
 namespace pycollect {
 
 // Thread-safe: several threads may run loops at once, and a loop's body may run another one. A
-// loop costs about 5 us to hand out, so bodies below some 100 us are better run alone: `grain`
-// decides. Helpers start with the first loop that can use them; where the system gives none, the
-// caller does all the work.
+// helper that sleeps takes 10 to 30 us to wake, so loops of less than some 100 us are better run
+// alone: `grain` decides. Helpers start with the first loop that can use them; where the system
+// gives none, the caller does all the work.
 //
 // Helpers do not survive a fork. In the child, a pool that was made before works serially and its
 // end joins nobody, and shared() makes a new one. A body must not fork and return in the child.
