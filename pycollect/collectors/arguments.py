@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from tensordict.nn import InteractionType
 
+from pycollect.envs.vector_api import parse_autoreset
+
 # TorchRL's arguments that only hint at how to go about it.
 HINTS = frozenset(
     {
@@ -141,6 +143,20 @@ def check_policy(value: Any) -> Any:
 def check_threads(value: Any) -> int | None:
     """None or a number of threads."""
     return None if value is None else check_positive("num_threads", value)
+
+
+def check_seed(value: Any) -> int:
+    """An integer >= 0."""
+    seed = check_integer("seed", value)
+    if seed < 0:
+        raise ValueError(f"seed: expected an int >= 0, got {seed}")
+    return seed
+
+
+def check_autoreset_mode(value: Any) -> Any:
+    """None, or NEXT_STEP, SAME_STEP or DISABLED: Gymnasium's enum or its name in any case."""
+    parse_autoreset(value, "autoreset_mode")
+    return value
 
 
 def check_exploration(value: Any) -> InteractionType:

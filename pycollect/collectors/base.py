@@ -267,6 +267,8 @@ def check_worker_ids(worker_ids: int | Sequence[int] | None, known: Sequence[int
     """The ids as a list, all of `known` for None; ValueError for an unknown one."""
     if worker_ids is None:
         return list(known)
+    if not isinstance(worker_ids, int | Sequence) or isinstance(worker_ids, str):
+        raise TypeError(f"worker_ids: expected an int, several or None, got {worker_ids!r}")
     ids = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
     unknown = [index for index in ids if index not in known]
     if unknown:

@@ -31,6 +31,7 @@ from pycollect.collectors.ray_engine import (
     RemoteHandle,
     Rollout,
     actor_options,
+    check_actor_options,
     close_all,
     wait_all,
 )
@@ -204,6 +205,7 @@ class RayCollector(CollectorBase):
         self._in_flight = 0
         pickled_specs = [parse.pickled_spec(spec) for spec in specs]
         pickled_policy = parse.pickled("policy", policy)
+        check_actor_options(configs)
         self._engine = RayEngine(init_config)
         try:
             self._start(specs, pickled_specs, pickled_policy, configs)
@@ -457,7 +459,7 @@ class RayCollector(CollectorBase):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """See :meth:`CollectorBase.set_seed`."""
         check_open(self._closed, self._failure or self._failing)
-        root = seed = check.check_integer("seed", seed)
+        root = seed = check.check_seed(seed)
         workers = sorted(self._workers, key=lambda worker: worker.index)
         for worker in workers:
             dropped = worker.drop_rollouts() * worker.info.frames

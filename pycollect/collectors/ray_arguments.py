@@ -59,11 +59,12 @@ def env_entries(create_env_fn: Any, num_collectors: Any, envs_per_collector: Any
             raise ValueError(
                 f"num_collectors: expected {len(entries)}, the length of create_env_fn, got {count}"
             )
-    elif count is None:
-        raise ValueError(
-            "num_collectors: expected a number of actors, because create_env_fn is not a list"
-        )
     else:
+        check.check_entry(create_env_fn)
+        if count is None:
+            raise ValueError(
+                "num_collectors: expected a number of actors, because create_env_fn is not a list"
+            )
         entries = [create_env_fn] * count
     return [_batched(entry, envs_per_collector) for entry in entries]
 
@@ -142,7 +143,7 @@ def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
         check.check_device(name, arguments[name])
     return WorkerOptions(
         frames=frames,
-        autoreset_mode=arguments["autoreset_mode"],
+        autoreset_mode=check.check_autoreset_mode(arguments["autoreset_mode"]),
         max_frames_per_traj=check.check_count(
             "max_frames_per_traj", arguments["max_frames_per_traj"]
         ),
@@ -196,8 +197,11 @@ def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
                 raise ValueError(
                     f"remote_configs: {name!r} is not taken; the collector replaces workers itself"
                 )
-        for name in ("num_cpus", "num_gpus", "memory"):
-            amount = config.get(name)
+        custom = config.get("resources")
+        if not isinstance(custom, Mapping | None):
+            raise ValueError(f"remote_configs: expected a dict for 'resources', got {custom!r}")
+        amounts = {name: config.get(name) for name in ("num_cpus", "num_gpus", "memory")}
+        for name, amount in {**amounts, **(custom or {})}.items():
             if amount is not None and (
                 isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0
             ):

@@ -48,7 +48,7 @@ class _Session:
         ray = import_ray()
         with self._lock:
             if not ray.is_initialized():
-                # The dashboard takes time to start and a part of a core; a running cluster keeps its.
+                # The dashboard takes time to start and a part of a core.
                 ray.init(**({"include_dashboard": False} if init_config is None else init_config))
                 self._started = True
             self._users += 1
@@ -130,8 +130,7 @@ class RayEngine:
             policy: a reference to the pickled policy.
             options: the actor's options.
         """
-        actor_class = self._ray.remote(concurrency_groups={"control": 1})(RemoteWorker)
-        actor = actor_class.options(**options).remote(spec, policy)
+        actor = _actor_class().options(**options).remote(spec, policy)
         return RemoteHandle(self._ray, index, incarnation, actor)
 
     def wait_any(self, handles: Sequence[RemoteHandle], timeout: float) -> RemoteHandle | None:
@@ -264,6 +263,19 @@ def wait_all(references: Sequence[Any]) -> None:
     """Return when all of these calls have been answered."""
     if references:
         import_ray().get(list(references))
+
+
+def _actor_class() -> Any:
+    return import_ray().remote(concurrency_groups={"control": 1})(RemoteWorker)
+
+
+def check_actor_options(configs: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError for actor options that Ray does not know, or of a wrong kind."""
+    for config in configs:
+        try:
+            _actor_class().options(**actor_options(config))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"remote_configs: {error}") from error
 
 
 def actor_options(config: Mapping[str, Any] | None) -> dict[str, Any]:

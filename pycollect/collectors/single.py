@@ -111,7 +111,7 @@ class SyncDataCollector(CollectorBase):
         self._policy = check.check_policy(policy)
         options = WorkerOptions(
             frames=self._options.frames_per_batch,
-            autoreset_mode=autoreset_mode,
+            autoreset_mode=check.check_autoreset_mode(autoreset_mode),
             max_frames_per_traj=check.check_count("max_frames_per_traj", max_frames_per_traj),
             reset_at_each_iter=bool(reset_at_each_iter),
             set_truncated=bool(set_truncated),
@@ -179,7 +179,7 @@ class SyncDataCollector(CollectorBase):
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """See :meth:`CollectorBase.set_seed`."""
         check_open(self._closed, self._failure)
-        seed = check.check_integer("seed", seed)
+        seed = check.check_seed(seed)
         seeds, following = seed_chain(seed, self._worker.env.num_envs, static_seed)
         self._worker.set_seed(seeds, seed)
         return following

@@ -1,0 +1,399 @@
+"""Bad input for every argument: refused before any process starts, by an error that names it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from collect_support import ENTRIES, echo_fns, parity_policy
+from envs_for_tests import CountingEnv, TextEnv
+from tensordict.nn import TensorDictModule
+
+from pycollect import Collector, RayCollector, SyncDataCollector
+
+ENV = echo_fns(0)[0]
+
+
+def single(**arguments: Any) -> None:
+    arguments = {"create_env_fn": ENV, "policy": None, "frames_per_batch": 6, **arguments}
+    SyncDataCollector(**arguments).shutdown()
+
+
+def actors(**arguments: Any) -> None:
+    arguments = {"create_env_fn": [ENV, ENV], "policy": None, "frames_per_batch": 6, **arguments}
+    RayCollector(**arguments).shutdown()
+
+
+@pytest.fixture
+def no_actors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray is not even started: these errors come before."""
+    ray = pytest.importorskip("ray")
+
+    def start(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("Ray was asked for")
+
+    monkeypatch.setattr(ray, "init", start)
+    monkeypatch.setattr(ray, "is_initialized", start)
+
+
+# (argument, value, error, what the text says besides)
+COMMON: list[tuple[str, Any, type[Exception], str]] = [
+    ("create_env_fn", None, TypeError, "callable"),
+    ("create_env_fn", 3, TypeError, "int"),
+    ("create_env_fn", [], ValueError, "empty"),
+    ("create_env_fn", [[]], ValueError, "empty"),
+    ("create_env_fn", [3], TypeError, "int"),
+    ("policy", 3, TypeError, "int"),
+    ("policy", torch.nn.Linear, TypeError, "class"),
+    ("frames_per_batch", 0, ValueError, "0"),
+    ("frames_per_batch", -5, ValueError, "-5"),
+    ("frames_per_batch", None, TypeError, "None"),
+    ("frames_per_batch", 2.5, TypeError, "2.5"),
+    ("frames_per_batch", "6", TypeError, "'6'"),
+    ("frames_per_batch", True, TypeError, "True"),
+    ("total_frames", 1.5, TypeError, "1.5"),
+    ("total_frames", "all", TypeError, "'all'"),
+    ("total_frames", False, TypeError, "False"),
+    *[
+        (name, value, TypeError, re.escape(repr(value)))
+        for name in ("max_frames_per_traj", "init_random_frames")
+        for value in (1.5, "3", True, [3])
+    ],
+    ("postproc", 3, TypeError, "callable"),
+    ("exploration_type", "sideways", ValueError, "DETERMINISTIC"),
+    ("exploration_type", 3, ValueError, "3"),
+    ("num_threads", 0, ValueError, "0"),
+    ("num_threads", "two", TypeError, "'two'"),
+    ("create_env_kwargs", 3, TypeError, "int"),
+    ("create_env_kwargs", [3, 3], (TypeError, ValueError), "dict"),
+    ("create_env_kwargs", [{}, {}, {}], ValueError, "3"),
+    *[
+        (name, value, error, text)
+        for name in ("device", "storing_device", "env_device", "policy_device")
+        for value, error, text in (
+            ("nowhere", ValueError, "nowhere"),
+            (2.5, ValueError, "2.5"),
+            ("cuda", NotImplementedError, "cuda"),
+            (["cpu"] * 3, ValueError, "3"),
+            ([], ValueError, "0"),
+        )
+    ],
+    ("autoreset_mode", "SOMETIMES", ValueError, "NEXT_STEP"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "error", "text"), COMMON)
+def test_bad_values_in_process(name: str, value: Any, error: Any, text: str) -> None:
+    if name == "create_env_kwargs" and value == [3, 3]:
+        value = [3]
+    if name == "autoreset_mode":
+        create = partial(single, create_env_fn=ENTRIES["ignores masks"](0))
+    else:
+        create = partial(single)
+    with pytest.raises(error, match=text) as caught:
+        create(**{name: value})
+    assert name in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_actors")
+@pytest.mark.parametrize(("name", "value", "error", "text"), COMMON)
+def test_bad_values_for_actors(name: str, value: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
+        actors(**{name: value})
+    assert name in str(caught.value)
+
+
+RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
+    ({"create_env_fn": ENV}, ValueError, "num_collectors"),
+    ({"num_collectors": 3}, ValueError, "num_collectors: expected 2"),
+    ({"create_env_fn": ENV, "num_collectors": 0}, ValueError, "num_collectors"),
+    ({"create_env_fn": ENV, "num_collectors": "2"}, TypeError, "num_collectors"),
+    ({"num_workers_per_collector": 0}, ValueError, "num_workers_per_collector"),
+    ({"num_workers_per_collector": 1.5}, TypeError, "num_workers_per_collector"),
+    (
+        {"create_env_fn": [[ENV, ENV], [ENV, ENV]], "num_workers_per_collector": 2},
+        ValueError,
+        "num_workers_per_collector",
+    ),
+    ({"create_env_fn": [CountingEnv()], "num_workers_per_collector": 2}, ValueError, "callables"),
+    ({"collector_class": "threads"}, ValueError, "collector_class"),
+    ({"collector_class": 3}, ValueError, "collector_class"),
+    ({"collector_class": dict}, ValueError, "collector_class"),
+    *[
+        ({"collector_class": name}, NotImplementedError, "collector_class")
+        for name in ("sync", "async")
+    ],
+    ({"collector_kwargs": 3}, TypeError, "collector_kwargs"),
+    ({"collector_kwargs": [3, 3]}, TypeError, "collector_kwargs"),
+    ({"collector_kwargs": [{}]}, ValueError, r"collector_kwargs.*\(2\), got 1"),
+    *[
+        ({"collector_kwargs": {name: None}}, ValueError, f"collector_kwargs.*'{name}'")
+        for name in (
+            "create_env_fn",
+            "policy",
+            "frames_per_batch",
+            "total_frames",
+            "postproc",
+            "split_trajs",
+            "replay_buffer",
+            "sync",
+        )
+    ],
+    ({"collector_kwargs": {"max_frames_traj": 3}}, TypeError, "'max_frames_per_traj'"),
+    ({"collector_kwargs": {"num_threads": 0}}, ValueError, "num_threads"),
+    ({"collector_kwargs": [{"init_random_frames": 1}, {}]}, ValueError, "init_random_frames"),
+    ({"cat_results": 0}, ValueError, "cat_results"),
+    ({"cat_results": "stack"}, ValueError, "cat_results"),
+    *[
+        ({"cat_results": value, "sync": True}, ValueError, "cat_results")
+        for value in (1, "cat", False, 0.0)
+    ],
+    ({"prefetch": -1}, ValueError, "prefetch"),
+    ({"prefetch": "2"}, TypeError, "prefetch"),
+    ({"prefetch": 1.0}, TypeError, "prefetch"),
+    ({"ray_init_config": 3}, TypeError, "ray_init_config"),
+    ({"remote_configs": 3}, TypeError, "remote_configs"),
+    ({"remote_configs": [{}]}, ValueError, r"remote_configs.*\(2\), got 1"),
+    *[
+        ({"remote_configs": {name: value}}, ValueError, rf"remote_configs.*({name}|special)")
+        for name, value in (
+            ("max_restarts", 1),
+            ("max_task_retries", 1),
+            ("num_cpus", -1),
+            ("num_cpus", "two"),
+            ("num_gpus", True),
+            ("memory", "2GB"),
+            ("num_cpu", 1),
+            ("resources", 3),
+            ("resources", {"special": "much"}),
+        )
+    ],
+    ({"policy": threading.Lock().acquire}, TypeError, "policy.*pickle"),
+]
+
+
+@pytest.mark.usefixtures("no_actors")
+@pytest.mark.parametrize(("arguments", "error", "text"), RAYS_OWN, ids=str)
+def test_bad_values_of_rays_own_arguments(arguments: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        actors(**arguments)
+
+
+@pytest.mark.usefixtures("no_actors")
+def test_an_env_that_does_not_pickle() -> None:
+    env = CountingEnv()
+    env.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(TypeError, match=r"create_env_fn.*pickle"):
+        actors(create_env_fn=[env, env])
+
+
+HINTS = (
+    "trust_policy",
+    "use_buffers",
+    "return_same_td",
+    "no_cuda_sync",
+    "use_env_creator",
+    "worker_idx",
+    "auto_register_policy_transforms",
+    "reset_when_done",
+)
+REFUSED = (
+    "interruptor",
+    "weight_updater",
+    "weight_sync_schemes",
+    "weight_recv_schemes",
+    "backend",
+    "backend_options",
+    "trajs_per_write",
+)
+LATER = {
+    "policy_factory": parity_policy,
+    "trajs_per_batch": 3,
+    "traj_format": "cat",
+    "track_traj_ids": False,
+    "observation_dtype": torch.bfloat16,
+    "observation_scale": 1 / 255,
+    "replay_buffer": [],
+    "extend_buffer": False,
+    "pre_collect_hook": print,
+    "post_collect_hook": print,
+    "init_fn": print,
+    "compile_policy": True,
+    "cudagraph_policy": True,
+    "compact_obs": True,
+    "policy_state": {"h": (3,)},
+    "info_keys": ["lives"],
+    "max_weight_update_interval": 3,
+    "preemptive_threshold": 0.5,
+    "min_fraction": 0.5,
+    "max_worker_restarts": 1,
+    "worker_timeout": 3.0,
+    "worker_init_timeout": 5.0,
+    "restart_on_error": True,
+}
+
+
+@pytest.mark.usefixtures("no_actors")
+@pytest.mark.parametrize("create", [single, actors])
+def test_arguments_to_come_name_themselves(create: Callable[..., None]) -> None:
+    for name, value in LATER.items():
+        with pytest.raises(NotImplementedError, match=name):
+            create(**{name: value})
+
+
+@pytest.mark.usefixtures("no_actors")
+@pytest.mark.parametrize("create", [single, actors])
+def test_refused_arguments_say_what_to_use(create: Callable[..., None]) -> None:
+    for name in REFUSED:
+        with pytest.raises(ValueError, match=rf"{name}.*(use|says)"):
+            create(**{name: 3})
+    with pytest.raises(ValueError, match="reset_when_done"):
+        create(reset_when_done=False)
+
+
+@pytest.mark.usefixtures("no_actors")
+@pytest.mark.parametrize("create", [single, actors])
+def test_unknown_arguments_name_the_nearest(create: Callable[..., None]) -> None:
+    for name, nearest in (
+        ("frame_per_batch", "frames_per_batch"),
+        ("explore_type", "exploration_type"),
+        ("restart_on_errors", "restart_on_error"),
+    ):
+        with pytest.raises(TypeError, match=rf"'{name}'.*'{nearest}'"):
+            create(**{name: 3})
+    with pytest.raises(TypeError, match="'xyzzy'"):
+        create(xyzzy=3)
+
+
+def test_hints_have_no_effect() -> None:
+    single(**dict.fromkeys(HINTS, True), **dict.fromkeys(REFUSED))
+    assert Collector is SyncDataCollector
+
+
+def test_only_two_positional_arguments() -> None:
+    for collector in (SyncDataCollector, RayCollector):
+        with pytest.raises(TypeError, match="positional"):
+            collector(ENV, None, 6)
+
+
+@pytest.mark.parametrize("off", [None, 0, -1, -20, np.int64(-3)])
+def test_counts_that_are_off(off: Any) -> None:
+    with SyncDataCollector(
+        ENV, None, frames_per_batch=6, max_frames_per_traj=off, init_random_frames=off
+    ) as collector:
+        td = collector.next()
+    assert "step_count" not in td
+
+
+def test_numpy_integers() -> None:
+    number = np.int32(6)
+    with SyncDataCollector(
+        ENV, None, frames_per_batch=number, total_frames=number, max_frames_per_traj=number
+    ) as collector:
+        assert [td.shape for td in collector] == [(6,)]
+
+
+def test_truncation_where_masks_are_ignored() -> None:
+    with pytest.raises(ValueError, match="max_frames_per_traj"):
+        single(create_env_fn=ENTRIES["ignores masks"](0), max_frames_per_traj=3)
+
+
+def test_environments_of_another_kind() -> None:
+    with pytest.raises(TypeError, match="create_env_fn"):
+        single(create_env_fn=dict)
+    with pytest.raises(NotImplementedError, match="Text"):
+        single(create_env_fn=TextEnv)
+    with pytest.raises(ValueError, match="create_env_kwargs"):
+        single(create_env_fn=CountingEnv(), create_env_kwargs={"length": 3})
+
+
+def test_a_policy_that_reads_what_is_not_there() -> None:
+    policy = TensorDictModule(lambda x: x, ["pixels"], ["action"])
+    with pytest.raises(ValueError, match=r"pixels.*observation"):
+        single(policy=policy)
+
+
+def test_worker_ids() -> None:
+    with SyncDataCollector(ENV, parity_policy(), frames_per_batch=6) as collector:
+        for good in (None, 0, [0], (0,), []):
+            collector.update_policy_weights_(worker_ids=good)
+        for bad in (1, -1, [0, 3]):
+            with pytest.raises(ValueError, match="worker_ids"):
+                collector.update_policy_weights_(worker_ids=bad)
+        for bad in ("0", 0.0, [None]):
+            with pytest.raises((TypeError, ValueError), match="worker_ids"):
+                collector.update_policy_weights_(worker_ids=bad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", [None, 1.5, "3", True, -1])
+def test_seeds(seed: Any) -> None:
+    with (
+        SyncDataCollector(ENV, None, frames_per_batch=6) as collector,
+        pytest.raises((TypeError, ValueError), match="seed"),
+    ):
+        collector.set_seed(seed)
+
+
+# What only a cluster can tell
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("config", "resource"),
+    [
+        ({"num_cpus": 3}, "CPU"),
+        ({"num_gpus": 1}, "GPU"),
+        ({"resources": {"special": 1}}, "special"),
+        ({"memory": 1024**5}, "memory"),
+        ([{"num_cpus": 1}, {"num_cpus": 100}], "CPU"),
+    ],
+)
+def test_impossible_resources(config: Any, resource: str) -> None:
+    with pytest.raises(ValueError, match=rf"remote_configs.*{resource}"):
+        actors(remote_configs=config)
+
+
+@pytest.mark.ray
+def test_more_than_the_object_store_holds() -> None:
+    with pytest.raises(ValueError, match=r"object store has \d+"):
+        actors(frames_per_batch=40_000_000, create_env_fn=[ENV], prefetch=3)
+
+
+@pytest.mark.ray
+def test_a_sync_collector_wants_workers_alike() -> None:
+    with pytest.raises(ValueError, match=r"create_env_fn.*worker 0 steps 2, worker 1 3"):
+        actors(create_env_fn=[echo_fns(0, 2), echo_fns(1, 3)], sync=True, frames_per_batch=12)
+
+
+@pytest.mark.ray
+def test_the_callers_dicts_are_left_alone() -> None:
+    kwargs = {"device": "cpu", "storing_device": "cpu", "max_frames_per_traj": 2}
+    config = {"num_cpus": 0.5, "memory": 1024**3}
+    init: dict[str, Any] = {"num_cpus": 4}
+    env_kwargs = {"length": 3}
+    before = [dict(d) for d in (kwargs, config, init, env_kwargs)]
+    with RayCollector(
+        CountingEnv,
+        None,
+        frames_per_batch=4,
+        num_collectors=1,
+        num_workers_per_collector=2,
+        create_env_kwargs=env_kwargs,
+        collector_kwargs=kwargs,
+        remote_configs=config,
+        ray_init_config=init,
+        storing_device=None,
+        track_policy_version=True,
+    ) as collector:
+        td = collector.next()
+    assert [kwargs, config, init, env_kwargs] == before
+    assert td.shape == (2, 2)
+    assert td["next", "truncated"][:, 1].all()  # a default gives way to collector_kwargs
+    assert td.device == torch.device("cpu")  # device; storing_device was passed above
+    assert ("collector", "policy_version") in td.keys(include_nested=True)
