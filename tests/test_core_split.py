@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from arrays_for_tests import DTYPES, filled, laid_out, laid_out_like, memory_orders
@@ -171,22 +169,3 @@ def test_bad_arguments_are_named() -> None:
     read_only.flags.writeable = False
     with pytest.raises(ValueError, match="targets: expected a writable array"):
         plan.flat([source], [read_only])
-
-
-def test_time_does_not_grow_with_the_number_of_trajectories() -> None:
-    frames = 64_000
-    source = np.random.default_rng(0).random((64, frames // 64, 4))
-    target = np.empty((frames, 4))
-
-    def best(every: int) -> float:
-        done = np.zeros((64, frames // 64), bool)
-        done[:, every - 1 :: every] = True
-        times = []
-        for _ in range(5):
-            start = time.perf_counter()
-            SplitPlan(done, batch_dims=2).flat([source], [target])
-            times.append(time.perf_counter() - start)
-        return min(times)
-
-    # 400 times as many trajectories; frames x trajectories would show as a factor of 400.
-    assert best(2) < 20 * best(800) + 0.005
