@@ -82,7 +82,7 @@ def settle(parser: argparse.ArgumentParser, args: argparse.Namespace, workers: i
     try:
         task = make_task(args.env, workers, args.envs_per_worker)
     except (ValueError, Error) as error:
-        parser.error(f"--env {args.env}: {error}")
+        parser.error(f"--env: {error}")
     frames = args.frames or task.frames
     return replace(task, frames=frames, target=task.target if args.target is None else args.target)
 
