@@ -452,7 +452,7 @@ class RayCollector(CollectorBase):
                     "restarts": worker.incarnation,
                     "frames": records[worker.index].frames,
                 }
-                for worker in sorted(self._workers, key=lambda worker: worker.index)
+                for worker in sorted([*self._workers, *self._gone], key=lambda w: w.index)
             },
         }
 

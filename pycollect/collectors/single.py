@@ -137,9 +137,10 @@ class SyncDataCollector(CollectorBase):
             with self._statistics.timed("collect"):
                 report = self._worker.collect(slab, 0, self._policy_version, random)
         except Exception as error:
-            if error.__cause__ is None:
-                error.__cause__ = WorkerError("worker 0 raised", 0, 0, traceback.format_exc())
-            raise
+            text = f"worker 0 raised {type(error).__name__}: {error}"
+            failure = WorkerError(text, 0, 0, traceback.format_exc())
+            failure.__cause__ = error.__cause__
+            raise error from failure
         self._report = report
         with self._statistics.timed("assemble"):
             slab.header()
