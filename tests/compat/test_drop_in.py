@@ -1,0 +1,119 @@
+"""One program, run with TorchRL's collectors and with ours: only the import differs.
+
+And the environment's line, as long as TorchRL environments are to come here. Each episode begins
+alike, so that the two can be compared frame by frame.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+
+import pycollect
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    torchrl_collectors = pytest.importorskip("torchrl.collectors")
+
+FRAMES = 120
+IDS = ("collector", "traj_ids")
+
+
+def makers() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The environment for us and for TorchRL; local functions, which pickle by value."""
+
+    class SameStart(gymnasium.Wrapper):
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return super().reset(seed=7, options=options)
+
+    def make_gym() -> Any:
+        return SameStart(gymnasium.make("Pendulum-v1"))
+
+    def make_torchrl() -> Any:
+        from torchrl.envs import GymWrapper
+
+        return GymWrapper(make_gym())
+
+    return make_gym, make_torchrl
+
+
+def policy() -> TensorDictModule:
+    torch.manual_seed(0)
+    return TensorDictModule(torch.nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
+
+
+MAKE_GYM, MAKE_TORCHRL = makers()
+
+
+def run(make_collector: Callable[..., Any], env: Any, **kwargs: Any) -> list[TensorDict]:
+    """The program: batches as they come, kept as copies."""
+    collector = make_collector(env, policy(), **kwargs)
+    try:
+        return [batch.clone() for batch in collector]
+    finally:
+        collector.shutdown()
+
+
+def assert_alike(ours: TensorDictBase, theirs: TensorDictBase, skipped: tuple[Any, ...]) -> None:
+    assert ours.batch_size == theirs.batch_size
+    assert ours.names == theirs.names
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key, value in theirs.items(True, True):
+        assert ours[key].dtype == value.dtype, key
+        assert ours[key].shape == value.shape, key
+        if key not in skipped:
+            torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-4, msg=str(key))
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"max_frames_per_traj": 50},
+        {"max_frames_per_traj": 50, "reset_at_each_iter": True},
+        {"set_truncated": True},
+        {"device": "cpu", "storing_device": "cpu"},
+        {"postproc": lambda td: td.exclude("done")},
+    ],
+)
+def test_in_process(kwargs: dict[str, Any]) -> None:
+    kwargs = {"frames_per_batch": FRAMES, "total_frames": 4 * FRAMES, **kwargs}
+    theirs = run(torchrl_collectors.Collector, MAKE_TORCHRL, **kwargs)
+    ours = run(pycollect.Collector, MAKE_GYM, **kwargs)
+    assert len(ours) == len(theirs) == 4
+    # There, a trajectory that such a reset cuts goes on under its id.
+    skipped = (IDS,) if "reset_at_each_iter" in kwargs else ()
+    for our_batch, their_batch in zip(ours, theirs, strict=True):
+        assert_alike(our_batch, their_batch, skipped)
+
+
+@pytest.mark.ray
+def test_on_ray(ray_cluster: Any) -> None:
+    kwargs = {
+        "frames_per_batch": FRAMES,
+        "total_frames": 2 * FRAMES,
+        "collector_kwargs": {"device": "cpu", "storing_device": "cpu"},
+        "remote_configs": {"num_cpus": 1},
+        "sync": True,
+    }
+    from torchrl.collectors.distributed import RayCollector
+
+    theirs = run(RayCollector, [MAKE_TORCHRL] * 2, **deepcopy(kwargs))  # it changes the dicts
+    ours = run(pycollect.RayCollector, [MAKE_GYM] * 2, **kwargs)
+    assert_alike(ours[0], theirs[0], (IDS,))  # ids of different actors collide there
+    assert ours[0][IDS].unique().numel() == 2
+
+
+def test_the_names_of_both_generations() -> None:
+    assert pycollect.Collector is pycollect.SyncDataCollector
+    td = run(partial(pycollect.SyncDataCollector, frames_per_batch=5, total_frames=5), MAKE_GYM)
+    assert len(td) == 1
