@@ -1,0 +1,107 @@
+"""What is there once the package is installed, and what each part of it needs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata, resources
+from pathlib import Path
+
+import pytest
+
+import pycollect
+
+ROOT = Path(__file__).parent.parent
+
+
+def python(code: str, without: tuple[str, ...]) -> str:
+    """What a fresh interpreter prints that finds none of these modules."""
+    blocked = f"import sys\nsys.modules.update(dict.fromkeys({without!r}))\n"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked + code], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_names() -> None:
+    for name in pycollect.__all__:
+        assert getattr(pycollect, name).__module__.startswith("pycollect.")
+        assert name in dir(pycollect)
+    assert pycollect.Collector is pycollect.SyncDataCollector
+    with pytest.raises(AttributeError, match="no attribute 'RayCollektor'"):
+        _ = pycollect.RayCollektor
+
+
+def test_one_version() -> None:
+    assert metadata.version("pycollect") == pycollect.__version__
+    found = re.search(r"project\(pycollect VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
+    assert found is not None
+    assert found[1] == pycollect.__version__
+
+
+@pytest.mark.parametrize("name", ["py.typed", "_core.pyi"])
+def test_types_are_shipped(name: str) -> None:
+    assert (resources.files("pycollect") / name).is_file()
+
+
+def test_importing_imports_nothing() -> None:
+    code = "import pycollect\nprint([m for m in ('torch', 'numpy', 'ray') if m in sys.modules])"
+    assert python(code, ()) == "[]"
+
+
+def test_the_core_needs_numpy_alone() -> None:
+    code = """
+import numpy as np
+from pycollect._core import Layout, Leaf, Placement, SlabPool, copy
+
+pool = SlabPool(Placement(Layout([Leaf(("a",), "float32", (3,))]), 1, 2, 5), 1)
+slab = pool.acquire()
+target = np.zeros((5, 2), np.float32)
+copy(target, np.arange(10).reshape(2, 5).T)
+print(slab.array().nbytes == slab.bytes, int(target.sum()))
+"""
+    without = ("torch", "tensordict", "gymnasium", "ray", "tqdm", "cloudpickle", "torchrl")
+    assert python(code, without) == "True 45"
+
+
+def test_splitting_needs_neither_gymnasium_nor_ray() -> None:
+    code = """
+import torch
+from tensordict import TensorDict
+from pycollect import WorkerError, split_trajectories
+
+td = TensorDict({"next": {"done": torch.tensor([0, 1, 0]).bool()}}, [3])
+print(list(split_trajectories(td).batch_size))
+"""
+    assert python(code, ("gymnasium", "ray", "torchrl")) == "[2, 2]"
+
+
+def test_what_is_missing_is_named() -> None:
+    code = """
+try:
+    from pycollect import SyncDataCollector
+except ImportError as error:
+    print(error)
+"""
+    assert python(code, ("gymnasium",)) == (
+        "SyncDataCollector needs Gymnasium: pip install 'pycollect[gym]'"
+    )
+
+
+def test_collecting_in_process_needs_no_ray() -> None:
+    code = """
+import gymnasium
+from pycollect import RayCollector, SyncDataCollector
+
+make = lambda: gymnasium.make("CartPole-v1")
+print(len(SyncDataCollector(make, frames_per_batch=7, total_frames=7).next()))
+try:
+    RayCollector([make], frames_per_batch=7)
+except ImportError as error:
+    print(error)
+"""
+    lines = python(code, ("ray", "torchrl")).splitlines()
+    assert lines[0] == "7"
+    assert "pip install 'pycollect[ray]'" in lines[1]
