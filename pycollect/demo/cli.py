@@ -29,7 +29,7 @@ def add_command(commands: Any) -> None:
     add("--backend", choices=("ray", "single"), default="ray", help="[%(default)s]")
     add("--workers", type=positive, help="Ray actors [2]")
     add("--envs-per-worker", type=positive, help="environments that each steps [32, Atari 8]")
-    add("--frames", type=positive, help="the budget [300000, Atari 40000]")
+    add("--frames", type=positive, help="the budget [300000, Atari 30000]")
     add("--target", type=float, help="mean return to stop at [the one Gymnasium names, if any]")
     add("--seed", type=int, default=0, help="[%(default)s]")
     add("--output", type=Path, default=Path("demo-output"), help="folder of the plot [%(default)s]")

@@ -106,7 +106,7 @@ def _make_atari_task(env_id: str, workers: int, num_envs: int | None) -> Task:
         make_env=make_env,
         num_envs=num_envs,
         steps=128,
-        frames=40_000,
+        frames=30_000,
         target=reward_threshold(env_id),
         # Half of the cores: a learner that contends for them waits in OpenMP's spin loops.
         threads=max(1, cores // 2),
