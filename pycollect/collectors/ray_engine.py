@@ -48,8 +48,13 @@ class _Session:
         ray = import_ray()
         with self._lock:
             if not ray.is_initialized():
-                # The dashboard takes time to start and a part of a core.
-                ray.init(**({"include_dashboard": False} if init_config is None else init_config))
+                # A dashboard takes seconds to start and a part of a core; a cluster keeps its own.
+                config = {"include_dashboard": False} if init_config is None else init_config
+                try:
+                    ray.init(**config)
+                except BaseException:  # an interrupt too: Ray would leave half a node behind
+                    ray.shutdown()
+                    raise
                 self._started = True
             self._users += 1
 
