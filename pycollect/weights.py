@@ -47,6 +47,11 @@ def weights_from(source: Any) -> dict[str, torch.Tensor]:
     return weights
 
 
+def weights_of(policy: Any) -> dict[str, torch.Tensor]:
+    """The weights of a policy in any accepted form; none for a plain callable."""
+    return named_weights(policy) if isinstance(policy, nn.Module) else {}
+
+
 def check_same(expected: Weights, came: Weights) -> None:
     """Raise ValueError that says which names or shapes differ."""
     missing = sorted(expected.keys() - came.keys())

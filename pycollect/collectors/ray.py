@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
-from torch import nn
 
 from pycollect._core import Placement, Slab, SlabPool, place_rollout
 from pycollect.batch import TRAJ_IDS, make_pool, slab_tensors
@@ -515,11 +514,6 @@ class RayCollector(CollectorBase):
     def _shutdown(self) -> None:
         close_all([*self._workers, *self._gone])
         self._engine.leave()
-
-
-def weights_of(policy: Any) -> dict[str, torch.Tensor]:
-    """The weights of a policy in any accepted form; none for a plain callable."""
-    return weights_from(policy) if isinstance(policy, nn.Module) else {}
 
 
 def check_alike(infos: Sequence[WorkerInfo]) -> None:

@@ -23,7 +23,7 @@ from pycollect.collectors.base import (
 )
 from pycollect.errors import WorkerError
 from pycollect.generators import seed_chain
-from pycollect.weights import load_weights, weights_from
+from pycollect.weights import load_weights, weights_from, weights_of
 from pycollect.worker import RolloutReport, Worker, WorkerOptions
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
@@ -198,7 +198,7 @@ class SyncDataCollector(CollectorBase):
         """
         check_worker_ids(worker_ids, [0])
         if policy_or_weights is not None:
-            load_weights(weights_from(self._policy), weights_from(policy_or_weights))
+            load_weights(weights_of(self._policy), weights_from(policy_or_weights))
         self._policy_version += 1
 
     def _shutdown(self) -> None:
