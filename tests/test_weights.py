@@ -1,0 +1,252 @@
+"""Weights and their versions: who takes them, when, and what is sent (section 9)."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from collect_support import ENTRIES, IN_PROCESS, Way, collecting, wait_until
+from envs_for_tests import CountingEnv
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+T = 4
+ONE = ENTRIES["one"]
+SYNC = Way("sync", 2, {"sync": True})
+ASYNC_ONE = Way("async, one actor", 1, {"prefetch": 2})
+VERSION = ("collector", "policy_version")
+
+
+class Constant(torch.nn.Module):
+    """Outputs its parameter and its buffer."""
+
+    def __init__(self, value: float = 0.0, size: int = 3) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.full((size,), value))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        batch = observation.shape[:-1]
+        weight = self.weight.sum().expand(batch)
+        return torch.zeros(batch, dtype=torch.int64), weight, self.count.expand(batch)
+
+
+def constant_policy(value: float = 0.0, size: int = 3) -> TensorDictModule:
+    return TensorDictModule(Constant(value, size), ["observation"], ["action", "weight", "count"])
+
+
+def set_policy(policy: TensorDictModule, value: float) -> None:
+    with torch.no_grad():
+        policy.module.weight.fill_(value / 3)
+        policy.module.count.fill_(int(value))
+
+
+def seen(td: Any) -> set[tuple[float, int]]:
+    """The (weight, buffer) pairs that a batch was collected with."""
+    weights = td["weight"].flatten().round().tolist()
+    return set(zip(weights, td["count"].flatten().tolist(), strict=True))
+
+
+class GateEnv(CountingEnv):
+    """Its step number T + 1, the first of the second rollout, waits for the gate's file."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.gate = Path(gate)
+
+    def step(self, action: Any) -> Any:
+        if len(self.actions) == T:
+            self.gate.with_suffix(".reached").touch()
+            wait_until(self.gate.exists)
+        return super().step(action)
+
+
+def test_in_process_the_module_is_live() -> None:
+    policy = constant_policy()
+    with collecting(IN_PROCESS, ONE, policy, frames=T, track_policy_version=True) as collector:
+        assert seen(collector.next()) == {(0.0, 0)}
+        set_policy(policy, 3.0)
+        assert seen(collector.next()) == {(3.0, 3)}
+        assert collector.policy_version == 0
+        collector.update_policy_weights_()
+        assert collector.policy_version == 1
+        assert collector.policy_lag == {0: 1}
+        assert (collector.next()[VERSION] == 1).all()
+        assert collector.policy_lag == {0: 0}
+
+
+@pytest.mark.parametrize("form", ["module", "tensordict", "state dict"])
+def test_forms_of_weights_in_process(form: str) -> None:
+    policy, other = constant_policy(), constant_policy()
+    set_policy(other, 6.0)
+    with collecting(IN_PROCESS, ONE, policy, frames=T) as collector:
+        collector.update_policy_weights_(in_form(other, form), wait=True)
+        assert seen(collector.next()) == {(6.0, 6)}
+    set_policy(other, 9.0)
+    assert policy.module.count == 6  # a copy
+
+
+def in_form(policy: TensorDictModule, form: str) -> Any:
+    return {
+        "module": policy,
+        "tensordict": TensorDict.from_module(policy),
+        "state dict": policy.state_dict(),
+    }[form]
+
+
+MISFITS: list[tuple[Any, type[Exception], str]] = [
+    (lambda: constant_policy(size=4), ValueError, r"shape \[3\] for 'module.weight', got \[4\]"),
+    (lambda: torch.nn.Linear(2, 2), ValueError, r"missing.*module.weight.*unknown.*bias"),
+    (lambda: {"module.weight": torch.zeros(3)}, ValueError, "missing.*module.count"),
+    (dict, ValueError, "missing"),
+    (lambda: 3, TypeError, "policy_or_weights.*int"),
+    (lambda: {"module.weight": 3, "module.count": 0}, TypeError, "policy_or_weights.*int"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "text"), MISFITS)
+def test_weights_that_do_not_fit_in_process(make: Any, error: Any, text: str) -> None:
+    with collecting(IN_PROCESS, ONE, constant_policy(1.0), frames=T) as collector:
+        with pytest.raises(error, match=text):
+            collector.update_policy_weights_(make())
+        assert collector.policy_version == 0
+        assert seen(collector.next()) == {(3.0, 0)}
+
+
+def test_without_a_policy_there_are_no_weights() -> None:
+    with collecting(IN_PROCESS, ONE, None, frames=T) as collector:
+        collector.update_policy_weights_()
+        with pytest.raises(ValueError, match="unknown"):
+            collector.update_policy_weights_(torch.nn.Linear(2, 2))
+
+
+# Actors
+
+
+@pytest.mark.ray
+def test_each_worker_has_its_own_weights(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms, misfits, worker_ids, versions and lag; one put per version."""
+    puts = []
+    put = ray_cluster.put
+    policy, other = constant_policy(), constant_policy()
+    with collecting(SYNC, ONE, policy, frames=T, track_policy_version=True) as collector:
+        monkeypatch.setattr(ray_cluster, "put", lambda value: (puts.append(value), put(value))[1])
+        assert seen(collector.next()) == {(0.0, 0)}
+        for version, form in enumerate(("module", "tensordict", "state dict"), 1):
+            set_policy(other, 3.0 * version)
+            collector.update_policy_weights_(in_form(other, form))
+            set_policy(other, 0.0)  # what was given was copied
+            assert len(puts) == version == collector.policy_version
+            td = collector.next()
+            assert seen(td) == {(3.0 * version, 3 * version)}
+            assert (td[VERSION] == version).all()
+        for make, error, text in MISFITS:
+            with pytest.raises(error, match=text):
+                collector.update_policy_weights_(make())
+        assert collector.policy_version == 3
+        set_policy(policy, 12.0)
+        collector.update_policy_weights_(worker_ids=1)
+        td = collector.next()
+        assert [seen(row) for row in td] == [{(9.0, 9)}, {(12.0, 12)}]
+        assert td[VERSION].tolist() == [[3] * T, [4] * T]
+        assert collector.policy_lag == {0: 1, 1: 0}
+        assert [w["version"] for w in collector.stats()["workers"].values()] == [3, 4]
+        with pytest.raises(ValueError, match="worker_ids"):
+            collector.update_policy_weights_(worker_ids=[0, 2])
+        set_policy(policy, 15.0)
+        collector.update_policy_weights_(worker_ids=[0], wait=True)
+        assert [seen(row) for row in collector.next()] == [{(15.0, 15)}, {(12.0, 12)}]
+    assert len(puts) == 5
+    assert all(isinstance(value, np.ndarray) for value in puts)
+
+
+@pytest.mark.parametrize("wait", [False, True])
+@pytest.mark.ray
+def test_a_queued_rollout_takes_the_newest(wait: bool, tmp_path: Path) -> None:
+    """Rollout 1 is done, 2 is running (it waits at the gate), 3 is queued."""
+    gate = tmp_path / "gate"
+    policy = constant_policy()
+    with collecting(
+        ASYNC_ONE, lambda w: partial(GateEnv, str(gate)), policy, frames=T
+    ) as collector:
+        assert seen(collector.next()) == {(0.0, 0)}
+        wait_until(gate.with_suffix(".reached").exists)
+        for value in (3.0, 6.0):
+            set_policy(policy, value)
+            collector.update_policy_weights_(wait=wait)  # returns while the gate is closed
+        set_policy(policy, 9.0)
+        gate.touch()
+        assert [seen(collector.next()) for _ in range(2)] == [{(0.0, 0)}, {(6.0, 6)}]
+        assert collector.policy_lag == {0: 0}
+        assert collector.policy_version == 2
+
+
+@pytest.mark.ray
+def test_update_after_each_batch_sync() -> None:
+    """Strictly on-policy, the first batch included."""
+    policy = constant_policy()
+    with collecting(
+        SYNC, ONE, policy, frames=T, update_after_each_batch=True, track_policy_version=True
+    ) as collector:
+        for number in range(5):
+            set_policy(policy, 3.0 * number)
+            td = collector.next()
+            assert seen(td) == {(3.0 * number, 3 * number)}
+            assert (td[VERSION] == collector.policy_version).all()
+            assert collector.policy_lag == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("prefetch", [0, 1, 2])
+@pytest.mark.ray
+def test_update_after_each_batch_async(prefetch: int) -> None:
+    """At most prefetch + 1 versions old, and with prefetch 0 never old."""
+    policy = constant_policy()
+    way = Way("async", 1, {"prefetch": prefetch})
+    with collecting(
+        way, ONE, policy, frames=T, update_after_each_batch=True, track_policy_version=True
+    ) as collector:
+        collector.next()
+        for number in range(1, 12):
+            set_policy(policy, 3.0 * number)
+            td = collector.next()
+            (version,) = set(td[VERSION].tolist())
+            assert seen(td) == {(3.0 * version, version * 3)}
+            assert 0 <= collector.policy_version - version <= prefetch + (prefetch > 0)
+            assert collector.policy_version == number
+
+
+@pytest.mark.ray
+def test_actors_keep_going_while_the_learner_works(tmp_path: Path) -> None:
+    """Exactly `prefetch` rollouts beyond the one that was delivered."""
+
+    class Tally(CountingEnv):
+        def step(self, action: Any) -> Any:
+            with open(tmp_path / "steps", "ab", buffering=0) as file:
+                file.write(b".")
+            return super().step(action)
+
+    def steps() -> int:
+        return (tmp_path / "steps").stat().st_size
+
+    with collecting(ASYNC_ONE, lambda w: Tally, constant_policy(), frames=T) as collector:
+        for delivered in range(1, 4):
+            collector.next()
+            ahead = (delivered + 2) * T
+            wait_until(lambda ahead=ahead: steps() == ahead)
+            collector.update_policy_weights_(wait=True)  # a way there and back
+            assert steps() == ahead
+
+
+@pytest.mark.ray
+def test_random_actors_have_no_weights() -> None:
+    """No push without a policy."""
+    with collecting(
+        SYNC, ONE, None, frames=T, update_after_each_batch=True, track_policy_version=True
+    ) as collector:
+        for _ in range(3):
+            assert (collector.next()[VERSION] == 0).all()
+        assert collector.policy_version == 0
