@@ -38,7 +38,14 @@ from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, WorkerSp
 from pycollect.collectors.single import SyncDataCollector, warn_of_rounding
 from pycollect.generators import seed_chain
 from pycollect.layout import Key, dotted
-from pycollect.weights import Weights, WeightSlab, check_same, same_values, weights_from
+from pycollect.weights import (
+    Weights,
+    WeightSlab,
+    check_same,
+    same_values,
+    weights_from,
+    weights_of,
+)
 
 _INIT_SECONDS = 120.0
 _SILENCE_SECONDS = 60.0
