@@ -1,0 +1,260 @@
+"""set_seed: the chain, the streams, and that nobody disturbs anybody (section 10)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from collect_support import ENTRIES, IN_PROCESS, STACK, Way, collecting, wait_until
+from envs_for_tests import CountingEnv
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+T = 6
+ASYNC_ONE = Way("async, one actor", 1, {"prefetch": 2})
+
+
+class NoisyEnv(CountingEnv):
+    """Its third number is noise: of its own generator, and of the global ones."""
+
+    def observe(self) -> Any:
+        noise = self.np_random.random() + 10 * np.random.random() + 100 * random.random()
+        return np.array([self.number, self.np_random_seed % 10_000, noise], np.float32)
+
+
+def noisy(worker: int) -> Any:
+    return [partial(NoisyEnv, 10 * worker + p, length=4) for p in range(2)]
+
+
+def noise(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    batch = observation.shape[:-1]
+    return torch.randint(0, 2, batch), torch.randn(batch)
+
+
+def noisy_policy() -> TensorDictModule:
+    return TensorDictModule(noise, ["observation"], ["action", "noise"])
+
+
+def equal(a: TensorDict, b: TensorDict) -> bool:
+    """The same data; trajectory ids go on counting and are left out."""
+    ids = ("collector", "traj_ids")
+    return bool((a.exclude(ids) == b.exclude(ids)).all())
+
+
+class SeedsEnv(CountingEnv):
+    """Observes the seed that it was reset with, modulo 10,000."""
+
+    def observe(self) -> Any:
+        seed = next((s for s in reversed(self.seeds) if s is not None), 0)
+        return np.array([self.number, seed % 10_000, self.steps], np.float32)
+
+
+def torchrl_chain(seed: int, count: int) -> list[int]:
+    """Seeds as TorchRL hands them out, computed by its own function where it is installed."""
+    try:
+        from torchrl._utils import seed_generator
+    except ImportError:
+        pytest.skip("needs TorchRL as the oracle")
+    seeds = [seed]
+    for _ in range(count):
+        seeds.append(seed_generator(seeds[-1]))
+    return seeds
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42, 2**31, 2**32 - 2])
+def test_the_chain_is_torchrls(seed: int) -> None:
+    chain = torchrl_chain(seed, 3)
+    entry = [partial(SeedsEnv, p) for p in range(3)]
+    with collecting(IN_PROCESS, lambda w: entry, frames=6) as collector:
+        assert collector.set_seed(seed) == chain[3]
+        td = collector.next()
+        assert td["observation"][:, 0, 1].tolist() == [s % 10_000 for s in chain[:3]]
+        assert collector.set_seed(seed, static_seed=True) == chain[1]
+        assert set(collector.next()["observation"][..., 1].flatten().tolist()) == {seed % 10_000}
+
+
+def test_known_seeds() -> None:
+    """The chain's values, so that it is checked without TorchRL too."""
+    with collecting(IN_PROCESS, ENTRIES["one"], frames=6) as collector:
+        assert collector.set_seed(0) == KNOWN[0]
+        assert collector.set_seed(np.int64(42)) == KNOWN[42]
+
+
+KNOWN = {0: 795726461, 42: 1445067485}
+
+
+@pytest.mark.parametrize("policy", [None, noisy_policy()], ids=["random actions", "policy"])
+def test_same_seed_same_data_in_process(policy: Any) -> None:
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(len(runs))
+        with collecting(IN_PROCESS, noisy, policy, frames=2 * T) as collector:
+            collector.next()
+            collector.set_seed(5)
+            runs.append([collector.next() for _ in range(3)])
+            collector.set_seed(6)
+            runs[-1].append(collector.next())
+            collector.set_seed(5)
+            runs[-1].append(collector.next())
+    assert all(equal(a, b) for a, b in zip(*runs, strict=True))
+    first, second, _, other, again = runs[0]
+    assert equal(first, again)
+    assert not equal(first, second)
+    assert not equal(first, other)
+
+
+def global_states() -> list[Any]:
+    return [torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()]
+
+
+def test_the_callers_generators_are_left_alone() -> None:
+    with collecting(IN_PROCESS, noisy, noisy_policy(), frames=2 * T) as collector:
+        before = global_states()
+        collector.set_seed(5)
+        assert global_states() == before
+        undisturbed = [collector.next() for _ in range(3)]
+        assert global_states() == before
+        collector.set_seed(5)
+        for expected in undisturbed:
+            torch.manual_seed(1)
+            np.random.seed(1)
+            random.seed(1)
+            torch.rand(3)
+            assert equal(collector.next(), expected)
+
+
+def test_without_a_seed_the_callers_generator_counts() -> None:
+    """Until set_seed, torch.manual_seed has the effect that a user expects of it in process."""
+    batches = []
+    for _ in range(2):
+        with collecting(IN_PROCESS, ENTRIES["one"], noisy_policy(), frames=T) as collector:
+            torch.manual_seed(8)
+            batches.append(collector.next())
+    assert equal(*batches)
+
+
+def test_every_env_has_random_actions_of_its_own() -> None:
+    """Env p draws the same whatever the number of envs beside it."""
+    actions = {}
+    for count in (2, 3):
+        entry = [partial(CountingEnv, p) for p in range(count)]
+        with collecting(IN_PROCESS, lambda w, entry=entry: entry, frames=count * 30) as collector:
+            collector.set_seed(3)
+            actions[count] = collector.next()["action"]
+    assert torch.equal(actions[2], actions[3][:2])
+    assert not torch.equal(actions[3][0], actions[3][1])
+
+
+def test_a_seed_starts_anew() -> None:
+    with collecting(IN_PROCESS, lambda w: CountingEnv, frames=2) as collector:
+        collector.next()
+        collector.set_seed(1)
+        td = collector.next()
+    assert td["observation"][:, 2].tolist() == [0, 1]
+    assert td["collector", "traj_ids"].tolist() == [1, 1]
+
+
+def test_a_vector_env_with_seeds_of_its_rows() -> None:
+    fns = [partial(SeedsEnv, p) for p in range(3)]
+    chain = torchrl_chain(7, 3)
+    entry = partial(gymnasium.vector.SyncVectorEnv, fns)
+    with collecting(IN_PROCESS, lambda w: entry, frames=6) as collector:
+        collector.set_seed(7)
+        rows = collector.next()["observation"][:, 0, 1]
+    assert rows.tolist() == [s % 10_000 for s in chain[:3]]
+
+
+# Actors
+
+
+class TurnsEnv(NoisyEnv):
+    """Waits at each rollout's end until the env of the other number has ended its own.
+
+    `first` says whose rollout is to end first.
+    """
+
+    def __init__(self, folder: str, number: int, first: int) -> None:
+        super().__init__(number, length=4)
+        self.folder, self.first = Path(folder), first
+        self.rollouts = 0
+
+    def step(self, action: Any) -> Any:
+        result = super().step(action)
+        if len(self.actions) % T == 0:
+            self.rollouts += 1
+            if self.number != self.first:
+                wait_until((self.folder / f"{self.first} {self.rollouts}").exists)
+            (self.folder / f"{self.number} {self.rollouts}").touch()
+        return result
+
+
+@pytest.mark.parametrize("policy", [None, noisy_policy()], ids=["random actions", "policy"])
+@pytest.mark.ray
+def test_same_seed_same_data_whoever_is_first(policy: Any, tmp_path: Path) -> None:
+    runs = []
+    for first in (0, 10):
+        folder = tmp_path / str(first)
+        folder.mkdir()
+        entry = partial(turns, str(folder), first)
+        with collecting(STACK, entry, policy, frames=T) as collector:
+            following = collector.set_seed(5)
+            runs.append([collector.next() for _ in range(3)])
+    assert following == torchrl_chain(5, 2)[2]
+    for a, b in zip(*runs, strict=True):
+        assert equal(a, b)
+        assert torch.equal(a["collector", "traj_ids"], b["collector", "traj_ids"])
+        assert not torch.equal(a[0]["observation"], a[1]["observation"])
+
+
+def turns(folder: str, first: int, worker: int) -> Callable[[], TurnsEnv]:
+    return partial(TurnsEnv, folder, 10 * worker, first)
+
+
+@pytest.mark.ray
+def test_streams_of_actors_without_a_seed() -> None:
+    """New processes start torch's generator at one constant: that must not show."""
+    with collecting(STACK, noisy, noisy_policy(), frames=2 * T) as collector:
+        a, b = collector.next()
+    assert not torch.equal(a["noise"], b["noise"])
+    assert not torch.equal(a["observation"][..., 2], b["observation"][..., 2])
+
+
+@pytest.mark.ray
+def test_a_seed_drops_what_is_in_flight() -> None:
+    """The next batch is the first of the new stream; no id is left out, total_frames holds."""
+    with collecting(
+        ASYNC_ONE, noisy, noisy_policy(), frames=2 * T, total_frames=8 * 2 * T
+    ) as collector:
+        for _ in range(3):
+            before = collector.next()
+        collector.set_seed(5)
+        first = [collector.next() for _ in range(2)]
+        collector.set_seed(5)
+        again = [collector.next() for _ in range(2)]
+        (last,) = collector
+    for a, b in zip(first, again, strict=True):
+        assert equal(a, b)
+    ids = torch.stack([td["collector", "traj_ids"] for td in (before, *first, *again, last)])
+    started = [td["collector", "traj_ids"].min() for td in (before, first[0], again[0])]
+    assert started[0] < started[1] < started[2]
+    assert first[0]["collector", "traj_ids"][0, 0] == before["collector", "traj_ids"].max() + 1
+    assert ids.max() == last["collector", "traj_ids"].max()
+
+
+@pytest.mark.ray
+def test_a_sync_collector_that_collects_ahead() -> None:
+    way = Way("ahead", 2, {"sync": True, "prefetch": 1})
+    with collecting(way, noisy, noisy_policy(), frames=2 * T) as collector:
+        collector.next()
+        runs = []
+        for _ in range(2):
+            collector.set_seed(9)
+            runs.append([collector.next() for _ in range(2)])
+    assert all(equal(a, b) for a, b in zip(*runs, strict=True))

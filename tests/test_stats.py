@@ -1,0 +1,117 @@
+"""What a collector counts and times."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+from collect_support import ASYNC, ENTRIES, IN_PROCESS, STACK, Way, collecting, parity_policy
+from envs_for_tests import CountingEnv
+
+T = 6
+WAYS = [
+    IN_PROCESS,
+    *[pytest.param(way, marks=pytest.mark.ray) for way in (STACK, ASYNC[2])],
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_stats(way: Way) -> None:
+    """Episodes of 4 steps: return 1 + 2 + 3 + 4 = 10."""
+
+    def entry(worker: int) -> Any:
+        return [partial(CountingEnv, 10 * worker + p, length=4) for p in range(2)]
+
+    batch = 2 * T * (way.workers if way.sync else 1)
+    with collecting(way, entry, frames=2 * T, total_frames=6 * batch) as collector:
+        before = collector.stats()
+        assert (before["frames"], before["batches"], before["episodes"]) == (0, 0, 0)
+        assert before["episode_return"] is None
+        assert before["episode_length"] is None
+        batches = list(collector)
+        stats = collector.stats()
+    assert stats["batches"] == len(batches) == 6
+    assert stats["frames"] == stats["frames_stepped"] == 6 * batch
+    assert stats["episodes"] == sum(int(td["next", "done"].sum()) for td in batches)
+    assert (stats["episode_return"], stats["episode_length"]) == (10.0, 4.0)
+    assert stats["slow_paths"] == {"policy_tensordict": 0}
+    assert stats["frames_per_second"] > 0
+    check_workers(stats["workers"], way, 6 * batch)
+    phases = {"collect", "assemble", "deliver", "user"}
+    phases |= {"wait", "transport"} if way.ray else set()
+    assert stats["seconds"].keys() == phases | {"elapsed"}
+    assert all(seconds >= 0 for seconds in stats["seconds"].values())
+    own = {"wait", "transport", "assemble", "deliver", "user"} & phases
+    assert sum(stats["seconds"][phase] for phase in own) <= stats["seconds"]["elapsed"] + 0.01
+    assert json.loads(json.dumps(stats))["frames"] == 6 * batch
+
+
+def check_workers(workers: dict[int, Any], way: Way, frames: int) -> None:
+    assert list(workers) == list(range(way.workers))
+    assert sum(worker["frames"] for worker in workers.values()) == frames
+    pids = {worker["pid"] for worker in workers.values()}
+    assert len(pids) == way.workers
+    if way.ray:
+        assert os.getpid() not in pids
+    else:
+        assert pids == {os.getpid()}
+        assert psutil.pid_exists(os.getpid())
+    for worker in workers.values():
+        assert worker["node"] == socket.gethostname()
+        assert (worker["version"], worker["restarts"]) == (0, 0)
+
+
+def test_episodes_cut_by_the_collector_count() -> None:
+    with collecting(
+        IN_PROCESS, lambda w: CountingEnv, frames=9, max_frames_per_traj=3
+    ) as collector:
+        collector.next()
+        stats = collector.stats()
+    assert (stats["episodes"], stats["episode_length"], stats["episode_return"]) == (3, 3, 6)
+
+
+def test_trajectories_cut_by_a_reset_do_not_count() -> None:
+    entry = partial(CountingEnv, length=4)
+    with collecting(IN_PROCESS, lambda w: entry, frames=6, reset_at_each_iter=True) as collector:
+        for _ in range(3):
+            collector.next()
+        collector.set_seed(1)
+        stats = collector.stats()
+    assert (stats["episodes"], stats["episode_length"]) == (3, 4)
+
+
+def test_an_episode_over_several_batches() -> None:
+    with collecting(IN_PROCESS, lambda w: CountingEnv, frames=2) as collector:
+        for _ in range(5):
+            collector.next()
+        stats = collector.stats()
+    assert (stats["episodes"], stats["episode_length"], stats["episode_return"]) == (2, 5, 15)
+
+
+def test_the_last_hundred_episodes() -> None:
+    entry = partial(CountingEnv, length=[1] * 50 + [3] * 100)
+    with collecting(IN_PROCESS, lambda w: entry, frames=350) as collector:
+        collector.next()
+        stats = collector.stats()
+    assert (stats["episodes"], stats["episode_length"]) == (150, 3)
+
+
+def test_dummies_are_no_frames() -> None:
+    with collecting(IN_PROCESS, ENTRIES["ignores masks"], parity_policy(), frames=21) as collector:
+        td = collector.next()
+        stats = collector.stats()
+    assert stats["frames"] == stats["frames_stepped"] == int(td["collector", "mask"].sum()) < 21
+
+
+def test_slow_paths() -> None:
+    def act(td: Any) -> Any:
+        return td.set("action", (td["observation"][..., 2] % 2).long())
+
+    with collecting(IN_PROCESS, ENTRIES["one"], act, frames=4) as collector:
+        collector.next()
+        assert collector.stats()["slow_paths"] == {"policy_tensordict": 1}
