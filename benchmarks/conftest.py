@@ -28,6 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Prepare the list of results, and leave the reporting to our own table."""
     config.stash[ROWS] = []
     config.addinivalue_line("markers", "full: a case that a smoke test leaves out")
+    os.environ["RL_LOGGING_LEVEL"] = "WARNING"  # TorchRL's, in every process that is started here
     # Its table would show the time of whole rounds, which says nothing.
     config.option.benchmark_quiet = True
 
@@ -59,7 +60,6 @@ def ray_address() -> Iterator[str]:
     """Address of the one local cluster; every side on Ray joins it as a driver of its own."""
     import ray
 
-    os.environ["RL_LOGGING_LEVEL"] = "WARNING"
     # Actors import this package: the repository has to come before any other package of that name.
     root = str(Path(__file__).parent.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])

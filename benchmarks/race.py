@@ -37,6 +37,10 @@ WARM_UP = 3.0
 hundred batches of pixels until it lies on memory that every process has touched."""
 
 
+PRELOADED = ["torch", "tensordict.nn", "gymnasium"]
+"""What every side imports: once for all, which saves most of the time that starting them takes."""
+
+
 @dataclass(frozen=True)
 class Side:
     """One way of doing the work.
@@ -189,10 +193,13 @@ class _Racer:
         self.links: list[tuple[multiprocessing.Process, Connection]] = []
 
     def start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
         for _ in range(self.side.processes):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, self.side), name=self.side.name)
+            # The server has the environment of when it was started, before Ray set its variables.
+            arguments = (there, self.side, dict(os.environ))
+            process = context.Process(target=_serve, args=arguments, name=self.side.name)
             process.start()
             there.close()
             self.links.append((process, here))
@@ -235,8 +242,9 @@ class _Racer:
         return answer
 
 
-def _serve(connection: Connection, side: Side) -> None:
+def _serve(connection: Connection, side: Side, environment: Mapping[str, str]) -> None:
     """What a side's process does: build the stream, then run a turn whenever asked."""
+    os.environ.update(environment)
     import torch
 
     torch.set_num_threads(1)
