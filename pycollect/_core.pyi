@@ -192,13 +192,17 @@ class Recorder:
         layout: the leaves of a frame, those that every batch has among them.
         observations: (key, current, live) each. `current`, contiguous, [*obs] or [P, *obs] where
             batched, always holds the observation to act on; where not `live`, only between
-            rollouts.
+            rollouts. None where there is ("next", key) alone.
         outputs: the keys of the policy's outputs.
         envs: P.
         batched: arrays have a leading dimension P.
         max_frames_per_traj: truncate a trajectory at that length; 0: never.
         skips_after_done: the step after a done is a dummy, whose cell stays uncollected.
+        own_flags: reward and flags are among the observations and copied as they are.
         set_truncated: flag the last collected frame of every env in every rollout.
+        states: (key, current, initial) each: what the policy passes on to its next call.
+            `initial` is one frame, or one per env.
+        is_init: bool [1] or [P, 1]: whether the next step is a trajectory's first.
 
     Raises:
         ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes.
@@ -207,13 +211,16 @@ class Recorder:
     def __init__(
         self,
         layout: Layout,
-        observations: Sequence[tuple[_Key, _Array, bool]],
+        observations: Sequence[tuple[_Key, _Array | None, bool]],
         outputs: Sequence[_Key],
         envs: int,
         batched: bool,
         max_frames_per_traj: int = 0,
         skips_after_done: bool = False,
+        own_flags: bool = False,
         set_truncated: bool = False,
+        states: Sequence[tuple[_Key, _Array, _Array]] = (),
+        is_init: _Array | None = None,
     ) -> None: ...
     @property
     def done(self) -> npt.NDArray[np.bool_]:
@@ -241,12 +248,14 @@ class Recorder:
         terminated: _Array,
         truncated: _Array,
         outputs: _Array | tuple[_Array, ...],
+        states: tuple[_Array, ...] = (),
     ) -> int:
         """Record a step and return how many envs must be reset now, see `done`.
 
         Args:
             observation: the true successor, one array or a tuple in the order of `observations`.
             outputs: what the policy chose the step's action with, in the order of `outputs`.
+            states: for the next step, in the order of `states`.
 
         Raises:
             ValueError: a shape or dtype that does not fit, named by its key.

@@ -1,6 +1,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <memory>
+#include <optional>
 #include <span>
 
 #include "bindings.h"
@@ -57,22 +59,61 @@ std::int64_t step_bytes(const Layout& layout, std::int64_t envs) {
   return bytes;
 }
 
+// (key, current, live) each; current is None for what is not carried.
+std::vector<ObservationSpec> observation_specs(const std::vector<py::tuple>& observations) {
+  std::vector<ObservationSpec> result;
+  for (const py::tuple& spec : observations) {
+    const bool carried = !spec[1].is_none();
+    const TensorView current = carried ? borrow(spec[1], "current", nullptr, true) : TensorView{};
+    result.push_back({key_from(spec[0]), current, spec[2].cast<bool>(), carried});
+  }
+  return result;
+}
+
+// (key, current, initial) each.
+std::vector<StateSpec> state_specs(const std::vector<py::tuple>& states) {
+  std::vector<StateSpec> result;
+  for (const py::tuple& spec : states) {
+    result.push_back(
+        {key_from(spec[0]), borrow(spec[1], "current", nullptr, true), borrow(spec[2], "initial")});
+  }
+  return result;
+}
+
+std::vector<Key> keys_from(const std::vector<py::tuple>& tuples) {
+  std::vector<Key> result;
+  for (const py::tuple& tuple : tuples) {
+    result.push_back(key_from(tuple));
+  }
+  return result;
+}
+
+std::optional<TensorView> optional_view(py::handle array, const char* what) {
+  return array.is_none() ? std::nullopt : std::optional(borrow(array, what, nullptr, true));
+}
+
 class BoundRecorder {
  public:
   BoundRecorder(const Layout& layout, const std::vector<py::tuple>& observations,
-                const std::vector<py::tuple>& outputs, const RecorderOptions& options)
-      : currents_(held(observations)),
-        recorder_(layout, specs(observations), keys(outputs), options),
+                const std::vector<py::tuple>& outputs, const RecorderOptions& options,
+                const std::vector<py::tuple>& states, const py::object& is_init)
+      : held_{py::cast(observations), py::cast(states), is_init},
+        recorder_(layout, observation_specs(observations), keys_from(outputs), options,
+                  state_specs(states), optional_view(is_init, "is_init")),
         observation_(observations.size(), "observation"),
         outputs_(outputs.size(), "outputs"),
+        states_(states.size(), "states"),
         releases_(step_bytes(layout, options.envs) >= kReleaseFrom) {}
 
   std::int64_t step(py::handle observation, py::handle reward, py::handle terminated,
-                    py::handle truncated, py::handle outputs) {
+                    py::handle truncated, py::handle outputs, py::handle states) {
     ScalarRoom rooms[3];
-    const StepData data{observation_.borrow_from(observation), borrow(reward, "reward", &rooms[0]),
+    const StepData data{observation_.borrow_from(observation),
+                        borrow(reward, "reward", &rooms[0]),
                         borrow(terminated, "terminated", &rooms[1]),
-                        borrow(truncated, "truncated", &rooms[2]), outputs_.borrow_from(outputs)};
+                        borrow(truncated, "truncated", &rooms[2]),
+                        outputs_.borrow_from(outputs),
+                        states_.borrow_from(states)};
     if (!releases_) {
       return recorder_.step(data);
     }
@@ -86,34 +127,11 @@ class BoundRecorder {
   Recorder& recorder() { return recorder_; }
 
  private:
-  // observations: (key, current, live) each.
-  static std::vector<ObservationSpec> specs(const std::vector<py::tuple>& observations) {
-    std::vector<ObservationSpec> result;
-    for (const py::tuple& spec : observations) {
-      result.push_back(
-          {key_from(spec[0]), borrow(spec[1], "current", nullptr, true), spec[2].cast<bool>()});
-    }
-    return result;
-  }
-  static std::vector<py::object> held(const std::vector<py::tuple>& observations) {
-    std::vector<py::object> result;
-    for (const py::tuple& spec : observations) {
-      result.push_back(spec[1]);
-    }
-    return result;
-  }
-  static std::vector<Key> keys(const std::vector<py::tuple>& tuples) {
-    std::vector<Key> result;
-    for (const py::tuple& tuple : tuples) {
-      result.push_back(key_from(tuple));
-    }
-    return result;
-  }
-
-  std::vector<py::object> currents_;  // keeps the memory that the recorder writes
+  py::object held_[3];  // keeps the memory that the recorder reads and writes
   Recorder recorder_;
   Views observation_;
   Views outputs_;
+  Views states_;
   bool releases_;
 };
 
@@ -136,18 +154,22 @@ std::vector<py::tuple> take_episodes(BoundRecorder& self) {
 
 void bind_recorder(py::module_& module) {
   py::class_<BoundRecorder>(module, "Recorder", "Writes the steps of P envs into a slab.")
-      .def(
-          py::init([](const Layout& layout, const std::vector<py::tuple>& observations,
-                      const std::vector<py::tuple>& outputs, std::int64_t envs, bool batched,
-                      std::int64_t max_frames_per_traj, bool skips_after_done, bool set_truncated) {
-            return std::make_unique<BoundRecorder>(
-                layout, observations, outputs,
-                RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done,
-                                set_truncated});
-          }),
-          py::arg("layout"), py::arg("observations"), py::arg("outputs"), py::arg("envs"),
-          py::arg("batched"), py::arg("max_frames_per_traj") = 0,
-          py::arg("skips_after_done") = false, py::arg("set_truncated") = false)
+      .def(py::init([](const Layout& layout, const std::vector<py::tuple>& observations,
+                       const std::vector<py::tuple>& outputs, std::int64_t envs, bool batched,
+                       std::int64_t max_frames_per_traj, bool skips_after_done, bool own_flags,
+                       bool set_truncated, const std::vector<py::tuple>& states,
+                       const py::object& is_init) {
+             return std::make_unique<BoundRecorder>(
+                 layout, observations, outputs,
+                 RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done, own_flags,
+                                 set_truncated},
+                 states, is_init);
+           }),
+           py::arg("layout"), py::arg("observations"), py::arg("outputs"), py::arg("envs"),
+           py::arg("batched"), py::arg("max_frames_per_traj") = 0,
+           py::arg("skips_after_done") = false, py::arg("own_flags") = false,
+           py::arg("set_truncated") = false, py::arg("states") = py::tuple(),
+           py::arg("is_init") = py::none())
       .def_property_readonly("done", &done_of, "bool [P]: must be reset now; changes in place.")
       .def_property_readonly("frames", [](BoundRecorder& self) { return self.recorder().frames(); })
       .def("restart", &BoundRecorder::restart, py::arg("observation"))
@@ -157,7 +179,8 @@ void bind_recorder(py::module_& module) {
              std::int64_t version) { self.recorder().begin(std::move(slab), row, version); },
           py::arg("slab"), py::arg("row"), py::arg("policy_version"))
       .def("step", &BoundRecorder::step, py::arg("observation"), py::arg("reward"),
-           py::arg("terminated"), py::arg("truncated"), py::arg("outputs"))
+           py::arg("terminated"), py::arg("truncated"), py::arg("outputs"),
+           py::arg("states") = py::tuple())
       .def("reset", &BoundRecorder::reset, py::arg("observation"))
       .def(
           "finish",

@@ -16,49 +16,10 @@ Key next_of(const Key& key) {
   return next;
 }
 
-// One environment may answer with another width of the same kind of number (float64 where the
-// space says float32): that is cast. A float where integers are promised is a mistake.
-bool castable(DType from, DType to) {
-  const auto rank = [](DType dtype) { return static_cast<int>(kind_of(dtype)); };
-  return rank(from) <= rank(to);
-}
-
-[[noreturn]] void refuse(const Leaf& leaf, const Dims& expected, const TensorView& came) {
-  throw std::invalid_argument(to_string(leaf.key) + ": expected " +
-                              std::string(name_of(leaf.dtype)) + " of shape " +
-                              to_string(expected) + ", got " + std::string(name_of(came.dtype)) +
-                              " of shape " + to_string(came.shape));
-}
-
-template <typename T>
-void put(std::byte* target, T value) {
-  std::memcpy(target, &value, sizeof(value));
-}
-
-// n frames of `bytes` bytes each; small ones by fixed-size moves, which a loop of memcpy is not.
-template <std::size_t bytes>
-void scatter_small(std::byte* dst, std::int64_t dst_stride, const std::byte* src,
-                   std::int64_t src_stride, std::int64_t n) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    std::memcpy(dst + i * dst_stride, src + i * src_stride, bytes);
-  }
-}
-
-void scatter(std::byte* dst, std::int64_t dst_stride, const std::byte* src, std::int64_t src_stride,
-             std::int64_t n, std::int64_t bytes) {
-  switch (bytes) {
-    case 1:
-      return scatter_small<1>(dst, dst_stride, src, src_stride, n);
-    case 4:
-      return scatter_small<4>(dst, dst_stride, src, src_stride, n);
-    case 8:
-      return scatter_small<8>(dst, dst_stride, src, src_stride, n);
-    case 16:
-      return scatter_small<16>(dst, dst_stride, src, src_stride, n);
-    default:
-      for (std::int64_t i = 0; i < n; ++i) {
-        copy_frame(dst + i * dst_stride, src + i * src_stride, static_cast<std::size_t>(bytes));
-      }
+void check_count(const char* what, std::size_t expected, std::size_t came) {
+  if (expected != came) {
+    throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(expected) +
+                                " arrays, got " + std::to_string(came));
   }
 }
 
@@ -79,58 +40,40 @@ void read_flat(const char* name, const TensorView& view, DType dtype, std::span<
 
 }  // namespace
 
-Recorder::Recorder(Layout layout, std::vector<ObservationSpec> observations,
-                   const std::vector<Key>& outputs, RecorderOptions options)
-    : layout_(std::move(layout)),
-      options_(options),
-      reward_(target({"next", "reward"})),
-      done_leaf_(target({"next", "done"})),
-      terminated_(target({"next", "terminated"})),
-      truncated_(target({"next", "truncated"})),
-      ids_(target({"collector", "traj_ids"})) {
+Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observations,
+                   const std::vector<Key>& outputs, RecorderOptions options,
+                   const std::vector<StateSpec>& states, const std::optional<TensorView>& is_init)
+    : layout_(std::move(layout)), options_(options), ids_(rows({"collector", "traj_ids"})) {
   if (options.envs < 1 || (!options.batched && options.envs != 1)) {
     throw std::invalid_argument("envs: expected 1 where not batched, else >= 1, got " +
                                 std::to_string(options.envs));
   }
-  for (ObservationSpec& spec : observations) {
-    Target root = target(spec.key);
-    Target current = root;
-    current.base = spec.current.data;
-    current.env = current.frame;
-    const Dims shape = batch_shape(root.leaf.shape);
-    if (spec.current.dtype != root.leaf.dtype || spec.current.shape != shape ||
-        !spec.current.is_contiguous()) {
-      refuse(root.leaf, shape, spec.current);
-    }
-    observations_.push_back(
-        {std::move(root), target(next_of(spec.key)), std::move(current), spec.current, spec.live});
+  for (const ObservationSpec& spec : observations) {
+    add(spec);
   }
   for (const Key& key : outputs) {
-    outputs_.push_back(target(key));
+    outputs_.push_back(rows(key));
   }
-  for (const char* flag : {"done", "terminated", "truncated"}) {
-    root_flags_.push_back(target({flag}));
+  for (const StateSpec& spec : states) {
+    add(spec);
   }
-  add_optional({"step_count"}, step_counts_);
-  add_optional({"next", "step_count"}, step_counts_);
+  if (!options.own_flags) {
+    standard_ = Standard{rows({"next", "reward"}),
+                         rows({"next", "done"}),
+                         rows({"next", "terminated"}),
+                         rows({"next", "truncated"}),
+                         {rows({"done"}), rows({"terminated"}), rows({"truncated"})}};
+  }
+  if (is_init) {
+    is_init_ = IsInit{rows({"is_init"}), bound({"is_init"}, *is_init), *is_init};
+  }
   add_optional({"collector", "policy_version"}, versions_);
   add_optional({"collector", "mask"}, masks_);
-
-  all_ = {&reward_, &done_leaf_, &terminated_, &truncated_, &ids_};
-  for (Observation& observation : observations_) {
-    all_.push_back(&observation.root);
-    all_.push_back(&observation.next);
+  if (!options.own_flags) {
+    add_optional({"step_count"}, step_counts_);
+    add_optional({"next", "step_count"}, step_counts_);
   }
-  for (auto* group : {&outputs_, &root_flags_, &step_counts_, &versions_, &masks_}) {
-    for (Target& target : *group) {
-      all_.push_back(&target);
-    }
-  }
-  if (all_.size() != layout_.size()) {
-    throw std::invalid_argument("layout: expected " + std::to_string(all_.size()) +
-                                " leaves that the recorder writes, got " +
-                                std::to_string(layout_.size()));
-  }
+  list_all();
 
   const auto n = static_cast<std::size_t>(options.envs);
   envs_.resize(n);
@@ -139,40 +82,98 @@ Recorder::Recorder(Layout layout, std::vector<ObservationSpec> observations,
   rewards_.resize(n);
 }
 
-Recorder::Target Recorder::target(const Key& key) const {
+LeafRows Recorder::rows(const Key& key) const {
   const int index = layout_.find(key);
   if (index < 0) {
     throw std::invalid_argument("layout: expected a leaf " + to_string(key) + ", there is none");
   }
-  const Leaf& leaf = layout_[static_cast<std::size_t>(index)];
-  return {leaf, static_cast<std::size_t>(index), leaf.frame_bytes(), nullptr, 0};
+  const auto i = static_cast<std::size_t>(index);
+  return {layout_[i], i, options_.envs, options_.batched};
 }
 
-void Recorder::add_optional(const Key& key, std::vector<Target>& targets) const {
+LeafRows Recorder::bound(const Key& key, const TensorView& memory) const {
+  LeafRows result = rows(key);
+  result.bind(memory);
+  return result;
+}
+
+void Recorder::add_optional(const Key& key, std::vector<LeafRows>& group) const {
   if (layout_.find(key) >= 0) {
-    targets.push_back(target(key));
+    group.push_back(rows(key));
   }
 }
 
-Dims Recorder::batch_shape(const Dims& frame) const {
-  Dims shape;
-  if (options_.batched) {
-    shape.push_back(options_.envs);
+void Recorder::add(const ObservationSpec& spec) {
+  if (spec.carried) {
+    observations_.push_back({rows(spec.key), rows(next_of(spec.key)), bound(spec.key, spec.current),
+                             spec.current, spec.live});
+  } else {
+    observations_.push_back({std::nullopt, rows(next_of(spec.key)), std::nullopt, {}, false});
   }
-  for (std::int64_t extent : frame) {
-    shape.push_back(extent);
+}
+
+void Recorder::add(const StateSpec& spec) {
+  LeafRows current = bound(spec.key, spec.current);
+  TensorView initial = spec.initial;
+  if (options_.batched && initial.shape == current.leaf().shape) {  // one frame for all envs
+    Dims strides{0};
+    for (std::int64_t stride : initial.strides) {
+      strides.push_back(stride);
+    }
+    initial.shape = current.step_shape();
+    initial.strides = strides;
   }
-  return shape;
+  current.check(initial, true);
+  states_.push_back(
+      {rows(spec.key), rows(next_of(spec.key)), std::move(current), spec.current, initial});
+}
+
+void Recorder::list_all() {
+  all_ = {&ids_};
+  for (Observation& observation : observations_) {
+    if (observation.root) {
+      all_.push_back(&*observation.root);
+    }
+    all_.push_back(&observation.next);
+  }
+  for (State& state : states_) {
+    all_.push_back(&state.root);
+    all_.push_back(&state.next);
+  }
+  if (is_init_) {
+    all_.push_back(&is_init_->root);
+  }
+  if (standard_) {
+    for (LeafRows* leaf :
+         {&standard_->reward, &standard_->done, &standard_->terminated, &standard_->truncated}) {
+      all_.push_back(leaf);
+    }
+    for (LeafRows& flag : standard_->root_flags) {
+      all_.push_back(&flag);
+    }
+  }
+  for (auto* group : {&outputs_, &step_counts_, &versions_, &masks_}) {
+    for (LeafRows& leaf : *group) {
+      all_.push_back(&leaf);
+    }
+  }
+  if (all_.size() != layout_.size()) {
+    throw std::invalid_argument("layout: expected " + std::to_string(all_.size()) +
+                                " leaves that the recorder writes, got " +
+                                std::to_string(layout_.size()));
+  }
 }
 
 void Recorder::restart(std::span<const TensorView> observation) {
-  check_observation(observation);
+  check_count("observation", observations_.size(), observation.size());
   for (std::size_t i = 0; i < observations_.size(); ++i) {
-    write(observations_[i].current, 0, observation[i]);
+    if (observations_[i].current) {
+      observations_[i].current->write(0, observation[i]);
+    }
   }
   std::fill(done_.begin(), done_.end(), std::uint8_t{0});
-  for (Env& env : envs_) {
-    start_trajectory(env);
+  for (std::int64_t p = 0; p < options_.envs; ++p) {
+    start_trajectory(p, 0);
   }
   restarted_ = true;
 }
@@ -193,93 +194,64 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
   step_ = 0;
   collected_ = 0;
   policy_version_ = policy_version;
-  for (Target* target : all_) {
-    bind(*target, row);
+  for (LeafRows* leaf : all_) {
+    leaf->bind(*slab_, row);
   }
   for (Env& env : envs_) {
     env.last_collected = -1;
   }
   clear_root_flags();
   for (const Observation& observation : observations_) {
-    write(observation.root, 0, observation.view);
+    if (observation.root) {
+      observation.root->write(0, observation.view);
+    }
   }
-}
-
-void Recorder::bind(Target& target, std::int64_t row) {
-  const TensorView rows = slab_->rows(target.index, row);
-  target.base = rows.data;
-  target.env = rows.strides[0];
+  for (const State& state : states_) {
+    state.root.write(0, state.view);
+  }
+  if (is_init_) {
+    is_init_->root.write(0, is_init_->view);
+  }
 }
 
 // An env that ended is reset before its next step, so the state acted on is never a done one.
 void Recorder::clear_root_flags() {
-  for (const Target& flag : root_flags_) {
-    for (std::int64_t p = 0; p < options_.envs; ++p) {
-      std::memset(flag.base + p * flag.env, 0, static_cast<std::size_t>(flag.frame * steps_));
-    }
-  }
-}
-
-void Recorder::write(const Target& target, std::int64_t step, const TensorView& source) const {
-  const int lead = options_.batched ? 1 : 0;
-  const Dims& frame = target.leaf.shape;
-  const bool fits = source.rank() == frame.size() + lead &&
-                    (lead == 0 || source.shape[0] == options_.envs) &&
-                    std::equal(frame.begin(), frame.end(), source.shape.begin() + lead);
-  if (!fits || !castable(source.dtype, target.leaf.dtype) ||
-      source.device.kind != DeviceKind::cpu) {
-    refuse(target.leaf, batch_shape(frame), source);
-  }
-  std::byte* dst = target.base + step * target.frame;
-  if (source.dtype == target.leaf.dtype && source.is_contiguous()) {
-    scatter(dst, target.env, source.data, target.frame, options_.envs, target.frame);
+  if (!standard_) {
     return;
   }
-  TensorView view = TensorView::contiguous(dst, target.leaf.dtype, source.shape);
-  if (options_.batched) {
-    view.strides[0] = target.env;
+  for (const LeafRows& flag : standard_->root_flags) {
+    for (std::int64_t p = 0; p < options_.envs; ++p) {
+      flag.fill(p, 0, steps_, 0);
+    }
   }
-  copy(view, source);
 }
 
 std::int64_t Recorder::step(const StepData& data) {
   if (!slab_ || step_ >= steps_) {
     throw std::logic_error("step: expected a rollout with steps left");
   }
-  check_observation(data.observation);
-  if (data.outputs.size() != outputs_.size()) {
-    throw std::invalid_argument("outputs: expected " + std::to_string(outputs_.size()) +
-                                " arrays, got " + std::to_string(data.outputs.size()));
-  }
+  check_count("observation", observations_.size(), data.observation.size());
+  check_count("outputs", outputs_.size(), data.outputs.size());
+  check_count("states", states_.size(), data.states.size());
   const auto n = static_cast<std::size_t>(options_.envs);
   const std::span flags(flags_);
   read_flat("reward", data.reward, DType::float64, std::span(rewards_));
   read_flat("terminated", data.terminated, DType::boolean, flags.first(n));
   read_flat("truncated", data.truncated, DType::boolean, flags.last(n));
 
-  const bool last = step_ + 1 == steps_;
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
-    if (data.outputs[i].dtype != outputs_[i].leaf.dtype) {
-      refuse(outputs_[i].leaf, batch_shape(outputs_[i].leaf.shape), data.outputs[i]);
-    }
-    write(outputs_[i], step_, data.outputs[i]);
+    outputs_[i].check(data.outputs[i], true);
+    outputs_[i].write(step_, data.outputs[i]);
   }
-  for (std::size_t i = 0; i < observations_.size(); ++i) {
-    const Observation& observation = observations_[i];
-    write(observation.next, step_, data.observation[i]);
-    if (!last) {
-      write(observation.root, step_ + 1, data.observation[i]);
-    }
-    if (last || observation.live) {
-      write(observation.current, 0, data.observation[i]);
-    }
-  }
+  write_observations(data.observation);
+  write_states(data.states);
   for (std::int64_t p = 0; p < options_.envs; ++p) {
     const auto i = static_cast<std::size_t>(p);
+    set_is_init(p, step_ + 1, false);
     if (envs_[i].skip) {
-      clear_cell(p, step_);
+      clear_cell(p);
       done_[i] = 0;
-      start_trajectory(envs_[i]);
+      start_trajectory(p, step_ + 1);
     } else {
       collect(p, rewards_[i], flags[i] != 0, flags[n + i] != 0);
     }
@@ -288,21 +260,58 @@ std::int64_t Recorder::step(const StepData& data) {
   return std::count(done_.begin(), done_.end(), std::uint8_t{1});
 }
 
+void Recorder::write_observations(std::span<const TensorView> values) {
+  const bool last = step_ + 1 == steps_;
+  for (std::size_t i = 0; i < observations_.size(); ++i) {
+    const Observation& observation = observations_[i];
+    observation.next.write(step_, values[i]);
+    if (!observation.root) {
+      continue;
+    }
+    if (!last) {
+      observation.root->write(step_ + 1, values[i]);
+    }
+    if (last || observation.live) {
+      observation.current->write(0, values[i]);
+    }
+  }
+}
+
+void Recorder::write_states(std::span<const TensorView> values) {
+  for (std::size_t i = 0; i < states_.size(); ++i) {
+    const State& state = states_[i];
+    state.next.check(values[i], true);
+    state.next.write(step_, values[i]);
+    state.current.write(0, values[i]);
+    if (step_ + 1 < steps_) {
+      state.root.write(step_ + 1, values[i]);
+    }
+  }
+}
+
+// Whether this step, the next to be chosen on, is the first of its trajectory.
+void Recorder::set_is_init(std::int64_t p, std::int64_t step, bool first) {
+  if (!is_init_) {
+    return;
+  }
+  is_init_->current.put(p, 0, static_cast<std::uint8_t>(first));
+  if (slab_ && step < steps_) {
+    is_init_->root.put(p, step, static_cast<std::uint8_t>(first));
+  }
+}
+
 void Recorder::collect(std::int64_t p, double reward, bool terminated, bool truncated) {
   Env& env = envs_[static_cast<std::size_t>(p)];
-  const auto at = [&](const Target& target) {
-    return target.base + p * target.env + step_ * target.frame;
-  };
-  put(at(ids_), env.trajectory);
-  for (const Target& mask : masks_) {
-    put(at(mask), std::uint8_t{1});
+  ids_.put(p, step_, env.trajectory);
+  for (const LeafRows& mask : masks_) {
+    mask.put(p, step_, std::uint8_t{1});
   }
-  for (const Target& version : versions_) {
-    put(at(version), policy_version_);
+  for (const LeafRows& version : versions_) {
+    version.put(p, step_, policy_version_);
   }
   if (!step_counts_.empty()) {
-    put(at(step_counts_[0]), env.length);
-    put(at(step_counts_[1]), env.length + 1);
+    step_counts_[0].put(p, step_, env.length);
+    step_counts_[1].put(p, step_, env.length + 1);
   }
   ++env.length;
   env.total_reward += reward;
@@ -312,10 +321,12 @@ void Recorder::collect(std::int64_t p, double reward, bool terminated, bool trun
 
   truncated = truncated || env.length == options_.max_frames_per_traj;
   const bool done = terminated || truncated;
-  put(at(reward_), static_cast<float>(reward));
-  put(at(terminated_), static_cast<std::uint8_t>(terminated));
-  put(at(truncated_), static_cast<std::uint8_t>(truncated));
-  put(at(done_leaf_), static_cast<std::uint8_t>(done));
+  if (standard_) {
+    standard_->reward.put(p, step_, static_cast<float>(reward));
+    standard_->terminated.put(p, step_, static_cast<std::uint8_t>(terminated));
+    standard_->truncated.put(p, step_, static_cast<std::uint8_t>(truncated));
+    standard_->done.put(p, step_, static_cast<std::uint8_t>(done));
+  }
   done_[static_cast<std::size_t>(p)] = done && !options_.skips_after_done;
   env.skip = done && options_.skips_after_done;
   if (done) {
@@ -323,69 +334,74 @@ void Recorder::collect(std::int64_t p, double reward, bool terminated, bool trun
   }
 }
 
-void Recorder::clear_cell(std::int64_t p, std::int64_t step) {
-  for (const Target* target : all_) {
-    std::memset(target->base + p * target->env + step * target->frame, 0,
-                static_cast<std::size_t>(target->frame));
+void Recorder::clear_cell(std::int64_t p) {
+  for (const LeafRows* leaf : all_) {
+    leaf->fill(p, step_, 1, 0);
   }
-  put(ids_.base + p * ids_.env + step * ids_.frame, std::int64_t{-1});
+  ids_.put(p, step_, std::int64_t{-1});
 }
 
-void Recorder::start_trajectory(Env& env) {
+// A trajectory whose first action is chosen at this step (of the rollout, if there is one).
+void Recorder::start_trajectory(std::int64_t p, std::int64_t step) {
+  Env& env = envs_[static_cast<std::size_t>(p)];
   ++env.trajectory;
   env.length = 0;
   env.total_reward = 0;
   env.skip = false;
+  for (const State& state : states_) {
+    state.current.write_env(p, 0, state.initial);
+    if (slab_ && step < steps_) {
+      state.root.write_env(p, step, state.initial);
+    }
+  }
+  set_is_init(p, step, true);
 }
 
 void Recorder::reset(std::span<const TensorView> observation) {
-  check_observation(observation);
+  check_count("observation", observations_.size(), observation.size());
   for (std::size_t i = 0; i < observations_.size(); ++i) {
     const Observation& target = observations_[i];
-    const Dims& frame = target.root.leaf.shape;
-    if (observation[i].shape != target.view.shape ||
-        !castable(observation[i].dtype, target.root.leaf.dtype)) {
-      refuse(target.root.leaf, target.view.shape, observation[i]);
+    if (!target.root) {
+      continue;
     }
+    target.current->check(observation[i]);
     for (std::int64_t p = 0; p < options_.envs; ++p) {
       if (done_[static_cast<std::size_t>(p)] == 0) {
         continue;
       }
-      const TensorView source = env_view(observation[i], p);
       if (slab_ && step_ < steps_) {
-        copy(TensorView::contiguous(
-                 target.root.base + p * target.root.env + step_ * target.root.frame,
-                 target.root.leaf.dtype, frame),
-             source);
+        target.root->write_env(p, step_, observation[i]);
       }
-      copy(env_view(target.view, p), source);
+      target.current->write_env(p, 0, observation[i]);
     }
   }
-  for (std::size_t p = 0; p < envs_.size(); ++p) {
-    if (done_[p] != 0) {
-      start_trajectory(envs_[p]);
-      done_[p] = 0;
+  for (std::int64_t p = 0; p < options_.envs; ++p) {
+    std::uint8_t& done = done_[static_cast<std::size_t>(p)];
+    if (done != 0) {
+      start_trajectory(p, step_);
+      done = 0;
     }
-  }
-}
-
-TensorView Recorder::env_view(const TensorView& view, std::int64_t env) const {
-  return options_.batched ? view[env] : view;
-}
-
-void Recorder::check_observation(std::span<const TensorView> observation) const {
-  if (observation.size() != observations_.size()) {
-    throw std::invalid_argument("observation: expected " + std::to_string(observations_.size()) +
-                                " arrays, got " + std::to_string(observation.size()));
   }
 }
 
 void Recorder::flag_last_frames() {
-  for (std::int64_t p = 0; p < options_.envs; ++p) {
-    const std::int64_t t = envs_[static_cast<std::size_t>(p)].last_collected;
-    if (t >= 0) {
-      put(truncated_.base + p * truncated_.env + t * truncated_.frame, std::uint8_t{1});
-      put(done_leaf_.base + p * done_leaf_.env + t * done_leaf_.frame, std::uint8_t{1});
+  std::vector<const LeafRows*> flags;
+  if (standard_) {
+    flags = {&standard_->done, &standard_->truncated};
+  } else {
+    for (const Observation& observation : observations_) {
+      const std::string& name = observation.next.leaf().key.back();
+      if (name == "done" || name == "truncated") {
+        flags.push_back(&observation.next);
+      }
+    }
+  }
+  for (const LeafRows* flag : flags) {
+    for (std::int64_t p = 0; p < options_.envs; ++p) {
+      const std::int64_t t = envs_[static_cast<std::size_t>(p)].last_collected;
+      if (t >= 0) {
+        flag->fill(p, t, 1, 1);
+      }
     }
   }
 }

@@ -7,12 +7,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "pycollect/header.h"
 #include "pycollect/layout.h"
+#include "pycollect/leaf_rows.h"
 #include "pycollect/slab.h"
 
 namespace pycollect {
@@ -24,18 +26,32 @@ struct RecorderOptions {
   // The step after a done is a dummy whose cell stays uncollected (an env in NEXT_STEP mode that
   // cannot be reset by mask); reset() is then never called.
   bool skips_after_done = false;
+  // Reward and flags are among the observations, whatever their keys and shapes, and copied as they
+  // are; those in StepData only say where episodes end. Else they are leaves of the recorder's.
+  bool own_flags = false;
   bool set_truncated = false;  // flag the last collected frame of every env in every rollout
 };
 
-// A root key whose ("next", ...) twin is a leaf too.
+// What an environment shows of itself after each step, and after a reset.
 struct ObservationSpec {
   Key key;
   // The caller's memory, contiguous, which outlives the recorder: always the observation that the
-  // next action is chosen on, [P, *obs] where batched, else [*obs].
+  // next action is chosen on, [P, *obs] where batched, else [*obs]. Unused where not carried.
   TensorView current;
   // current has to be right after every step, because the policy reads it; else only between
   // rollouts.
   bool live = true;
+  // The root has it too: what the action was chosen on. False for what only a step gives, such as
+  // a reward: there is ("next", key) alone.
+  bool carried = true;
+};
+
+// What a policy passes on to its own next call (a recurrent state): it reads `key` and writes
+// ("next", key). Both are leaves.
+struct StateSpec {
+  Key key;
+  TensorView current;  // as in ObservationSpec; live
+  TensorView initial;  // at a trajectory's first step: one frame, or one per env as in current
 };
 
 // An episode that ended in the rollout: by the env or by max_frames_per_traj.
@@ -52,16 +68,20 @@ struct StepData {
   TensorView reward;
   TensorView terminated;
   TensorView truncated;
-  std::span<const TensorView> outputs;  // in the order of `outputs`
+  std::span<const TensorView> outputs;      // in the order of `outputs`
+  std::span<const TensorView> states = {};  // for the next step, in the order of `states`
 };
 
 class Recorder {
  public:
-  // `outputs` are the keys of the policy's outputs.
+  // `outputs` are the keys of the policy's outputs. `is_init`, bool [P, 1] or [1], is the caller's
+  // memory that says whether the next step is a trajectory's first; it is a leaf then.
   // Throws std::invalid_argument where the layout lacks a leaf that the contract promises, or has
   // one that nobody writes.
-  Recorder(Layout layout, std::vector<ObservationSpec> observations,
-           const std::vector<Key>& outputs, RecorderOptions options);
+  Recorder(Layout layout, const std::vector<ObservationSpec>& observations,
+           const std::vector<Key>& outputs, RecorderOptions options,
+           const std::vector<StateSpec>& states = {},
+           const std::optional<TensorView>& is_init = std::nullopt);
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
@@ -94,20 +114,28 @@ class Recorder {
   std::vector<Episode> take_episodes();
 
  private:
-  // Where a leaf's frames go in the slab at hand: frame (p, t) at base + p * env + t * frame.
-  struct Target {
-    Leaf leaf;
-    std::size_t index = 0;
-    std::int64_t frame = 0;
-    std::byte* base = nullptr;
-    std::int64_t env = 0;
-  };
   struct Observation {
-    Target root;
-    Target next;
-    Target current;
+    std::optional<LeafRows> root;
+    LeafRows next;
+    std::optional<LeafRows> current;
     TensorView view;  // of current
     bool live;
+  };
+  struct State {
+    LeafRows root;
+    LeafRows next;
+    LeafRows current;
+    TensorView view;     // of current
+    TensorView initial;  // of the shape of current
+  };
+  struct Standard {  // reward and flags of an environment that has one of each
+    LeafRows reward, done, terminated, truncated;
+    std::vector<LeafRows> root_flags;
+  };
+  struct IsInit {
+    LeafRows root;
+    LeafRows current;
+    TensorView view;
   };
   struct Env {
     std::int64_t trajectory = -1;  // local id, grows by one with each trajectory
@@ -117,29 +145,33 @@ class Recorder {
     bool skip = false;                 // the next step is a dummy
   };
 
-  Target target(const Key& key) const;
-  void add_optional(const Key& key, std::vector<Target>& targets) const;
-  void bind(Target& target, std::int64_t row);
-  Dims batch_shape(const Dims& frame) const;
-  void write(const Target& target, std::int64_t step, const TensorView& source) const;
-  void clear_cell(std::int64_t env, std::int64_t step);
+  LeafRows rows(const Key& key) const;
+  LeafRows bound(const Key& key, const TensorView& memory) const;
+  void add_optional(const Key& key, std::vector<LeafRows>& group) const;
+  void add(const ObservationSpec& spec);
+  void add(const StateSpec& spec);
+  void list_all();
+  void write_observations(std::span<const TensorView> observation);
+  void write_states(std::span<const TensorView> states);
+  void set_is_init(std::int64_t env, std::int64_t step, bool first);
+  void clear_cell(std::int64_t env);
   void clear_root_flags();
   void collect(std::int64_t env, double reward, bool terminated, bool truncated);
-  void start_trajectory(Env& env);
+  void start_trajectory(std::int64_t env, std::int64_t step);
   void flag_last_frames();
-  void check_observation(std::span<const TensorView> observation) const;
-  TensorView env_view(const TensorView& view, std::int64_t env) const;
 
   Layout layout_;
   RecorderOptions options_;
   std::vector<Observation> observations_;
-  std::vector<Target> outputs_;
-  Target reward_, done_leaf_, terminated_, truncated_, ids_;
-  std::vector<Target> root_flags_;
-  std::vector<Target> step_counts_;  // none, or root and next
-  std::vector<Target> versions_;     // none or one
-  std::vector<Target> masks_;        // none or one
-  std::vector<Target*> all_;         // every target above
+  std::vector<LeafRows> outputs_;
+  std::vector<State> states_;
+  std::optional<Standard> standard_;
+  std::optional<IsInit> is_init_;
+  LeafRows ids_;
+  std::vector<LeafRows> step_counts_;  // none, or root and next
+  std::vector<LeafRows> versions_;     // none or one
+  std::vector<LeafRows> masks_;        // none or one
+  std::vector<LeafRows*> all_;         // every leaf of the layout, each once
 
   std::vector<Env> envs_;
   std::vector<std::uint8_t> done_;

@@ -1,0 +1,105 @@
+#include "pycollect/leaf_rows.h"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "pycollect/copy.h"
+
+namespace pycollect {
+namespace {
+
+// One environment may answer with another width of the same kind of number (float64 where the
+// space says float32): that is cast. A float where integers are promised is a mistake.
+bool castable(DType from, DType to) {
+  const auto rank = [](DType dtype) { return static_cast<int>(kind_of(dtype)); };
+  return rank(from) <= rank(to);
+}
+
+// n frames of `bytes` bytes each; small ones by fixed-size moves, which a loop of memcpy is not.
+template <std::size_t bytes>
+void scatter_small(std::byte* dst, std::int64_t dst_stride, const std::byte* src, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::memcpy(dst + i * dst_stride, src + i * static_cast<std::int64_t>(bytes), bytes);
+  }
+}
+
+void scatter(std::byte* dst, std::int64_t dst_stride, const std::byte* src, std::int64_t n,
+             std::int64_t bytes) {
+  switch (bytes) {
+    case 1:
+      return scatter_small<1>(dst, dst_stride, src, n);
+    case 4:
+      return scatter_small<4>(dst, dst_stride, src, n);
+    case 8:
+      return scatter_small<8>(dst, dst_stride, src, n);
+    case 16:
+      return scatter_small<16>(dst, dst_stride, src, n);
+    default:
+      for (std::int64_t i = 0; i < n; ++i) {
+        copy_frame(dst + i * dst_stride, src + i * bytes, static_cast<std::size_t>(bytes));
+      }
+  }
+}
+
+}  // namespace
+
+LeafRows::LeafRows(Leaf leaf, std::size_t index, std::int64_t envs, bool batched)
+    : leaf_(std::move(leaf)),
+      index_(index),
+      envs_(envs),
+      batched_(batched),
+      frame_bytes_(leaf_.frame_bytes()) {
+  if (batched) {
+    step_shape_.push_back(envs);
+  }
+  for (std::int64_t extent : leaf_.shape) {
+    step_shape_.push_back(extent);
+  }
+}
+
+void LeafRows::bind(Slab& slab, std::int64_t row) {
+  const TensorView rows = slab.rows(index_, row);
+  base_ = rows.data;
+  env_stride_ = rows.strides[0];
+}
+
+void LeafRows::bind(const TensorView& step) {
+  check(step, true);
+  if (!step.is_contiguous()) {
+    throw std::invalid_argument(to_string(leaf_.key) + ": expected contiguous memory");
+  }
+  base_ = step.data;
+  env_stride_ = frame_bytes_;
+}
+
+void LeafRows::check(const TensorView& source, bool exact) const {
+  const bool fits = exact ? source.dtype == leaf_.dtype : castable(source.dtype, leaf_.dtype);
+  if (fits && source.shape == step_shape_ && source.device.kind == DeviceKind::cpu) {
+    return;
+  }
+  throw std::invalid_argument(
+      to_string(leaf_.key) + ": expected " + std::string(name_of(leaf_.dtype)) + " of shape " +
+      to_string(step_shape_) + ", got " + std::string(name_of(source.dtype)) + " of shape " +
+      to_string(source.shape));
+}
+
+void LeafRows::write(std::int64_t step, const TensorView& source) const {
+  check(source);
+  if (source.dtype == leaf_.dtype && source.is_contiguous()) {
+    scatter(at(0, step), env_stride_, source.data, envs_, frame_bytes_);
+    return;
+  }
+  TensorView target = TensorView::contiguous(at(0, step), leaf_.dtype, step_shape_);
+  if (batched_) {
+    target.strides[0] = env_stride_;
+  }
+  copy(target, source);
+}
+
+void LeafRows::write_env(std::int64_t env, std::int64_t step, const TensorView& source) const {
+  copy(TensorView::contiguous(at(env, step), leaf_.dtype, leaf_.shape),
+       batched_ ? source[env] : source);
+}
+
+}  // namespace pycollect

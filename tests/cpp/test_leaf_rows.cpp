@@ -1,0 +1,70 @@
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "pycollect/leaf_rows.h"
+#include "pycollect/slab_pool.h"
+
+using namespace pycollect;
+
+namespace {
+
+const Leaf kLeaf{{"observation"}, DType::float32, {2}};
+
+// One worker's slab of two envs and three steps.
+struct Rows {
+  SlabPool pool{Placement(Layout({kLeaf}), {1, 2, 3}), 1, true};
+  std::shared_ptr<Slab> slab = pool.acquire();
+  LeafRows rows{kLeaf, 0, 2, true};
+
+  Rows() { rows.bind(*slab, 0); }
+  float value(std::int64_t env, std::int64_t step, std::int64_t i) const {
+    float value;
+    std::memcpy(&value, rows.at(env, step) + i * 4, sizeof(value));
+    return value;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a step of all envs goes to its place in each env's row") {
+  Rows r;
+  std::array<float, 4> step{1, 2, 3, 4};
+  r.rows.write(1, TensorView::contiguous(step.data(), DType::float32, {2, 2}));
+  CHECK(r.value(0, 1, 0) == 1);
+  CHECK(r.value(1, 1, 1) == 4);
+  // [P, T, 2] in memory: env 1's rows begin behind the three steps of env 0.
+  CHECK(r.rows.at(1, 0) - r.rows.at(0, 0) == 3 * 8);
+}
+
+TEST_CASE("another width is cast, also from strided memory, and one env can be written alone") {
+  Rows r;
+  std::array<double, 8> wide{1, -1, 2, -1, 3, -1, 4, -1};
+  TensorView every_other = TensorView::contiguous(wide.data(), DType::float64, {2, 2});
+  every_other.strides = {32, 16};
+  r.rows.write(0, every_other);
+  CHECK(r.value(0, 0, 1) == 2);
+  CHECK(r.value(1, 0, 0) == 3);
+  r.rows.write_env(1, 2, every_other);
+  CHECK(r.value(1, 2, 1) == 4);
+}
+
+TEST_CASE("what does not fit is refused by name") {
+  Rows r;
+  std::array<float, 4> step{};
+  const auto three = TensorView::contiguous(step.data(), DType::float32, {2, 1});
+  CHECK_THROWS_WITH_AS(r.rows.write(0, three),
+                       "observation: expected float32 of shape [2, 2], got float32 of shape [2, 1]",
+                       std::invalid_argument);
+  const auto complex = TensorView::contiguous(step.data(), DType::complex64, {2, 1});
+  CHECK_THROWS_AS(r.rows.write(0, complex), std::invalid_argument);
+  std::array<double, 4> wide{};
+  const auto exact = TensorView::contiguous(wide.data(), DType::float64, {2, 2});
+  CHECK_NOTHROW(r.rows.check(exact));
+  CHECK_THROWS_AS(r.rows.check(exact, true), std::invalid_argument);
+  CHECK_THROWS_AS(r.rows.bind(exact), std::invalid_argument);
+}

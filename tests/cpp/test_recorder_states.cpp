@@ -1,0 +1,179 @@
+// What a policy passes on to itself, is_init, and environments with leaves of their own for reward
+// and flags.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "pycollect/recorder.h"
+#include "pycollect/slab_pool.h"
+
+using namespace pycollect;
+
+namespace {
+
+constexpr std::int64_t kEnvs = 2;
+constexpr std::int64_t kSteps = 3;
+
+template <typename T>
+TensorView view_of(std::vector<T>& values, DType dtype, const Dims& shape) {
+  return TensorView::contiguous(values.data(), dtype, shape);
+}
+
+std::string row(const Slab& slab, const Key& key, std::int64_t env) {
+  const auto leaf = static_cast<std::size_t>(slab.placement().layout().find(key));
+  const TensorView rows = slab.rows(leaf, 0);
+  std::string text;
+  for (std::int64_t t = 0; t < kSteps; ++t) {
+    const std::byte* cell = rows.data + env * rows.strides[0] + t * rows.strides[1];
+    float number = 0;
+    if (rows.dtype == DType::boolean) {
+      number = static_cast<float>(*reinterpret_cast<const std::uint8_t*>(cell));
+    } else {
+      std::memcpy(&number, cell, sizeof(number));
+    }
+    text += std::to_string(static_cast<int>(number)) + " ";
+  }
+  return text;
+}
+
+// Two envs, an observation, a state that starts at 7, is_init.
+struct Recurrent {
+  std::vector<float> observation{0, 0}, state{0, 0}, initial{7};
+  std::vector<std::uint8_t> is_init{0, 0};
+  SlabPool pool;
+  Recorder recorder;
+  std::shared_ptr<Slab> slab;
+
+  static Layout layout() {
+    std::vector<Leaf> leaves{{{"x"}, DType::float32, {1}},
+                             {{"next", "x"}, DType::float32, {1}},
+                             {{"h"}, DType::float32, {1}},
+                             {{"next", "h"}, DType::float32, {1}},
+                             {{"is_init"}, DType::boolean, {1}},
+                             {{"next", "reward"}, DType::float32, {1}},
+                             {{"collector", "traj_ids"}, DType::int64, {}}};
+    for (const char* flag : {"done", "terminated", "truncated"}) {
+      leaves.push_back({{flag}, DType::boolean, {1}});
+      leaves.push_back({{"next", flag}, DType::boolean, {1}});
+    }
+    return Layout(leaves);
+  }
+
+  explicit Recurrent(bool skips)
+      : pool(Placement(layout(), {1, kEnvs, kSteps}), 1, true),
+        recorder(layout(), {{{"x"}, view_of(observation, DType::float32, {kEnvs, 1})}}, {},
+                 RecorderOptions{.envs = kEnvs, .batched = true, .skips_after_done = skips},
+                 {{{"h"},
+                   view_of(state, DType::float32, {kEnvs, 1}),
+                   view_of(initial, DType::float32, {1})}},
+                 view_of(is_init, DType::boolean, {kEnvs, 1})) {
+    std::vector<float> first{100, 200};
+    const std::array views{view_of(first, DType::float32, {kEnvs, 1})};
+    recorder.restart(views);
+    slab = pool.acquire();
+    recorder.begin(slab, 0, 0);
+  }
+
+  std::int64_t step(float h, std::vector<std::uint8_t> ends) {
+    std::vector<float> x{h, h}, hidden{h, h}, reward{0, 0};
+    std::vector<std::uint8_t> cuts{0, 0};
+    const std::array observations{view_of(x, DType::float32, {kEnvs, 1})};
+    const std::array states{view_of(hidden, DType::float32, {kEnvs, 1})};
+    const std::array<TensorView, 0> none{};
+    return recorder.step({observations, view_of(reward, DType::float32, {kEnvs}),
+                          view_of(ends, DType::boolean, {kEnvs}),
+                          view_of(cuts, DType::boolean, {kEnvs}), none, states});
+  }
+
+  void reset() {
+    std::vector<float> first{300, 400};
+    const std::array views{view_of(first, DType::float32, {kEnvs, 1})};
+    recorder.reset(views);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a state goes on to the next step, and starts anew with a trajectory") {
+  Recurrent r(false);
+  CHECK(r.state == std::vector<float>{7, 7});
+  CHECK(r.is_init == std::vector<std::uint8_t>{1, 1});
+  CHECK(r.step(1, {0, 1}) == 1);
+  r.reset();
+  CHECK(r.state == std::vector<float>{1, 7});
+  CHECK(r.is_init == std::vector<std::uint8_t>{0, 1});
+  r.step(2, {0, 0});
+  r.step(3, {1, 0});
+  r.reset();
+  r.recorder.finish(0, 0, 0);
+  CHECK(row(*r.slab, {"h"}, 0) == "7 1 2 ");
+  CHECK(row(*r.slab, {"next", "h"}, 0) == "1 2 3 ");
+  CHECK(row(*r.slab, {"h"}, 1) == "7 7 2 ");
+  CHECK(row(*r.slab, {"is_init"}, 0) == "1 0 0 ");
+  CHECK(row(*r.slab, {"is_init"}, 1) == "1 1 0 ");
+  // The reset after the last step is seen in the next rollout.
+  auto next = r.pool.acquire();
+  r.recorder.begin(next, 0, 0);
+  r.step(4, {0, 0});
+  r.step(5, {0, 0});
+  r.step(6, {0, 0});
+  r.recorder.finish(0, 0, 1);
+  CHECK(row(*next, {"h"}, 0) == "7 4 5 ");
+  CHECK(row(*next, {"h"}, 1) == "3 4 5 ");
+  CHECK(row(*next, {"is_init"}, 0) == "1 0 0 ");
+  CHECK(row(*next, {"is_init"}, 1) == "0 0 0 ");
+}
+
+TEST_CASE("after an uncollected cell a state starts anew") {
+  Recurrent r(true);
+  CHECK(r.step(1, {0, 1}) == 0);
+  r.step(2, {0, 0});  // env 1's dummy
+  CHECK(r.state == std::vector<float>{2, 7});
+  r.step(3, {0, 0});
+  r.recorder.finish(0, 0, 0);
+  CHECK(row(*r.slab, {"h"}, 1) == "7 0 7 ");
+  CHECK(row(*r.slab, {"is_init"}, 1) == "1 0 1 ");
+  CHECK(row(*r.slab, {"x"}, 1) == "200 0 2 ");
+}
+
+TEST_CASE("an environment's own reward and flags are copied as they are") {
+  const Layout layout({{{"x"}, DType::float32, {1}},
+                       {{"next", "x"}, DType::float32, {1}},
+                       {{"agents", "done"}, DType::boolean, {2}},
+                       {{"next", "agents", "done"}, DType::boolean, {2}},
+                       {{"next", "agents", "reward"}, DType::float32, {2}},
+                       {{"collector", "traj_ids"}, DType::int64, {}}});
+  std::vector<float> x{0};
+  std::vector<std::uint8_t> done{0, 0};
+  Recorder recorder(layout,
+                    {{{"x"}, view_of(x, DType::float32, {1})},
+                     {{"agents", "done"}, view_of(done, DType::boolean, {2})},
+                     {{"agents", "reward"}, {}, false, false}},
+                    {}, RecorderOptions{.own_flags = true, .set_truncated = true});
+  std::vector<float> o{5}, reward{1, 2}, total{3};
+  std::vector<std::uint8_t> flags{0, 1}, no{0};
+  const std::array views{view_of(o, DType::float32, {1}), view_of(flags, DType::boolean, {2}),
+                         view_of(reward, DType::float32, {2})};
+  recorder.restart(views);
+  SlabPool pool(Placement(layout, {1, 1, 1}), 1, true);
+  auto slab = pool.acquire();
+  recorder.begin(slab, 0, 0);
+  const std::array<TensorView, 0> none{};
+  CHECK(recorder.step({views, view_of(total, DType::float32, {}), view_of(no, DType::boolean, {}),
+                       view_of(no, DType::boolean, {}), none}) == 0);
+  recorder.finish(0, 0, 0);
+  const auto bytes = [&](const Key& key) {
+    return slab->rows(static_cast<std::size_t>(layout.find(key)), 0).data;
+  };
+  CHECK(bytes({"agents", "done"})[0] == std::byte{0});
+  CHECK(bytes({"agents", "done"})[1] == std::byte{1});
+  float rewards[2];
+  std::memcpy(rewards, bytes({"next", "agents", "reward"}), sizeof(rewards));
+  CHECK(rewards[1] == 2);
+  // set_truncated reaches the environment's own flags too.
+  CHECK(bytes({"next", "agents", "done"})[0] == std::byte{1});
+}
