@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -31,6 +32,11 @@ class BatchLeaves:
 
     def layout(self) -> Layout:
         """All leaves of a frame, in the order in which a slab holds them."""
+        return Layout(self.all)
+
+    @cached_property
+    def all(self) -> tuple[Leaf, ...]:
+        """All leaves of a frame, in the order of the layout."""
         leaves = [*self.observation, *self.outputs]
         leaves += [Leaf((flag,), "bool", (1,)) for flag in _FLAGS]
         leaves += [Leaf(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in self.observation]
@@ -43,7 +49,12 @@ class BatchLeaves:
             leaves += [Leaf(("collector", "policy_version"), "int64", ())]
         if self.mask:
             leaves += [Leaf(MASK, "bool", ())]
-        return Layout(leaves)
+        return tuple(leaves)
+
+    @cached_property
+    def keys(self) -> tuple[Key, ...]:
+        """The keys of all leaves, in the order of the layout."""
+        return tuple(leaf.key for leaf in self.all)
 
 
 def make_pool(placement: Placement, max_free: int) -> SlabPool:
@@ -51,12 +62,18 @@ def make_pool(placement: Placement, max_free: int) -> SlabPool:
     return SlabPool(placement, max_free, os.environ.get("PYCOLLECT_POISON") == "1")
 
 
-def slab_tensors(slab: Slab, batch_shape: Sequence[int]) -> dict[Key, torch.Tensor]:
-    """The slab's leaves by key: contiguous tensors `[*batch_shape, *frame]` that hold the slab."""
-    tensors = slab.tensors(list(batch_shape), torch.Tensor)
-    return {
-        leaf.key: tensor for leaf, tensor in zip(slab.placement.layout.leaves, tensors, strict=True)
-    }
+def slab_tensors(
+    slab: Slab, batch_shape: Sequence[int], keys: Sequence[Key] | None = None
+) -> dict[Key, torch.Tensor]:
+    """The slab's leaves by key: contiguous tensors `[*batch_shape, *frame]` that hold the slab.
+
+    Args:
+        keys: of the slab's leaves, in their order. Better told: to ask the layout for them takes
+            longer than to make the tensors.
+    """
+    if keys is None:
+        keys = [leaf.key for leaf in slab.placement.layout.leaves]
+    return dict(zip(keys, slab.tensors(list(batch_shape), torch.Tensor), strict=True))
 
 
 def to_tensordict(

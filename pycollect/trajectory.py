@@ -214,7 +214,8 @@ def _allocate(lead: tuple[int, ...], leaves: list[Leaf]) -> dict[Key, torch.Tens
             for leaf in leaves
         }
     envs, steps = lead if len(lead) == 2 else (1, *lead)
-    return slab_tensors(_memory.acquire(Placement(Layout(leaves), 1, envs, steps)), lead)
+    slab = _memory.acquire(Placement(Layout(leaves), 1, envs, steps))
+    return slab_tensors(slab, lead, [leaf.key for leaf in leaves])
 
 
 def _is_plain(leaf: torch.Tensor) -> bool:

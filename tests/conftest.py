@@ -23,6 +23,9 @@ _SHARED = Path("/dev/shm")
 # or, after a fork, has no title of Ray's own.
 _RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.py", "/ray/")
 
+# Ray's store; semaphores of multiprocessing, of which we have none, but programs beside us may.
+_OTHERS_NAMES = ("plasma", "sem.mp-")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # A descendant whose parent has died stays our descendant, so that it is found.
@@ -59,7 +62,7 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     deadline = time.monotonic() + _LEAK_SECONDS
     while True:
         left = {pid: name for pid, name in _processes().items() if pid not in processes}
-        names = _shared_memory() - shared
+        names = _not_of_others(_shared_memory() - shared)
         if not left and not names:
             return
         if time.monotonic() > deadline:
@@ -78,6 +81,16 @@ def _processes() -> dict[int, str]:
     return found
 
 
+def _not_of_others(names: set[str]) -> set[str]:
+    """Without the names that programs beside this one have mapped."""
+    ours = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
+    for pid in psutil.pids() if names else ():
+        with contextlib.suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text() if pid not in ours else ""
+            names = {name for name in names if f"/dev/shm/{name}" not in maps}
+    return names
+
+
 def _shared_memory() -> set[str]:
     names = (path.name for path in _SHARED.iterdir()) if _SHARED.is_dir() else ()
-    return {name for name in names if not name.startswith("plasma")}
+    return {name for name in names if not name.startswith(_OTHERS_NAMES)}

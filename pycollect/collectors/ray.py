@@ -240,7 +240,7 @@ class RayCollector(CollectorBase):
         if self._sync:
             check_alike(infos)
         self._pools = self._make_pools(infos)
-        rollouts = sum(info.placement().bytes for info in infos)
+        rollouts = sum(info.placement.bytes for info in infos)
         self._engine.check_store(rollouts * (self._prefetch + 1))
         frames = [info.frames for info in infos]
         self._batch_frames = sum(frames) if self._sync else max(frames)
@@ -274,7 +274,7 @@ class RayCollector(CollectorBase):
             layout = info.leaves.layout()
             kind = (layout.fingerprint, info.num_envs, info.steps)
             if kind not in kinds:
-                kinds[kind] = make_pool(info.placement(), _SLABS_KEPT)
+                kinds[kind] = make_pool(info.placement, _SLABS_KEPT)
             pools[worker.index] = kinds[kind]
         return pools
 
@@ -394,7 +394,7 @@ class RayCollector(CollectorBase):
     def _place(self, slab: Slab, row: int, rollout: Rollout) -> int:
         """Copy a rollout into its row of a batch; returns its collected frames."""
         worker = next(worker for worker in self._workers if worker.index == rollout.worker)
-        header = place_rollout(slab, row, rollout.buffer, worker.info.placement())
+        header = place_rollout(slab, row, rollout.buffer, worker.info.placement)
         record = self._records[worker.index]
         record.note = rollout.note
         record.collecting += rollout.note.seconds
@@ -406,7 +406,7 @@ class RayCollector(CollectorBase):
         self, slab: Slab, info: WorkerInfo, workers: Sequence[int]
     ) -> dict[Key, torch.Tensor]:
         """The batch's tensors, ids numbered over all workers, in worker order."""
-        tensors = slab_tensors(slab, self._shape(info))
+        tensors = slab_tensors(slab, self._shape(info), info.leaves.keys)
         ids = tensors[TRAJ_IDS]
         shape = (len(workers), info.num_envs, info.steps)
         for row, worker in enumerate(workers):

@@ -13,6 +13,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -61,8 +62,9 @@ class WorkerInfo:
         """Frames of one full rollout."""
         return self.num_envs * self.steps
 
+    @cached_property
     def placement(self) -> Placement:
-        """Where the leaves of one rollout lie."""
+        """Where the leaves of one rollout lie. Made once, by whoever asks: it does not pickle."""
         return Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
 
 

@@ -144,7 +144,7 @@ class SyncDataCollector(CollectorBase):
         self._report = report
         with self._statistics.timed("assemble"):
             slab.header()
-            tensors = slab_tensors(slab, self._worker.batch_shape)
+            tensors = slab_tensors(slab, self._worker.batch_shape, self._worker.leaves.keys)
             ids = tensors[TRAJ_IDS]
             self._ids.renumber(0, ids.view(self._worker.env.num_envs, self._worker.steps))
         return Batch(tensors, self._worker.batch_shape, report.header.frames, report.episodes)

@@ -98,15 +98,23 @@ def _single(
     plan = _plan(step, sample)
     if plan is not None and plan.tail is None and len(step.out_keys) == 1:
         return _planned(plan, source), True
-    function, clone = step.function, source.clone
+    function, copy = step.function, _copier(source)
     if len(step.out_keys) != 1:
-        return lambda: spread(function(clone()), step), False
+        return lambda: spread(function(copy()), step), False
 
     def act() -> Tensors:
-        out = function(clone())
+        out = function(copy())
         return (out,) if isinstance(out, torch.Tensor) else spread(out, step)
 
     return act, False
+
+
+def _copier(source: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What copies `source`: by numpy, which takes half as long as torch for a small array."""
+    if source.dtype == torch.bfloat16:  # unknown to numpy
+        return source.clone
+    array, from_numpy = source.numpy(), torch.from_numpy
+    return lambda: from_numpy(array.copy())
 
 
 def _planned(plan: Plan, source: torch.Tensor) -> Act:

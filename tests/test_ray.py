@@ -1,0 +1,295 @@
+"""What only actors have: entries, order of delivery, layouts that differ, interrupts."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import torch
+from collect_support import (
+    ASYNC,
+    CAT_0,
+    CAT_TIME,
+    ENTRIES,
+    STACK,
+    FrameOracle,
+    Way,
+    collecting,
+    echo_fns,
+    parity_policy,
+    wait_until,
+)
+from envs_for_tests import CountingEnv, NestedEnv, PixelEnv
+
+from pycollect import RayCollector, split_trajectories
+
+pytestmark = pytest.mark.ray
+T = 5
+CONFIG = {"num_cpus": 1, "memory": 1024**3}
+
+
+class GateEnv(CountingEnv):
+    """Its step number `at` (from 1, over its life) waits for the gate's file."""
+
+    def __init__(self, number: int, gate: Path, at: int) -> None:
+        super().__init__(number)
+        self.gate, self.at = gate, at
+
+    def step(self, action: Any) -> Any:
+        if len(self.actions) + 1 == self.at:
+            self.gate.with_suffix(".reached").touch()
+            wait_until(self.gate.exists)
+        return super().step(action)
+
+
+class TallyEnv(CountingEnv):
+    """Appends a byte to a file at each step."""
+
+    def __init__(self, path: Path, number: int) -> None:
+        super().__init__(number)
+        self.path = path
+
+    def step(self, action: Any) -> Any:
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(b".")
+        return super().step(action)
+
+
+# Entries
+
+
+@pytest.mark.parametrize("arguments", [{}, {"collector_class": "single"}], ids=str)
+def test_one_callable_for_all(arguments: dict[str, Any]) -> None:
+    """Repeated `num_collectors` times, with kwargs of its own, several envs batched in each."""
+    kwargs = [{"number": 3, "length": 2}, {"number": 13, "length": 4}]
+    with RayCollector(
+        CountingEnv,
+        None,
+        frames_per_batch=12,
+        sync=True,
+        num_collectors=2,
+        num_workers_per_collector=2,
+        create_env_kwargs=kwargs,
+        remote_configs=[CONFIG, {**CONFIG, "num_cpus": 0.5}],
+        **arguments,
+    ) as collector:
+        td = collector.next()
+    assert td.shape == (2, 2, 3)
+    assert td["observation"][..., 0].flatten(1).unique(dim=1).tolist() == [[3], [13]]
+    assert td["next", "done"][:, 0, 1].flatten().tolist() == [True, False]
+
+
+def test_an_instance_is_copied() -> None:
+    env = CountingEnv(7)
+    with RayCollector(
+        [env, env], None, frames_per_batch=2 * T, sync=True, remote_configs=CONFIG
+    ) as collector:
+        td = collector.next()
+    assert (td["observation"][..., 0] == 7).all()
+    assert td["collector", "traj_ids"].tolist() == [[0] * T, [1] * T]
+    assert env.actions == []
+
+
+def test_gymnasiums_own_envs() -> None:
+    """Real environments, vectorised, under a running cluster, by registered name."""
+    entry = partial(gymnasium.make_vec, "CartPole-v1", num_envs=3)
+    with RayCollector(
+        [entry, entry],
+        None,
+        frames_per_batch=6 * 40,
+        sync=True,
+        cat_results=0,
+        split_trajs=True,
+        remote_configs=CONFIG,
+    ) as collector:
+        collector.set_seed(0)
+        for _ in range(3):
+            td = collector.next()
+            mask = td["collector", "mask"]
+            ends = td["next", "done"].squeeze(-1) & mask
+            assert (ends.sum(1) <= 1).all()
+            assert td["observation"][mask].abs().sum() > 0
+        stats = collector.stats()
+    assert stats["episodes"] > 0
+    assert 5 < stats["episode_length"] < 60
+
+
+def test_large_frames() -> None:
+    """More than a megabyte per rollout goes through the object store, several times over."""
+    way = Way("async", 2, {"prefetch": 2})
+    with collecting(way, lambda w: partial(PixelEnv, number=w, length=200), frames=64) as collector:
+        steps = {0: 0, 1: 0}
+        for _ in range(8):
+            td = collector.next()
+            first = int(td["observation"][0, 0, 0, 0])
+            assert (
+                td["observation"] == torch.arange(first, first + 64)[:, None, None, None] % 200
+            ).all()
+            assert first in (value % 200 for value in steps.values())
+            key = next(k for k, value in steps.items() if value % 200 == first)
+            steps[key] += 64
+
+
+# Order
+
+
+def test_first_ready_first_served(tmp_path: Path) -> None:
+    """One worker waits at a gate; the other's batches keep coming, in its own order."""
+    gate = tmp_path / "gate"
+
+    def entry(worker: int) -> Any:
+        return partial(GateEnv, 0, gate, T + 2) if worker == 0 else partial(CountingEnv, 10)
+
+    with collecting(ASYNC[2], entry, frames=T) as collector:
+        numbers = []
+
+        def take() -> None:
+            td = collector.next()
+            numbers.append(int(td["observation"][0, 0]))
+
+        while len(numbers) < 8 or 0 not in numbers:
+            take()
+        assert numbers.count(0) == 1
+        gate.touch()
+        while numbers.count(0) < 5:
+            take()
+
+
+def test_whoever_was_served_is_served_last(tmp_path: Path) -> None:
+    """While both workers have finished rollouts, they take turns."""
+
+    def entry(worker: int) -> Any:
+        return partial(TallyEnv, tmp_path / "steps", 10 * worker)
+
+    with collecting(ASYNC[2], entry, frames=T) as collector:
+        counts = {0: 0, 1: 0}
+        for delivered in range(1, 13):
+            td = collector.next()
+            counts[int(td["observation"][0, 0]) // 10] += 1
+            all_steps = (delivered + 4) * T
+            wait_until(lambda steps=all_steps: (tmp_path / "steps").stat().st_size == steps)
+    assert min(counts.values()) >= 4
+
+
+# Layouts
+
+
+def test_async_workers_may_differ() -> None:
+    entries = [partial(CountingEnv, 0), [partial(CountingEnv, 10), partial(CountingEnv, 11)]]
+    kinds: set[Any] = set()
+    ids: list[torch.Tensor] = []
+    with RayCollector(
+        [*entries, NestedEnv], None, frames_per_batch=6, remote_configs=CONFIG
+    ) as collector:
+        while len(kinds) < 3:
+            td = collector.next()
+            kinds.add((tuple(td.shape), "count" in td))
+            ids.append(td["collector", "traj_ids"].flatten())
+    assert kinds == {((6,), False), ((2, 3), False), ((6,), True)}
+    numbers = torch.cat(ids)
+    assert numbers.unique().numel() == numbers.max() + 1
+
+
+def test_sync_workers_of_other_layouts() -> None:
+    with pytest.raises(ValueError, match=r"create_env_fn.*worker 1 differs.*count"):
+        RayCollector(
+            [CountingEnv, NestedEnv], None, frames_per_batch=6, sync=True, remote_configs=CONFIG
+        )
+
+
+@pytest.mark.parametrize("way", [STACK, CAT_0, CAT_TIME], ids=lambda way: way.name)
+def test_rows_are_in_worker_order(way: Way, tmp_path: Path) -> None:
+    """Worker 1 is the first to finish, worker 0 waits for a gate that the test opens."""
+    gate = tmp_path / "gate"
+
+    def entry(worker: int) -> Any:
+        fns = [partial(GateEnv, 0, gate, T), partial(CountingEnv, 1)]
+        return fns if worker == 0 else [partial(CountingEnv, 10), partial(CountingEnv, 11)]
+
+    def open_gate() -> None:
+        wait_until(gate.with_suffix(".reached").exists)
+        gate.touch()
+
+    opener = threading.Thread(target=open_gate)
+    opener.start()
+    with collecting(way, entry, frames=2 * T) as collector:
+        td = collector.next()
+        opener.join()
+    numbers = [int(row["observation"][0, 0]) for _, _, row in way.rows(td, 2, True)]
+    ids = [row["collector", "traj_ids"].unique().tolist() for _, _, row in way.rows(td, 2, True)]
+    assert numbers == [0, 1, 10, 11]
+    assert ids == [[0], [1], [2], [3]]
+    assert split_trajectories(td)["collector", "mask"].sum() == td.numel()
+
+
+# Interrupts
+
+
+@pytest.mark.parametrize("way", [STACK, ASYNC[1]], ids=lambda way: way.name)
+def test_an_interrupt_loses_nothing(way: Way, tmp_path: Path) -> None:
+    """Ctrl-C while next() waits: the frames that follow are those that would have come."""
+    gate = tmp_path / "gate"
+
+    def entry(worker: int) -> Any:
+        return partial(GateEnv, 10 * worker, gate, 2 * T + 3)
+
+    def interrupt() -> None:
+        wait_until(gate.with_suffix(".reached").exists)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    steps = {0: 0, 10: 0}
+
+    def take(collector: RayCollector) -> None:
+        td = collector.next()
+        assert td is not None
+        for row in td if way.sync else [td]:
+            number = int(row["observation"][0, 0])
+            expected = (np.arange(steps[number], steps[number] + T)) % 5
+            assert row["observation"][:, 2].tolist() == expected.tolist()
+            steps[number] += T
+
+    def take_for_ever(collector: RayCollector) -> None:
+        while True:
+            take(collector)
+
+    with collecting(way, entry, frames=T) as collector:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            take_for_ever(collector)
+        thread.join()
+        gate.touch()
+        for _ in range(6):
+            take(collector)
+        assert collector.stats()["frames"] == sum(steps.values())
+
+
+# Left to themselves
+
+
+def test_a_forgotten_collector_ends_its_actors() -> None:
+    """Without shutdown: when the last reference is gone, so are the actors."""
+    collector = RayCollector([CountingEnv], None, frames_per_batch=T, remote_configs=CONFIG)
+    collector.next()
+    pid = collector.stats()["workers"][0]["pid"]
+    del collector
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_two_collectors_side_by_side() -> None:
+    with (
+        collecting(Way("one", 1, {}), ENTRIES["one"], frames=T) as a,
+        collecting(Way("two", 1, {}), lambda w: echo_fns(3)[0], frames=T) as b,
+    ):
+        for _ in range(3):
+            assert a.next()["observation"][0, 0] == 0
+            assert b.next()["observation"][0, 0] == 30
+        a.shutdown()
+        assert b.next()["observation"][0, 0] == 30
