@@ -16,16 +16,30 @@ from pycollect.layout import Key
 
 TRAJ_IDS: Key = ("collector", "traj_ids")
 MASK: Key = ("collector", "mask")
+IS_INIT: Key = ("is_init",)
 
 _FLAGS = ("done", "terminated", "truncated")
 
 
 @dataclass(frozen=True)
 class BatchLeaves:
-    """What one worker's frames consist of: the leaves, and which of them come from where."""
+    """What one worker's frames consist of: the leaves, and which of them come from where.
+
+    Attributes:
+        observation: of the environment, at the root and under "next".
+        outputs: of the policy, at the root.
+        states: what the policy passes on to its next call, at the root and under "next".
+        step_only: of the environment, under "next" alone.
+        own_flags: reward and flags are among `observation` and `step_only`.
+        is_init: whether a frame is the first of its trajectory.
+    """
 
     observation: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...]
+    states: tuple[Leaf, ...] = ()
+    step_only: tuple[Leaf, ...] = ()
+    own_flags: bool = False
+    is_init: bool = False
     step_count: bool = False
     policy_version: bool = False
     mask: bool = False
@@ -37,11 +51,13 @@ class BatchLeaves:
     @cached_property
     def all(self) -> tuple[Leaf, ...]:
         """All leaves of a frame, in the order of the layout."""
-        leaves = [*self.observation, *self.outputs]
-        leaves += [Leaf((flag,), "bool", (1,)) for flag in _FLAGS]
-        leaves += [Leaf(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in self.observation]
-        leaves += [Leaf(("next", "reward"), "float32", (1,))]
-        leaves += [Leaf(("next", flag), "bool", (1,)) for flag in _FLAGS]
+        flags = () if self.own_flags else tuple(Leaf((flag,), "bool", (1,)) for flag in _FLAGS)
+        reward = () if self.own_flags else (Leaf(("reward",), "float32", (1,)),)
+        leaves = [*self.observation, *self.states, *self.outputs, *flags]
+        if self.is_init:
+            leaves += [Leaf(IS_INIT, "bool", (1,))]
+        step = (*self.observation, *self.states, *reward, *self.step_only, *flags)
+        leaves += [Leaf(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in step]
         leaves += [Leaf(TRAJ_IDS, "int64", ())]
         if self.step_count:
             leaves += [Leaf((*at, "step_count"), "int64", (1,)) for at in ((), ("next",))]

@@ -13,7 +13,7 @@ import torch
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import set_interaction_type
 
-from pycollect._core import Placement, Recorder, RolloutHeader, Slab
+from pycollect._core import Leaf, Placement, Recorder, RolloutHeader, Slab
 from pycollect.batch import BatchLeaves
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
@@ -98,11 +98,13 @@ class Worker:
             raise
 
     def _build(self, env: EnvBatch, options: WorkerOptions) -> None:
-        if options.max_frames_per_traj and not env.can_reset:
+        cut = options.max_frames_per_traj
+        if cut and not env.can_reset:
             raise ValueError(
                 "max_frames_per_traj: expected an environment whose sub-environments can be reset "
                 "one by one, but this vector environment does not honour reset_mask"
             )
+        self._cut = 0 if cut and env.truncate_after(cut) else cut
         self._current = _current_tensors(env)
         first = env.reset()
         _fill(self._current, first)
@@ -111,12 +113,16 @@ class Worker:
         self._random = (
             self._runner
             if isinstance(self._runner, RandomRunner)
-            else RandomRunner(env, outputs=self._runner.outputs)
+            else RandomRunner(env, outputs=(*self._runner.outputs, *self._state_leaves()))
         )
         self.leaves = BatchLeaves(
             observation=env.observation,
             outputs=self._runner.outputs,
-            step_count=bool(options.max_frames_per_traj),
+            states=self._state_leaves(),
+            step_only=env.step_only,
+            own_flags=env.own_flags,
+            is_init=self._runner.is_init is not None,
+            step_count=bool(self._cut),
             policy_version=options.track_policy_version,
             mask=env.skips_after_done,
         )
@@ -128,24 +134,34 @@ class Worker:
         keys = [leaf.key for leaf in self._runner.outputs]
         self._to_env = _action_taker([keys.index(leaf.key) for leaf in env.action])
 
+    def _state_leaves(self) -> tuple[Leaf, ...]:
+        return tuple(state.leaf for state in self._runner.states)
+
     def _make_recorder(self) -> Recorder:
-        env, options = self.env, self._options
-        live = set(self._runner.inputs)
+        env, options, runner = self.env, self._options, self._runner
+        live = set(runner.inputs)
+        observations: list[tuple[Key, Any, bool]] = [
+            (leaf.key, self._current[leaf.key], leaf.key in live) for leaf in env.observation
+        ]
+        observations += [(leaf.key, None, False) for leaf in env.step_only]
         return Recorder(
             self.placement.layout,
-            [(leaf.key, self._current[leaf.key], leaf.key in live) for leaf in env.observation],
-            [leaf.key for leaf in self._runner.outputs],
+            observations,
+            [leaf.key for leaf in runner.outputs],
             envs=env.num_envs,
             batched=env.batched,
-            max_frames_per_traj=options.max_frames_per_traj,
+            max_frames_per_traj=self._cut,
             skips_after_done=env.skips_after_done,
+            own_flags=env.own_flags,
             set_truncated=options.set_truncated,
+            states=[(state.leaf.key, state.current, state.initial) for state in runner.states],
+            is_init=runner.is_init,
         )
 
     @property
     def batch_shape(self) -> list[int]:
-        """[T] for one env, [P, T] for a batch."""
-        return [self.env.num_envs, self.steps] if self.env.batched else [self.steps]
+        """The env's batch dimensions and time: [T] for one env, [P, T] for a batch."""
+        return [*self.env.batch_size, self.steps]
 
     def collect(
         self, slab: Slab, row: int, policy_version: int, random: bool = False
@@ -192,11 +208,25 @@ class Worker:
         env_step, reset_done = self.env.step, self.env.reset_done
         record, record_reset = self._recorder.step, self._recorder.reset
         done, to_env = self._recorder.done, self._to_env
+        if self._runner.states:
+            record = self._with_states(record)
         for _ in range(self.steps):
             outputs = act()
             observation, reward, terminated, truncated = env_step(to_env(outputs))
             if record(observation, reward, terminated, truncated, outputs):
                 record_reset(reset_done(done))
+
+    def _with_states(self, record: Callable[..., int]) -> Callable[..., int]:
+        """The recorder's step where the policy's states follow its outputs."""
+        count = len(self._runner.outputs)
+
+        def record_both(
+            observation: Arrays, reward: Any, terminated: Any, truncated: Any, values: Any
+        ) -> int:
+            outputs, states = values[:count], values[count:]
+            return record(observation, reward, terminated, truncated, outputs, states)
+
+        return record_both
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
         """Seed everything anew and reset all environments.
@@ -260,7 +290,7 @@ def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
 
 def _fill(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
     arrays = observation if isinstance(observation, tuple) else (observation,)
-    for tensor, array in zip(current.values(), arrays, strict=True):
+    for tensor, array in zip(current.values(), arrays, strict=False):  # step_only leaves follow
         tensor.copy_(torch.as_tensor(np.asarray(array)))
 
 

@@ -43,6 +43,11 @@ class EnvBatch(ABC):
             `reset_mask`: it resets a finished row by itself in the step that follows, so that this
             step of that row is a dummy (an uncollected cell). `reset_done` is not available then.
         can_reset: whether single rows can be reset at any time (`max_frames_per_traj` needs it).
+        own_flags: reward, done, terminated and truncated have keys and shapes of the env's own:
+            the flags are among `observation`, the rewards in `step_only`, and what `step` returns
+            beside the observation only says where episodes end and what was earned in all.
+        step_only: leaves that a step gives and a reset does not; they lie under "next" alone. In
+            `Arrays` they follow the observation, also in those of a reset (any values there).
     """
 
     num_envs: int
@@ -52,6 +57,20 @@ class EnvBatch(ABC):
     action_space: gymnasium.Space[Any]
     skips_after_done: bool = False
     can_reset: bool = True
+    own_flags: bool = False
+    step_only: tuple[Leaf, ...] = ()
+
+    @property
+    def batch_size(self) -> tuple[int, ...]:
+        """The batch dimensions before time: () for one env, (P,) for a batch."""
+        return (self.num_envs,) if self.batched else ()
+
+    def truncate_after(self, frames: int) -> bool:
+        """Ask the env to truncate trajectories itself after so many frames; before any reset.
+
+        False: it does not, and whoever records has to.
+        """
+        return False
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +29,8 @@ class RandomRunner:
     slow_path = False
     reuses_memory = False
     inputs: tuple[Key, ...] = ()
+    states: tuple[Any, ...] = ()
+    is_init: torch.Tensor | None = None
 
     def __init__(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,6 +42,21 @@ from pycollect.policy.wrap import wants_tensordict, wrap
 Act: TypeAlias = Callable[[], tuple[torch.Tensor, ...]]
 
 
+@dataclass(frozen=True)
+class PolicyState:
+    """What a policy passes on to its own next call: it reads `leaf.key`, writes ("next", ...).
+
+    Attributes:
+        leaf: the key as it is read, dtype and shape for one env.
+        current: what the next call reads, [*frame] or [P, *frame]; the Recorder rewrites it.
+        initial: its value at a trajectory's first step, [*frame] or [P, *frame].
+    """
+
+    leaf: Leaf
+    current: torch.Tensor
+    initial: torch.Tensor
+
+
 class PolicyRunner:
     """A policy bound to the tensors that hold the current observation.
 
@@ -57,7 +73,14 @@ class PolicyRunner:
             function after `refresh`.
         reuses_memory: True if `act` returns the very same tensors each time.
         slow_path: True if the policy is called with a TensorDict per step.
+        states: what the policy passes on to its next call; `act` returns their next values, in this
+            order, behind those of `outputs`.
+        is_init: bool [1] or [P, 1], which the Recorder keeps true where a trajectory begins; None
+            for a policy that does not read it.
     """
+
+    states: tuple[PolicyState, ...] = ()
+    is_init: torch.Tensor | None = None
 
     def __init__(self, policy: Any, env: EnvBatch, current: Mapping[Key, torch.Tensor]) -> None:
         self.policy = policy
