@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -242,6 +243,12 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     return value
 
 
-def passed_arguments(function: Callable[..., Any], kwargs: Mapping[str, Any]) -> set[str]:
-    """The names among `kwargs` that the signature of `function` knows."""
-    return {name for name in kwargs if name in inspect.signature(function).parameters}
+def remembers_passed(init: Callable[..., None]) -> Callable[..., None]:
+    """Keep the names of the arguments that the caller really gave in `_passed`."""
+
+    @functools.wraps(init)
+    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._passed = set(kwargs)
+        init(self, *args, **kwargs)
+
+    return wrapper

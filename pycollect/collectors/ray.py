@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +33,15 @@ from pycollect.collectors.ray_engine import (
     close_all,
     wait_all,
 )
-from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, WorkerSpec
+from pycollect.collectors.remote_worker import (
+    RolloutNote,
+    WorkerInfo,
+    WorkerSpec,
+    check_alike,
+)
 from pycollect.collectors.single import SyncDataCollector, warn_of_rounding
 from pycollect.generators import seed_chain
-from pycollect.layout import Key, dotted
+from pycollect.layout import Key
 from pycollect.weights import (
     Weights,
     WeightSlab,
@@ -50,17 +54,6 @@ from pycollect.weights import (
 _INIT_SECONDS = 120.0
 _SILENCE_SECONDS = 60.0
 _SLABS_KEPT = 3
-
-
-def _remembers_passed(init: Callable[..., None]) -> Callable[..., None]:
-    """Keep the names of the arguments that the caller really gave in `_passed`."""
-
-    @functools.wraps(init)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._passed = set(kwargs)
-        init(self, *args, **kwargs)
-
-    return wrapper
 
 
 @dataclass
@@ -128,7 +121,7 @@ class RayCollector(CollectorBase):
 
     _passed: set[str]
 
-    @_remembers_passed
+    @check.remembers_passed
     def __init__(
         self,
         create_env_fn: Any,
@@ -521,25 +514,6 @@ class RayCollector(CollectorBase):
     def _shutdown(self) -> None:
         close_all([*self._workers, *self._gone])
         self._engine.leave()
-
-
-def check_alike(infos: Sequence[WorkerInfo]) -> None:
-    """Raise ValueError if workers of a sync collector deliver different things."""
-    first = infos[0]
-    for index, info in enumerate(infos):
-        if (info.num_envs, info.batched) != (first.num_envs, first.batched):
-            raise ValueError(
-                f"create_env_fn: expected environments alike in all workers of a sync collector; "
-                f"worker 0 steps {first.num_envs}, worker {index} {info.num_envs}"
-            )
-        ours, theirs = first.leaves.layout().leaves, info.leaves.layout().leaves
-        if ours != theirs:
-            odd = [leaf for leaf in [*ours, *theirs] if (leaf in ours) != (leaf in theirs)]
-            raise ValueError(
-                "create_env_fn: expected the same keys, dtypes and shapes from all workers of a "
-                f"sync collector; worker {index} differs from worker 0 in "
-                f"{sorted({dotted(leaf.key) for leaf in odd})}"
-            )
 
 
 def warn_of_silence(workers: Sequence[int]) -> None:

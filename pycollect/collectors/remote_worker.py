@@ -24,6 +24,7 @@ import torch
 from pycollect._core import Placement, SlabPool
 from pycollect.batch import BatchLeaves, make_pool
 from pycollect.errors import WorkerError
+from pycollect.layout import dotted
 from pycollect.weights import WeightSlab, weights_from
 from pycollect.worker import Episode, Worker, WorkerOptions
 
@@ -66,6 +67,25 @@ class WorkerInfo:
     def placement(self) -> Placement:
         """Where the leaves of one rollout lie. Made once, by whoever asks: it does not pickle."""
         return Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
+
+
+def check_alike(infos: Sequence[WorkerInfo]) -> None:
+    """Raise ValueError if workers of a sync collector deliver different things."""
+    first = infos[0]
+    for index, info in enumerate(infos):
+        if (info.num_envs, info.batched) != (first.num_envs, first.batched):
+            raise ValueError(
+                f"create_env_fn: expected environments alike in all workers of a sync collector; "
+                f"worker 0 steps {first.num_envs}, worker {index} {info.num_envs}"
+            )
+        ours, theirs = first.leaves.layout().leaves, info.leaves.layout().leaves
+        if ours != theirs:
+            odd = [leaf for leaf in [*ours, *theirs] if (leaf in ours) != (leaf in theirs)]
+            raise ValueError(
+                "create_env_fn: expected the same keys, dtypes and shapes from all workers of a "
+                f"sync collector; worker {index} differs from worker 0 in "
+                f"{sorted({dotted(leaf.key) for leaf in odd})}"
+            )
 
 
 @dataclass(frozen=True)
