@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from pycollect._core import Layout, Leaf, Placement, Slab, SlabPool
-from pycollect.layout import Key
+from pycollect.layout import Key, is_delivered
 
 TRAJ_IDS: Key = ("collector", "traj_ids")
 MASK: Key = ("collector", "mask")
@@ -68,9 +68,9 @@ class BatchLeaves:
         return tuple(leaves)
 
     @cached_property
-    def keys(self) -> tuple[Key, ...]:
-        """The keys of all leaves, in the order of the layout."""
-        return tuple(leaf.key for leaf in self.all)
+    def keys(self) -> tuple[Key | None, ...]:
+        """The keys of all leaves, in the order of the layout; None for what is not delivered."""
+        return tuple(leaf.key if is_delivered(leaf.key) else None for leaf in self.all)
 
 
 def make_pool(placement: Placement, max_free: int) -> SlabPool:
@@ -79,17 +79,21 @@ def make_pool(placement: Placement, max_free: int) -> SlabPool:
 
 
 def slab_tensors(
-    slab: Slab, batch_shape: Sequence[int], keys: Sequence[Key] | None = None
+    slab: Slab, batch_shape: Sequence[int], keys: Sequence[Key | None] | None = None
 ) -> dict[Key, torch.Tensor]:
     """The slab's leaves by key: contiguous tensors `[*batch_shape, *frame]` that hold the slab.
 
     Args:
-        keys: of the slab's leaves, in their order. Better told: to ask the layout for them takes
-            longer than to make the tensors.
+        keys: of the slab's leaves, in their order, None for one that is left out. Better told: to
+            ask the layout for them takes longer than to make the tensors.
     """
     if keys is None:
         keys = [leaf.key for leaf in slab.placement.layout.leaves]
-    return dict(zip(keys, slab.tensors(list(batch_shape), torch.Tensor), strict=True))
+    tensors: dict[Any, torch.Tensor] = dict(
+        zip(keys, slab.tensors(list(batch_shape), torch.Tensor), strict=True)
+    )
+    tensors.pop(None, None)
+    return tensors
 
 
 def to_tensordict(

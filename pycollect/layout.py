@@ -47,6 +47,11 @@ def dtype_name(dtype: torch.dtype | np.dtype | type) -> str:
     return name
 
 
+def is_delivered(key: Key) -> bool:
+    """False for keys with a part that starts with '_': only a policy sees them."""
+    return not any(part.startswith("_") for part in key)
+
+
 def dotted(key: Key) -> str:
     """``"next.reward"``, for messages."""
     return ".".join(key)

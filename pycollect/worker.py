@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,7 @@ class WorkerOptions:
     max_frames_per_traj: int = 0
     reset_at_each_iter: bool = False
     set_truncated: bool = False
+    policy_state: Mapping[Any, Any] | None = None
     exploration_type: InteractionType = InteractionType.RANDOM
     track_policy_version: bool = False
     num_threads: int | None = None
@@ -109,7 +110,9 @@ class Worker:
         first = env.reset()
         _fill(self._current, first)
         with self._settings(), torch.no_grad():
-            self._runner: Runner = make_policy_runner(self.policy, env, self._current)
+            self._runner: Runner = make_policy_runner(
+                self.policy, env, self._current, policy_state=options.policy_state
+            )
         self._random = (
             self._runner
             if isinstance(self._runner, RandomRunner)

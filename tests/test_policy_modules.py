@@ -403,15 +403,6 @@ def test_reserved_keys(key):
         make(policy, boxes(5))
 
 
-def test_what_comes_later_says_so():
-    recurrent = TensorDictModule(lambda x: (x[..., :2], x), OBS, ["action", ("next", "h")])
-    with pytest.raises(NotImplementedError, match=r"\('next', 'h'\)"):
-        make(recurrent, boxes(5))
-    reads = TensorDictModule(lambda x, i: x[..., :2], ["observation", "is_init"], ["action"])
-    with pytest.raises(NotImplementedError, match="'is_init'"):
-        make(reads, boxes(5))
-
-
 def test_missing_keys_are_named():
     reads = TensorDictModule(lambda x: x[..., :2], ["pixels"], ["action"])
     with pytest.raises(ValueError, match=r"reads 'pixels'.*'observation'"):

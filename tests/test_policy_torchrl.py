@@ -8,8 +8,8 @@ import sys
 import gymnasium as gym
 import pytest
 import torch
-from policy_support import ShapeOnly, assert_follows, box, make
-from tensordict.nn import NormalParamExtractor, TensorDictModule
+from policy_support import ShapeOnly, as_tensordict, assert_follows, assert_same, box, make
+from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import distributions as dists
 from torch import nn
 
@@ -121,10 +121,60 @@ def test_safe_actions_and_other_modules_get_a_tensordict(rl):
     assert_follows(runner, current, policy, env)
 
 
-def test_recurrent_modules_say_that_they_come_later(rl):
-    lstm = rl.LSTMModule(input_size=3, hidden_size=2, in_key="observation", out_key="action")
-    with pytest.raises(NotImplementedError, match="recurrent_state_h"):
-        make(lstm, boxes(None))
+@pytest.mark.parametrize("num_envs", [None, 1, 5])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", ["LSTMModule", "GRUModule"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2}, {"bidirectional": True}, {"python_based": True}]
+)
+def test_recurrent_modules_without_a_tensordict(rl, num_envs, first, name, options):
+    """Several steps of their own, with states as they come, at a trajectory's start and later."""
+    states = ["h", "c"] if name == "LSTMModule" else ["h"]
+    torch.manual_seed(0)
+    recurrent = getattr(rl, name)(
+        input_size=3,
+        hidden_size=4,
+        in_keys=["observation", *states],
+        out_keys=["hidden", *(("next", key) for key in states)],
+        **options,
+    )
+    size = 8 if options.get("bidirectional") else 4
+    policy = TensorDictSequential(
+        recurrent, TensorDictModule(nn.Linear(size, 2), ["hidden"], ["action"])
+    )
+    env = boxes(num_envs)
+    runner, current = make(policy, env)
+    assert not runner.slow_path
+    assert [state.leaf.key for state in runner.states] == [(key,) for key in states]
+    inputs = {state.leaf.key: state.current for state in runner.states}
+    given = {**current, **inputs, ("is_init",): runner.is_init}
+    for step in range(4):
+        given["is_init",].fill_(first and step in (0, 2))
+        current["observation",].normal_()
+        with torch.no_grad():
+            expected = policy(as_tensordict(given, env))
+            came = runner.act()
+        keys = [leaf.key for leaf in runner.outputs] + [state.next_key for state in runner.states]
+        for key, tensor in zip(keys, came, strict=True):
+            assert_same(tensor, expected.get(key))
+        for state in runner.states:
+            state.current.copy_(expected.get(state.next_key))
+
+
+def test_a_hook_on_a_recurrent_module_is_seen(rl):
+    policy = TensorDictSequential(
+        rl.GRUModule(input_size=3, hidden_size=4, in_key="observation", out_key="hidden"),
+        TensorDictModule(nn.Linear(4, 2), ["hidden"], ["action"]),
+    )
+    runner, _ = make(policy, boxes(5))
+    assert not runner.slow_path
+    seen = []
+    policy[0].register_forward_hook(lambda *args: seen.append(0))
+    with torch.no_grad():
+        runner.refresh(1)
+        runner.act()
+    assert runner.slow_path
+    assert seen
 
 
 def test_torchrl_is_not_imported_by_itself():

@@ -52,7 +52,6 @@ LATER: dict[str, tuple[Any, ...]] = {
     "observation_dtype": (None,),
     "observation_scale": (None,),
     "policy_factory": (None,),
-    "policy_state": (None,),
     "post_collect_hook": (None,),
     "pre_collect_hook": (None,),
     "preemptive_threshold": (None,),

@@ -88,6 +88,8 @@ class RayCollector(CollectorBase):
         init_random_frames: random actions until so many frames were issued, over all actors.
         reset_at_each_iter: reset all environments at the start of every batch.
         set_truncated: flag the last frame of every env in every rollout as truncated.
+        policy_state: shapes of one env (or first values) of the policy's recurrent states by key,
+            where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
         split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
         exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
@@ -139,6 +141,7 @@ class RayCollector(CollectorBase):
         init_random_frames: int | None = None,
         reset_at_each_iter: bool = False,
         set_truncated: bool = False,
+        policy_state: Mapping[Any, Any] | None = None,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
         exploration_type: InteractionType | str = InteractionType.RANDOM,

@@ -10,6 +10,7 @@ import torch
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.policy import check_policy_state
 from pycollect.worker import WorkerOptions
 
 # What collector_kwargs may hold: the arguments that concern what an actor does.
@@ -24,6 +25,7 @@ WORKER_ARGUMENTS = (
     "init_random_frames",
     "reset_at_each_iter",
     "set_truncated",
+    "policy_state",
     "exploration_type",
     "track_policy_version",
     "num_threads",
@@ -149,6 +151,7 @@ def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
         ),
         reset_at_each_iter=bool(arguments["reset_at_each_iter"]),
         set_truncated=bool(arguments["set_truncated"]),
+        policy_state=check_policy_state(arguments["policy_state"]),
         exploration_type=check.check_exploration(arguments["exploration_type"]),
         track_policy_version=bool(arguments["track_policy_version"]),
         num_threads=check.check_threads(arguments["num_threads"]),

@@ -23,6 +23,7 @@ from pycollect.collectors.base import (
 )
 from pycollect.errors import WorkerError
 from pycollect.generators import seed_chain
+from pycollect.policy import check_policy_state
 from pycollect.weights import load_weights, weights_from, weights_of
 from pycollect.worker import RolloutReport, Worker, WorkerOptions
 
@@ -50,6 +51,8 @@ class SyncDataCollector(CollectorBase):
         init_random_frames: random actions until so many frames were issued.
         reset_at_each_iter: reset all environments at the start of every batch.
         set_truncated: flag the last frame of every env in every batch as truncated.
+        policy_state: shapes of one env (or first values) of the policy's recurrent states by key,
+            where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
         split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
         exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
@@ -79,6 +82,7 @@ class SyncDataCollector(CollectorBase):
         init_random_frames: int | None = None,
         reset_at_each_iter: bool = False,
         set_truncated: bool = False,
+        policy_state: Mapping[Any, Any] | None = None,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
@@ -115,6 +119,7 @@ class SyncDataCollector(CollectorBase):
             max_frames_per_traj=check.check_count("max_frames_per_traj", max_frames_per_traj),
             reset_at_each_iter=bool(reset_at_each_iter),
             set_truncated=bool(set_truncated),
+            policy_state=check_policy_state(policy_state),
             exploration_type=check.check_exploration(exploration_type),
             track_policy_version=bool(track_policy_version),
             num_threads=check.check_threads(num_threads),

@@ -1,7 +1,15 @@
 """Policies: any accepted policy as a function from the current observation to what is recorded."""
 
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.runner import PolicyRunner, PolicyState, make_policy_runner
+from pycollect.policy.runner import PolicyRunner, make_policy_runner
+from pycollect.policy.states import PolicyState, check_policy_state
 from pycollect.policy.weights import named_weights
 
-__all__ = ["PolicyRunner", "PolicyState", "RandomRunner", "make_policy_runner", "named_weights"]
+__all__ = [
+    "PolicyRunner",
+    "PolicyState",
+    "RandomRunner",
+    "check_policy_state",
+    "make_policy_runner",
+    "named_weights",
+]

@@ -18,6 +18,7 @@ from pycollect.policy.heads import (
     is_exact,
 )
 from pycollect.policy.plan import Plan, make_plan
+from pycollect.policy.recurrent import RecurrentStep
 from pycollect.policy.steps import CallStep, CannotUnwrapError, HeadStep, Program, Values, spread
 
 Act: TypeAlias = Callable[[], Tensors]
@@ -39,6 +40,7 @@ def run_plainly(program: Program, values: Values) -> tuple[Samples, Values]:
         inputs = tuple(values[key] for key in step.in_keys)
         samples[number] = tuple(tensor.detach().clone() for tensor in inputs)
         if isinstance(step, CallStep):
+            _check_recurrent(step, samples[number])
             outs = spread(_caller(step)(*inputs), step)
         else:
             sampler = head_sampler(step)
@@ -47,6 +49,14 @@ def run_plainly(program: Program, values: Values) -> tuple[Samples, Values]:
             outs = sampler(*inputs)
         values.update(zip(step.out_keys, outs, strict=True))
     return samples, values
+
+
+def _check_recurrent(step: CallStep, inputs: Tensors) -> None:
+    function = step.function
+    if isinstance(function, RecurrentStep) and not function.agrees(
+        step.in_keys, step.out_keys, inputs
+    ):
+        raise CannotUnwrapError("a recurrent module that does something else")
 
 
 def assemble(
@@ -145,7 +155,7 @@ def _runs(program: Program, current: Mapping[Key, torch.Tensor], samples: Sample
     for number, step in enumerate(program.steps):
         run, kind = _run(step, samples.get(number))
         copied: set[Key] = set()
-        if kind != "plan":
+        if kind not in ("plan", "recurrent"):
             copied = observed & set(step.in_keys)
         if kind == "opaque":
             copied |= reused & set(step.in_keys)
@@ -154,7 +164,9 @@ def _runs(program: Program, current: Mapping[Key, torch.Tensor], samples: Sample
         if copied:
             runs.append(partial(_copy, tuple(copied)))
         runs.append(run)
-        writes_anew = kind == "opaque" or (kind == "head" and not reused & set(step.in_keys))
+        writes_anew = kind in ("opaque", "recurrent") or (
+            kind == "head" and not reused & set(step.in_keys)
+        )
         reused = reused - set(step.out_keys) if writes_anew else reused | set(step.out_keys)
     return runs
 
@@ -173,7 +185,8 @@ def _run(step: CallStep | HeadStep, sample: Tensors | None) -> tuple[_Run, str]:
     plan = _plan(step, sample)
     if plan is not None:
         return _store_spread(plan.run, step), "plan"
-    return _store_spread(_caller(step), step), "opaque"
+    kind = "recurrent" if isinstance(step.function, RecurrentStep) else "opaque"
+    return _store_spread(_caller(step), step), kind
 
 
 def _store(sampler: Sampler, step: HeadStep) -> _Run:

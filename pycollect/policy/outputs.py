@@ -11,8 +11,8 @@ from gymnasium import spaces
 from pycollect._core import Leaf
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.spaces import RESERVED_KEYS
-from pycollect.layout import Key, dtype_name, torch_dtype
-from pycollect.policy.steps import IGNORED, show, show_all
+from pycollect.layout import Key, dtype_name, is_delivered, torch_dtype
+from pycollect.policy.steps import show, show_all
 
 _RESERVED_ROOTS = RESERVED_KEYS - {"action"}
 
@@ -20,12 +20,10 @@ _RESERVED_ROOTS = RESERVED_KEYS - {"action"}
 def check_inputs(keys: Iterable[Key], env: EnvBatch) -> None:
     """Check that the environment gives every key that the policy reads.
 
-    Raises NotImplementedError for `is_init`, ValueError that names what is not there.
+    Raises ValueError that names what is not there.
     """
     have = {leaf.key for leaf in env.observation}
     missing = [key for key in keys if key not in have]
-    if ("is_init",) in missing:
-        raise NotImplementedError("policy: the input 'is_init' is not supported yet")
     if missing:
         raise ValueError(
             f"policy: it reads {show_all(missing)}, but the environment's observation has the "
@@ -36,20 +34,11 @@ def check_inputs(keys: Iterable[Key], env: EnvBatch) -> None:
 def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
     """Check names only, before any call.
 
-    Raises NotImplementedError for recurrent outputs ("next", k), ValueError for keys that the
-    collector or the environment writes and for keys of which one lies inside another.
+    Raises ValueError for keys that the collector or the environment writes, under "next" too, and
+    for keys of which one lies inside another.
     """
     delivered = [key for key in keys if is_delivered(key)]
     observation = {leaf.key for leaf in env.observation}
-    recurrent = [
-        key
-        for key in delivered
-        if key[0] == "next" and key[1:] and not _is_taken(key[1:], observation)
-    ]
-    if recurrent:
-        raise NotImplementedError(
-            f"policy: the recurrent output(s) {show_all(recurrent)} are not supported yet"
-        )
     taken = [key for key in delivered if _is_taken(key, observation)]
     if taken:
         raise ValueError(
@@ -68,12 +57,10 @@ def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
 
 
 def _is_taken(key: Key, observation: set[Key]) -> bool:
+    """True for a key of the batch that the policy does not write, under "next" as at the root."""
+    if key[0] == "next" and len(key) > 1:
+        key = key[1:]
     return key in observation or key[0] in _RESERVED_ROOTS
-
-
-def is_delivered(key: Key) -> bool:
-    """False for keys with a part that starts with '_': only the policy itself sees them."""
-    return key != IGNORED and not any(part.startswith("_") for part in key)
 
 
 def output_leaves(values: Mapping[Key, torch.Tensor], env: EnvBatch) -> tuple[Leaf, ...]:

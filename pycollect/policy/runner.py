@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import islice, product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,17 +14,17 @@ from torch import nn
 
 from pycollect._core import Leaf
 from pycollect.envs.base import EnvBatch
-from pycollect.layout import Key, torch_dtype
+from pycollect.layout import Key, is_delivered, torch_dtype
 from pycollect.policy.assemble import Samples, assemble, run_plainly
 from pycollect.policy.modules import unwrap
 from pycollect.policy.outputs import (
     check_inputs,
     check_output_keys,
-    is_delivered,
     output_leaves,
 )
 from pycollect.policy.plan import Fingerprint, chain_of
 from pycollect.policy.random_runner import RandomRunner
+from pycollect.policy.states import IS_INIT, Form, PolicyState, StateForms
 from pycollect.policy.steps import (
     CallStep,
     CannotUnwrapError,
@@ -40,21 +40,9 @@ from pycollect.policy.weights import check_on_cpu
 from pycollect.policy.wrap import wants_tensordict, wrap
 
 Act: TypeAlias = Callable[[], tuple[torch.Tensor, ...]]
+Finishers: TypeAlias = list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]]
 
-
-@dataclass(frozen=True)
-class PolicyState:
-    """What a policy passes on to its own next call: it reads `leaf.key`, writes ("next", ...).
-
-    Attributes:
-        leaf: the key as it is read, dtype and shape for one env.
-        current: what the next call reads, [*frame] or [P, *frame]; the Recorder rewrites it.
-        initial: its value at a trajectory's first step, [*frame] or [P, *frame].
-    """
-
-    leaf: Leaf
-    current: torch.Tensor
-    initial: torch.Tensor
+_MOST_TRIES = 64  # of the forms that the states may have
 
 
 class PolicyRunner:
@@ -82,22 +70,36 @@ class PolicyRunner:
     states: tuple[PolicyState, ...] = ()
     is_init: torch.Tensor | None = None
 
-    def __init__(self, policy: Any, env: EnvBatch, current: Mapping[Key, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        policy: Any,
+        env: EnvBatch,
+        current: Mapping[Key, torch.Tensor],
+        policy_state: Mapping[Any, Any] | None = None,
+    ) -> None:
         self.policy = policy
         self._env = env
         self._current = {leaf.key: current[leaf.key] for leaf in env.observation}
+        self._given = dict(self._current)
         self._watched: tuple[nn.Module, ...] = ()
         self._samples: Samples = {}
         self.outputs: tuple[Leaf, ...] = ()
         check_on_cpu(policy)
         with torch.no_grad():
             program = self._program()
-            self.inputs = tuple(self._current) if program is None else program.read
-            values = None if program is None else self._probe(program)
-            if values is None:
-                self.inputs = tuple(self._current)
-                program, values = None, self._probe_with_tensordict()
-            delivered = {key: value for key, value in values.items() if is_delivered(key)}
+            forms = self._state_forms(program, policy_state)
+            program, values = self._probe_in_forms(program, forms)
+            self.inputs = tuple(self._current)
+            if program is not None:
+                self.inputs = tuple(key for key in program.read if key in self._current)
+            self._carried = {state.leaf.key: _source(state, values) for state in self.states}
+            passed_on = set(self._carried.values())
+            delivered = {
+                key: value
+                for key, value in values.items()
+                if is_delivered(key) and key not in passed_on
+            }
+            check_output_keys((*delivered, *self._carried), env)
             self.outputs = output_leaves(delivered, env)
             self._raw = {key: (value.dtype, value.requires_grad) for key, value in values.items()}
             self._bind(program)
@@ -118,42 +120,111 @@ class PolicyRunner:
         """The policy taken apart, None where it is to be called with a TensorDict."""
         policy = self.policy
         if wants_tensordict(policy):
-            self._check_declared(policy)
             try:
                 if not isinstance(policy, TensorDictModuleBase):
                     return None
                 program = unwrap(policy)
             except CannotUnwrapError:
                 return None
-            if not set(program.read) <= set(self._current):
+            if any(_holds(key, self._current) for key in program.read):
                 return None  # it reads a part of the TensorDict that is no leaf
         else:
             keys = [leaf.key for leaf in self._env.observation]
             program = wrap(policy, keys, [leaf.key for leaf in self._env.action])
-        check_output_keys(program.written, self._env)
-        check_inputs(program.read, self._env)
         return program
 
-    def _check_declared(self, policy: Any) -> None:
-        """Check the keys that a TensorDict policy says it reads and writes."""
-        if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
-            written = [as_key(key) for key in policy.out_keys]
-            read = [as_key(key) for key in policy.in_keys]
-            check_output_keys(written, self._env)
-            inside = [key for key in read if _overlaps(key, (*written, *self._current))]
-            check_inputs([key for key in read if key not in inside], self._env)
+    def _state_forms(
+        self, program: Program | None, policy_state: Mapping[Any, Any] | None
+    ) -> dict[Key, Sequence[Form]]:
+        """The states with their possible forms, after a check of all keys; gives `is_init` too."""
+        read, written = self._keys_of(program)
+        forms = StateForms(self.policy, self._env, policy_state).find(read, written, self._env)
+        nexts = {("next", *key) for key in forms}
+        check_output_keys((key for key in written if key not in nexts), self._env)
+        known = (*self._current, *forms)
+        if IS_INIT in (read or ()) and not _overlaps(IS_INIT, known):
+            self._give_is_init()
+        if program is None:  # what it reads may be a part of the TensorDict, or its own output
+            read = [key for key in read or () if not _overlaps(key, (*known, *written))]
+        check_inputs((key for key in read or () if key not in (*forms, IS_INIT)), self._env)
+        return forms
+
+    def _keys_of(self, program: Program | None) -> tuple[Sequence[Key] | None, Sequence[Key]]:
+        """What the policy reads and writes; a policy that does not say what it reads: None."""
+        if program is not None:
+            return program.read, program.written
+        policy = self.policy
+        if not (hasattr(policy, "in_keys") and hasattr(policy, "out_keys")):
+            return None, ()
+        return [as_key(key) for key in policy.in_keys], [as_key(key) for key in policy.out_keys]
+
+    def _give_is_init(self) -> None:
+        self.is_init = torch.ones((*self._env.batch_size, 1), dtype=torch.bool)
+        self._given[IS_INIT] = self.is_init
+
+    def _probe_in_forms(
+        self, program: Program | None, forms: Mapping[Key, Sequence[Form]]
+    ) -> tuple[Program | None, Values]:
+        """Call the policy, with its states in each of their forms until one fits.
+
+        Returns the program, None if it turned out that it needs a TensorDict, and its outputs.
+        """
+        tries = list(islice(product(*forms.values()), _MOST_TRIES))
+        failure: Exception | None = None
+        for choice in tries:
+            self._give_states(dict(zip(forms, choice, strict=True)))
+            try:
+                return self._probe_either(program)
+            except Exception as error:
+                if len(tries) == 1:
+                    raise
+                failure = failure or error
+        raise ValueError(
+            f"policy: the shape of its state(s) {show_all(forms)} was not found; with "
+            f"{[list(form.shape) for form in tries[0]]} it came to this: {failure}; "
+            "give policy_state={key: shape}"
+        ) from failure
+
+    def _give_states(self, forms: Mapping[Key, Form]) -> None:
+        self.states = tuple(form.state(key, self._env) for key, form in forms.items())
+        self._given.update({state.leaf.key: state.current for state in self.states})
+        drawn = [form.draw is not None for form in forms.values()]
+        pairs = zip(forms.values(), self.states, strict=True)
+        self._redrawn = [pair for pair, again in zip(pairs, drawn, strict=True) if again]
+
+    def _probe_either(self, program: Program | None) -> tuple[Program | None, Values]:
+        values = None if program is None else self._probe(program)
+        if values is None:
+            program, values = None, self._probe_with_tensordict()
+        for state in self.states:
+            _check_next(state, values[_source(state, values)])
+        return program, values
 
     def _probe(self, program: Program) -> Values | None:
         """Call every step once, plainly. None if something came that only a TensorDict carries."""
-        fresh = {key: tensor.clone() for key, tensor in self._current.items()}
+        fresh = {key: tensor.clone() for key, tensor in self._given.items()}
         try:
             with undisturbed(self.policy):
                 self._samples, values = run_plainly(program, fresh)
         except CannotUnwrapError:
             return None
-        return {key: values[key] for key in program.written}
+        return {key: values[key] for key in (*program.written, *self._unwritten(program.written))}
+
+    def _unwritten(self, written: Iterable[Key]) -> list[Key]:
+        """States that the policy reads and does not write: they stay as they are."""
+        keys = [state.leaf.key for state in self.states if state.next_key not in written]
+        return [key for key in keys if key not in written]
 
     def _probe_with_tensordict(self) -> Values:
+        try:
+            return self._outputs_with_tensordict()
+        except KeyError as error:
+            if IS_INIT in self._given or IS_INIT[0] not in str(error):
+                raise
+        self._give_is_init()  # it did not say that it reads it
+        return self._outputs_with_tensordict()
+
+    def _outputs_with_tensordict(self) -> Values:
         with undisturbed(self.policy):
             td = self._tensordict()
             given = td.clone()
@@ -166,11 +237,24 @@ class PolicyRunner:
                     "use another key"
                 )
         values = {key: out.get(key) for key in self._new_keys(out)}
-        check_output_keys(values, self._env)
+        self._check_passed_on(values)
+        values.update({key: out.get(key) for key in self._unwritten(values)})
         odd = [key for key, value in values.items() if not isinstance(value, torch.Tensor)]
         if odd:
             raise ValueError(f"policy: expected tensors, but {show_all(odd)} hold other data")
         return values
+
+    def _check_passed_on(self, written: Iterable[Key]) -> None:
+        """Check what the policy writes; a state that it did not announce would be lost silently."""
+        nexts = {state.next_key for state in self.states}
+        check_output_keys((key for key in written if key not in nexts), self._env)
+        unknown = [key for key in written if key[0] == "next" and key not in nexts]
+        if unknown and not hasattr(self.policy, "in_keys"):
+            raise ValueError(
+                f"policy: it writes {show(unknown[0])} and does not say whether it reads "
+                f"{show(unknown[0][1:])}: give policy_state={{{show(unknown[0][1:])}: shape}}, or "
+                "the policy in_keys and out_keys"
+            )
 
     def _bind(self, program: Program | None) -> None:
         """Make `act` for the program, and remember what it rests on."""
@@ -181,42 +265,70 @@ class PolicyRunner:
         finish = self._finishers()
         if program is None:
             self.act: Act = self._slow_act(finish)
+            if self._redrawn:
+                self.act = self._redrawing(self.act)
             return
-        unread = [key for key in program.read if key not in self.inputs]
+        known = {*self.inputs, *self._carried, *([] if self.is_init is None else [IS_INIT])}
+        unread = [key for key in program.read if key not in known]
         if unread:
             raise PolicyOutputError(
-                f"policy: it read {show_all(self.inputs)} at construction, now also "
-                f"{show_all(unread)}"
+                f"policy: it read {show_all(known)} at construction, now also {show_all(unread)}"
             )
-        wanted = [leaf.key for leaf in self.outputs]
-        written = [key for key in program.written if is_delivered(key)]
-        if set(wanted) != set(written):
+        wanted = self._wanted()
+        written = {key for key in program.written if is_delivered(key) or key in wanted}
+        written.update(key for key in self._carried.values() if key in self._carried)
+        if set(wanted) != written:
             raise PolicyOutputError(
                 f"policy: it returned {show_all(wanted)} at construction, now {show_all(written)}"
             )
         with undisturbed(self.policy):
             self.act, self.reuses_memory = assemble(
-                program, self._current, wanted, self._samples, finish
+                program, self._given, wanted, self._samples, finish
             )
+        if self._redrawn:
+            self.act = self._redrawing(self.act)
 
-    def _finishers(self) -> list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]]:
-        """What is done to single outputs after each call: actions cast, parameters detached."""
-        finish: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = []
+    def _wanted(self) -> list[Key]:
+        """What `act` returns: the outputs, then each state's next value."""
+        return [*(leaf.key for leaf in self.outputs), *self._carried.values()]
+
+    def _finishers(self) -> Finishers:
+        """What is done to single outputs after each call: actions cast, parameters detached.
+
+        A state that the policy does not write is copied, as it is the memory that is written next.
+        """
+        finish: Finishers = []
         for place, leaf in enumerate(self.outputs):
             raw, requires_grad = self._raw[leaf.key]
             if requires_grad:
                 finish.append((place, torch.Tensor.detach))
             if raw is not torch_dtype(leaf.dtype):
                 finish.append((place, _caster(leaf, raw)))
+        for place, (key, source) in enumerate(self._carried.items(), len(self.outputs)):
+            if key == source:
+                finish.append((place, torch.Tensor.clone))
+            elif self._raw[source][1]:
+                finish.append((place, torch.Tensor.detach))
         return finish
 
-    def _slow_act(self, finish: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]]) -> Act:
-        keys = [leaf.key for leaf in self.outputs]
-        expected = set(keys)
+    def _redrawing(self, act: Act) -> Act:
+        """Also draw anew how the states of the next trajectories begin."""
+
+        def act_and_draw() -> tuple[torch.Tensor, ...]:
+            outs = act()
+            for form, state in self._redrawn:
+                state.initial.copy_(form.drawn(self._env))
+            return outs
+
+        return act_and_draw
+
+    def _slow_act(self, finish: Finishers) -> Act:
+        keys = self._wanted()
+        expected = {key for key in keys if key not in self._carried}
 
         def act() -> tuple[torch.Tensor, ...]:
             out = self._call_with(self._tensordict())
-            came = {key for key in self._new_keys(out) if is_delivered(key)}
+            came = {key for key in self._new_keys(out) if is_delivered(key) or key in expected}
             if came != expected:
                 raise PolicyOutputError(
                     f"policy: expected the output key(s) {show_all(keys)}, as at construction; "
@@ -233,7 +345,7 @@ class PolicyRunner:
     def _tensordict(self) -> TensorDict:
         """The current observation, copied: the policy may keep what it is given."""
         batch = [self._env.num_envs] if self._env.batched else []
-        entries: dict[Any, Any] = {key: self._current[key].clone() for key in self.inputs}
+        entries: dict[Any, Any] = {key: tensor.clone() for key, tensor in self._given.items()}
         return TensorDict(entries, batch_size=batch)
 
     def _call_with(self, td: TensorDict) -> TensorDictBase:
@@ -246,7 +358,7 @@ class PolicyRunner:
 
     def _new_keys(self, out: TensorDictBase) -> list[Key]:
         keys: Iterable[Any] = out.keys(include_nested=True, leaves_only=True)
-        return [key for key in map(as_key, keys) if key not in self._current]
+        return [key for key in map(as_key, keys) if key not in self._given]
 
 
 def make_policy_runner(
@@ -254,6 +366,7 @@ def make_policy_runner(
     env: EnvBatch,
     current: Mapping[Key, torch.Tensor],
     rng: np.random.Generator | Sequence[np.random.Generator] | None = None,
+    policy_state: Mapping[Any, Any] | None = None,
 ) -> PolicyRunner | RandomRunner:
     """A runner for a policy in any of the accepted forms.
 
@@ -265,6 +378,8 @@ def make_policy_runner(
             always holds the current observation: whoever collects writes into it. A first
             observation has to be there already.
         rng: for random actions, one or one per env; ignored where there is a policy.
+        policy_state: shapes of one env, or first values, of the policy's states by key, for those
+            that neither a primer nor an RNN layer of the policy tells.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often
@@ -275,13 +390,15 @@ def make_policy_runner(
     what came.
     """
     if policy is None:
+        if policy_state:
+            raise ValueError("policy_state: expected a policy with states, but policy is None")
         return RandomRunner(env, rng)
     if not callable(policy) or isinstance(policy, type):
         raise TypeError(
             "policy: expected a TensorDictModule, an nn.Module, a callable or None, "
             f"but {policy!r} came"
         )
-    return PolicyRunner(policy, env, current)
+    return PolicyRunner(policy, env, current, policy_state)
 
 
 def _watched(program: Program) -> tuple[nn.Module, ...]:
@@ -297,6 +414,26 @@ def _watched(program: Program) -> tuple[nn.Module, ...]:
 def _overlaps(key: Key, others: Iterable[Key]) -> bool:
     """True if the key is one of the others, or if one lies inside the other."""
     return any(key[: len(other)] == other[: len(key)] for other in others)
+
+
+def _holds(key: Key, leaves: Iterable[Key]) -> bool:
+    """True if a leaf lies inside the key."""
+    return any(len(leaf) > len(key) and leaf[: len(key)] == key for leaf in leaves)
+
+
+def _source(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
+    """Where a state's next value is found; one that is not written stays as it is."""
+    return state.next_key if state.next_key in values else state.leaf.key
+
+
+def _check_next(state: PolicyState, value: torch.Tensor) -> None:
+    given = state.current
+    if value.shape != given.shape or value.dtype != given.dtype:
+        raise ValueError(
+            f"policy: its state {show(state.leaf.key)} was given as {given.dtype} "
+            f"{list(given.shape)} and came back as {value.dtype} {list(value.shape)}; "
+            "expected the same"
+        )
 
 
 def _caster(leaf: Leaf, raw: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
 from pycollect.layout import Key
+from pycollect.policy.states import IS_INIT
 from pycollect.policy.steps import CallStep, Program, show_all
 
 _TENSORDICT_NAMES = ("td", "tensordict")
@@ -35,7 +36,8 @@ def wrap(policy: Any, observation: Sequence[Key], action: Sequence[Key]) -> Prog
     """A module or callable over tensors as a program of one call that returns the action keys.
 
     Parameters are matched with the observation keys by name (`camera_rgb` for ("camera", "rgb")),
-    or, where no name matches, by position in the space's order. Raises ValueError that names the
+    or, where no name matches, by position in the space's order; one that is named `is_init` gets
+    that, unless the observation has it. Raises ValueError that names the
     parameters and keys that do not fit.
     """
     keys, names = _match(policy, tuple(observation))
@@ -50,6 +52,8 @@ def _match(
     if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
         return observation, None
     by_name = {"_".join(key): key for key in observation}
+    if any(p.name == IS_INIT[0] for p in parameters):
+        by_name.setdefault(IS_INIT[0], IS_INIT)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
     named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
     required = [p.name for p in named if p.default is p.empty]

@@ -1,0 +1,262 @@
+"""Recurrent states: which keys a policy passes on to its own next call, and how each one begins.
+
+A state's form (shape, dtype, first value) is found in this order: a primer of the policy's modules
+(what TorchRL's `make_tensordict_primer()` returns; TorchRL itself is not imported), `policy_state`,
+the RNN layers inside the policy. The last two leave a choice, which is settled by calling the
+policy: the first form that it returns as it was given is the right one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from pycollect._core import Leaf
+from pycollect.envs.base import EnvBatch
+from pycollect.layout import Key, dtype_name
+from pycollect.policy.steps import as_key, show
+
+IS_INIT: Key = ("is_init",)
+
+
+@dataclass(frozen=True)
+class PolicyState:
+    """What a policy passes on to its own next call: it reads `leaf.key`, writes ("next", ...).
+
+    Attributes:
+        leaf: the key as it is read, dtype and shape for one env.
+        current: what the next call reads, [*frame] or [P, *frame]; the Recorder rewrites it.
+        initial: its value at a trajectory's first step, [*frame] or [P, *frame].
+    """
+
+    leaf: Leaf
+    current: torch.Tensor
+    initial: torch.Tensor
+
+    @property
+    def next_key(self) -> Key:
+        """The key under which the policy returns the next value."""
+        return ("next", *self.leaf.key)
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form that a state may have.
+
+    Attributes:
+        shape: of one env.
+        initial: the value at a trajectory's first step, of that shape.
+        draw: where each trajectory begins with another one: gives it for one env, or for all.
+    """
+
+    shape: tuple[int, ...]
+    initial: torch.Tensor
+    draw: Callable[[], torch.Tensor] | None = None
+
+    def state(self, key: Key, env: EnvBatch) -> PolicyState:
+        """The state of that key, at its beginning, in memory of its own."""
+        leaf = Leaf(key, dtype_name(self.initial.dtype), self.shape)
+        initial = self.initial
+        if self.draw is not None:
+            initial = self.drawn(env)
+        current = initial.expand((*env.batch_size, *self.shape)).clone()
+        return PolicyState(leaf, current.contiguous(), initial)
+
+    def drawn(self, env: EnvBatch) -> torch.Tensor:
+        """First values for every env, [*frame] or [P, *frame]."""
+        assert self.draw is not None
+        value = self.draw()
+        if not env.batched or value.shape != self.shape:
+            return value.clone()
+        return torch.stack([value, *(self.draw() for _ in range(env.num_envs - 1))])
+
+
+class StateForms:
+    """The forms that the states of one policy may have.
+
+    Args:
+        policy: searched for primers and RNN layers.
+        env: whose batch shape primers may have.
+        given: `policy_state`: a shape of one env, or a tensor [*frame], the first value, by key.
+
+    Raises ValueError or TypeError for a `policy_state` that is none.
+    """
+
+    def __init__(self, policy: Any, env: EnvBatch, given: Mapping[Any, Any] | None) -> None:
+        self._policy = policy
+        self._given = {
+            as_key(key): _check_given(key, value) for key, value in (given or {}).items()
+        }
+        self._primed, self._failures = _primed_forms(policy, env)
+
+    def find(
+        self, read: Iterable[Key] | None, written: Iterable[Key], env: EnvBatch
+    ) -> dict[Key, Sequence[Form]]:
+        """The states of a policy that reads and writes these keys, with their possible forms.
+
+        Args:
+            read: None where the policy does not say; its states are those of `policy_state` then.
+
+        Raises ValueError that names a state whose shape cannot be found.
+        """
+        keys = self._keys(read, set(written), {leaf.key for leaf in env.observation})
+        unknown = [key for key in self._given if key not in keys]
+        if unknown:
+            raise ValueError(
+                f"policy_state: {show(unknown[0])} is no state of the policy, which would read it "
+                f"and write {show(('next', *unknown[0]))}"
+            )
+        return {key: self._forms(key) for key in keys}
+
+    def _keys(self, read: Iterable[Key] | None, written: set[Key], observed: set[Key]) -> list[Key]:
+        if read is None:
+            return list(self._given)
+        reads = [key for key in read if key not in observed and key != IS_INIT]
+        named = dict.fromkeys((*self._primed, *self._given))
+        inside = [key for key in named if any(key[: len(r)] == r for r in reads)]
+        plain = [
+            key
+            for key in reads
+            if ("next", *key) in written and not any(k[: len(key)] == key for k in inside)
+        ]
+        return [*inside, *plain]
+
+    def _forms(self, key: Key) -> Sequence[Form]:
+        primed, given = self._primed.get(key), self._given.get(key)
+        if primed is not None:
+            if given is not None and _shape_of(given) != primed.shape:
+                raise ValueError(
+                    f"policy_state: expected the shape {list(primed.shape)} of the policy's primer "
+                    f"for {show(key)}, got {list(_shape_of(given))}"
+                )
+            return [primed]
+        if given is not None:
+            return _given_forms(given, self._policy)
+        forms = _layer_forms(self._policy)
+        if not forms:
+            hint = f" ({self._failures[0]})" if self._failures else ""
+            raise ValueError(
+                f"policy: it reads {show(key)} and passes it on as {show(('next', *key))}, but the "
+                f"shape of this state is not known{hint}; give policy_state={{{show(key)}: shape}}"
+            )
+        return forms
+
+
+def check_policy_state(value: Any) -> Mapping[Any, Any] | None:
+    """None, or shapes or tensors by key; TypeError or ValueError for anything else."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise TypeError(f"policy_state: expected a dict of shapes, got {type(value).__name__}")
+    for key, own in value.items():
+        _check_given(key, own)
+    return value
+
+
+def _check_given(key: Any, value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    sizes = (value,) if isinstance(value, int) else value
+    if (
+        isinstance(value, bool)
+        or not isinstance(sizes, (tuple, list))
+        or not all(isinstance(size, int) and size >= 0 for size in sizes)
+    ):
+        raise ValueError(
+            f"policy_state: expected a shape (of one environment) or a tensor for {key!r}, "
+            f"got {value!r}"
+        )
+    return tuple(sizes)
+
+
+def _shape_of(given: Any) -> tuple[int, ...]:
+    return tuple(given.shape) if isinstance(given, torch.Tensor) else given
+
+
+def _given_forms(given: Any, policy: Any) -> list[Form]:
+    """A shape alone leaves the dtype open."""
+    if isinstance(given, torch.Tensor):
+        return [Form(tuple(given.shape), given.clone())]
+    dtypes = (_float_dtype(policy), torch.float32, torch.float64, torch.int64, torch.bool)
+    return [_zero_form(given, dtype) for dtype in dict.fromkeys(dtypes)]
+
+
+def _float_dtype(policy: Any) -> torch.dtype:
+    parameters = policy.parameters() if isinstance(policy, nn.Module) else ()
+    found = (p.dtype for p in parameters if p.dtype.is_floating_point)
+    return next(found, torch.get_default_dtype())
+
+
+def _zero_form(shape: tuple[int, ...], dtype: torch.dtype) -> Form:
+    return Form(shape, torch.zeros(shape, dtype=dtype))
+
+
+def _layer_forms(policy: Any) -> list[Form]:
+    """What the RNN layers inside pass on: [layers, size] as TorchRL has it, or [size] alone."""
+    shapes: dict[tuple[tuple[int, ...], torch.dtype], None] = {}
+    for layer in policy.modules() if isinstance(policy, nn.Module) else ():
+        if isinstance(layer, nn.RNNCellBase):
+            sizes: list[tuple[int, ...]] = [(layer.hidden_size,)]
+        elif isinstance(layer, nn.RNNBase):
+            rows = layer.num_layers * (2 if layer.bidirectional else 1)
+            widths = dict.fromkeys((layer.hidden_size, layer.proj_size or layer.hidden_size))
+            sizes = [*((rows, width) for width in widths), *((width,) for width in widths)]
+        else:
+            continue
+        shapes.update(dict.fromkeys((size, _float_dtype(layer)) for size in sizes))
+    return [_zero_form(shape, dtype) for shape, dtype in shapes]
+
+
+def _primed_forms(policy: Any, env: EnvBatch) -> tuple[dict[Key, Form], list[str]]:
+    """By key what the primers of the policy's modules say, and why some could not be made."""
+    forms: dict[Key, Form] = {}
+    failures: list[str] = []
+    for module in policy.modules() if isinstance(policy, nn.Module) else (policy,):
+        make: Any = getattr(module, "make_tensordict_primer", None)
+        if make is None:
+            continue
+        try:
+            primer = make()
+        except Exception as error:  # such as: a size that the module was not told
+            failures.append(f"{type(module).__name__}.make_tensordict_primer: {error}")
+            continue
+        for single in getattr(primer, "transforms", None) or (primer,):
+            forms.update(_forms_of_primer(single, env))
+    return forms, failures
+
+
+def _forms_of_primer(primer: Any, env: EnvBatch) -> dict[Key, Form]:
+    specs = getattr(primer, "primers", None)
+    if specs is None:
+        return {}
+    return {
+        as_key(name): _form_of_spec(primer, name, spec, env)
+        for name, spec in specs.items(True, True)
+    }
+
+
+def _form_of_spec(primer: Any, name: Any, spec: Any, env: EnvBatch) -> Form:
+    shape = tuple(spec.shape)
+    lead = len(primer.primers.shape) or (0 if primer.expand_specs else len(env.batch_size))
+    if lead and shape[:lead] == env.batch_size:  # the primer was made for this very batch
+        shape = shape[lead:]
+    if primer.random:
+        return _drawn_form(shape, spec.dtype, spec.rand)
+    if getattr(primer, "single_default_value", False):
+        return _drawn_form(shape, spec.dtype, lambda: primer.default_value().get(name))
+    default = primer.default_value[name]
+    if callable(default):
+        return _drawn_form(shape, spec.dtype, default)
+    value = torch.as_tensor(default, dtype=spec.dtype)
+    return Form(shape, value.expand(shape).clone())
+
+
+def _drawn_form(shape: tuple[int, ...], dtype: torch.dtype, draw: Callable[[], Any]) -> Form:
+    def drawn() -> torch.Tensor:
+        return torch.as_tensor(draw()).to("cpu", dtype)
+
+    return Form(shape, torch.zeros(shape, dtype=dtype), drawn)
