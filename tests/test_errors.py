@@ -248,10 +248,26 @@ def test_a_killed_actor(way: Way) -> None:
             list(collector)
         assert time.monotonic() - start < 30
         assert caught.value.worker == 1
-        assert len(str(caught.value)) > len("worker 1 died: ")
+        assert "exit" in str(caught.value)
+        assert str(pid) in caught.value.remote_traceback
         with pytest.raises(WorkerError):
             collector.next()
         assert collector.stats()["frames"] >= T
+
+
+class ExitingEnv(CountingEnv):
+    def step(self, action: Any) -> Any:
+        sys.exit(37)
+
+
+@pytest.mark.ray
+def test_an_actor_that_exits() -> None:
+    with (
+        collecting(ONE_ACTOR, lambda w: ExitingEnv, frames=T) as collector,
+        pytest.raises(WorkerError, match=r"worker 0 died: .*exit code 37") as caught,
+    ):
+        collector.next()
+    assert (caught.value.worker, caught.value.incarnation) == (0, 0)
 
 
 def mixed_without_end(worker: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
 _GIB = 1024**3
 _CLOSE_SECONDS = 5.0
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def import_ray() -> Any:
@@ -301,6 +303,6 @@ def _amount(resource: str, amount: float) -> str:
 
 
 def _end_of(error: BaseException) -> str:
-    """The lines of Ray's text that say how a process ended."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:6]) if lines else type(error).__name__
+    """The line of Ray's text that says how a process ended: its exit, or an exception. The last."""
+    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
