@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +29,33 @@ class EchoEnv(CountingEnv):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         observation, reward, terminated, truncated, info = super().step(action)
         return observation, reward + 100.0 * float(action), terminated, truncated, info
+
+
+class TallyEnv(CountingEnv):
+    """A CountingEnv that appends a byte to a file at each step."""
+
+    def __init__(self, path: Path, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+
+    def step(self, action: Any) -> Any:
+        with open(self.path, "ab", buffering=0) as file:
+            file.write(b".")
+        return super().step(action)
+
+
+class GateEnv(CountingEnv):
+    """A CountingEnv whose step number `at` (from 1, over its life) waits for the gate's file."""
+
+    def __init__(self, gate: Path, at: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.gate, self.at = gate, at
+
+    def step(self, action: Any) -> Any:
+        if len(self.actions) + 1 == self.at:
+            self.gate.with_suffix(".reached").touch()
+            wait_until(self.gate.exists)
+        return super().step(action)
 
 
 def parity(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

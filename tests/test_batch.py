@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collect_support import ASYNC, CAT_TIME, ENTRIES, IN_PROCESS, STACK, Way, collecting, echo_fns
+from collect_support import ASYNC, CAT_TIME, ENTRIES, IN_PROCESS, Way, collecting, echo_fns
 from tensordict import TensorDict
 
 from pycollect._core import Layout, Leaf, Placement
@@ -20,7 +20,7 @@ T = 5
 BATCHES = 12
 WAYS = [
     IN_PROCESS,
-    *[pytest.param(way, marks=pytest.mark.ray) for way in (STACK, CAT_TIME, ASYNC[1])],
+    *[pytest.param(way, marks=pytest.mark.ray) for way in (CAT_TIME, ASYNC[1])],
 ]
 
 

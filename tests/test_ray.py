@@ -19,11 +19,11 @@ from collect_support import (
     CAT_TIME,
     ENTRIES,
     STACK,
-    FrameOracle,
+    GateEnv,
+    TallyEnv,
     Way,
     collecting,
     echo_fns,
-    parity_policy,
     wait_until,
 )
 from envs_for_tests import CountingEnv, NestedEnv, PixelEnv
@@ -35,38 +35,10 @@ T = 5
 CONFIG = {"num_cpus": 1, "memory": 1024**3}
 
 
-class GateEnv(CountingEnv):
-    """Its step number `at` (from 1, over its life) waits for the gate's file."""
-
-    def __init__(self, number: int, gate: Path, at: int) -> None:
-        super().__init__(number)
-        self.gate, self.at = gate, at
-
-    def step(self, action: Any) -> Any:
-        if len(self.actions) + 1 == self.at:
-            self.gate.with_suffix(".reached").touch()
-            wait_until(self.gate.exists)
-        return super().step(action)
-
-
-class TallyEnv(CountingEnv):
-    """Appends a byte to a file at each step."""
-
-    def __init__(self, path: Path, number: int) -> None:
-        super().__init__(number)
-        self.path = path
-
-    def step(self, action: Any) -> Any:
-        with open(self.path, "ab", buffering=0) as file:
-            file.write(b".")
-        return super().step(action)
-
-
 # Entries
 
 
-@pytest.mark.parametrize("arguments", [{}, {"collector_class": "single"}], ids=str)
-def test_one_callable_for_all(arguments: dict[str, Any]) -> None:
+def test_one_callable_for_all() -> None:
     """Repeated `num_collectors` times, with kwargs of its own, several envs batched in each."""
     kwargs = [{"number": 3, "length": 2}, {"number": 13, "length": 4}]
     with RayCollector(
@@ -78,7 +50,7 @@ def test_one_callable_for_all(arguments: dict[str, Any]) -> None:
         num_workers_per_collector=2,
         create_env_kwargs=kwargs,
         remote_configs=[CONFIG, {**CONFIG, "num_cpus": 0.5}],
-        **arguments,
+        collector_class="single",
     ) as collector:
         td = collector.next()
     assert td.shape == (2, 2, 3)
@@ -145,7 +117,7 @@ def test_first_ready_first_served(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     def entry(worker: int) -> Any:
-        return partial(GateEnv, 0, gate, T + 2) if worker == 0 else partial(CountingEnv, 10)
+        return partial(GateEnv, gate, T + 2) if worker == 0 else partial(CountingEnv, 10)
 
     with collecting(ASYNC[2], entry, frames=T) as collector:
         numbers = []
@@ -166,7 +138,7 @@ def test_whoever_was_served_is_served_last(tmp_path: Path) -> None:
     """While both workers have finished rollouts, they take turns."""
 
     def entry(worker: int) -> Any:
-        return partial(TallyEnv, tmp_path / "steps", 10 * worker)
+        return partial(TallyEnv, tmp_path / "steps", number=10 * worker)
 
     with collecting(ASYNC[2], entry, frames=T) as collector:
         counts = {0: 0, 1: 0}
@@ -204,13 +176,13 @@ def test_sync_workers_of_other_layouts() -> None:
         )
 
 
-@pytest.mark.parametrize("way", [STACK, CAT_0, CAT_TIME], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [CAT_0, CAT_TIME], ids=lambda way: way.name)
 def test_rows_are_in_worker_order(way: Way, tmp_path: Path) -> None:
     """Worker 1 is the first to finish, worker 0 waits for a gate that the test opens."""
     gate = tmp_path / "gate"
 
     def entry(worker: int) -> Any:
-        fns = [partial(GateEnv, 0, gate, T), partial(CountingEnv, 1)]
+        fns = [partial(GateEnv, gate, T), partial(CountingEnv, 1)]
         return fns if worker == 0 else [partial(CountingEnv, 10), partial(CountingEnv, 11)]
 
     def open_gate() -> None:
@@ -238,7 +210,7 @@ def test_an_interrupt_loses_nothing(way: Way, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
 
     def entry(worker: int) -> Any:
-        return partial(GateEnv, 10 * worker, gate, 2 * T + 3)
+        return partial(GateEnv, gate, 2 * T + 3, number=10 * worker)
 
     def interrupt() -> None:
         wait_until(gate.with_suffix(".reached").exists)

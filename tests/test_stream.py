@@ -17,6 +17,7 @@ from collect_support import (
     STACK,
     STEPS,
     FrameOracle,
+    TallyEnv,
     Way,
     collecting,
     echo_fns,
@@ -103,26 +104,13 @@ def test_shares_are_rounded_up_with_a_warning() -> None:
         assert [td.shape for td in collector] == [(2, 3, 2)] * 2
 
 
-class TallyEnv(CountingEnv):
-    """Appends a byte to a file at each step."""
-
-    def __init__(self, path: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.path = path
-
-    def step(self, action: Any) -> Any:
-        with open(self.path, "ab", buffering=0) as file:
-            file.write(b".")
-        return super().step(action)
-
-
-@pytest.mark.parametrize(("way", "total"), [(w, t) for w in (STACK, ASYNC[2]) for t in (20, 17)])
+@pytest.mark.parametrize(("way", "total"), [(STACK, 17), (ASYNC[2], 20), (ASYNC[2], 17)])
 @pytest.mark.ray
 def test_nothing_is_collected_that_cannot_be_delivered(way: Way, total: int, tmp_path: Any) -> None:
     tally = tmp_path / "steps"
 
     def entry(worker: int) -> Any:
-        return partial(TallyEnv, str(tally), number=10 * worker)
+        return partial(TallyEnv, tally, number=10 * worker)
 
     with collecting(way, entry, frames=T, total_frames=total) as collector:
         delivered = sum(td.numel() for td in collector)
@@ -316,26 +304,20 @@ def test_postproc_that_raises() -> None:
         assert collector.stats()["batches"] == 1
 
 
-@pytest.mark.parametrize(
-    "way",
-    [IN_PROCESS, pytest.param(STACK, marks=pytest.mark.ray)],
-    ids=names,
-)
-def test_split_trajs(way: Way) -> None:
+def test_split_trajs() -> None:
     """The same as splitting the batch; ids go on over batches."""
-    arguments = {"frames": 3 * STEPS, "total_frames": 3 * 3 * STEPS * way.workers}
-    with collecting(way, ENTRIES["list"], parity_policy(), **arguments) as collector:
+    arguments = {"frames": 3 * STEPS, "total_frames": 3 * 3 * STEPS}
+    entry = ENTRIES["list"]
+    with collecting(IN_PROCESS, entry, parity_policy(), **arguments) as collector:
         plain = list(collector)
-    with collecting(
-        way, ENTRIES["list"], parity_policy(), split_trajs=True, **arguments
-    ) as collector:
+    arguments["split_trajs"] = True
+    with collecting(IN_PROCESS, entry, parity_policy(), **arguments) as collector:
         split = list(collector)
     for a, b in zip(plain, split, strict=True):
-        expected = split_trajectories(a)
         assert b.ndim == 2
         assert b["collector", "mask"].sum() == a.numel()
         assert (b["collector", "traj_ids"][~b["collector", "mask"]] == -1).all()
-        assert (expected == b).all()
+        assert (split_trajectories(a) == b).all()
     ids = torch.cat([td["collector", "traj_ids"].flatten() for td in split])
     assert ids[ids >= 0].unique().numel() == ids.max() + 1
 
