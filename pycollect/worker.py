@@ -135,7 +135,8 @@ class Worker:
         self._recorder = self._make_recorder()
         self._recorder.restart(first)
         keys = [leaf.key for leaf in self._runner.outputs]
-        self._to_env = _action_taker([keys.index(leaf.key) for leaf in env.action])
+        places = [keys.index(key) for key in env.given(self._runner.outputs)]
+        self._to_env = _action_taker(places, env.takes_tensors)
 
     def _state_leaves(self) -> tuple[Leaf, ...]:
         return tuple(state.leaf for state in self._runner.states)
@@ -308,12 +309,20 @@ def _check_actions(leaves: BatchLeaves, env: EnvBatch) -> None:
             )
 
 
-def _action_taker(places: Sequence[int]) -> Callable[[tuple[torch.Tensor, ...]], Arrays]:
+def _action_taker(
+    places: Sequence[int], tensors: bool = False
+) -> Callable[[tuple[torch.Tensor, ...]], Arrays]:
     """What turns the policy's outputs into the env's action, in memory that the env may keep.
 
     A plan returns the same tensor every time, so its numpy view is made only once.
+
+    Args:
+        places: of what the env is given among the outputs.
+        tensors: the env takes tensors, not arrays.
     """
-    if len(places) > 1:
+    if tensors:
+        return lambda outputs: tuple([outputs[place].clone() for place in places])
+    if len(places) != 1:
         takers = [_action_taker([place]) for place in places]
         return lambda outputs: tuple(take(outputs) for take in takers)
     place = places[0]

@@ -337,12 +337,6 @@ class TestBadEntries:
         with pytest.raises(TypeError, match=r"create_env_fn\[0\]: .*vector env"):
             make_env_batch([lambda: SyncVectorEnv(fns())])
 
-    def test_torchrl_envs_are_not_supported_yet(self) -> None:
-        kind = type("GymEnv", (), {"__module__": "torchrl.envs.libs.gym"})
-        for entry in (kind(), kind, [kind]):
-            with pytest.raises(NotImplementedError, match=r"TorchRL.*not supported yet"):
-                make_env_batch(entry)
-
     def test_spaces(self) -> None:
         env = TextEnv()
         with pytest.raises(NotImplementedError, match="'hint'"):

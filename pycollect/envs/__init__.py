@@ -18,7 +18,7 @@ from .vector_api import is_vector_env
 __all__ = ["ActionSampler", "Arrays", "EnvBatch", "make_env_batch"]
 
 _EXPECTED = "a callable that returns an env, a list of such callables, or an env"
-_ENVS = "a gymnasium.Env or gymnasium.vector.VectorEnv"
+_ENVS = "a gymnasium.Env, a gymnasium.vector.VectorEnv or a TorchRL EnvBase"
 
 
 def make_env_batch(
@@ -30,8 +30,9 @@ def make_env_batch(
 
     Args:
         create_env_fn: the worker's entry: a callable that returns a `gymnasium.Env` (one env, not
-            batched) or a vector env; a list of callables that return a `gymnasium.Env` each (a
-            batch, also where it is one); or such an env itself.
+            batched), a vector env or a TorchRL env; a list of callables that return a
+            `gymnasium.Env` or a TorchRL env each (a batch, also where it is one); or such an env
+            itself.
         create_env_kwargs: keyword arguments of each callable.
         autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED, for a vector env that does not tell; of no
             effect for other envs.
@@ -43,13 +44,16 @@ def make_env_batch(
         TypeError: the entry, or what a callable returned, is of another kind.
         ValueError: an empty list, envs that do not fit together, unsupported spaces, a wrong or
             missing `autoreset_mode`, kwargs for an env that is made already.
-        NotImplementedError: TorchRL envs, Text, Sequence and Graph spaces.
+        NotImplementedError: Text, Sequence and Graph spaces, and what is like them in TorchRL envs;
+            TorchRL envs on other devices than the CPU.
     """
     kwargs = {} if create_env_kwargs is None else dict(create_env_kwargs)
     if isinstance(create_env_fn, list | tuple):
         return _make_callables(create_env_fn, kwargs)
     if _is_env(create_env_fn):
-        if kwargs:
+        if kwargs and hasattr(create_env_fn, "update_kwargs"):
+            create_env_fn.update_kwargs(kwargs)  # a batched env of TorchRL that has not started
+        elif kwargs:
             raise ValueError(
                 f"create_env_kwargs: expected None with an env that is made already, got {kwargs}"
             )
@@ -82,6 +86,15 @@ def _make_callables(entry: list[Any] | tuple[Any, ...], kwargs: dict[str, Any]) 
             env = fn(**kwargs)
             envs.append(env)
             _check_single(env, fn, i)
+        if any(map(is_torchrl_env, envs)):
+            if not all(map(is_torchrl_env, envs)):
+                raise TypeError(
+                    "create_env_fn: expected the envs of one list to be all of TorchRL's or none, "
+                    f"got {[type(env).__name__ for env in envs]}"
+                )
+            from .torchrl import make_torchrl_batch
+
+            return make_torchrl_batch(envs)
         return CallablesEnv(envs)
     except BaseException:
         for env in envs:
@@ -90,7 +103,8 @@ def _make_callables(entry: list[Any] | tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _check_single(env: Any, fn: Any, i: int) -> None:
-    _refuse_torchrl(env)
+    if is_torchrl_env(env):
+        return
     if is_vector_env(env):
         raise TypeError(
             f"create_env_fn[{i}]: expected {fn!r} to return a single gymnasium.Env, since the list "
@@ -107,20 +121,21 @@ def _check_single(env: Any, fn: Any, i: int) -> None:
 def _is_env(value: Any) -> bool:
     if isinstance(value, type):
         return False
-    _refuse_torchrl(value)
-    return isinstance(value, gymnasium.Env) or is_vector_env(value)
+    return isinstance(value, gymnasium.Env) or is_torchrl_env(value) or is_vector_env(value)
 
 
 def _wrap(env: Any, autoreset_mode: Any) -> EnvBatch:
+    if is_torchrl_env(env):
+        from .torchrl import make_torchrl_env
+
+        return make_torchrl_env(env)
     # EnvPool's envs are both; the vector interface is the one that they have.
     return make_vector_env(env, autoreset_mode) if is_vector_env(env) else make_single_env(env)
 
 
-def _refuse_torchrl(value: Any) -> None:
-    """Raise for a TorchRL env, known by its classes' module so that TorchRL is not imported."""
-    kinds = value.__mro__ if isinstance(value, type) else type(value).__mro__
-    if any(kind.__module__.startswith("torchrl.envs") for kind in kinds):
-        raise NotImplementedError(
-            f"create_env_fn: TorchRL environments are not supported yet, got "
-            f"{describe(value)}; give the Gymnasium env that it wraps"
-        )
+def is_torchrl_env(value: Any) -> bool:
+    """Whether it is a TorchRL `EnvBase`: told by its classes' names, TorchRL is not imported."""
+    return any(
+        kind.__name__ == "EnvBase" and kind.__module__ == "torchrl.envs.common"
+        for kind in type(value).__mro__
+    )

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
 from pycollect._core import Leaf
+from pycollect.layout import Key
+
+from .random_actions import ActionSampler
 
 Arrays: TypeAlias = Any
 """The array itself where there is one leaf, else a tuple of arrays in the order of the leaves.
@@ -19,6 +22,25 @@ Batched: `[P, *frame]` each. Not batched: `[*frame]`, and a leaf of shape () may
 """
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+class Sampler(Protocol):
+    """Draws random actions.
+
+    Attributes:
+        leaves: of an action, in the order of the arrays that `draw` returns.
+        ahead: True where the actions of many steps can be drawn at once; else one step's are, right
+            before it.
+    """
+
+    leaves: tuple[Leaf, ...]
+    ahead: bool
+
+    def draw(
+        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
+    ) -> tuple[npt.NDArray[Any], ...]:
+        """The actions of `steps` steps, [steps, P, *action] or [steps, *action] each."""
+        ...
 
 
 class EnvBatch(ABC):
@@ -38,7 +60,7 @@ class EnvBatch(ABC):
             ("observation",) for a plain space, else the Dict's keys, nested as there; a Tuple's
             entries have the keys "0", "1", ...
         action: the leaves of one env's action: ("action",), or ("action", k, ...) when nested.
-        action_space: the action space of one env.
+        action_space: the action space of one env; None where `action` says all.
         skips_after_done: True for a vector env in NEXT_STEP mode that is not known to honour
             `reset_mask`: it resets a finished row by itself in the step that follows, so that this
             step of that row is a dummy (an uncollected cell). `reset_done` is not available then.
@@ -48,17 +70,19 @@ class EnvBatch(ABC):
             beside the observation only says where episodes end and what was earned in all.
         step_only: leaves that a step gives and a reset does not; they lie under "next" alone. In
             `Arrays` they follow the observation, also in those of a reset (any values there).
+        takes_tensors: `step` is given torch tensors instead of numpy arrays.
     """
 
     num_envs: int
     batched: bool
     observation: tuple[Leaf, ...]
     action: tuple[Leaf, ...]
-    action_space: gymnasium.Space[Any]
+    action_space: gymnasium.Space[Any] | None
     skips_after_done: bool = False
     can_reset: bool = True
     own_flags: bool = False
     step_only: tuple[Leaf, ...] = ()
+    takes_tensors: bool = False
 
     @property
     def batch_size(self) -> tuple[int, ...]:
@@ -71,6 +95,15 @@ class EnvBatch(ABC):
         False: it does not, and whoever records has to.
         """
         return False
+
+    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """Which of the policy's outputs `step` is to be given, in that order: here the action's."""
+        return tuple(leaf.key for leaf in self.action)
+
+    def action_sampler(self) -> Sampler:
+        """What draws random actions for this env."""
+        assert self.action_space is not None
+        return ActionSampler(self.action_space, self.num_envs, self.batched)
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 
-from .base import BoolArray
 from .spaces import Array, Space, leaf_spaces
 
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Draw: TypeAlias = Callable[[tuple[int, ...], np.random.Generator], Array]
 
 
@@ -31,6 +32,8 @@ class ActionSampler:
     Raises:
         ValueError, NotImplementedError: a space that is not supported, see `leaf_spaces`.
     """
+
+    ahead = True
 
     def __init__(self, action_space: Space, num_envs: int, batched: bool) -> None:
         pairs = leaf_spaces(action_space, ("action",), "action_space")

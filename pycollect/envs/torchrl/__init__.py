@@ -1,0 +1,31 @@
+"""TorchRL environments. The only package that imports TorchRL, and only once one was passed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torchrl.envs import SerialEnv
+
+from pycollect.envs.base import EnvBatch
+
+from .adapter import TorchRLEnv
+from .gym import unwrapped
+
+__all__ = ["make_torchrl_batch", "make_torchrl_env"]
+
+
+def make_torchrl_env(env: Any) -> EnvBatch:
+    """One `torchrl.envs.EnvBase` as an EnvBatch: the Gymnasium env inside where that is the same.
+
+    Raises:
+        NotImplementedError: it is not on the CPU, or has an entry without a fixed shape and numeric
+            dtype.
+        ValueError: a key that belongs to the collector.
+    """
+    return unwrapped(env) or TorchRLEnv(env)
+
+
+def make_torchrl_batch(envs: Sequence[Any]) -> EnvBatch:
+    """Several `EnvBase`, stepped one after the other by TorchRL's own SerialEnv: [P, ...]."""
+    return TorchRLEnv(SerialEnv(len(envs), [lambda env=env: env for env in envs]))

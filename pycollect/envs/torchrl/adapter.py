@@ -1,0 +1,201 @@
+"""Any `torchrl.envs.EnvBase` as an EnvBatch, with one TensorDict per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.envs import EnvBase, StepCounter, TransformedEnv
+
+from pycollect._core import Leaf
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from pycollect.envs.single import close_quietly
+from pycollect.layout import Key, torch_dtype
+
+from .actions import SpecSampler
+from .ends import make_ended, make_total
+from .specs import check_device, check_root, observation_leaves, spec_leaves
+
+Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
+
+
+class TorchRLEnv(EnvBatch):
+    """An env of any batch size: [] is one env, [P] or [a, b] a batch of P = a * b.
+
+    Keys, shapes, dtypes and encodings are those of its specs; flags and rewards are its own. It is
+    stepped and reset as TorchRL's collectors do, with the TensorDict that they carry from step to
+    step: it holds all root entries, so that states and a policy's outputs reach the env.
+    """
+
+    own_flags = True
+    takes_tensors = True
+
+    def __init__(self, env: EnvBase) -> None:
+        check_device(env)
+        self._env: Any = env
+        self._closed = False
+        self.batched = bool(env.batch_size)
+        self.num_envs = env.batch_size.numel()
+        self.action_space = None
+        self._size = tuple(env.batch_size)
+        self._carrier: Any = None  # the root of the next step
+        self._read_specs()
+
+    def _read_specs(self) -> None:
+        env = self._env
+        self.observation = observation_leaves(env)
+        self.step_only = spec_leaves(env.full_reward_spec, env.batch_size)
+        self.action = spec_leaves(env.full_action_spec, env.batch_size)
+        self._given: tuple[Leaf, ...] = self.action
+        self._gather_root = self._gather(self.observation)
+        self._gather_next = self._gather((*self.observation, *self.step_only))
+        rows = (self.num_envs,) if self.batched else ()
+        self._no_rewards = tuple(
+            torch.zeros((*rows, *leaf.shape), dtype=torch_dtype(leaf.dtype))
+            for leaf in self.step_only
+        )
+        self._never = torch.zeros(rows, dtype=torch.bool)
+        places = {leaf.key: place for place, leaf in enumerate(self.observation)}
+        flags = spec_leaves(env.full_done_spec, env.batch_size)
+        self._ended = make_ended([places[leaf.key] for leaf in flags], rows)
+        self._total = make_total(self.step_only, len(self.observation), rows)
+        self._resets_apart = _resets_apart(env)
+        self._may_be_complete = not env.run_type_checks
+        self._completed = [
+            (_name(leaf.key), torch.Size((*self._size, *leaf.shape)))
+            for leaf in (*flags, *self.step_only)
+        ]
+
+    def _gather(self, leaves: Sequence[Leaf]) -> Gather:
+        """What takes those leaves out of a TensorDict of the env's batch size, as rows [P, ...]."""
+        names = [_name(leaf.key) for leaf in leaves]
+        if len(self._size) < 2:
+            return lambda td: tuple([td.get(name) for name in names])
+        dims = len(self._size) - 1
+        return lambda td: tuple([td.get(name).flatten(0, dims) for name in names])
+
+    @property
+    def batch_size(self) -> tuple[int, ...]:
+        """The env's own."""
+        return self._size
+
+    def truncate_after(self, frames: int) -> bool:
+        """Append a StepCounter, as TorchRL's collectors do.
+
+        Raises:
+            ValueError: the env counts steps already.
+        """
+        for key in self._env.output_spec.keys(include_nested=True, leaves_only=True):
+            if "step_count" in ((key,) if isinstance(key, str) else key):
+                raise ValueError(
+                    "max_frames_per_traj: expected an environment without an entry 'step_count', "
+                    "which is added beside each done; leave the environment's StepCounter away, or "
+                    "max_frames_per_traj"
+                )
+        self._env = TransformedEnv(self._env, StepCounter(max_steps=frames))
+        self._read_specs()
+        return True
+
+    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """All of the policy's outputs: states and transforms of the env may read any of them."""
+        self._given = outputs
+        return tuple(leaf.key for leaf in outputs)
+
+    def action_sampler(self) -> Sampler:
+        """The env's own random actions, drawn step by step since masks change with the state."""
+        return SpecSampler(self.action, self._random_action)
+
+    def _random_action(self) -> tuple[torch.Tensor, ...]:
+        td = self._env.rand_action(self._carrier)
+        return self._gather(self.action)(td)
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset all; with seeds, `env.set_seed` goes before, which chains from the first one."""
+        if seeds is not None:
+            first, *others = check_seeds(seeds, self.num_envs)
+            self._env.set_seed(first, static_seed=bool(others) and set(others) == {first})
+        with torch.no_grad():
+            self._carrier = self._env.reset()
+        check_root(self._carrier, self.observation)
+        return (*self._gather_root(self._carrier), *self._no_rewards)
+
+    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
+        """Step with the outputs that `given` named, as tensors; see `EnvBatch.step`."""
+        carrier, env = self._carrier, self._env
+        for leaf, value in zip(self._given, action, strict=True):
+            if len(self._size) > 1:
+                value = value.unflatten(0, self._size)
+            carrier.set(_name(leaf.key), value)
+        if not self._resets_apart:
+            stepped, self._carrier = env.step_and_maybe_reset(carrier)
+            rows = self._gather_next(stepped.get("next"))
+            return rows, self._total(rows), self._ended(rows), self._never
+        stepped, rows = self._step(carrier)
+        root = env.step_mdp(stepped)
+        if env._post_step_mdp_hooks is not None:
+            stepped, root = env._post_step_mdp_hooks(stepped, root)
+            rows = self._gather_next(stepped.get("next"))
+        self._carrier = root
+        return rows, self._total(rows), self._ended(rows), self._never
+
+    def _step(self, carrier: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
+        """`env.step`, without what that does to a step which is complete already.
+
+        TorchRL then brings rewards and flags to the shapes of their specs and adds flags that are
+        missing; to look whether there is anything to do takes it as long as a small env's step.
+        """
+        env = self._env
+        if not self._may_be_complete or "next" in carrier or "_step" in carrier:
+            stepped = env.step(carrier)
+            return stepped, self._gather_next(stepped.get("next"))
+        following = env._step(carrier)
+        if not self._is_complete(following):
+            following = env._step_proc_data(following)
+        carrier.set("next", following)
+        return carrier, self._gather_next(following)
+
+    def _is_complete(self, following: Any) -> bool:
+        for name, shape in self._completed:
+            value = following.get(name, None)
+            if value is None or value.shape != shape:
+                return False
+        return True
+
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """Reset what the flags of the last step tell, nested ones each on its own."""
+        if self._resets_apart:
+            self._carrier = self._env.maybe_reset(self._carrier)
+        return (*self._gather_root(self._carrier), *self._no_rewards)
+
+    def close(self) -> None:
+        """Close the env; see `EnvBatch.close`."""
+        if not self._closed:
+            self._closed = True
+            close_quietly(self._env)
+
+
+def _name(key: Key) -> Any:
+    """The key as TensorDicts take it; a string is looked up faster than a tuple of one."""
+    return key[0] if len(key) == 1 else key
+
+
+def _resets_apart(env: Any) -> bool:
+    """Whether `step_and_maybe_reset` is step, step_mdp, the hooks and maybe_reset, and no more.
+
+    Reset apart, an env that reuses its buffers does so only after the step was recorded. Batched
+    envs do both at once in their own way, so do compiled ones and those that reset themselves.
+    """
+    kind = type(env)
+    plain = all(
+        getattr(kind, name, None) is getattr(EnvBase, name, None)
+        for name in ("step_and_maybe_reset", "_step_and_maybe_reset", "step", "step_mdp")
+    )
+    state = vars(env)
+    return (
+        plain
+        and hasattr(env, "_post_step_mdp_hooks")
+        and state.get("_compiled_step_and_maybe_reset") is None
+        and not state.get("_torchrl_native_autoreset", False)
+    )

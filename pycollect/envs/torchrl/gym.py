@@ -1,0 +1,216 @@
+"""TorchRL's GymEnv and GymWrapper, stepped through the Gymnasium env inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
+from torchrl.envs import GymEnv, GymWrapper
+
+from pycollect._core import Leaf
+from pycollect.envs.base import Arrays, EnvBatch, Sampler, check_seeds
+from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly
+from pycollect.envs.spaces import Array
+from pycollect.layout import Key
+
+from .specs import check_device, spec_leaves
+
+Take = Callable[[Array], Any]
+Encode = Callable[[Any], Any]
+
+_REPLACEABLE = ("_reset", "_step", "read_action", "read_done", "read_obs", "read_reward")
+_FLAGS = {Leaf((name,), "bool", (1,)) for name in ("done", "terminated", "truncated")}
+_REWARD = (Leaf(("reward",), "float32", (1,)),)
+
+
+def unwrapped(env: Any) -> EnvBatch | None:
+    """The Gymnasium env inside `env`, in TorchRL's keys and encodings.
+
+    None where that could differ in anything from `env` itself: subclasses, batched ones, frames
+    that the wrapper skips, readers of info, replaced methods, spaces of other kinds than Box
+    and Discrete, MultiBinary observations, and Dicts of these.
+    """
+    if type(env) not in (GymEnv, GymWrapper):
+        return None
+    check_device(env)
+    state, inner = vars(env), env._env
+    plain = (
+        isinstance(inner, gymnasium.Env)
+        and not env.batch_size
+        and env.wrapper_frame_skip == 1
+        and not env.info_dict_reader
+        and not env.run_type_checks
+        and env._convert_actions_to_numpy
+        and not any(name in state for name in _REPLACEABLE)
+        and state.get("_compiled_step_and_maybe_reset") is None
+    )
+    if not plain or not _flags_and_reward_are_standard(env):
+        return None
+    action, observation = _action(env, inner.action_space), _observation(env, inner)
+    if action is None or observation is None:
+        return None
+    is_box = isinstance(inner.observation_space, spaces.Box)
+    return (UnwrappedPlain if is_box else Unwrapped)(env, action, observation)
+
+
+def _flags_and_reward_are_standard(env: Any) -> bool:
+    flags = set(spec_leaves(env.full_done_spec, env.batch_size))
+    return flags == _FLAGS and spec_leaves(env.full_reward_spec, env.batch_size) == _REWARD
+
+
+def _action(env: Any, space: gymnasium.Space[Any]) -> tuple[Leaf, Take | None] | None:
+    """The action's leaf and what makes of it what the inner env takes (None: it is that).
+
+    None where the encoding is not known here.
+    """
+    if list(env.action_keys) != ["action"]:
+        return None
+    spec = env.full_action_spec["action"]
+    (leaf,) = spec_leaves(env.full_action_spec, env.batch_size)
+    if isinstance(space, spaces.Box) and isinstance(spec, Bounded | Unbounded):
+        return (leaf, None) if _is_same(leaf, space) else None
+    if not isinstance(space, spaces.Discrete) or space.start != 0 or spec.mask is not None:
+        return None
+    if isinstance(spec, OneHot) and leaf.shape == (space.n,):
+        return leaf, lambda action: int(action.argmax())
+    return (leaf, int) if isinstance(spec, Categorical) and leaf.shape == () else None
+
+
+def _observation(env: Any, inner: Any) -> list[tuple[Leaf, Encode | None]] | None:
+    """The leaves in the order of the inner space, each with its encoding (None: as it is)."""
+    space = inner.observation_space
+    leaves = {leaf.key: leaf for leaf in spec_leaves(env.observation_spec, env.batch_size)}
+    if isinstance(space, spaces.Dict):
+        pairs = _flatten(space, ())
+        if ("state",) in [key for key, _ in pairs]:  # renamed there
+            return None
+    else:
+        pairs = [(next(iter(leaves)), space)]
+    if {key for key, _ in pairs} != set(leaves):
+        return None
+    encoded = [_encoding(env, leaves[key], child) for key, child in pairs]
+    return None if None in encoded else [pair for pair in encoded if pair is not None]
+
+
+def _flatten(space: spaces.Dict, root: Key) -> list[tuple[Key, gymnasium.Space[Any]]]:
+    pairs = []
+    for name, child in space.spaces.items():
+        key = (*root, name)
+        pairs += _flatten(child, key) if isinstance(child, spaces.Dict) else [(key, child)]
+    return pairs
+
+
+def _encoding(
+    env: Any, leaf: Leaf, space: gymnasium.Space[Any]
+) -> tuple[Leaf, Encode | None] | None:
+    spec = env.observation_spec[leaf.key]
+    same = _is_same(leaf, space)
+    if isinstance(space, spaces.Box) and isinstance(spec, Bounded | Unbounded) and same:
+        return leaf, None
+    if isinstance(space, spaces.MultiBinary) and isinstance(spec, Binary) and same:
+        return leaf, None
+    if not isinstance(space, spaces.Discrete) or space.start != 0:
+        return None
+    if isinstance(spec, OneHot) and leaf.shape == (space.n,) and leaf.dtype == "int64":
+        rows = np.eye(int(space.n), dtype=np.int64)
+        return leaf, lambda value: rows[value]
+    return (leaf, None) if isinstance(spec, Categorical) and same else None
+
+
+def _is_same(leaf: Leaf, space: gymnasium.Space[Any]) -> bool:
+    return leaf.shape == space.shape and leaf.dtype == str(space.dtype)
+
+
+class Unwrapped(SingleEnv):
+    """The Gymnasium env inside a GymEnv; observations, actions and seeds are TorchRL's.
+
+    Args:
+        env: what `unwrapped` was given.
+        action: the action's leaf, and what makes an action of the inner env of it.
+        observation: the leaves, each with its encoding, in the order of the inner env's space.
+    """
+
+    def __init__(
+        self,
+        env: Any,
+        action: tuple[Leaf, Take | None],
+        observation: Sequence[tuple[Leaf, Encode | None]],
+    ) -> None:
+        super().__init__(env._env)
+        self._wrapper = env
+        self.observation = tuple(leaf for leaf, _ in observation)
+        leaf, take = action
+        self.action = (leaf,)
+        self._to_action = lambda action: action
+        if take is not None:
+            step = self._env.step
+            self._step = lambda action: step(take(action))
+        encodings = [encode for _, encode in observation]
+        if any(encodings):
+            self._to_arrays = _encoder(self._to_arrays, encodings)
+
+    def action_sampler(self) -> Sampler:
+        """As the inner env's actions, in TorchRL's encoding."""
+        sampler = super().action_sampler()
+        one_hot = isinstance(self.action_space, spaces.Discrete) and self.action[0].shape
+        return OneHotSampler(sampler, self.action[0]) if one_hot else sampler
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset the env; with a seed, TorchRL's `set_seed` goes before, which resets it too."""
+        if seeds is not None:
+            self._wrapper.set_seed(check_seeds(seeds, 1)[0])
+        return super().reset()
+
+    def close(self) -> None:
+        """Close the env and its wrapper; see `EnvBatch.close`."""
+        if not self._closed:
+            self._closed = True
+            close_quietly(self._wrapper)
+
+
+class UnwrappedPlain(Unwrapped, PlainEnv):
+    """An `Unwrapped` whose observation is one array: the hot path."""
+
+    def __init__(
+        self,
+        env: Any,
+        action: tuple[Leaf, Take | None],
+        observation: Sequence[tuple[Leaf, Encode | None]],
+    ) -> None:
+        super().__init__(env, action, observation)
+        self._scalar = False  # `_step` takes the array
+
+
+class OneHotSampler(Sampler):
+    """One-hot vectors of the indices that another sampler draws."""
+
+    def __init__(self, indices: Sampler, leaf: Leaf) -> None:
+        self.leaves = (leaf,)
+        self.ahead = indices.ahead
+        self._indices = indices
+        self._rows = np.eye(leaf.shape[0], dtype=leaf.dtype)
+
+    def draw(
+        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
+    ) -> tuple[Array, ...]:
+        """See `Sampler.draw`."""
+        (indices,) = self._indices.draw(steps, rng)
+        return (self._rows[indices],)
+
+
+def _encoder(
+    observe: Callable[[Any], Any], encodings: Sequence[Encode | None]
+) -> Callable[[Any], Any]:
+    """`observe`, and each of its leaves encoded."""
+    if len(encodings) == 1:
+        (encode,) = encodings
+        assert encode is not None
+        return lambda value: encode(observe(value))
+    return lambda value: tuple(
+        leaf if encode is None else encode(leaf)
+        for leaf, encode in zip(observe(value), encodings, strict=True)
+    )
