@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,8 +52,9 @@ def weights_of(policy: Any) -> dict[str, torch.Tensor]:
     return named_weights(policy) if isinstance(policy, nn.Module) else {}
 
 
-def check_same(expected: Weights, came: Weights) -> None:
-    """Raise ValueError that says which names or shapes differ."""
+def check_same(leaves: Sequence[Leaf], came: Weights) -> None:
+    """Raise ValueError that says which names or shapes differ from these."""
+    expected = {leaf.key[0]: list(leaf.shape) for leaf in leaves}
     missing = sorted(expected.keys() - came.keys())
     unknown = sorted(came.keys() - expected.keys())
     if missing or unknown:
@@ -61,10 +62,10 @@ def check_same(expected: Weights, came: Weights) -> None:
             "policy_or_weights: expected the names of the collector's policy; "
             f"missing: {missing or 'none'}, unknown: {unknown or 'none'}"
         )
-    for name, tensor in expected.items():
-        if tensor.shape != came[name].shape:
+    for name, shape in expected.items():
+        if shape != list(came[name].shape):
             raise ValueError(
-                f"policy_or_weights: expected shape {list(tensor.shape)} for {name!r}, "
+                f"policy_or_weights: expected shape {shape} for {name!r}, "
                 f"got {list(came[name].shape)}"
             )
 
@@ -76,23 +77,27 @@ def same_values(ours: Weights, theirs: Weights) -> bool:
 
 def load_weights(target: Weights, source: Weights) -> None:
     """Write `source` into the tensors of `target`, in place, after checking that they fit."""
-    check_same(target, source)
+    check_same(weight_leaves(target), source)
     with torch.no_grad():
         for name, tensor in target.items():
             if tensor.data_ptr() != source[name].data_ptr():
                 tensor.copy_(source[name])
 
 
+def weight_leaves(weights: Weights) -> tuple[Leaf, ...]:
+    """Names, dtypes and shapes of weights."""
+    return tuple(Leaf((name,), dtype_name(t.dtype), tuple(t.shape)) for name, t in weights.items())
+
+
 class WeightSlab:
     """Packs weights of fixed names, dtypes and shapes into one buffer, and unpacks them.
 
     Args:
-        weights: the tensors whose form is fixed; at least one.
+        leaves: their form, see :func:`weight_leaves`; at least one.
     """
 
-    def __init__(self, weights: Weights) -> None:
-        leaves = [Leaf((name,), dtype_name(t.dtype), tuple(t.shape)) for name, t in weights.items()]
-        self._names = list(weights)
+    def __init__(self, leaves: Sequence[Leaf]) -> None:
+        self._names = [leaf.key[0] for leaf in leaves]
         self._pool = SlabPool(Placement(Layout(leaves), 1, 1, 1), 1)
 
     def pack(self, weights: Weights) -> npt.NDArray[np.uint8]:

@@ -213,7 +213,6 @@ REFUSED = (
     "trajs_per_write",
 )
 LATER = {
-    "policy_factory": parity_policy,
     "trajs_per_batch": 3,
     "traj_format": "cat",
     "track_traj_ids": False,

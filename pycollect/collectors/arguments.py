@@ -51,7 +51,6 @@ LATER: dict[str, tuple[Any, ...]] = {
     "min_fraction": (None,),
     "observation_dtype": (None,),
     "observation_scale": (None,),
-    "policy_factory": (None,),
     "post_collect_hook": (None,),
     "pre_collect_hook": (None,),
     "preemptive_threshold": (None,),
@@ -138,6 +137,31 @@ def check_policy(value: Any) -> Any:
     if isinstance(value, type):
         raise TypeError(f"policy: expected a module or a callable, got the class {value.__name__}")
     return check_callable("policy", value)
+
+
+def check_factories(value: Any, policy: Any, workers: int) -> list[Callable[[], Any]] | None:
+    """None, or one callable per worker that builds its policy.
+
+    Raises:
+        ValueError: together with `policy`, or a list of another length than `workers`.
+        TypeError: something that cannot be called.
+    """
+    if value is None:
+        return None
+    if policy is not None:
+        raise ValueError("policy_factory: expected None together with policy; pass one of the two")
+    if not isinstance(value, (list, tuple)):
+        return [check_callable("policy_factory", value)] * workers
+    if len(value) != workers:
+        raise ValueError(
+            f"policy_factory: expected one callable per worker ({workers}), got {len(value)}"
+        )
+    for factory in value:
+        if not callable(factory):
+            raise TypeError(
+                f"policy_factory: expected callables in the list, got {type(factory).__name__}"
+            )
+    return list(value)
 
 
 def check_threads(value: Any) -> int | None:

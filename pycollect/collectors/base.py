@@ -263,6 +263,14 @@ def check_open(closed: bool, failure: BaseException | None) -> None:
         raise failure
 
 
+def no_weights_given() -> ValueError:
+    """What an update without weights raises where the caller has no policy."""
+    return ValueError(
+        "policy_or_weights: expected a module or weights, got None; policy_factory builds the "
+        "policy in the worker, so that there are none here to take"
+    )
+
+
 def check_worker_ids(worker_ids: int | Sequence[int] | None, known: Sequence[int]) -> list[int]:
     """The ids as a list, all of `known` for None; ValueError for an unknown one."""
     if worker_ids is None:

@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from pycollect._core import Placement, Slab, SlabPool, place_rollout
+from pycollect._core import Leaf, Placement, Slab, SlabPool, place_rollout
 from pycollect.batch import TRAJ_IDS, make_pool, slab_tensors
 from pycollect.collectors import arguments as check
 from pycollect.collectors import ray_arguments as parse
@@ -23,6 +23,7 @@ from pycollect.collectors.base import (
     StreamOptions,
     check_open,
     check_worker_ids,
+    no_weights_given,
 )
 from pycollect.collectors.ray_engine import (
     RayEngine,
@@ -34,6 +35,7 @@ from pycollect.collectors.ray_engine import (
     wait_all,
 )
 from pycollect.collectors.remote_worker import (
+    Buffer,
     RolloutNote,
     WorkerInfo,
     WorkerSpec,
@@ -88,6 +90,8 @@ class RayCollector(CollectorBase):
         init_random_frames: random actions until so many frames were issued, over all actors.
         reset_at_each_iter: reset all environments at the start of every batch.
         set_truncated: flag the last frame of every env in every rollout as truncated.
+        policy_factory: called without arguments in each actor, returns its policy; or one callable
+            per actor. Instead of `policy`; only the factory has to pickle.
         policy_state: shapes of one env (or first values) of the policy's recurrent states by key,
             where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
@@ -141,6 +145,7 @@ class RayCollector(CollectorBase):
         init_random_frames: int | None = None,
         reset_at_each_iter: bool = False,
         set_truncated: bool = False,
+        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
         policy_state: Mapping[Any, Any] | None = None,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
@@ -183,21 +188,22 @@ class RayCollector(CollectorBase):
         share = self._options.frames_per_batch
         if self._sync:
             share = -(-share // len(entries))
+        sources, self._built_by_workers = parse.policy_sources(arguments, policy)
         specs = [
             WorkerSpec(
                 index,
                 entry,
                 check.check_env_kwargs(own["create_env_kwargs"]),
                 parse.worker_options(own, share),
+                builds_policy=self._built_by_workers,
             )
             for index, (entry, own) in enumerate(zip(entries, arguments, strict=True))
         ]
         configs = parse.check_remote_configs(remote_configs, len(entries))
         init_config = parse.check_init_config(ray_init_config)
-        self._policy = check.check_policy(policy)
-        self._own_weights = weights_of(policy)
-        self._weight_slab = WeightSlab(self._own_weights) if self._own_weights else None
-        self._first_weights = {name: value.clone() for name, value in self._own_weights.items()}
+        self._policy = policy
+        self._weight_slabs: dict[tuple[Leaf, ...], WeightSlab] = {}
+        self._first_weights = {name: value.clone() for name, value in weights_of(policy).items()}
         self._workers: list[RemoteHandle] = []
         self._gone: list[RemoteHandle] = []
         self._records: dict[int, _Record] = {spec.index: _Record() for spec in specs}
@@ -206,11 +212,11 @@ class RayCollector(CollectorBase):
         self._issued = 0
         self._in_flight = 0
         pickled_specs = [parse.pickled_spec(spec) for spec in specs]
-        pickled_policy = parse.pickled("policy", policy)
+        policies = parse.pickled_policies(sources, self._built_by_workers)
         check_actor_options(configs)
         self._engine = RayEngine(init_config)
         try:
-            self._start(specs, pickled_specs, pickled_policy, configs)
+            self._start(specs, pickled_specs, policies, configs)
         except BaseException:
             self.shutdown()
             raise
@@ -222,14 +228,15 @@ class RayCollector(CollectorBase):
         self,
         specs: Sequence[WorkerSpec],
         pickled_specs: Sequence[bytes],
-        policy: bytes,
+        policies: Sequence[bytes],
         configs: Sequence[Mapping[str, Any]],
     ) -> None:
         options = [actor_options(config) for config in configs]
         self._engine.check_resources(options)
-        policy_ref = self._engine.put(policy)
-        for spec, data, own in zip(specs, pickled_specs, options, strict=True):
-            worker = self._engine.start(spec.index, spec.incarnation, data, policy_ref, own)
+        policy_refs = {policy: self._engine.put(policy) for policy in dict.fromkeys(policies)}
+        for spec, data, policy, own in zip(specs, pickled_specs, policies, options, strict=True):
+            reference = policy_refs[policy]
+            worker = self._engine.start(spec.index, spec.incarnation, data, reference, own)
             self._workers.append(worker)
         self._await_workers()
         infos = [worker.read_info() for worker in self._workers]
@@ -487,13 +494,17 @@ class RayCollector(CollectorBase):
         """
         check_open(self._closed, None)
         ids = check_worker_ids(worker_ids, sorted(worker.index for worker in self._workers))
+        if policy_or_weights is None and self._built_by_workers:
+            raise no_weights_given()
         weights = (
             weights_of(self._policy)
             if policy_or_weights is None
             else weights_from(policy_or_weights)
         )
-        check_same(self._own_weights, weights)
-        answers = self._push(weights, [w for w in self._workers if w.index in ids], wait)
+        workers = [worker for worker in self._workers if worker.index in ids]
+        for worker in workers:
+            check_same(worker.info.weights, weights)
+        answers = self._push(weights, workers, wait)
         if wait:
             wait_all(answers)
 
@@ -509,10 +520,21 @@ class RayCollector(CollectorBase):
     def _push(self, weights: Weights, workers: Sequence[RemoteHandle], wait: bool) -> list[Any]:
         """One more version, packed and put once, for these workers."""
         self._policy_version += 1
-        buffer = self._weight_slab.pack(weights) if self._weight_slab else np.empty(0, np.uint8)
-        reference = self._engine.put(buffer)
-        answers = [worker.assign(self._policy_version, reference, wait) for worker in workers]
+        forms = dict.fromkeys(worker.info.weights for worker in workers)
+        references = {form: self._engine.put(self._packed(form, weights)) for form in forms}
+        answers = [
+            worker.assign(self._policy_version, references[worker.info.weights], wait)
+            for worker in workers
+        ]
         return [answer for answer in answers if answer is not None]
+
+    def _packed(self, form: tuple[Leaf, ...], weights: Weights) -> Buffer:
+        """The weights as bytes, in the dtypes that a worker's policy has."""
+        if not form:
+            return np.empty(0, np.uint8)
+        if form not in self._weight_slabs:
+            self._weight_slabs[form] = WeightSlab(form)
+        return self._weight_slabs[form].pack(weights)
 
     def _shutdown(self) -> None:
         close_all([*self._workers, *self._gone])

@@ -25,6 +25,7 @@ WORKER_ARGUMENTS = (
     "init_random_frames",
     "reset_at_each_iter",
     "set_truncated",
+    "policy_factory",
     "policy_state",
     "exploration_type",
     "track_policy_version",
@@ -132,11 +133,26 @@ def _of_actor(name: str, value: Any, index: int, actors: int) -> Any:
     """This actor's entry where a top-level value has one per actor."""
     if not isinstance(value, (list, tuple)):
         return value
-    if name in _DEVICES or name == "create_env_kwargs":
+    if name in _DEVICES or name in ("create_env_kwargs", "policy_factory"):
         if len(value) != actors:
             raise ValueError(f"{name}: expected one per actor ({actors}), got {len(value)}")
         return value[index]
     return value
+
+
+def policy_sources(arguments: Sequence[Mapping[str, Any]], policy: Any) -> tuple[list[Any], bool]:
+    """What each actor has its policy from, and whether that is a factory."""
+    factories = [own["policy_factory"] for own in arguments]
+    for factory in factories:
+        check.check_factories(factory, policy, 1)
+    given = [factory is not None for factory in factories]
+    if not any(given):
+        return [check.check_policy(policy)] * len(arguments), False
+    if not all(given):
+        raise ValueError(
+            f"policy_factory: expected one for every actor, got none for {given.index(False)}"
+        )
+    return factories, True
 
 
 def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
@@ -257,6 +273,14 @@ def pickled(name: str, value: Any) -> bytes:
             f"{name}: expected something that can be pickled, to be sent to a worker: {error}"
         ) from error
     return data
+
+
+def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
+    """Each actor's policy or factory, pickled; those that are the same object share their bytes."""
+    name = "policy_factory" if are_factories else "policy"
+    known = {id(source): source for source in sources}
+    data = {key: pickled(name, source) for key, source in known.items()}
+    return [data[id(source)] for source in sources]
 
 
 def pickled_spec(spec: WorkerSpec) -> bytes:

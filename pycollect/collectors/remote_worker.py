@@ -21,11 +21,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import Placement, SlabPool
+from pycollect._core import Leaf, Placement, SlabPool
 from pycollect.batch import BatchLeaves, make_pool
 from pycollect.errors import WorkerError
 from pycollect.layout import dotted
-from pycollect.weights import WeightSlab, weights_from
+from pycollect.policy import build
+from pycollect.weights import WeightSlab, weight_leaves, weights_from
 from pycollect.worker import Episode, Worker, WorkerOptions
 
 Buffer = npt.NDArray[np.uint8]
@@ -37,7 +38,8 @@ class WorkerSpec:
     """What a worker is made from, in any process.
 
     Attributes:
-        policy: pickled apart, since all workers share it.
+        builds_policy: what comes beside it is a factory, not the policy itself. Either is pickled
+            apart, since workers share it.
     """
 
     index: int
@@ -45,11 +47,16 @@ class WorkerSpec:
     env_kwargs: dict[str, Any] | None
     options: WorkerOptions
     incarnation: int = 0
+    builds_policy: bool = False
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """What a worker turned out to be once it was built."""
+    """What a worker turned out to be once it was built.
+
+    Attributes:
+        weights: names, dtypes and shapes of the policy's parameters and buffers.
+    """
 
     leaves: BatchLeaves
     num_envs: int
@@ -57,6 +64,7 @@ class WorkerInfo:
     steps: int
     pid: int
     node: str
+    weights: tuple[Leaf, ...] = ()
 
     @property
     def frames(self) -> int:
@@ -165,6 +173,8 @@ class RemoteWorker:
         torch.seed()
         spec: WorkerSpec = cloudpickle.loads(self._spec_bytes)
         policy = cloudpickle.loads(self._policy_bytes)
+        if spec.builds_policy:
+            policy = build(policy)
         if spec.options.num_threads is not None:
             torch.set_num_threads(spec.options.num_threads)
         worker = Worker(
@@ -173,7 +183,7 @@ class RemoteWorker:
         self._worker = worker
         self._pool = make_pool(worker.placement, 2)
         weights = weights_from(policy) if isinstance(policy, torch.nn.Module) else {}
-        self._weight_slab = WeightSlab(weights) if weights else None
+        self._weight_slab = WeightSlab(weight_leaves(weights)) if weights else None
         return WorkerInfo(
             leaves=worker.leaves,
             num_envs=worker.env.num_envs,
@@ -181,6 +191,7 @@ class RemoteWorker:
             steps=worker.steps,
             pid=os.getpid(),
             node=socket.gethostname(),
+            weights=weight_leaves(weights),
         )
 
     def collect(

@@ -20,10 +20,11 @@ from pycollect.collectors.base import (
     StreamOptions,
     check_open,
     check_worker_ids,
+    no_weights_given,
 )
 from pycollect.errors import WorkerError
 from pycollect.generators import seed_chain
-from pycollect.policy import check_policy_state
+from pycollect.policy import build, check_policy_state
 from pycollect.weights import load_weights, weights_from, weights_of
 from pycollect.worker import RolloutReport, Worker, WorkerOptions
 
@@ -51,6 +52,7 @@ class SyncDataCollector(CollectorBase):
         init_random_frames: random actions until so many frames were issued.
         reset_at_each_iter: reset all environments at the start of every batch.
         set_truncated: flag the last frame of every env in every batch as truncated.
+        policy_factory: called without arguments, returns the policy; instead of `policy`.
         policy_state: shapes of one env (or first values) of the policy's recurrent states by key,
             where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
@@ -82,6 +84,7 @@ class SyncDataCollector(CollectorBase):
         init_random_frames: int | None = None,
         reset_at_each_iter: bool = False,
         set_truncated: bool = False,
+        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
         policy_state: Mapping[Any, Any] | None = None,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
@@ -112,7 +115,8 @@ class SyncDataCollector(CollectorBase):
                 progress=progress,
             )
         )
-        self._policy = check.check_policy(policy)
+        factories = check.check_factories(policy_factory, policy, 1)
+        self._policy_is_ours = factories is not None
         options = WorkerOptions(
             frames=self._options.frames_per_batch,
             autoreset_mode=check.check_autoreset_mode(autoreset_mode),
@@ -127,7 +131,9 @@ class SyncDataCollector(CollectorBase):
         env_kwargs = check.check_env_kwargs(create_env_kwargs, 1)
         if isinstance(env_kwargs, list):
             env_kwargs = env_kwargs[0]
-        self._worker = Worker(0, _only_entry(create_env_fn), env_kwargs, policy, options)
+        entry = _only_entry(create_env_fn)
+        self._policy = check.check_policy(policy) if factories is None else build(factories[0])
+        self._worker = Worker(0, entry, env_kwargs, self._policy, options)
         self._pool = make_pool(self._worker.placement, _SLABS_KEPT)
         self._batch_frames = self._worker.env.num_envs * self._worker.steps
         self._issued = 0
@@ -202,6 +208,8 @@ class SyncDataCollector(CollectorBase):
         The module is live, so that without `policy_or_weights` the call only counts a version.
         """
         check_worker_ids(worker_ids, [0])
+        if policy_or_weights is None and self._policy_is_ours:
+            raise no_weights_given()
         if policy_or_weights is not None:
             load_weights(weights_of(self._policy), weights_from(policy_or_weights))
         self._policy_version += 1

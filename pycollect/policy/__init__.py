@@ -1,5 +1,6 @@
 """Policies: any accepted policy as a function from the current observation to what is recorded."""
 
+from pycollect.policy.factory import build
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
 from pycollect.policy.states import PolicyState, check_policy_state
@@ -9,6 +10,7 @@ __all__ = [
     "PolicyRunner",
     "PolicyState",
     "RandomRunner",
+    "build",
     "check_policy_state",
     "make_policy_runner",
     "named_weights",
