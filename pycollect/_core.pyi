@@ -113,7 +113,7 @@ class Slab:
     """A lease of one batch's memory. The memory goes back to its pool when the last view is gone.
 
     Attributes:
-        generation: how many times this memory had been lent before.
+        generation: the how many-th lending of this memory it is, from 1.
     """
 
     @property

@@ -119,8 +119,8 @@ Placement::Placement(Layout layout, Geometry geometry)
 
 std::int64_t Placement::header_offset(std::int64_t worker) const {
   if (worker < 0 || worker >= geometry_.workers) {
-    throw std::out_of_range("worker " + std::to_string(worker) + " of " +
-                            std::to_string(geometry_.workers));
+    throw std::out_of_range("worker: expected 0 to " + std::to_string(geometry_.workers - 1) +
+                            ", got " + std::to_string(worker));
   }
   return worker * header_bytes_;
 }
@@ -143,6 +143,7 @@ TensorView Placement::view(std::byte* base, std::size_t leaf) const {
 }
 
 TensorView Placement::rows(std::byte* base, std::size_t leaf, std::int64_t worker) const {
+  header_offset(worker);  // throws for a worker that is none
   return view(base, leaf)[worker];
 }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 import threading
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -92,13 +94,13 @@ class RayEngine:
     def __init__(self, init_config: Mapping[str, Any] | None) -> None:
         _session.enter(init_config)
         self._ray = import_ray()
-        self._left = False
+        # Also for a collector that is dropped without shutdown(). At exit Ray ends by itself.
+        self._leave = weakref.finalize(self, _session.leave)
+        self._leave.atexit = False
 
     def leave(self) -> None:
         """Shut Ray down if a collector started it and this was the last one. Idempotent."""
-        if not self._left:
-            self._left = True
-            _session.leave()
+        self._leave()
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Raise ValueError that names a resource of which the cluster has too little in total."""
@@ -256,6 +258,8 @@ class RemoteHandle:
 
 def close_all(handles: Sequence[RemoteHandle]) -> None:
     """Close environments, for a few seconds at most, then end the processes."""
+    if sys.is_finalizing():  # Ray ends its processes by itself, and nothing can be imported
+        return
     ray = import_ray()
     if not ray.is_initialized():
         return

@@ -50,7 +50,7 @@ class Slab {
   std::int64_t bytes() const { return placement_->bytes(); }
   const Placement& placement() const { return *placement_; }
   const std::shared_ptr<Memory>& memory() const { return memory_; }
-  // How many times this memory had been lent before; a header carries it, and delivery checks it.
+  // The how many-th lending of this memory it is, from 1; a header carries it, delivery checks it.
   std::uint64_t generation() const { return generation_; }
   TensorView rows(std::size_t leaf, std::int64_t worker) const {
     return placement_->rows(data(), leaf, worker);
