@@ -1,7 +1,7 @@
 """One program, run with TorchRL's collectors and with ours: only the import differs.
 
-And the environment's line, as long as TorchRL environments are to come here. Each episode begins
-alike, so that the two can be compared frame by frame.
+Each episode begins alike, so that the two can be compared frame by frame; and so they can be where
+the environment is Gymnasium's own, which TorchRL has to wrap.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ def assert_alike(ours: TensorDictBase, theirs: TensorDictBase, skipped: tuple[An
             torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-4, msg=str(key))
 
 
+@pytest.mark.parametrize("env", [MAKE_TORCHRL, MAKE_GYM], ids=["torchrl", "gymnasium"])
 @pytest.mark.parametrize(
     "kwargs",
     [
@@ -85,10 +86,10 @@ def assert_alike(ours: TensorDictBase, theirs: TensorDictBase, skipped: tuple[An
         {"postproc": lambda td: td.exclude("done")},
     ],
 )
-def test_in_process(kwargs: dict[str, Any]) -> None:
+def test_in_process(kwargs: dict[str, Any], env: Callable[[], Any]) -> None:
     kwargs = {"frames_per_batch": FRAMES, "total_frames": 4 * FRAMES, **kwargs}
     theirs = run(torchrl_collectors.Collector, MAKE_TORCHRL, **kwargs)
-    ours = run(pycollect.Collector, MAKE_GYM, **kwargs)
+    ours = run(pycollect.Collector, env, **kwargs)
     assert len(ours) == len(theirs) == 4
     # There, a trajectory that such a reset cuts goes on under its id.
     skipped = (IDS,) if "reset_at_each_iter" in kwargs else ()
@@ -108,7 +109,7 @@ def test_on_ray(ray_cluster: Any) -> None:
     from torchrl.collectors.distributed import RayCollector
 
     theirs = run(RayCollector, [MAKE_TORCHRL] * 2, **deepcopy(kwargs))  # it changes the dicts
-    ours = run(pycollect.RayCollector, [MAKE_GYM] * 2, **kwargs)
+    ours = run(pycollect.RayCollector, [MAKE_TORCHRL] * 2, **kwargs)
     assert_alike(ours[0], theirs[0], (IDS,))  # ids of different actors collide there
     assert ours[0][IDS].unique().numel() == 2
 
