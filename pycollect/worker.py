@@ -106,6 +106,11 @@ class Worker:
                 "one by one, but this vector environment does not honour reset_mask"
             )
         self._cut = 0 if cut and env.truncate_after(cut) else cut
+        if options.set_truncated and not _can_truncate(env):
+            raise ValueError(
+                "set_truncated: expected an environment with a flag 'truncated', this one has "
+                f"{[dotted(leaf.key) for leaf in env.observation]}; call add_truncated_keys() on it"
+            )
         self._current = _current_tensors(env)
         first = env.reset()
         _fill(self._current, first)
@@ -116,7 +121,7 @@ class Worker:
         self._random = (
             self._runner
             if isinstance(self._runner, RandomRunner)
-            else RandomRunner(env, outputs=(*self._runner.outputs, *self._state_leaves()))
+            else RandomRunner(env, outputs=(*self._runner.outputs, *self._passed_on()))
         )
         self.leaves = BatchLeaves(
             observation=env.observation,
@@ -134,9 +139,14 @@ class Worker:
         self.placement = Placement(self.leaves.layout(), 1, env.num_envs, self.steps)
         self._recorder = self._make_recorder()
         self._recorder.restart(first)
-        keys = [leaf.key for leaf in self._runner.outputs]
-        places = [keys.index(key) for key in env.given(self._runner.outputs)]
+        keys = [leaf.key for leaf in (*self._runner.outputs, *self._passed_on())]
+        given = env.given((*self._runner.outputs, *self._runner.through_env))
+        places = [keys.index(key) for key in given]
         self._to_env = _action_taker(places, env.takes_tensors)
+
+    def _passed_on(self) -> tuple[Leaf, ...]:
+        """What a policy returns behind its outputs: for its own next call, and for the env alone."""
+        return (*self._state_leaves(), *self._runner.through_env)
 
     def _state_leaves(self) -> tuple[Leaf, ...]:
         return tuple(state.leaf for state in self._runner.states)
@@ -212,7 +222,7 @@ class Worker:
         env_step, reset_done = self.env.step, self.env.reset_done
         record, record_reset = self._recorder.step, self._recorder.reset
         done, to_env = self._recorder.done, self._to_env
-        if self._runner.states:
+        if self._passed_on():
             record = self._with_states(record)
         for _ in range(self.steps):
             outputs = act()
@@ -222,12 +232,13 @@ class Worker:
 
     def _with_states(self, record: Callable[..., int]) -> Callable[..., int]:
         """The recorder's step where the policy's states follow its outputs."""
-        count = len(self._runner.outputs)
+        first = len(self._runner.outputs)
+        last = first + len(self._runner.states)
 
         def record_both(
             observation: Arrays, reward: Any, terminated: Any, truncated: Any, values: Any
         ) -> int:
-            outputs, states = values[:count], values[count:]
+            outputs, states = values[:first], values[first:last]
             return record(observation, reward, terminated, truncated, outputs, states)
 
         return record_both
@@ -283,6 +294,10 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _can_truncate(env: EnvBatch) -> bool:
+    return not env.own_flags or any(leaf.key[-1] == "truncated" for leaf in env.observation)
+
+
 def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
     """Memory for the current observation, [*obs] for one env, [P, *obs] for a batch."""
     batch = (env.num_envs,) if env.batched else ()
@@ -295,7 +310,9 @@ def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
 def _fill(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
     arrays = observation if isinstance(observation, tuple) else (observation,)
     for tensor, array in zip(current.values(), arrays, strict=False):  # step_only leaves follow
-        tensor.copy_(torch.as_tensor(np.asarray(array)))
+        tensor.copy_(
+            array if isinstance(array, torch.Tensor) else torch.as_tensor(np.asarray(array))
+        )
 
 
 def _check_actions(leaves: BatchLeaves, env: EnvBatch) -> None:
