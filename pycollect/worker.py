@@ -145,7 +145,7 @@ class Worker:
         self._to_env = _action_taker(places, env.takes_tensors)
 
     def _passed_on(self) -> tuple[Leaf, ...]:
-        """What a policy returns behind its outputs: for its own next call, and for the env alone."""
+        """What a policy returns behind its outputs: for its own next call, for the env alone."""
         return (*self._state_leaves(), *self._runner.through_env)
 
     def _state_leaves(self) -> tuple[Leaf, ...]:

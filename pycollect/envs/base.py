@@ -71,6 +71,8 @@ class EnvBatch(ABC):
         step_only: leaves that a step gives and a reset does not; they lie under "next" alone. In
             `Arrays` they follow the observation, also in those of a reset (any values there).
         takes_tensors: `step` is given torch tensors instead of numpy arrays.
+        passes_states_on: a policy may write ("next", k) for a key k of the observation; `step` is
+            given it, and it comes back as the next observation's k.
     """
 
     num_envs: int
@@ -83,6 +85,7 @@ class EnvBatch(ABC):
     own_flags: bool = False
     step_only: tuple[Leaf, ...] = ()
     takes_tensors: bool = False
+    passes_states_on: bool = False
 
     @property
     def batch_size(self) -> tuple[int, ...]:

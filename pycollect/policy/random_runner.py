@@ -31,6 +31,7 @@ class RandomRunner:
     reuses_memory = False
     inputs: tuple[Key, ...] = ()
     states: tuple[Any, ...] = ()
+    through_env: tuple[Leaf, ...] = ()
     is_init: torch.Tensor | None = None
 
     def __init__(

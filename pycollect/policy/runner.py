@@ -63,11 +63,14 @@ class PolicyRunner:
         slow_path: True if the policy is called with a TensorDict per step.
         states: what the policy passes on to its next call; `act` returns their next values, in this
             order, behind those of `outputs`.
+        through_env: next values of states that are the env's own (see `passes_states_on`), with the
+            keys ("next", ...); `act` returns them last, for the env alone.
         is_init: bool [1] or [P, 1], which the Recorder keeps true where a trajectory begins; None
             for a policy that does not read it.
     """
 
     states: tuple[PolicyState, ...] = ()
+    through_env: tuple[Leaf, ...] = ()
     is_init: torch.Tensor | None = None
 
     def __init__(
@@ -93,7 +96,12 @@ class PolicyRunner:
             if program is not None:
                 self.inputs = tuple(key for key in program.read if key in self._current)
             self._carried = {state.leaf.key: _source(state, values) for state in self.states}
-            passed_on = set(self._carried.values())
+            self.through_env = tuple(
+                Leaf(("next", *leaf.key), leaf.dtype, leaf.shape)
+                for leaf in env.observation
+                if ("next", *leaf.key) in values
+            )
+            passed_on = {*self._carried.values(), *(leaf.key for leaf in self.through_env)}
             delivered = {
                 key: value
                 for key, value in values.items()
@@ -140,7 +148,7 @@ class PolicyRunner:
         read, written = self._keys_of(program)
         forms = StateForms(self.policy, self._env, policy_state).find(read, written, self._env)
         nexts = {("next", *key) for key in forms}
-        check_output_keys((key for key in written if key not in nexts), self._env)
+        self._check_written(key for key in written if key not in nexts)
         known = (*self._current, *forms)
         if IS_INIT in (read or ()) and not _overlaps(IS_INIT, known):
             self._give_is_init()
@@ -148,6 +156,13 @@ class PolicyRunner:
             read = [key for key in read or () if not _overlaps(key, (*known, *written))]
         check_inputs((key for key in read or () if key not in (*forms, IS_INIT)), self._env)
         return forms
+
+    def _check_written(self, keys: Iterable[Key]) -> None:
+        check_output_keys((key for key in keys if not self._is_envs(key)), self._env)
+
+    def _is_envs(self, key: Key) -> bool:
+        """True for the next value of a state that the env itself passes on."""
+        return self._env.passes_states_on and key[0] == "next" and key[1:] in self._current
 
     def _keys_of(self, program: Program | None) -> tuple[Sequence[Key] | None, Sequence[Key]]:
         """What the policy reads and writes; a policy that does not say what it reads: None."""
@@ -247,8 +262,9 @@ class PolicyRunner:
     def _check_passed_on(self, written: Iterable[Key]) -> None:
         """Check what the policy writes; a state that it did not announce would be lost silently."""
         nexts = {state.next_key for state in self.states}
-        check_output_keys((key for key in written if key not in nexts), self._env)
-        unknown = [key for key in written if key[0] == "next" and key not in nexts]
+        others = [key for key in written if key not in nexts and not self._is_envs(key)]
+        check_output_keys(others, self._env)
+        unknown = [key for key in others if key[0] == "next"]
         if unknown and not hasattr(self.policy, "in_keys"):
             raise ValueError(
                 f"policy: it writes {show(unknown[0])} and does not say whether it reads "
@@ -289,8 +305,9 @@ class PolicyRunner:
             self.act = self._redrawing(self.act)
 
     def _wanted(self) -> list[Key]:
-        """What `act` returns: the outputs, then each state's next value."""
-        return [*(leaf.key for leaf in self.outputs), *self._carried.values()]
+        """What `act` returns: outputs, then the states' next values, then what the env takes."""
+        outputs = (leaf.key for leaf in self.outputs)
+        return [*outputs, *self._carried.values(), *(leaf.key for leaf in self.through_env)]
 
     def _finishers(self) -> Finishers:
         """What is done to single outputs after each call: actions cast, parameters detached.

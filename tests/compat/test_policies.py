@@ -145,6 +145,25 @@ def test_recurrent_in_process(kind: str, exploration: str, layers: int) -> None:
         assert_alike(our_batch, their_batch, {("next", "is_init")})
 
 
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_states_that_pass_through_the_environment(kind: str) -> None:
+    """TorchRL's environment with its transforms, on both sides."""
+    policy = recurrent_policy(kind)
+    theirs = run(torchrl_collectors.Collector, prepared(policy), policy)
+    ours = run(pycollect.Collector, prepared(policy), policy)
+    for our_batch, their_batch in zip(ours, theirs, strict=True):
+        assert_alike(our_batch, their_batch, set())
+
+
+def test_random_frames_then_a_policy_whose_states_pass_through() -> None:
+    policy = recurrent_policy("GRU")
+    env = prepared(policy)
+    td, following = run(pycollect.Collector, env, policy, init_random_frames=FRAMES)[:2]
+    assert (td["next", "recurrent_state"] == 0).all()
+    assert (following["recurrent_state"][0] == 0).all()
+    assert (following["next", "recurrent_state"] != 0).any(-1).all()
+
+
 def test_cut_trajectories_begin_anew() -> None:
     policy = recurrent_policy("LSTM")
     theirs = run(torchrl_collectors.Collector, prepared(policy), policy, max_frames_per_traj=7)

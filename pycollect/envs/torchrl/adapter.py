@@ -31,6 +31,7 @@ class TorchRLEnv(EnvBatch):
 
     own_flags = True
     takes_tensors = True
+    passes_states_on = True
 
     def __init__(self, env: EnvBase) -> None:
         check_device(env)
