@@ -62,6 +62,7 @@ class TorchRLEnv(EnvBatch):
         flags = spec_leaves(env.full_done_spec, env.batch_size)
         self._ended = make_ended([places[leaf.key] for leaf in flags], rows)
         self._total = make_total(self.step_only, len(self.observation), rows)
+        self._draws_by_spec = _draws_by_spec(env)
         self._resets_apart = _resets_apart(env)
         self._may_be_complete = not env.run_type_checks
         self._completed = [
@@ -109,8 +110,13 @@ class TorchRLEnv(EnvBatch):
         return SpecSampler(self.action, self._random_action)
 
     def _random_action(self) -> tuple[torch.Tensor, ...]:
-        td = self._env.rand_action(self._carrier)
-        return self._gather(self.action)(td)
+        if not self._draws_by_spec:
+            return self._gather(self.action)(self._env.rand_action(self._carrier))
+        # Leaf by leaf: to draw from the whole spec builds a TensorDict, which takes far longer.
+        spec = self._env.input_spec["full_action_spec"]
+        values = [spec[_name(leaf.key)].rand() for leaf in self.action]
+        flat = len(self._size) - 1
+        return tuple([value.flatten(0, flat) for value in values] if flat > 0 else values)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all; with seeds, `env.set_seed` goes before, which chains from the first one."""
@@ -180,6 +186,15 @@ class TorchRLEnv(EnvBatch):
 def _name(key: Key) -> Any:
     """The key as TensorDicts take it; a string is looked up faster than a tuple of one."""
     return key[0] if len(key) == 1 else key
+
+
+def _draws_by_spec(env: Any) -> bool:
+    """Whether `rand_action` is what EnvBase has it do: to draw from the action spec."""
+    while isinstance(env, TransformedEnv):
+        if type(env).rand_action is not TransformedEnv.rand_action:
+            return False
+        env = env.base_env
+    return type(env).rand_action is EnvBase.rand_action
 
 
 def _resets_apart(env: Any) -> bool:
