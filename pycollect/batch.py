@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from pycollect._core import Layout, Leaf, Placement, Slab, SlabPool
+from pycollect._core import Layout, Leaf, Placement, RolloutHeader, Slab, SlabPool
 from pycollect.layout import Key, is_delivered
 
 TRAJ_IDS: Key = ("collector", "traj_ids")
@@ -76,6 +76,18 @@ class BatchLeaves:
 def make_pool(placement: Placement, max_free: int) -> SlabPool:
     """A pool of slabs; ``PYCOLLECT_POISON=1`` fills each with 0xA5 when it comes back."""
     return SlabPool(placement, max_free, os.environ.get("PYCOLLECT_POISON") == "1")
+
+
+def check_lease(slab: Slab, header: RolloutHeader) -> None:
+    """Raise RuntimeError if a rollout was not written into this very lease of the memory.
+
+    A late writer, or a rollout of an earlier lease, would show here.
+    """
+    if header.generation != slab.generation:
+        raise RuntimeError(
+            f"rollout {header.sequence} of worker {header.worker}: expected generation "
+            f"{slab.generation} of its slab, got {header.generation}; please report this"
+        )
 
 
 def slab_tensors(

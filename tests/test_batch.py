@@ -13,8 +13,8 @@ import torch
 from collect_support import ASYNC, CAT_TIME, ENTRIES, IN_PROCESS, Way, collecting, echo_fns
 from tensordict import TensorDict
 
-from pycollect._core import Layout, Leaf, Placement
-from pycollect.batch import BatchLeaves, make_pool, slab_tensors, to_tensordict
+from pycollect._core import Layout, Leaf, Placement, Recorder, Slab
+from pycollect.batch import BatchLeaves, check_lease, make_pool, slab_tensors, to_tensordict
 
 T = 5
 BATCHES = 12
@@ -204,6 +204,30 @@ def test_no_poison_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = make_pool(placement(), 1)
     pool.acquire().array()[:] = 7
     assert (slab_tensors(pool.acquire(), [2, T])["observation",].numpy().view(np.uint8) == 7).all()
+
+
+def test_a_rollout_of_an_earlier_lease_is_refused() -> None:
+    """What a late writer would leave in memory that was lent anew."""
+    leaves = BatchLeaves((Leaf(("observation",), "float32", (1,)),), ())
+    current = torch.zeros(1)
+    recorder = Recorder(leaves.layout(), [(("observation",), current, True)], [], 1, False)
+    recorder.restart(np.zeros(1, np.float32))
+    pool = make_pool(Placement(leaves.layout(), 1, 1, 1), 1)
+
+    def record(slab: Slab) -> None:
+        recorder.begin(slab, 0, 0)
+        recorder.step(np.ones(1, np.float32), 1.0, False, False, ())
+        recorder.finish(3, 0, 5)
+
+    slab = pool.acquire()
+    record(slab)
+    check_lease(slab, slab.header())
+    late = slab.array().copy()
+    del slab
+    again = pool.acquire()
+    again.array()[:] = late
+    with pytest.raises(RuntimeError, match="rollout 5 of worker 3: expected generation 2 .* got 1"):
+        check_lease(again, again.header())
 
 
 def test_a_collector_recycles_its_slabs() -> None:

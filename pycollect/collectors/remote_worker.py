@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import Leaf, Placement, SlabPool
-from pycollect.batch import BatchLeaves, make_pool
+from pycollect.batch import BatchLeaves, check_lease, make_pool
 from pycollect.errors import WorkerError
 from pycollect.layout import dotted
 from pycollect.policy import build
@@ -213,6 +213,7 @@ class RemoteWorker:
         self._take_weights(self._worker)
         slab = self._pool.acquire()
         report = self._worker.collect(slab, 0, self._version, random)
+        check_lease(slab, slab.header())
         note = RolloutNote(report.episodes, report.seconds, report.stepped, report.slow_path)
         return note, slab.array()
 

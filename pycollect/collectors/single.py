@@ -12,7 +12,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from pycollect.batch import TRAJ_IDS, make_pool, slab_tensors
+from pycollect.batch import TRAJ_IDS, check_lease, make_pool, slab_tensors
 from pycollect.collectors import arguments as check
 from pycollect.collectors.base import (
     Batch,
@@ -154,7 +154,7 @@ class SyncDataCollector(CollectorBase):
             raise error from failure
         self._report = report
         with self._statistics.timed("assemble"):
-            slab.header()
+            check_lease(slab, slab.header())
             tensors = slab_tensors(slab, self._worker.batch_shape, self._worker.leaves.keys)
             ids = tensors[TRAJ_IDS]
             self._ids.renumber(0, ids.view(self._worker.env.num_envs, self._worker.steps))
