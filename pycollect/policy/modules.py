@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from pycollect.layout import Key
-from pycollect.policy.recurrent import recurrent_keys, recurrent_step
+from pycollect.policy.recurrent import RecurrentStep, recurrent_keys, recurrent_layer
 from pycollect.policy.steps import (
     CallStep,
     CannotUnwrapError,
@@ -88,8 +88,10 @@ def _steps(
         return _sequence(module, watched, default)
     if isinstance(module, TensorDictModule):
         return [_call(module)]
-    step = recurrent_step(module)
-    if step is not None:
+    layer = recurrent_layer(module)
+    if layer is not None:
+        watched.append(layer)
+        step = RecurrentStep(module, layer, is_plain(layer))
         return [CallStep(step, *recurrent_keys(module))]
     raise CannotUnwrapError(f"{type(module).__name__} is not a TensorDictModule")
 

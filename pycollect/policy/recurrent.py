@@ -6,6 +6,7 @@ proven on a first call to give the module's own bits.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from pycollect.policy.undisturbed import undisturbed
 
 _RNN = "torchrl.modules.tensordict_module.rnn"
 _LAYERS = {f"{_RNN}.LSTMModule.forward": "lstm", f"{_RNN}.GRUModule.forward": "gru"}
+_KERNELS: dict[type, Callable[..., Any]] = {nn.LSTM: torch.lstm, nn.GRU: torch.gru}
 
 
 class RecurrentStep:
@@ -27,12 +29,16 @@ class RecurrentStep:
     as zero where `is_init`. What it returns is in memory of its own.
 
     Args:
-        module: an LSTMModule or a GRUModule; its layer is looked up anew in each call.
+        module: an LSTMModule or a GRUModule.
+        layer: its RNN layer.
+        direct: a call of the layer does what its class does and no more: `forward`, half of the
+            time in small layers, is then left out.
     """
 
-    def __init__(self, module: nn.Module, name: str) -> None:
+    def __init__(self, module: nn.Module, layer: nn.RNNBase, direct: bool) -> None:
         self.module = module
-        self._name = name
+        kernel = _KERNELS.get(type(layer)) if direct else None
+        self._call = layer if kernel is None else _direct_call(layer, kernel)
 
     def __call__(self, value: torch.Tensor, *rest: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """See the class."""
@@ -42,8 +48,9 @@ class RecurrentStep:
             begins = is_init.unsqueeze(-1)
             states = [torch.where(begins, torch.zeros_like(state), state) for state in states]
         hidden = tuple(_rows_first(state, envs) for state in states)
-        layer = getattr(self.module, self._name)
-        out, after = layer(value.reshape(envs, 1, -1), hidden if len(hidden) > 1 else hidden[0])
+        out, after = self._call(
+            value.reshape(envs, 1, -1), hidden if len(hidden) > 1 else hidden[0]
+        )
         nexts = (after,) if isinstance(after, torch.Tensor) else after
         batch = is_init.shape[:-1]
         return (
@@ -63,13 +70,35 @@ class RecurrentStep:
         return all(_equal(a, b) for a, b in zip(came, expected, strict=True))
 
 
-def recurrent_step(module: nn.Module) -> RecurrentStep | None:
-    """The step of a module that is known, None for any other."""
+def _direct_call(layer: nn.RNNBase, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """What `forward` of an RNN layer comes to for an input of the right shape."""
+    lstm = kernel is torch.lstm
+
+    def call(value: torch.Tensor, hidden: Any) -> tuple[torch.Tensor, Any]:
+        out, *after = kernel(
+            value,
+            hidden,
+            layer._flat_weights,
+            layer.bias,
+            layer.num_layers,
+            layer.dropout,
+            layer.training,
+            layer.bidirectional,
+            layer.batch_first,
+        )
+        return out, tuple(after) if lstm else after[0]
+
+    return call
+
+
+def recurrent_layer(module: nn.Module) -> nn.RNNBase | None:
+    """The RNN layer of a module that is known, None for any other."""
     forward: Any = type(module).forward
     name = _LAYERS.get(f"{forward.__module__}.{forward.__qualname__}")
     if name is None or getattr(module, "recurrent_mode", True):
         return None
-    return RecurrentStep(module, name)
+    layer = getattr(module, name)
+    return layer if isinstance(layer, nn.RNNBase) else None
 
 
 def recurrent_keys(module: Any) -> tuple[tuple[Key, ...], tuple[Key, ...]]:

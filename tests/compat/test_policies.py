@@ -6,10 +6,12 @@ it all, and the environment is a plain Gymnasium one. Each episode begins alike.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import numpy as np
 import pytest
@@ -38,6 +40,8 @@ with warnings.catch_warnings():
         ProbabilisticActor,
     )
     from torchrl.modules.utils import get_primers_from_module
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors do not find this file
 
 FRAMES = 60
 IDS = ("collector", "traj_ids")
