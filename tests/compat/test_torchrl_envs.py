@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -463,3 +464,31 @@ def test_an_error_of_the_env_comes_through() -> None:
     )
     with collector, pytest.raises(RuntimeError, match="max steps"):
         list(collector)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("entry", ["instance", "callable"])
+def test_on_ray(ray_cluster: Any, entry: str) -> None:
+    """Actors get copies; what they collect is what the same envs give in this process."""
+
+    def make() -> Any:
+        return SerialEnv(2, [partial(mock.CountingEnv, max_steps=n) for n in (3, 5)])
+
+    def act(td: TensorDictBase) -> TensorDictBase:  # local: pickled by value
+        return td.set("action", torch.ones((*td.batch_size, 1), dtype=torch.int8))
+
+    env = make() if entry == "instance" else make
+    collector = pycollect.RayCollector(
+        [env] * 2,
+        act,
+        frames_per_batch=48,
+        total_frames=96,
+        sync=True,
+        remote_configs={"num_cpus": 1, "memory": 1024**3},
+        **MAX_STEPS,
+    )
+    with collector:
+        ours = [batch.clone() for batch in collector]
+    theirs = collect(Collector, make, act, batches=2, **MAX_STEPS)
+    for actor in range(2):
+        assert_alike([batch[actor] for batch in ours], theirs)
