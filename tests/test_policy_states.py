@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
+import numpy as np
 import pytest
 import torch
+from collect_support import ENTRIES as VECTOR_ENTRIES
 from collect_support import IN_PROCESS, STACK, EchoEnv, collecting
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -622,3 +625,54 @@ def test_act_returns_outputs_then_next_states() -> None:
     assert torch.equal(action, current["observation",][:, :2])
     assert a.shape == (5,)
     assert b.shape == (5, 2)
+
+
+VECTOR = ["SyncVectorEnv NEXT_STEP", "SyncVectorEnv SAME_STEP", "ignores masks"]
+
+
+@pytest.mark.parametrize("kind", VECTOR)
+def test_vector_environments(kind: str) -> None:
+    """Also where the cell after an episode's end is a dummy: the state begins anew behind it."""
+    with collecting(
+        IN_PROCESS, VECTOR_ENTRIES[kind], Counter(), frames=3 * T, policy_state={"count": (1,)}
+    ) as collector:
+        td = torch.cat([collector.next() for _ in range(3)], -1)
+    ids = td["collector", "traj_ids"]
+    for row, own in zip(ids, td["count"].squeeze(-1), strict=True):
+        for number in row[row >= 0].unique():
+            counted = own[row == number]
+            assert torch.equal(counted, torch.arange(len(counted), dtype=torch.float32))
+    dummies = ids < 0
+    assert dummies.any() == (kind == "ignores masks")
+    assert (td["count"][dummies] == 0).all()
+    assert (td["next", "count"][dummies] == 0).all()
+
+
+class PrivateEnv(EchoEnv):
+    """Half of what it shows is for the policy alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        own = self.observation_space
+        self.observation_space = gym.spaces.Dict(seen=own, _hidden=own)
+
+    def observe(self) -> Any:
+        seen = np.array([self.number, self.episode, self.steps], np.float32)
+        return {"seen": seen, "_hidden": 2 * seen}
+
+
+@pytest.mark.parametrize("entry", [PrivateEnv, [PrivateEnv, PrivateEnv]])
+def test_private_observations_reach_the_policy_alone(entry: Any) -> None:
+    policy = TensorDictModule(
+        lambda seen, hidden: ((hidden - seen)[..., 2].long() % 2, hidden.sum(-1)),
+        ["seen", "_hidden"],
+        ["action", ("deep", "_sum")],
+    )
+    with SyncDataCollector(entry, policy, frames_per_batch=2 * T) as collector:
+        td = collector.next()
+    assert torch.equal(td["action"], td["seen"][..., 2].long() % 2)
+    assert not any("_" in part[:1] for key in td.keys(True, True) for part in parts(key))
+
+
+def parts(key: Any) -> tuple[str, ...]:
+    return (key,) if isinstance(key, str) else key
