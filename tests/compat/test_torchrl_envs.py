@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
@@ -25,19 +26,29 @@ with warnings.catch_warnings():
     from torchrl.data import Binary, Composite, Unbounded
     from torchrl.envs import (
         ActionMask,
+        CatFrames,
         CatTensors,
         Compose,
         EnvBase,
         EnvCreator,
+        FrameSkipTransform,
+        GymEnv,
+        GymWrapper,
         InitTracker,
+        NoopResetEnv,
         ObservationNorm,
         ParallelEnv,
+        PendulumEnv,
         RenameTransform,
         RewardSum,
+        SelectTransform,
         SerialEnv,
         StepCounter,
         TensorDictPrimer,
+        TicTacToeEnv,
+        TimeMaxPool,
         TransformedEnv,
+        VecNormV2,
     )
 
 IDS = ("collector", "traj_ids")
@@ -112,6 +123,10 @@ def batched(make: Callable[..., Any], *size: int, **kwargs: Any) -> Make:
     return lambda: make(batch_size=torch.Size(size), **kwargs)
 
 
+def cart_poles(mode: AutoresetMode) -> Any:
+    return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=mode)
+
+
 ENVS: dict[str, Make] = {
     "ContinuousActionConvMockEnv": mock.ContinuousActionConvMockEnv,
     "ContinuousActionConvMockEnvNumpy": mock.ContinuousActionConvMockEnvNumpy,
@@ -174,6 +189,26 @@ ENVS: dict[str, Make] = {
     "TensorDictPrimer": lambda: TransformedEnv(
         mock.CountingEnv(max_steps=4), TensorDictPrimer(hidden=Unbounded(4), default_value=2.0)
     ),
+    "SelectTransform": lambda: TransformedEnv(
+        mock.MultiKeyCountingEnv(max_steps=3),
+        SelectTransform("observation", "reward", "done", "terminated"),
+    ),
+    "CatFrames": lambda: TransformedEnv(
+        mock.CountingEnv(max_steps=4), CatFrames(3, dim=-1, in_keys=["observation"])
+    ),
+    "FrameSkipTransform": lambda: TransformedEnv(
+        seeded(lambda: GymEnv("Pendulum-v1")), FrameSkipTransform(3)
+    ),
+    "NoopResetEnv": lambda: TransformedEnv(seeded(lambda: GymEnv("CartPole-v1")), NoopResetEnv(3)),
+    "TimeMaxPool": lambda: TransformedEnv(
+        seeded(lambda: GymEnv("CartPole-v1")), TimeMaxPool(["observation"], T=2)
+    ),
+    "VecNormV2": lambda: TransformedEnv(
+        seeded(lambda: GymEnv("Pendulum-v1")), VecNormV2(in_keys=["observation"], out_keys=["n"])
+    ),
+    "PendulumEnv": PendulumEnv,
+    "SAME_STEP": lambda: seeded(lambda: GymWrapper(cart_poles(AutoresetMode.SAME_STEP))),
+    "DISABLED": lambda: seeded(lambda: GymWrapper(cart_poles(AutoresetMode.DISABLED))),
 }
 
 # There: a StepCounter does not find the flags, or batches of nested sizes cannot be stacked.
@@ -302,6 +337,31 @@ def test_random_actions_honour_masks() -> None:
         assert torch.equal(batch["action"].bool(), batch["mask"])
     # There, only those of init_random_frames do.
     compare(make, init_random_frames=10**6)
+
+
+def test_random_moves_are_legal() -> None:
+    """≠ There, only those of init_random_frames are."""
+    for batch in collect(pycollect.SyncDataCollector, TicTacToeEnv):
+        moves = batch["action"].reshape(-1, 1)
+        assert batch["mask"].gather(-1, moves).all()
+    compare(TicTacToeEnv, init_random_frames=10**6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        mock.EnvThatDoesNothing,
+        lambda: mock.MockNestedResetEnv(3, True),
+        lambda: mock.MockNestedResetEnv(3, False),
+    ],
+)
+def test_envs_without_actions(make: Make) -> None:
+    """≠ Not collected there."""
+    first, second = collect(pycollect.SyncDataCollector, make, frames=6, batches=2)
+    ends = [flag for flag in first["next"].values(True, True) if flag.dtype is torch.bool]
+    ended = torch.stack([flag.flatten() for flag in ends]).any(0)
+    following = torch.cat([first[IDS], second[IDS]])[1:7]
+    assert torch.equal(following != first[IDS], ended)
 
 
 class ReusingEnv(mock.CountingEnv):
