@@ -12,7 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from tensordict.nn import TensorDictModule
-from test_torchrl_envs import assert_alike, collect, compare
+from torchrl_support import assert_alike, collect, compare
 
 import pycollect
 from pycollect.envs import make_env_batch

@@ -1,0 +1,321 @@
+"""TorchRL environments: what is done with their masks, states, seeds, errors and ends."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torchrl_support import (
+    IDS,
+    MAX_STEPS,
+    Make,
+    assert_alike,
+    batched,
+    collect,
+    compare,
+    counting_policy,
+)
+
+import pycollect
+from pycollect.envs import make_env_batch
+from pycollect.layout import torch_dtype
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
+    from torchrl.collectors import Collector
+    from torchrl.data import Binary, Composite, Unbounded
+    from torchrl.envs import (
+        ActionMask,
+        EnvBase,
+        EnvCreator,
+        SerialEnv,
+        StepCounter,
+        TicTacToeEnv,
+        TransformedEnv,
+    )
+
+
+class SpeedEnv(EnvBase):
+    """Walks by its action times what the policy says under "speed"; a state that it keeps there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(place=Unbounded((1,)))
+        self.state_spec = Composite(place=Unbounded((1,)), speed=Unbounded((1,)))
+        self.action_spec = Unbounded((1,))
+        self.reward_spec = Unbounded((1,))
+
+    def _reset(self, tensordict: Any = None, **kwargs: Any) -> Any:
+        return TensorDict({"place": torch.zeros(1)}, [])
+
+    def _step(self, tensordict: Any) -> Any:
+        place = tensordict["place"] + tensordict["action"] * tensordict["speed"]
+        done = place > 20
+        return TensorDict({"place": place, "reward": place, "done": done, "terminated": done}, [])
+
+    def _set_seed(self, seed: Any) -> None: ...
+
+
+def test_outputs_beside_the_action_reach_the_env() -> None:
+    def make_policy() -> Any:
+        act = TensorDictModule(lambda place: place + 1, ["place"], ["action"])
+        run = TensorDictModule(lambda place: place / 4 + 1, ["place"], ["speed"])
+        return TensorDictSequential(act, run)
+
+    batches = compare(SpeedEnv, make_policy)
+    assert batches[0]["next", "done"].any()
+
+
+class MaskedEnv(mock.CountingEnv):
+    """Allows one of two actions, by turns."""
+
+    def __init__(self) -> None:
+        super().__init__(max_steps=4)
+        self.observation_spec["mask"] = Binary(2, dtype=torch.bool)
+        self.action_spec = type(mock.DiscreteActionVecMockEnv().action_spec)(2)
+
+    def _mask(self) -> torch.Tensor:
+        even = self.count % 2 == 0
+        return torch.cat([even, ~even])
+
+    def _reset(self, tensordict: Any, **kwargs: Any) -> Any:
+        return super()._reset(tensordict, **kwargs).set("mask", self._mask())
+
+    def _step(self, tensordict: Any) -> Any:
+        self.count += 1
+        done = self.count > self.max_steps
+        source = {"observation": self.count.clone(), "mask": self._mask(), "reward": torch.ones(1)}
+        return TensorDict({**source, "done": done, "terminated": done}, [])
+
+
+def test_random_actions_honour_masks() -> None:
+    def make() -> Any:
+        return TransformedEnv(MaskedEnv(), ActionMask(mask_key="mask"))
+
+    for batch in collect(pycollect.SyncDataCollector, make):
+        assert torch.equal(batch["action"].bool(), batch["mask"])
+    # There, only those of init_random_frames do.
+    compare(make, init_random_frames=10**6)
+
+
+def test_random_moves_are_legal() -> None:
+    """≠ There, only those of init_random_frames are."""
+    for batch in collect(pycollect.SyncDataCollector, TicTacToeEnv):
+        moves = batch["action"].reshape(-1, 1)
+        assert batch["mask"].gather(-1, moves).all()
+    compare(TicTacToeEnv, init_random_frames=10**6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        mock.EnvThatDoesNothing,
+        lambda: mock.MockNestedResetEnv(3, True),
+        lambda: mock.MockNestedResetEnv(3, False),
+    ],
+)
+def test_envs_without_actions(make: Make) -> None:
+    """≠ Not collected there."""
+    first, second = collect(pycollect.SyncDataCollector, make, frames=6, batches=2)
+    ends = [flag for flag in first["next"].values(True, True) if flag.dtype is torch.bool]
+    ended = torch.stack([flag.flatten() for flag in ends]).any(0)
+    following = torch.cat([first[IDS], second[IDS]])[1:7]
+    assert torch.equal(following != first[IDS], ended)
+
+
+class ReusingEnv(mock.CountingEnv):
+    """Shows the same tensor each time."""
+
+    def _shown(self, td: Any) -> Any:
+        if not hasattr(self, "buffer"):
+            self.buffer = td["observation"].clone()
+        self.buffer.copy_(td["observation"])
+        return td.set("observation", self.buffer)
+
+    def _reset(self, tensordict: Any, **kwargs: Any) -> Any:
+        return self._shown(super()._reset(tensordict, **kwargs))
+
+    def _step(self, tensordict: Any) -> Any:
+        return self._shown(super()._step(tensordict))
+
+
+def test_a_reused_buffer_is_read_before_it_is_written_again() -> None:
+    """≠ There, every frame of a batch is the last one."""
+    ours = collect(pycollect.SyncDataCollector, lambda: ReusingEnv(max_steps=4))
+    theirs = collect(Collector, lambda: mock.CountingEnv(max_steps=4))
+    assert_alike(ours, theirs, skipped=("action",))
+
+
+def test_a_list_is_stepped_by_a_serial_env() -> None:
+    fns = [lambda n=n: mock.CountingEnv(max_steps=n) for n in (3, 5)]
+    theirs = collect(Collector, lambda: SerialEnv(2, fns))
+    ours = collect(pycollect.SyncDataCollector, lambda: fns)
+    assert_alike(ours, theirs)
+    assert make_env_batch([mock.CountingEnv]).batch_size == (1,)
+
+
+@pytest.mark.parametrize("entry", ["instance", "callable", "class", "EnvCreator"])
+def test_entries(entry: str) -> None:
+    make: Any = mock.CountingEnv
+    entries = {"instance": make(), "callable": lambda: make(), "class": make}
+    env = entries.get(entry) or EnvCreator(make)
+    collector = pycollect.SyncDataCollector(env, ones, frames_per_batch=3, total_frames=3)
+    assert next(collector)["observation"].flatten().tolist() == [0, 1, 2]
+    inner = collector._worker.env._env  # type: ignore[attr-defined]
+    inner.is_closed = False  # it says True from the start
+    collector.shutdown()
+    assert inner.is_closed
+
+
+def ones(td: TensorDictBase) -> TensorDictBase:
+    return td.set("action", torch.ones((*td.batch_size, 1), dtype=torch.int8))
+
+
+def test_arguments_of_the_env() -> None:
+    for env in (mock.CountingEnv, SerialEnv(2, mock.CountingEnv)):
+        collector = pycollect.SyncDataCollector(
+            env, ones, frames_per_batch=8, create_env_kwargs={"max_steps": 2}
+        )
+        with collector:
+            assert next(collector)["next", "done"][..., 2, 0].all()
+    with pytest.raises(ValueError, match="create_env_kwargs"):
+        make_env_batch(mock.CountingEnv(), {"max_steps": 2})
+
+
+def test_seeds_follow_torchrls_chain() -> None:
+    """≠ The batch after `set_seed` is the first of the new stream; there, one has to reset too."""
+
+    class DiceEnv(mock.CountingEnv):
+        def _set_seed(self, seed: Any) -> None:
+            self.dice = torch.Generator().manual_seed(seed)
+
+        def _step(self, tensordict: Any) -> Any:
+            td = super()._step(tensordict)
+            return td.set("reward", torch.rand(1, generator=self.dice))
+
+    def rewards(collector_class: Any) -> torch.Tensor:
+        env = SerialEnv(2, DiceEnv)
+        collector = collector_class(env, None, frames_per_batch=8, total_frames=8)
+        try:
+            collector.set_seed(5)
+            collector.reset() if collector_class is Collector else None
+            (batch,) = collector
+            return batch["next", "reward"].clone()
+        finally:
+            collector.shutdown()
+
+    assert torch.equal(rewards(pycollect.SyncDataCollector), rewards(Collector))
+
+
+def test_set_seed_repeats_random_actions() -> None:
+    collector = pycollect.SyncDataCollector(
+        mock.ContinuousActionVecMockEnv(), None, frames_per_batch=8
+    )
+    with collector:
+        actions = []
+        for seed in (1, 1, 2):
+            collector.set_seed(seed)
+            actions.append(next(collector)["action"].clone())
+    assert torch.equal(actions[0], actions[1])
+    assert not torch.equal(actions[0], actions[2])
+
+
+def test_init_random_frames() -> None:
+    collector = pycollect.SyncDataCollector(
+        mock.CountingEnv(max_steps=4), counting_policy(), frames_per_batch=8, init_random_frames=8
+    )
+    with collector:
+        first, second = next(collector), next(collector)
+    assert not first["info", "double"].any()
+    assert torch.equal(second["info", "double"], second["observation"] * 2.0)
+
+
+@pytest.mark.parametrize("size", [(), (2,)])
+def test_statistics_add_all_rewards(size: tuple[int, ...]) -> None:
+    env = make_env_batch(batched(mock.MultiKeyCountingEnv, *size))
+    env.given(env.action)
+    env.reset()
+    actions = tuple(
+        torch.ones((*size, *leaf.shape), dtype=torch_dtype(leaf.dtype)) for leaf in env.action
+    )
+    arrays, total, *_ = env.step(actions)
+    rewards = arrays[len(env.observation) :]
+    assert len(rewards) == 3
+    expected = sum(float(reward.double().sum()) for reward in rewards)
+    assert float(torch.as_tensor(total).sum()) == expected > 0
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (mock.HeterogeneousCountingEnv, "lazy"),
+        (mock.EnvWithDynamicSpec, "observation"),
+        (mock.EnvWithMetadata, "non_tensor"),
+        (mock.CountingEnvWithString, "string"),
+        (mock.EnvWithTensorClass, r"tc\.field0"),
+        (mock.Str2StrEnv, "observation"),
+    ],
+)
+def test_entries_without_a_fixed_shape_are_named(make: Make, key: str) -> None:
+    with pytest.raises(NotImplementedError, match=key):
+        make_env_batch(make)
+
+
+def test_refused() -> None:
+    def collector(make: Make, **kwargs: Any) -> Any:
+        return pycollect.SyncDataCollector(make, None, frames_per_batch=4, **kwargs)
+
+    counted = TransformedEnv(mock.CountingEnv(), StepCounter())
+    with pytest.raises(ValueError, match=r"max_frames_per_traj.*step_count"):
+        collector(counted, max_frames_per_traj=3)
+    with pytest.raises(ValueError, match=r"set_truncated.*add_truncated_keys"):
+        collector(mock.CountingEnv, set_truncated=True)
+    with pytest.raises(NotImplementedError, match=r"CPU.*meta"):
+        collector(lambda: mock.CountingEnv().to("meta"))
+    mixed = [mock.CountingEnv, lambda: gymnasium.make("CartPole-v1")]
+    with pytest.raises(TypeError, match="all of TorchRL's or none"):
+        make_env_batch(mixed)
+
+
+def test_an_error_of_the_env_comes_through() -> None:
+    collector = pycollect.SyncDataCollector(
+        mock.EnvThatErrorsAfter10Iters, None, frames_per_batch=4
+    )
+    with collector, pytest.raises(RuntimeError, match="max steps"):
+        list(collector)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("entry", ["instance", "callable"])
+def test_on_ray(ray_cluster: Any, entry: str) -> None:
+    """Actors get copies; what they collect is what the same envs give in this process."""
+
+    def make() -> Any:
+        return SerialEnv(2, [partial(mock.CountingEnv, max_steps=n) for n in (3, 5)])
+
+    def act(td: TensorDictBase) -> TensorDictBase:  # local: pickled by value
+        return td.set("action", torch.ones((*td.batch_size, 1), dtype=torch.int8))
+
+    env = make() if entry == "instance" else make
+    collector = pycollect.RayCollector(
+        [env] * 2,
+        act,
+        frames_per_batch=48,
+        total_frames=96,
+        sync=True,
+        remote_configs={"num_cpus": 1, "memory": 1024**3},
+        **MAX_STEPS,
+    )
+    with collector:
+        ours = [batch.clone() for batch in collector]
+    theirs = collect(Collector, make, act, batches=2, **MAX_STEPS)
+    for actor in range(2):
+        assert_alike([batch[actor] for batch in ours], theirs)

@@ -1,0 +1,218 @@
+"""What the tests of TorchRL environments share: the envs, and both collectors on each of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+
+import pycollect
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
+    from torchrl.collectors import Collector
+    from torchrl.data import Unbounded
+    from torchrl.envs import (
+        CatFrames,
+        CatTensors,
+        Compose,
+        FrameSkipTransform,
+        GymEnv,
+        GymWrapper,
+        InitTracker,
+        NoopResetEnv,
+        ObservationNorm,
+        PendulumEnv,
+        RenameTransform,
+        RewardSum,
+        SelectTransform,
+        SerialEnv,
+        TensorDictPrimer,
+        TimeMaxPool,
+        TransformedEnv,
+        VecNormV2,
+    )
+
+IDS = ("collector", "traj_ids")
+MAX_STEPS = {"max_frames_per_traj": 4}
+Make = Callable[[], Any]
+
+
+def collect(
+    collector_class: Any,
+    make: Make,
+    policy: Any = None,
+    *,
+    frames: int = 24,
+    batches: int = 4,
+    **kwargs: Any,
+) -> list[TensorDictBase]:
+    """The first batches; whatever draws from torch's global generator draws the same each time."""
+    torch.manual_seed(0)
+    env = make()
+    torch.manual_seed(1)
+    kwargs = {"frames_per_batch": frames, "total_frames": batches * frames, **kwargs}
+    collector = collector_class(env, policy, **kwargs)
+    torch.manual_seed(2)
+    try:
+        return [batch.clone() for batch in collector]
+    finally:
+        collector.shutdown()
+
+
+def in_order(ids: torch.Tensor) -> torch.Tensor:
+    """Ids numbered anew by where they appear first: there, a batch's ids are numbered by time."""
+    numbers: dict[int, int] = {}
+    return torch.tensor([numbers.setdefault(i, len(numbers)) for i in ids.flatten().tolist()])
+
+
+def assert_alike(ours: list[Any], theirs: list[Any], skipped: tuple[Any, ...] = ()) -> None:
+    assert len(ours) == len(theirs) > 1
+    for our, their in zip(ours, theirs, strict=True):
+        assert our.batch_size == their.batch_size
+        assert our.names == their.names
+        assert our.device == their.device
+        keys = set(their.keys(True, True))
+        assert set(our.keys(True, True)) == keys
+        for key in keys:
+            assert our[key].dtype == their[key].dtype, key
+            assert our[key].shape == their[key].shape, key
+            if key not in (IDS, *skipped):
+                torch.testing.assert_close(our[key], their[key], rtol=0, atol=0, msg=str(key))
+    if IDS not in skipped:
+        both = [torch.cat([td[IDS].flatten() for td in tds]) for tds in (ours, theirs)]
+        assert torch.equal(*map(in_order, both))
+
+
+def compare(
+    make: Make, make_policy: Callable[[], Any] | None = None, skipped: Any = (), **kwargs: Any
+) -> list[TensorDictBase]:
+    policies = [make_policy() if make_policy else None for _ in range(2)]
+    theirs = collect(Collector, make, policies[0], **kwargs)
+    ours = collect(pycollect.SyncDataCollector, make, policies[1], **kwargs)
+    assert_alike(ours, theirs, skipped)
+    return ours
+
+
+def seeded(make: Make, seed: int = 3) -> Any:
+    """Mock envs that count from a seed have to be told one before anything else."""
+    env = make()
+    env.set_seed(seed)
+    return env
+
+
+def batched(make: Callable[..., Any], *size: int, **kwargs: Any) -> Make:
+    return lambda: make(batch_size=torch.Size(size), **kwargs)
+
+
+def counting_policy() -> Any:
+    def act(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (observation % 2 == 0).to(torch.int8), observation * 2.0
+
+    return TensorDictModule(act, ["observation"], ["action", ("info", "double")])
+
+
+def cart_poles(mode: AutoresetMode) -> Any:
+    return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=mode)
+
+
+ENVS: dict[str, Make] = {
+    "ContinuousActionConvMockEnv": mock.ContinuousActionConvMockEnv,
+    "ContinuousActionConvMockEnvNumpy": mock.ContinuousActionConvMockEnvNumpy,
+    "ContinuousActionVecMockEnv": mock.ContinuousActionVecMockEnv,
+    "CountingBatchedEnv": mock.CountingBatchedEnv,
+    "CountingBatchedEnv [3]": batched(
+        mock.CountingBatchedEnv, 3, max_steps=torch.tensor([3, 5, 7])
+    ),
+    "CountingBatchedEnv [2, 3]": batched(
+        mock.CountingBatchedEnv, 2, 3, max_steps=torch.arange(3, 9).view(2, 3)
+    ),
+    "CountingEnv": mock.CountingEnv,
+    "CountingEnv [1]": batched(mock.CountingEnv, 1),
+    "CountingEnv [3]": batched(mock.CountingEnv, 3),
+    "DiscreteActionConvMockEnv": mock.DiscreteActionConvMockEnv,
+    "DiscreteActionConvMockEnvNumpy": mock.DiscreteActionConvMockEnvNumpy,
+    "DiscreteActionVecMockEnv": mock.DiscreteActionVecMockEnv,
+    "DiscreteActionVecMockEnv index": lambda: mock.DiscreteActionVecMockEnv(
+        categorical_action_encoding=True
+    ),
+    "EnvWithScalarAction": mock.EnvWithScalarAction,
+    "EnvWithScalarAction []": lambda: mock.EnvWithScalarAction(singleton=True),
+    "FastImageEnv": mock.FastImageEnv,
+    "IncrementingEnv": mock.IncrementingEnv,
+    "MockBatchedLockedEnv": lambda: mock.MockBatchedLockedEnv("cpu"),
+    "MockBatchedLockedEnv [3]": lambda: mock.MockBatchedLockedEnv("cpu", batch_size=[3]),
+    "MockBatchedUnLockedEnv": lambda: mock.MockBatchedUnLockedEnv("cpu"),
+    "MockBatchedUnLockedEnv [3]": lambda: mock.MockBatchedUnLockedEnv("cpu", batch_size=[3]),
+    "MockSerialEnv": lambda: seeded(lambda: mock.MockSerialEnv("cpu")),
+    "MultiAgentCountingEnv": lambda: mock.MultiAgentCountingEnv(3),
+    "MultiKeyCountingEnv": mock.MultiKeyCountingEnv,
+    "MultiKeyCountingEnv [2]": batched(mock.MultiKeyCountingEnv, 2),
+    "NestedCountingEnv": mock.NestedCountingEnv,
+    "NestedCountingEnv [3]": batched(mock.NestedCountingEnv, 3),
+    "NestedCountingEnv root done": batched(mock.NestedCountingEnv, 3, has_root_done=True),
+    "NestedCountingEnv root reward": batched(
+        mock.NestedCountingEnv, 3, nest_done=False, nest_reward=False
+    ),
+    "AutoResettingCountingEnv": lambda: mock.AutoResettingCountingEnv(max_steps=4, auto_reset=True),
+    "SerialEnv": lambda: SerialEnv(2, [lambda n=n: mock.CountingEnv(max_steps=n) for n in (3, 5)]),
+    "SerialEnv nested": lambda: SerialEnv(2, batched(mock.NestedCountingEnv, 3)),
+    "SerialEnv transformed": lambda: SerialEnv(
+        2, lambda: TransformedEnv(mock.CountingEnv(max_steps=3), RewardSum())
+    ),
+    "RewardSum": lambda: TransformedEnv(mock.CountingEnv(max_steps=4), RewardSum()),
+    "InitTracker": lambda: TransformedEnv(mock.CountingEnv(max_steps=4), InitTracker()),
+    "RewardSum [2]": lambda: TransformedEnv(
+        SerialEnv(2, mock.CountingEnv), Compose(RewardSum(), InitTracker())
+    ),
+    "ObservationNorm, CatTensors": lambda: TransformedEnv(
+        mock.ContinuousActionVecMockEnv(),
+        Compose(
+            ObservationNorm(0.5, 2.0, in_keys=["observation"]),
+            CatTensors(["observation", "observation_orig"], "both", del_keys=False),
+        ),
+    ),
+    "RenameTransform": lambda: TransformedEnv(
+        mock.CountingEnv(max_steps=4), RenameTransform(["observation"], [("deep", "er")])
+    ),
+    "TensorDictPrimer": lambda: TransformedEnv(
+        mock.CountingEnv(max_steps=4), TensorDictPrimer(hidden=Unbounded(4), default_value=2.0)
+    ),
+    "SelectTransform": lambda: TransformedEnv(
+        mock.MultiKeyCountingEnv(max_steps=3),
+        SelectTransform("observation", "reward", "done", "terminated"),
+    ),
+    "CatFrames": lambda: TransformedEnv(
+        mock.CountingEnv(max_steps=4), CatFrames(3, dim=-1, in_keys=["observation"])
+    ),
+    "FrameSkipTransform": lambda: TransformedEnv(
+        seeded(lambda: GymEnv("Pendulum-v1")), FrameSkipTransform(3)
+    ),
+    "NoopResetEnv": lambda: TransformedEnv(seeded(lambda: GymEnv("CartPole-v1")), NoopResetEnv(3)),
+    "TimeMaxPool": lambda: TransformedEnv(
+        seeded(lambda: GymEnv("CartPole-v1")), TimeMaxPool(["observation"], T=2)
+    ),
+    "VecNormV2": lambda: TransformedEnv(
+        seeded(lambda: GymEnv("Pendulum-v1")), VecNormV2(in_keys=["observation"], out_keys=["n"])
+    ),
+    "PendulumEnv": PendulumEnv,
+    "SAME_STEP": lambda: seeded(lambda: GymWrapper(cart_poles(AutoresetMode.SAME_STEP))),
+    "DISABLED": lambda: seeded(lambda: GymWrapper(cart_poles(AutoresetMode.DISABLED))),
+}
+
+# There: a StepCounter does not find the flags, or batches of nested sizes cannot be stacked.
+WITHOUT_A_LIMIT = {
+    "MultiAgentCountingEnv",
+    "NestedCountingEnv",
+    "NestedCountingEnv [3]",
+    "SerialEnv nested",
+}
