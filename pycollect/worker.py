@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -13,7 +14,7 @@ import torch
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import set_interaction_type
 
-from pycollect._core import Leaf, Placement, Recorder, RolloutHeader, Slab
+from pycollect._core import Leaf, Placement, Recorder, RolloutHeader, Slab, copy
 from pycollect.batch import BatchLeaves
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
@@ -134,9 +135,8 @@ class Worker:
             policy_version=options.track_policy_version,
             mask=env.skips_after_done,
         )
-        _check_actions(self.leaves, env)
         self.steps = -(-options.frames // env.num_envs)
-        self.placement = Placement(self.leaves.layout(), 1, env.num_envs, self.steps)
+        self.placement = _placement(self.leaves, env.num_envs, self.steps)
         self._recorder = self._make_recorder()
         self._recorder.restart(first)
         keys = [leaf.key for leaf in (*self._runner.outputs, *self._passed_on())]
@@ -298,11 +298,29 @@ def _can_truncate(env: EnvBatch) -> bool:
     return not env.own_flags or any(leaf.key[-1] == "truncated" for leaf in env.observation)
 
 
+def _placement(leaves: BatchLeaves, envs: int, steps: int) -> Placement:
+    """Where a rollout lies; ValueError with both numbers if this machine cannot hold one."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        placement = Placement(leaves.layout(), 1, envs, steps)
+    except ValueError as error:  # of the slab's size, in bytes
+        raise ValueError(f"frames_per_batch: {envs * steps} frames: {error}") from None
+    if placement.bytes > memory:
+        raise ValueError(
+            f"frames_per_batch: {envs * steps} frames take {placement.bytes} bytes, this machine "
+            f"has {memory}"
+        )
+    return placement
+
+
 def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
-    """Memory for the current observation, [*obs] for one env, [P, *obs] for a batch."""
+    """Memory for the current observation, [*obs] for one env, [P, *obs] for a batch.
+
+    On the CPU, whatever torch's default device is.
+    """
     batch = (env.num_envs,) if env.batched else ()
     return {
-        leaf.key: torch.zeros((*batch, *leaf.shape), dtype=torch_dtype(leaf.dtype))
+        leaf.key: torch.zeros((*batch, *leaf.shape), dtype=torch_dtype(leaf.dtype), device="cpu")
         for leaf in env.observation
     }
 
@@ -310,20 +328,7 @@ def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
 def _fill(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
     arrays = observation if isinstance(observation, tuple) else (observation,)
     for tensor, array in zip(current.values(), arrays, strict=False):  # step_only leaves follow
-        tensor.copy_(
-            array if isinstance(array, torch.Tensor) else torch.as_tensor(np.asarray(array))
-        )
-
-
-def _check_actions(leaves: BatchLeaves, env: EnvBatch) -> None:
-    """The policy's actions have to be what the environment takes."""
-    outputs = {leaf.key: leaf for leaf in leaves.outputs}
-    for leaf in env.action:
-        if leaf.key not in outputs:
-            raise ValueError(
-                f"policy: expected an output {dotted(leaf.key)!r}, which is the environment's "
-                f"action; its outputs are {[dotted(key) for key in outputs]}"
-            )
+        copy(tensor, array if isinstance(array, torch.Tensor) else np.asarray(array))
 
 
 def _action_taker(

@@ -23,6 +23,10 @@ _SHARED = Path("/dev/shm")
 # or, after a fork, has no title of Ray's own.
 _RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.py", "/ray/")
 
+# Python's own helper, which ends with this process: tqdm's lock starts it where TorchRL's import
+# has changed the start method.
+_PYTHONS_OWN = ("multiprocessing.resource_tracker",)
+
 # Ray's store; semaphores of multiprocessing, of which we have none, but programs beside us may.
 _OTHERS_NAMES = ("plasma", "sem.mp-")
 
@@ -71,12 +75,13 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _processes() -> dict[int, str]:
-    """Our descendants by pid, without zombies and Ray's own."""
+    """Our descendants by pid, without zombies, Ray's own and Python's own."""
+    known = (*_RAYS_OWN, *_PYTHONS_OWN)
     found = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             title = " ".join(process.cmdline()) or process.name()
-            if process.status() != psutil.STATUS_ZOMBIE and not any(s in title for s in _RAYS_OWN):
+            if process.status() != psutil.STATUS_ZOMBIE and not any(s in title for s in known):
                 found[process.pid] = title
     return found
 

@@ -51,7 +51,7 @@ struct ExchangeApi {
   void* current_stream;
 };
 
-inline constexpr std::uint64_t kReadOnly = 1;
+inline constexpr std::uint64_t kIsCopied = 2;
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr std::int32_t kCuda = 2;
 inline constexpr std::int32_t kCudaHost = 3;

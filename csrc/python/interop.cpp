@@ -162,12 +162,35 @@ TensorView view_of_capsule(py::handle object, const char* what) {
         what);
   }
   if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
-    return view_of_dlpack(static_cast<dlpack::ManagedVersioned*>(
-                              PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"))
-                              ->tensor,
-                          what);
+    const auto* managed = static_cast<dlpack::ManagedVersioned*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if ((managed->flags & dlpack::kIsCopied) == 0) {  // a copy would die with the capsule
+      return view_of_dlpack(managed->tensor, what);
+    }
   }
   refuse(object, what);
+}
+
+// torch negates and conjugates lazily: a bit says so, and the memory holds the other value.
+// DLPack's table does not look at the bit, so a tensor that has it would be read wrong.
+void refuse_lazy(py::handle tensor, DType dtype, const char* what) {
+  const bool complex = kind_of(dtype) == DTypeKind::complex;
+  if (!complex && kind_of(dtype) != DTypeKind::floating) {
+    return;
+  }
+  static PyObject* const names[] = {PyUnicode_InternFromString("is_neg"),
+                                    PyUnicode_InternFromString("is_conj")};
+  for (int i = 0; i <= static_cast<int>(complex); ++i) {
+    const auto answer =
+        py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), names[i]));
+    if (!answer) {
+      PyErr_Clear();  // another library's tensor, which has no such bit
+    } else if (answer.ptr() == Py_True) {
+      throw py::value_error(std::string(what) + ": expected a tensor in its own memory, got one " +
+                            "with a lazy negation or conjugation; call " +
+                            "resolve_neg() or resolve_conj() on it");
+    }
+  }
 }
 
 template <typename T>
@@ -222,7 +245,9 @@ TensorView borrow(py::handle object, const char* what, ScalarRoom* room, bool wr
     if (api->view_of_object(object.ptr(), &tensor) != 0) {
       throw py::error_already_set();
     }
-    return view_of_dlpack(tensor, what);
+    const TensorView view = view_of_dlpack(tensor, what);
+    refuse_lazy(object, view.dtype, what);
+    return view;
   }
   if (room != nullptr) {
     if (const auto number = view_of_number(object, *room)) {

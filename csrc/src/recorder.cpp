@@ -193,6 +193,7 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
   steps_ = slab_->placement().geometry().steps;
   step_ = 0;
   collected_ = 0;
+  episodes_before_ = episodes_.size();
   policy_version_ = policy_version;
   for (LeafRows* leaf : all_) {
     leaf->bind(*slab_, row);
@@ -426,11 +427,16 @@ RolloutHeader Recorder::finish(std::int64_t worker, std::int64_t incarnation,
   write_header(slab_->data(), slab_->placement(), row_, header, lengths);
   header = read_header({slab_->data(), static_cast<std::size_t>(slab_->bytes())},
                        slab_->placement(), row_);
-  abandon();
+  slab_.reset();
   return header;
 }
 
-void Recorder::abandon() { slab_.reset(); }
+void Recorder::abandon() {
+  if (slab_) {
+    episodes_.resize(episodes_before_);  // they ended in frames that nobody will see
+    slab_.reset();
+  }
+}
 
 std::vector<Episode> Recorder::take_episodes() { return std::exchange(episodes_, {}); }
 

@@ -36,6 +36,7 @@ REFUSED = {
     "backend": "the collector's class says where it runs",
     "backend_options": "use ray_init_config and remote_configs",
     "trajs_per_write": "use trajs_per_batch",
+    "cat_results": "it joins the rollouts of several workers",
 }
 
 # Arguments of the contract that are not there yet, with the values that switch them off.
@@ -83,10 +84,17 @@ def check_others(cls: type, others: Mapping[str, Any]) -> None:
             if value is not None:
                 raise ValueError(f"{name}: not an argument of {cls.__name__}; {REFUSED[name]}")
         elif name in LATER:
-            if not any(value is off or value == off for off in LATER[name]):
+            if not _is_off(value, LATER[name]):
                 raise NotImplementedError(f"{name}={value!r} is not implemented yet")
         else:
             raise TypeError(_unknown(cls, name))
+
+
+def _is_off(value: Any, off: tuple[Any, ...]) -> bool:
+    """Whether the value switches an argument off; for counts, every number below 1 does."""
+    if isinstance(value, int) and -1 in off:
+        return value < 1
+    return any(value is known or (type(value) is type(known) and value == known) for known in off)
 
 
 def _unknown(cls: type, name: str) -> str:
@@ -101,9 +109,12 @@ def check_integer(name: str, value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError(f"{name}: expected an int, got {value!r}")
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name}: expected an int of at most 64 bits, got {number}")
+    return number
 
 
 def check_positive(name: str, value: Any) -> int:

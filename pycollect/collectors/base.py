@@ -144,6 +144,8 @@ class CollectorBase(ABC):
             td = split_trajectories(td)
         if self._options.postproc is not None:
             td = self._options.postproc(td)
+            if td is None:
+                raise TypeError("postproc: expected it to return the batch, got None")
         return td
 
     @property

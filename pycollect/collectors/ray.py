@@ -13,7 +13,7 @@ import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from pycollect._core import Leaf, Placement, Slab, SlabPool, place_rollout
+from pycollect._core import Leaf, Placement, RolloutHeader, Slab, SlabPool, place_rollout
 from pycollect.batch import TRAJ_IDS, make_pool, slab_tensors
 from pycollect.collectors import arguments as check
 from pycollect.collectors import ray_arguments as parse
@@ -32,7 +32,6 @@ from pycollect.collectors.ray_engine import (
     actor_options,
     check_actor_options,
     close_all,
-    wait_all,
 )
 from pycollect.collectors.remote_worker import (
     Buffer,
@@ -205,6 +204,7 @@ class RayCollector(CollectorBase):
         self._weight_slabs: dict[tuple[Leaf, ...], WeightSlab] = {}
         self._first_weights = {name: value.clone() for name, value in weights_of(policy).items()}
         self._workers: list[RemoteHandle] = []
+        self._line: list[RemoteHandle] = []  # the workers, whoever was served longest ago first
         self._gone: list[RemoteHandle] = []
         self._records: dict[int, _Record] = {spec.index: _Record() for spec in specs}
         self._served: RemoteHandle | None = None  # whose rollout was delivered last, async
@@ -217,10 +217,10 @@ class RayCollector(CollectorBase):
         self._engine = RayEngine(init_config)
         try:
             self._start(specs, pickled_specs, policies, configs)
+            warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=4)
         except BaseException:
             self.shutdown()
             raise
-        warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=4)
 
     # Starting
 
@@ -238,6 +238,7 @@ class RayCollector(CollectorBase):
             reference = policy_refs[policy]
             worker = self._engine.start(spec.index, spec.incarnation, data, reference, own)
             self._workers.append(worker)
+        self._line = list(self._workers)
         self._await_workers()
         infos = [worker.read_info() for worker in self._workers]
         if self._sync:
@@ -292,21 +293,20 @@ class RayCollector(CollectorBase):
         self._top_up(max(self._prefetch, 1))
         slab = self._pools[0].acquire()
         waiting = list(self._workers)
-        rollouts: dict[int, Rollout] = {}
-        frames = 0
+        placed: dict[int, tuple[RolloutHeader, RolloutNote]] = {}
         while waiting:
             worker = self._await_any(waiting)
             waiting.remove(worker)
-            rollouts[worker.index] = self._rollout(worker)
-            with self._statistics.timed("assemble"):
-                frames += self._place(slab, worker.index, rollouts[worker.index])
+            rollout = self._rollout(worker)
+            placed[worker.index] = (self._place(slab, worker.index, worker, rollout), rollout.note)
         for worker in self._workers:
-            self._pop(worker)
+            self._take_off(worker, *placed[worker.index])
+        frames = sum(header.frames for header, _ in placed.values())
         self._top_up(self._prefetch, delivering=frames)
         info = self._workers[0].info
-        episodes = [e for index in sorted(rollouts) for e in rollouts[index].note.episodes]
+        episodes = [e for index in sorted(placed) for e in placed[index][1].episodes]
         with self._statistics.timed("assemble"):
-            tensors = self._assemble(slab, info, sorted(rollouts))
+            tensors = self._assemble(slab, info, sorted(placed))
         return Batch(tensors, self._shape(info), frames, episodes)
 
     def _collect_async(self) -> Batch:
@@ -315,23 +315,23 @@ class RayCollector(CollectorBase):
         if self._failing is None:
             self._top_up(max(self._prefetch, 1))
         worker, rollout = self._first_ready()
-        # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
-        self._workers.remove(worker)
-        self._workers.append(worker)
+        slab = self._pools[worker.index].acquire()
+        header = self._place(slab, 0, worker, rollout)
         with self._statistics.timed("assemble"):
-            slab = self._pools[worker.index].acquire()
-            frames = self._place(slab, 0, rollout)
             tensors = self._assemble(slab, worker.info, [worker.index])
+        # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
+        self._line.remove(worker)
+        self._line.append(worker)
         self._served = worker
-        self._pop(worker)
+        self._take_off(worker, header, rollout.note)
         if self._failing is None:
-            self._top_up(self._prefetch, delivering=frames)
-        return Batch(tensors, self._shape(worker.info), frames, rollout.note.episodes)
+            self._top_up(self._prefetch, delivering=header.frames)
+        return Batch(tensors, self._shape(worker.info), header.frames, rollout.note.episodes)
 
     def _first_ready(self) -> tuple[RemoteHandle, Rollout]:
         """The first rollout that is there. One that failed is raised after those that are done."""
         while True:
-            waiting = [worker for worker in self._workers if worker.outstanding]
+            waiting = [worker for worker in self._line if worker.outstanding]
             if self._failing is None:
                 worker = self._await_any(waiting)
             else:
@@ -343,8 +343,10 @@ class RayCollector(CollectorBase):
                 return worker, self._rollout(worker)
             except Exception as error:
                 self._failing = self._failing or error
-                self._workers.remove(worker)
                 self._gone.append(worker)
+                self._line.remove(worker)
+                # A list of its own: another thread may be giving weights to the workers in the old.
+                self._workers = [other for other in self._workers if other is not worker]
 
     def _top_up(self, depth: int, delivering: int = 0) -> None:
         """Queue rollouts until each worker has that many, one each in turn.
@@ -390,20 +392,20 @@ class RayCollector(CollectorBase):
         with self._statistics.timed("transport"):
             return worker.rollout()
 
-    def _pop(self, worker: RemoteHandle) -> None:
+    def _place(self, slab: Slab, row: int, worker: RemoteHandle, rollout: Rollout) -> RolloutHeader:
+        """Copy a rollout into its row of a batch."""
+        with self._statistics.timed("assemble"):
+            return place_rollout(slab, row, rollout.buffer, worker.info.placement)
+
+    def _take_off(self, worker: RemoteHandle, header: RolloutHeader, note: RolloutNote) -> None:
+        """The worker's oldest rollout is part of a batch now; from here on it counts."""
         worker.pop()
         self._in_flight -= worker.info.frames
-
-    def _place(self, slab: Slab, row: int, rollout: Rollout) -> int:
-        """Copy a rollout into its row of a batch; returns its collected frames."""
-        worker = next(worker for worker in self._workers if worker.index == rollout.worker)
-        header = place_rollout(slab, row, rollout.buffer, worker.info.placement)
         record = self._records[worker.index]
-        record.note = rollout.note
-        record.collecting += rollout.note.seconds
+        record.note = note
+        record.collecting += note.seconds
         record.version = header.policy_version
         record.frames += header.frames
-        return header.frames
 
     def _assemble(
         self, slab: Slab, info: WorkerInfo, workers: Sequence[int]
@@ -504,9 +506,10 @@ class RayCollector(CollectorBase):
         workers = [worker for worker in self._workers if worker.index in ids]
         for worker in workers:
             check_same(worker.info.weights, weights)
-        answers = self._push(weights, workers, wait)
+        sent = self._push(weights, workers, wait)
         if wait:
-            wait_all(answers)
+            for worker, call in sent:
+                worker.await_call(call)
 
     def _push_policy(self, workers: Sequence[RemoteHandle]) -> None:
         """Send the policy's weights, unless they are the ones that the workers were made with."""
@@ -517,16 +520,18 @@ class RayCollector(CollectorBase):
             return
         self._push(weights, workers, False)
 
-    def _push(self, weights: Weights, workers: Sequence[RemoteHandle], wait: bool) -> list[Any]:
-        """One more version, packed and put once, for these workers."""
+    def _push(
+        self, weights: Weights, workers: Sequence[RemoteHandle], acknowledge: bool
+    ) -> list[tuple[RemoteHandle, Any]]:
+        """One more version, packed and put once, for these workers; the calls that were sent."""
         self._policy_version += 1
         forms = dict.fromkeys(worker.info.weights for worker in workers)
         references = {form: self._engine.put(self._packed(form, weights)) for form in forms}
-        answers = [
-            worker.assign(self._policy_version, references[worker.info.weights], wait)
-            for worker in workers
-        ]
-        return [answer for answer in answers if answer is not None]
+        sent = []
+        for worker in workers:
+            reference = references[worker.info.weights]
+            sent.append((worker, worker.assign(self._policy_version, reference, acknowledge)))
+        return [(worker, call) for worker, call in sent if call is not None]
 
     def _packed(self, form: tuple[Leaf, ...], weights: Weights) -> Buffer:
         """The weights as bytes, in the dtypes that a worker's policy has."""

@@ -232,8 +232,15 @@ class RemoteHandle:
 
     def _answer(self) -> Any:
         """The oldest call's answer; what went wrong in the worker is raised."""
+        answer = self.await_call(self._calls[0])
+        if isinstance(answer, ErrorReport):
+            raise answer.rebuild(self.index, self.incarnation)
+        return answer
+
+    def await_call(self, call: Any) -> Any:
+        """What a call of this actor returned; WorkerError if it cannot come any more. Blocks."""
         try:
-            answer = self._ray.get(self._calls[0])
+            return self._ray.get(call)
         except self._ray.exceptions.RayError as error:
             raise WorkerError(
                 f"worker {self.index} died: {_end_of(error)}",
@@ -241,9 +248,6 @@ class RemoteHandle:
                 self.incarnation,
                 str(error),
             ) from error
-        if isinstance(answer, ErrorReport):
-            raise answer.rebuild(self.index, self.incarnation)
-        return answer
 
     def request_close(self) -> Any:
         """Ask for the environments to be closed; returns a reference to wait for."""
@@ -268,12 +272,6 @@ def close_all(handles: Sequence[RemoteHandle]) -> None:
         ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
     for handle in handles:
         handle.kill()
-
-
-def wait_all(references: Sequence[Any]) -> None:
-    """Return when all of these calls have been answered."""
-    if references:
-        import_ray().get(list(references))
 
 
 def _actor_class() -> Any:

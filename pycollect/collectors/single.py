@@ -138,7 +138,11 @@ class SyncDataCollector(CollectorBase):
         self._batch_frames = self._worker.env.num_envs * self._worker.steps
         self._issued = 0
         self._report: RolloutReport | None = None
-        warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=3)
+        try:
+            warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=3)
+        except UserWarning:  # where warnings are errors
+            self.shutdown()
+            raise
 
     def _collect(self) -> Batch:
         random = self._issued < self._options.init_random_frames
@@ -207,6 +211,7 @@ class SyncDataCollector(CollectorBase):
 
         The module is live, so that without `policy_or_weights` the call only counts a version.
         """
+        check_open(self._closed, None)
         check_worker_ids(worker_ids, [0])
         if policy_or_weights is None and self._policy_is_ours:
             raise no_weights_given()

@@ -70,5 +70,6 @@ class RandomRunner:
         self._rows.reverse()
 
     def _zeros(self, leaf: Leaf, steps: int) -> tuple[torch.Tensor, ...]:
-        zeros = torch.zeros((*self._batch, *leaf.shape), dtype=torch_dtype(leaf.dtype))
+        shape = (*self._batch, *leaf.shape)
+        zeros = torch.zeros(shape, dtype=torch_dtype(leaf.dtype), device="cpu")
         return (zeros,) * steps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice, product
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -109,7 +109,7 @@ class PolicyRunner:
             }
             check_output_keys((*delivered, *self._carried), env)
             self.outputs = output_leaves(delivered, env)
-            self._raw = {key: (value.dtype, value.requires_grad) for key, value in values.items()}
+            self._raw = {key: _Raw.of(value) for key, value in values.items()}
             self._bind(program)
 
     def refresh(self, steps: int) -> None:
@@ -316,15 +316,17 @@ class PolicyRunner:
         """
         finish: Finishers = []
         for place, leaf in enumerate(self.outputs):
-            raw, requires_grad = self._raw[leaf.key]
-            if requires_grad:
+            raw = self._raw[leaf.key]
+            if raw.requires_grad:
                 finish.append((place, torch.Tensor.detach))
-            if raw is not torch_dtype(leaf.dtype):
-                finish.append((place, _caster(leaf, raw)))
+            if raw.lazy:
+                finish.append((place, _resolve))
+            if raw.dtype is not torch_dtype(leaf.dtype):
+                finish.append((place, _caster(leaf, raw.dtype)))
         for place, (key, source) in enumerate(self._carried.items(), len(self.outputs)):
             if key == source:
                 finish.append((place, torch.Tensor.clone))
-            elif self._raw[source][1]:
+            elif self._raw[source].requires_grad:
                 finish.append((place, torch.Tensor.detach))
         return finish
 
@@ -374,8 +376,33 @@ class PolicyRunner:
         return out
 
     def _new_keys(self, out: TensorDictBase) -> list[Key]:
-        keys: Iterable[Any] = out.keys(include_nested=True, leaves_only=True)
+        keys: Iterable[Any] = out.keys(include_nested=True, leaves_only=True, is_leaf=_is_leaf)
         return [key for key in map(as_key, keys) if key not in self._given]
+
+
+class _Raw(NamedTuple):
+    """What an output was like when the policy was first called.
+
+    Attributes:
+        lazy: torch negates or conjugates it only when it is read.
+    """
+
+    dtype: torch.dtype
+    requires_grad: bool
+    lazy: bool
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> _Raw:
+        return cls(value.dtype, value.requires_grad, value.is_neg() or value.is_conj())
+
+
+def _resolve(value: torch.Tensor) -> torch.Tensor:
+    return value.resolve_conj().resolve_neg()
+
+
+def _is_leaf(kind: type) -> bool:
+    """Tensors, and what is no tensor at all, which has to be seen to be refused."""
+    return issubclass(kind, torch.Tensor) or bool(getattr(kind, "_is_non_tensor", False))
 
 
 def make_policy_runner(

@@ -101,10 +101,11 @@ class Recorder {
   std::span<const std::uint8_t> done() const { return done_; }
 
   // Completes the rollout and lets the slab go; the header stands in the slab too.
-  // Throws std::logic_error before the last step, and where the slab was lent anew meanwhile.
+  // Throws std::logic_error before the last step.
   RolloutHeader finish(std::int64_t worker, std::int64_t incarnation, std::int64_t sequence);
 
-  // Lets the slab go, its rollout unfinished (an environment raised).
+  // Lets the slab go, its rollout unfinished (an environment raised), and forgets the rollout's
+  // episodes. Nothing happens after finish().
   void abandon();
 
   std::int64_t steps_left() const { return slab_ ? steps_ - step_ : 0; }
@@ -185,6 +186,7 @@ class Recorder {
   std::int64_t step_ = 0;
   std::int64_t policy_version_ = 0;
   std::int64_t collected_ = 0;
+  std::size_t episodes_before_ = 0;  // of episodes_, when the rollout began
   std::int64_t frames_ = 0;
   bool restarted_ = false;
 };
