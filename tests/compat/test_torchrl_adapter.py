@@ -319,3 +319,20 @@ def test_on_ray(ray_cluster: Any, entry: str) -> None:
     theirs = collect(Collector, make, act, batches=2, **MAX_STEPS)
     for actor in range(2):
         assert_alike([batch[actor] for batch in ours], theirs)
+
+
+def test_only_entries_of_the_spec_are_collected() -> None:
+    """≠ There, the root has a reward as well, which this env's reset gives beside its specs."""
+    ours = collect(pycollect.SyncDataCollector, mock.StateLessCountingEnv)
+    theirs = collect(Collector, mock.StateLessCountingEnv)
+    assert_alike(ours, [batch.exclude("reward") for batch in theirs])
+
+
+def test_a_spec_that_does_not_tell_the_truth_is_named() -> None:
+    class WrongEnv(mock.CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_spec["more"] = Unbounded((2,))
+
+    with pytest.raises(ValueError, match=r"'more' of shape \[2\]"):
+        pycollect.SyncDataCollector(WrongEnv, None, frames_per_batch=2)
