@@ -211,11 +211,11 @@ def test_a_failed_constructor_closes_the_envs(envs: int) -> None:
 
 
 def test_a_failed_constructor_leaves_no_env_process() -> None:
+    """The watch over what tests leave behind would fail it."""
     fns = echo_fns(0)
     policy = TensorDictModule(lambda o: o.clone(), ["observation"], ["other"])
     with pytest.raises(ValueError, match="action"):
         SyncDataCollector(lambda: AsyncVectorEnv(fns), policy, frames_per_batch=4)
-    assert not [p for p in psutil.Process().children() if "multiprocessing" in str(p.cmdline())]
 
 
 class Unmakeable(CountingEnv):
