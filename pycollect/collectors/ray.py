@@ -424,14 +424,14 @@ class RayCollector(CollectorBase):
 
     def _shape(self, info: WorkerInfo) -> list[int]:
         """The batch dimensions of what is delivered."""
-        workers, envs, steps = len(self._workers), info.num_envs, info.steps
+        workers, envs, steps = len(self._workers), info.batch_size, info.steps
         if not self._sync:
-            return [envs, steps] if info.batched else [steps]
+            return [*envs, steps]
         if self._cat == "stack":
-            return [workers, envs, steps] if info.batched else [workers, steps]
-        if not info.batched:
-            return [workers * steps]
-        return [workers * envs, steps] if self._cat == 0 else [envs, workers * steps]
+            return [workers, *envs, steps]
+        if self._cat == -1 or not envs:
+            return [*envs, workers * steps]
+        return [workers * envs[0], *envs[1:], steps]
 
     # What it is and does
 

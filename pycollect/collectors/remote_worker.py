@@ -60,7 +60,7 @@ class WorkerInfo:
 
     leaves: BatchLeaves
     num_envs: int
-    batched: bool
+    batch_size: tuple[int, ...]
     steps: int
     pid: int
     node: str
@@ -81,10 +81,11 @@ def check_alike(infos: Sequence[WorkerInfo]) -> None:
     """Raise ValueError if workers of a sync collector deliver different things."""
     first = infos[0]
     for index, info in enumerate(infos):
-        if (info.num_envs, info.batched) != (first.num_envs, first.batched):
+        if info.batch_size != first.batch_size:
             raise ValueError(
-                f"create_env_fn: expected environments alike in all workers of a sync collector; "
-                f"worker 0 steps {first.num_envs}, worker {index} {info.num_envs}"
+                "create_env_fn: expected environments alike in all workers of a sync collector; "
+                f"worker 0 has the batch size {list(first.batch_size)}, "
+                f"worker {index} {list(info.batch_size)}"
             )
         ours, theirs = first.leaves.layout().leaves, info.leaves.layout().leaves
         if ours != theirs:
@@ -187,7 +188,7 @@ class RemoteWorker:
         return WorkerInfo(
             leaves=worker.leaves,
             num_envs=worker.env.num_envs,
-            batched=worker.env.batched,
+            batch_size=worker.env.batch_size,
             steps=worker.steps,
             pid=os.getpid(),
             node=socket.gethostname(),

@@ -336,3 +336,27 @@ def test_a_spec_that_does_not_tell_the_truth_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"'more' of shape \[2\]"):
         pycollect.SyncDataCollector(WrongEnv, None, frames_per_batch=2)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("how", "shape"),
+    [
+        ({}, [2, 3, 8]),
+        ({"sync": True}, [2, 2, 3, 4]),
+        ({"sync": True, "cat_results": 0}, [4, 3, 4]),
+        ({"sync": True, "cat_results": -1}, [2, 3, 8]),
+    ],
+    ids=["async", "stack", "0", "-1"],
+)
+def test_batch_sizes_of_two_dimensions_on_ray(
+    ray_cluster: Any, how: dict[str, Any], shape: list[int]
+) -> None:
+    make = partial(mock.CountingEnv, batch_size=[2, 3])
+    with pycollect.RayCollector([make, make], None, frames_per_batch=48, **how) as collector:
+        batch = collector.next()
+    assert batch is not None
+    assert list(batch.shape) == shape
+    assert batch.names == [None] * (len(shape) - 1) + ["time"]
+    ids = batch["collector", "traj_ids"]
+    assert ids.unique().numel() == ids.max() + 1
