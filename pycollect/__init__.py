@@ -26,7 +26,26 @@ _HOMES = {
 }
 
 
+_TO_COME = frozenset(
+    {
+        "MultiAsyncCollector",
+        "MultiStep",
+        "MultiSyncCollector",
+        "MultiSyncDataCollector",
+        "MultiaSyncDataCollector",
+        "OffPolicyCollectorConfig",
+        "OnPolicyCollectorConfig",
+        "make_collector_offpolicy",
+        "make_collector_onpolicy",
+        "sync_async_collector",
+        "sync_sync_collector",
+    }
+)
+
+
 def __getattr__(name: str) -> Any:
+    if name in _TO_COME:
+        raise NotImplementedError(f"pycollect.{name} is not implemented yet")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _HOMES[name]

@@ -15,6 +15,7 @@ from collect_support import ENTRIES, echo_fns, parity_policy
 from envs_for_tests import CountingEnv, TextEnv
 from tensordict.nn import TensorDictModule
 
+import pycollect
 from pycollect import Collector, RayCollector, SyncDataCollector
 
 ENV = echo_fns(0)[0]
@@ -395,3 +396,20 @@ def test_the_callers_dicts_are_left_alone() -> None:
     assert td["next", "truncated"][:, 1].all()  # a default gives way to collector_kwargs
     assert td.device == torch.device("cpu")  # device; storing_device was passed above
     assert ("collector", "policy_version") in td.keys(include_nested=True)
+
+
+@pytest.mark.parametrize("name", ["MultiSyncDataCollector", "MultiStep", "sync_sync_collector"])
+def test_names_that_are_to_come_say_so(name: str) -> None:
+    with pytest.raises(NotImplementedError, match=name):
+        getattr(pycollect, name)
+    with pytest.raises(AttributeError, match="NoSuchName"):
+        pycollect.NoSuchName  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["ledger", "state_dict", "load_state_dict", "reset", "start"])
+def test_methods_that_are_to_come_say_so(name: str) -> None:
+    collector = SyncDataCollector(ENV, None, frames_per_batch=4)
+    with pytest.raises(NotImplementedError, match=rf"SyncDataCollector\.{name}\(\)"):
+        getattr(collector, name)()
+    with pytest.raises(AttributeError, match="no_such_method"):
+        collector.no_such_method()

@@ -19,6 +19,20 @@ from pycollect.layout import Key
 from pycollect.trajectory import split_trajectories
 from pycollect.worker import Episode
 
+_METHODS_TO_COME = frozenset(
+    {
+        "add_collectors",
+        "ledger",
+        "load_state_dict",
+        "pause",
+        "remove_collectors",
+        "reset",
+        "start",
+        "state_dict",
+        "stop_remote_collectors",
+    }
+)
+
 
 @dataclass(frozen=True)
 class StreamOptions:
@@ -239,6 +253,16 @@ class CollectorBase(ABC):
             ValueError: names or shapes differ, or a worker id is unknown.
             TypeError: `policy_or_weights` is none of these.
         """
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods that are to come: calling one raises NotImplementedError that names it."""
+        if name not in _METHODS_TO_COME:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+        def to_come(*args: Any, **kwargs: Any) -> Any:
+            raise NotImplementedError(f"{type(self).__name__}.{name}() is not implemented yet")
+
+        return to_come
 
     def shutdown(self) -> None:
         """Close environments and end workers. Idempotent."""
