@@ -377,7 +377,7 @@ def test_a_slab_of_another_form() -> None:
     with pytest.raises(ValueError, match="slab"):
         recorder.begin(SlabPool(Placement(layout, 1, 2, 2), 1).acquire(), 0, 0)
     _, fitting = simple()
-    with pytest.raises(IndexError, match="index 1"):
+    with pytest.raises(IndexError, match="worker: expected 0 to 0, got 1"):
         recorder.begin(fitting.acquire(), 1, 0)
 
 
