@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import os
-from typing import Any, Literal, NamedTuple, overload
+from typing import Literal, NamedTuple, overload
 
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import TensorDict, TensorDictBase
 
-from pycollect._core import Layout, Leaf, MemoryPool, Placement, SplitPlan
-from pycollect.batch import slab_tensors, to_tensordict
-from pycollect.layout import Key, dotted, dtype_name, torch_dtype
-
-NestedKey = str | tuple[str, ...]
-
-# Results of the last calls, used again once their last view is gone: two, because a caller often
-# holds one while the next is made.
-_memory = MemoryPool(2, os.environ.get("PYCOLLECT_POISON") == "1")
+from pycollect._core import Leaf, SplitPlan
+from pycollect.batch import to_tensordict
+from pycollect.layout import Key, dotted, dtype_name
+from pycollect.leaves import (
+    NestedKey,
+    allocate,
+    any_of,
+    as_int64,
+    as_key,
+    as_signal,
+    flatten,
+    is_plain,
+    meta_keys,
+    restore_nested,
+)
 
 
 class FlatTrajectories(NamedTuple):
@@ -84,7 +89,7 @@ def split_trajectories(
             them. With it, dones do not cut unless `done_key` is given too. If there is no such
             entry, it is written: the trajectories numbered from 0.
         done_key: the entry under "next" that ends a trajectory, default "done"; bool, of the
-            batch's shape or with a trailing 1.
+            batch's shape or with more dimensions, of which any flag ends it (one per agent, say).
         as_nested: only False. Nested tensors can be made from ``format="cat"``:
             ``torch.nested.nested_tensor_from_jagged(values, offsets)``.
         format: "padded" or "cat".
@@ -110,14 +115,14 @@ def split_trajectories(
         )
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
-    leaves, nested = _flatten(td)
-    ids_key, mask_key = _meta_keys(td, prefix, trajectory_key)
+    leaves, nested = flatten(td)
+    ids_key, mask_key = meta_keys(td, prefix, trajectory_key)
     ids = leaves.get(ids_key)
     done = _done(leaves, done_key, needed=ids is None, wanted=trajectory_key is None)
     plan = SplitPlan(
-        _signal(done),
-        _signal(_as_int64(ids_key, ids)),
-        _signal(leaves.pop(mask_key, None)),
+        as_signal(None if done is None else any_of(done, td.ndim)),
+        as_signal(as_int64(ids_key, ids)),
+        as_signal(leaves.pop(mask_key, None)),
         batch_dims=td.ndim,
     )
     form = _Padded(plan, td) if format == "padded" else _Flat(plan, td)
@@ -126,7 +131,7 @@ def split_trajectories(
     if isinstance(form, _Padded):
         tensors[mask_key] = form.mask
     result = to_tensordict(tensors, form.lead, td.device)
-    _restore_nested(result, nested, form.lead, td.ndim)
+    restore_nested(result, nested, form.lead, td.ndim)
     if isinstance(form, _Padded):
         return result
     return FlatTrajectories(result, torch.from_numpy(plan.offsets), torch.from_numpy(plan.lengths))
@@ -190,8 +195,8 @@ class _Flat:
 def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
     """Every leaf in its new form, in the order of `leaves`."""
     ndim = len(form.batch_shape)
-    plain = {key: leaf.detach() for key, leaf in leaves.items() if _is_plain(leaf)}
-    result = _allocate(
+    plain = {key: leaf.detach() for key, leaf in leaves.items() if is_plain(leaf)}
+    result = allocate(
         form.lead, [Leaf(k, dtype_name(x.dtype), tuple(x.shape[ndim:])) for k, x in plain.items()]
     )
     form.write(list(plain.values()), list(result.values()))
@@ -206,104 +211,11 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
     return {key: result[key] for key in leaves}
 
 
-def _allocate(lead: tuple[int, ...], leaves: list[Leaf]) -> dict[Key, torch.Tensor]:
-    """Uninitialised tensors [*lead, *frame], all in one block of memory that each keeps alive."""
-    if not leaves or 0 in lead:
-        return {
-            leaf.key: torch.empty((*lead, *leaf.shape), dtype=torch_dtype(leaf.dtype))
-            for leaf in leaves
-        }
-    envs, steps = lead if len(lead) == 2 else (1, *lead)
-    slab = _memory.acquire(Placement(Layout(leaves), 1, envs, steps))
-    return slab_tensors(slab, lead, [leaf.key for leaf in leaves])
-
-
-def _is_plain(leaf: torch.Tensor) -> bool:
-    """Whether the core can read it, and nothing is lost if it does."""
-    return (
-        leaf.device.type == "cpu"
-        and not (leaf.requires_grad and torch.is_grad_enabled())
-        and not leaf.is_conj()
-        and not leaf.is_neg()
-        and _is_numeric(leaf.dtype)
-    )
-
-
-def _is_numeric(dtype: torch.dtype) -> bool:
-    try:
-        dtype_name(dtype)
-    except ValueError:
-        return False
-    return True
-
-
-def _flatten(td: TensorDictBase) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Size]]:
-    """The leaves by key path, and the batch sizes of the nested TensorDicts."""
-    leaves: dict[Key, torch.Tensor] = {}
-    nested: dict[Key, torch.Size] = {}
-
-    def visit(node: TensorDictBase, path: Key) -> None:
-        for name, value in node.items():
-            key = (*path, name)
-            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-                leaves[key] = value
-            elif isinstance(value, TensorDictBase) and not _is_non_tensor(value):
-                nested[key] = value.batch_size
-                visit(value, key)
-            else:
-                raise TypeError(
-                    f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
-                    f"leave it out by td.exclude({key!r})"
-                )
-
-    visit(td, ())
-    return leaves, nested
-
-
-def _is_non_tensor(value: Any) -> bool:
-    return bool(getattr(value, "_is_non_tensor", False))
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor) and not is_tensor_collection(value):
-        return f"a tensor of layout {value.layout}"
-    return type(value).__name__
-
-
-def _restore_nested(
-    result: TensorDict, nested: dict[Key, torch.Size], lead: tuple[int, ...], ndim: int
-) -> None:
-    """Nested TensorDicts keep the batch dimensions that they have beyond the root's."""
-    for key, size in nested.items():
-        target = (*lead, *size[ndim:])
-        if key not in result.keys(include_nested=True):
-            result.set(key, TensorDict({}, batch_size=target))
-        elif len(size) > ndim:
-            result.get(key).batch_size = torch.Size(target)
-
-
-def _as_key(key: NestedKey) -> Key:
-    return (key,) if isinstance(key, str) else tuple(key)
-
-
-def _meta_keys(
-    td: TensorDictBase, prefix: NestedKey | None, trajectory_key: NestedKey | None
-) -> tuple[Key, Key]:
-    """Where the ids and the mask lie."""
-    if trajectory_key is not None:
-        key = _as_key(trajectory_key)
-        return key, (*key[:-1], "mask")
-    if prefix is None:
-        prefix = ("collector",) if "collector" in td.keys() else ()  # noqa: SIM118 (not a dict)
-    base = _as_key(prefix)
-    return (*base, "traj_ids"), (*base, "mask")
-
-
 def _done(
     leaves: dict[Key, torch.Tensor], done_key: NestedKey | None, *, needed: bool, wanted: bool
 ) -> torch.Tensor | None:
     """The done flags under "next"; None where they do not cut."""
-    key = _as_key("done" if done_key is None else done_key)
+    key = as_key("done" if done_key is None else done_key)
     key = key if key[0] == "next" else ("next", *key)
     if done_key is None and not needed:
         return leaves.get(key) if wanted else None
@@ -313,16 +225,3 @@ def _done(
             + (", or trajectory ids, in the batch, got neither" if needed else " in the batch")
         )
     return leaves[key]
-
-
-def _as_int64(key: Key, ids: torch.Tensor | None) -> torch.Tensor | None:
-    if ids is None:
-        return None
-    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
-        raise ValueError(f"{dotted(key)}: expected integers, got {ids.dtype}")
-    return ids.to(torch.int64)
-
-
-def _signal(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """As the core can read it."""
-    return None if tensor is None else tensor.detach().cpu()

@@ -176,6 +176,17 @@ def test_keys_can_be_told() -> None:
     assert elsewhere["stats", "mask"].shape == (2, 4)
 
 
+def test_several_flags_per_frame_end_a_trajectory_together() -> None:
+    td = TensorDict({"x": torch.arange(4)}, [4])
+    done = torch.tensor([[0, 0], [0, 1], [0, 0], [1, 1]], dtype=torch.bool)
+    td["next", "agents", "done"] = done.unsqueeze(-1)
+    out = split_trajectories(td, done_key=("agents", "done"))
+    assert out["x"].tolist() == [[0, 1], [2, 3]]
+    td["next", "done"] = done
+    td["collector", "traj_ids"] = torch.zeros(4, dtype=torch.int64)
+    assert split_trajectories(td)["x"].tolist() == [[0, 1], [2, 3]]
+
+
 def test_any_strides() -> None:
     td = make((4, 3, 10), 2)
     for view in (
@@ -263,10 +274,10 @@ def test_bad_input_is_named() -> None:
     floats["collector", "traj_ids"] = torch.zeros(2, 6)
     with pytest.raises(ValueError, match=r"collector\.traj_ids: expected integers"):
         split_trajectories(floats)
-    wide = td.clone()
-    wide["next", "done"] = torch.zeros(2, 6, 2, dtype=torch.bool)
+    numbers = td.clone()
+    numbers["next", "done"] = torch.zeros(2, 6, 1)
     with pytest.raises(ValueError, match=r"done: expected bool of shape \[2, 6\]"):
-        split_trajectories(wide)
+        split_trajectories(numbers)
     foreign = td.exclude("collector")
     foreign["mask"] = torch.zeros(2, 6, 4)
     with pytest.raises(ValueError, match="mask: expected bool"):

@@ -1,0 +1,135 @@
+"""A TensorDict's leaves by key path: taken apart, as the core reads them, and put together."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+
+from pycollect._core import Layout, Leaf, MemoryPool, Placement
+from pycollect.batch import slab_tensors
+from pycollect.layout import Key, dotted, dtype_name, torch_dtype
+
+NestedKey = str | tuple[str, ...]
+
+# Results of the last calls, used again once their last view is gone: two, because a caller often
+# holds one while the next is made.
+_memory = MemoryPool(2, os.environ.get("PYCOLLECT_POISON") == "1")
+
+
+def flatten(td: TensorDictBase) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Size]]:
+    """The leaves by key path, and the batch sizes of the nested TensorDicts."""
+    leaves: dict[Key, torch.Tensor] = {}
+    nested: dict[Key, torch.Size] = {}
+
+    def visit(node: TensorDictBase, path: Key) -> None:
+        for name, value in node.items():
+            key = (*path, name)
+            if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+                leaves[key] = value
+            elif isinstance(value, TensorDictBase) and not _is_non_tensor(value):
+                nested[key] = value.batch_size
+                visit(value, key)
+            else:
+                raise TypeError(
+                    f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
+                    f"leave it out by td.exclude({key!r})"
+                )
+
+    visit(td, ())
+    return leaves, nested
+
+
+def restore_nested(
+    result: TensorDict, nested: dict[Key, torch.Size], lead: tuple[int, ...], ndim: int
+) -> None:
+    """Nested TensorDicts keep the batch dimensions that they have beyond the root's."""
+    for key, size in nested.items():
+        target = (*lead, *size[ndim:])
+        if key not in result.keys(include_nested=True):
+            result.set(key, TensorDict({}, batch_size=target))
+        elif len(size) > ndim:
+            result.get(key).batch_size = torch.Size(target)
+
+
+def allocate(lead: tuple[int, ...], leaves: list[Leaf]) -> dict[Key, torch.Tensor]:
+    """Uninitialised tensors [*lead, *frame], all in one block of memory that each keeps alive."""
+    if not leaves or 0 in lead:
+        return {
+            leaf.key: torch.empty((*lead, *leaf.shape), dtype=torch_dtype(leaf.dtype))
+            for leaf in leaves
+        }
+    envs, steps = lead if len(lead) == 2 else (1, *lead)
+    slab = _memory.acquire(Placement(Layout(leaves), 1, envs, steps))
+    return slab_tensors(slab, lead, [leaf.key for leaf in leaves])
+
+
+def is_plain(leaf: torch.Tensor) -> bool:
+    """Whether the core can read it, and nothing is lost if it does."""
+    return (
+        leaf.device.type == "cpu"
+        and not (leaf.requires_grad and torch.is_grad_enabled())
+        and not leaf.is_conj()
+        and not leaf.is_neg()
+        and _is_numeric(leaf.dtype)
+    )
+
+
+def _is_numeric(dtype: torch.dtype) -> bool:
+    try:
+        dtype_name(dtype)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_non_tensor(value: Any) -> bool:
+    return bool(getattr(value, "_is_non_tensor", False))
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor) and not is_tensor_collection(value):
+        return f"a tensor of layout {value.layout}"
+    return type(value).__name__
+
+
+def as_key(key: NestedKey) -> Key:
+    """The key as a path."""
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def meta_keys(
+    td: TensorDictBase, prefix: NestedKey | None, trajectory_key: NestedKey | None
+) -> tuple[Key, Key]:
+    """Where the ids and the mask lie."""
+    if trajectory_key is not None:
+        key = as_key(trajectory_key)
+        return key, (*key[:-1], "mask")
+    if prefix is None:
+        prefix = ("collector",) if "collector" in td.keys() else ()  # noqa: SIM118 (not a dict)
+    base = as_key(prefix)
+    return (*base, "traj_ids"), (*base, "mask")
+
+
+def as_int64(key: Key, ids: torch.Tensor | None) -> torch.Tensor | None:
+    """Trajectory ids as the core reads them; ValueError where they are no integers."""
+    if ids is None:
+        return None
+    if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise ValueError(f"{dotted(key)}: expected integers, got {ids.dtype}")
+    return ids.to(torch.int64)
+
+
+def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
+    """Flags of `ndim` batch dimensions, and perhaps ones: of several flags per frame, is any set?
+
+    So a group of agents ends where one of them does.
+    """
+    return done.flatten(ndim).any(-1) if done.shape[ndim:].numel() > 1 else done
+
+
+def as_signal(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """As the core can read it."""
+    return None if tensor is None else tensor.detach().cpu()
