@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 _Array: TypeAlias = Any
 _Key: TypeAlias = tuple[str, ...]
+_Address: TypeAlias = tuple[int, int, int, int, int]
 _Tensor = TypeVar("_Tensor")
 
 @final
@@ -114,6 +115,7 @@ class Slab:
 
     Attributes:
         generation: the how many-th lending of this memory it is, from 1.
+        memory: what it lies in, which others may hold too.
     """
 
     @property
@@ -122,6 +124,8 @@ class Slab:
     def bytes(self) -> int: ...
     @property
     def generation(self) -> int: ...
+    @property
+    def memory(self) -> Memory: ...
     def array(self) -> npt.NDArray[np.uint8]:
         """All of it, headers included, writable; the array holds the slab."""
 
@@ -182,6 +186,98 @@ class MemoryPool:
 
     def __init__(self, max_free: int, poison: bool = False) -> None: ...
     def acquire(self, placement: Placement) -> Slab: ...
+    def stats(self) -> PoolStats: ...
+
+class SharedMemoryError(RuntimeError):
+    """The system does not permit shared memory here, or not between these two processes."""
+
+def shared_memory_why_not() -> str:
+    """Why this process cannot share memory with its workers; empty where it can.
+
+    It tries one page. A worker can still find that it may not: `Memory.attach` raises then.
+    """
+
+def available_memory() -> tuple[int, str]:
+    """How many bytes can still be taken, and whose limit that is: "MemAvailable", for one.
+
+    The least of what the machine has available, what memory cgroups leave, and this process's
+    limits.
+    """
+
+@final
+class Memory:
+    """A block of host memory; where it is shared, other processes of the same user can attach it.
+
+    Attributes:
+        address: (pid, fd, inode, offset, bytes), where another process finds it; None for memory
+            that is not shared.
+    """
+
+    @staticmethod
+    def share(bytes: int) -> Memory:
+        """New shared memory without a name, zeroed and touched.
+
+        Raises:
+            SharedMemoryError: it is not permitted here.
+            ValueError: memory cannot hold it; with both numbers.
+        """
+
+    @staticmethod
+    def attach(address: _Address) -> Memory:
+        """Another process's shared memory, mapped here until its last holder lets go.
+
+        Raises:
+            SharedMemoryError: it cannot be opened, or its creator has let it go.
+        """
+
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def address(self) -> _Address | None: ...
+    def array(self) -> npt.NDArray[np.uint8]:
+        """All of it, writable; the array holds the memory."""
+
+    def slab(self, placement: Placement, generation: int) -> Slab:
+        """This memory seen as a slab that another process has lent; its end recycles nothing.
+
+        Raises:
+            ValueError: the memory is smaller than the placement.
+        """
+
+@final
+class SharedSlabPool:
+    """A fixed number of shared slabs that workers write and users get. Thread-safe.
+
+    Args:
+        working: slabs for the workers, at least 1.
+        spare: slabs that may be the user's at a time; past that, batches are delivered as copies.
+        poison: fill each block with 0xA5 when it comes back.
+
+    Attributes:
+        copied: how many batches were delivered as private copies.
+
+    Raises:
+        SharedMemoryError: shared memory is not permitted here.
+        ValueError: memory cannot hold the slabs; with both numbers.
+    """
+
+    def __init__(
+        self, placement: Placement, working: int, spare: int, poison: bool = False
+    ) -> None: ...
+    def acquire(self) -> Slab | None:
+        """A free slab, or None where all are in use; its contents are whatever was there."""
+
+    def deliver(self, slab: Slab) -> Slab:
+        """That slab for the user to keep, or a private copy where too few would remain.
+
+        Raises:
+            ValueError: a slab that this pool has not lent.
+        """
+
+    @property
+    def placement(self) -> Placement: ...
+    @property
+    def copied(self) -> int: ...
     def stats(self) -> PoolStats: ...
 
 @final

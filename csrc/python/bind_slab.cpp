@@ -32,6 +32,7 @@ void bind_slab(py::module_& module) {
       .def_property_readonly("placement", &Slab::placement)
       .def_property_readonly("bytes", &Slab::bytes)
       .def_property_readonly("generation", &Slab::generation)
+      .def_property_readonly("memory", &Slab::memory)
       .def("array", &bytes_of, "The slab's bytes as a writable uint8 array that holds the slab.")
       .def("header", &header_of, py::arg("row") = 0,
            "The checked header of that worker's rollout; ValueError if it does not fit.")

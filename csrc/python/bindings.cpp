@@ -4,6 +4,7 @@ PYBIND11_MODULE(_core, module) {
   using namespace pycollect::python;
   module.doc() = "The compiled core of pycollect.";
   bind_layout(module);
+  bind_shared(module);
   bind_slab(module);
   bind_recorder(module);
   bind_assemble(module);

@@ -34,8 +34,9 @@ std::shared_ptr<Memory> Memory::allocate(std::int64_t bytes) {
   return std::make_shared<Memory>(data, bytes, [](std::byte* p) { std::free(p); });
 }
 
-Memory::Memory(std::byte* data, std::int64_t bytes, Deleter deleter)
-    : data_(data), bytes_(bytes), deleter_(std::move(deleter)) {
+Memory::Memory(std::byte* data, std::int64_t bytes, Deleter deleter,
+               std::optional<SharedAddress> address)
+    : data_(data), bytes_(bytes), deleter_(std::move(deleter)), address_(address) {
   if (reinterpret_cast<std::uintptr_t>(data) % 64 != 0) {
     throw std::invalid_argument("memory: expected an address that is a multiple of 64");
   }

@@ -8,11 +8,23 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "pycollect/layout.h"
 
 namespace pycollect {
+
+// Where another process finds shared memory, see shared_memory.h. Its creator's process id and file
+// descriptor lead there; the inode tells whether they still mean the same.
+struct SharedAddress {
+  std::int64_t pid = 0;
+  std::int64_t fd = 0;
+  std::uint64_t inode = 0;
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+  friend bool operator==(const SharedAddress&, const SharedAddress&) = default;
+};
 
 // A block of host memory, 64-byte aligned, freed by its own deleter.
 class Memory {
@@ -24,18 +36,22 @@ class Memory {
 
   // Memory that somebody else made (pinned or shared). Throws std::invalid_argument unless data is
   // 64-byte aligned.
-  Memory(std::byte* data, std::int64_t bytes, Deleter deleter);
+  Memory(std::byte* data, std::int64_t bytes, Deleter deleter,
+         std::optional<SharedAddress> address = std::nullopt);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
 
   std::byte* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
+  // For shared memory.
+  const std::optional<SharedAddress>& address() const { return address_; }
 
  private:
   std::byte* data_;
   std::int64_t bytes_;
   Deleter deleter_;
+  std::optional<SharedAddress> address_;
 };
 
 // A lease of memory that is laid out by a placement. Every holder of a pointer into it holds a

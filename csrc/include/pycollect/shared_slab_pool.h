@@ -1,0 +1,49 @@
+// SharedSlabPool: the slabs that worker processes write into, and that become batches.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "pycollect/memory_pool.h"
+#include "pycollect/slab_pool.h"
+
+namespace pycollect {
+
+class ThreadPool;
+
+// A fixed number of slabs in shared memory, made and touched at once. They go round: acquire()
+// gives one for workers to write, deliver() makes it the user's, the end of its last view brings
+// it back. Workers never wait for the user: of the slabs, `spare` may be the user's at a time, and
+// past that a batch is delivered as a private copy.
+//
+// Thread-safe, and returns like a MemoryPool's. The memory lives until the pool and every slab of
+// it are gone.
+class SharedSlabPool {
+ public:
+  // `working` slabs for the workers and `spare` for the user. Throws as share_memory() does, and
+  // std::invalid_argument unless there is at least one for the workers. `poison` as for a
+  // MemoryPool.
+  SharedSlabPool(Placement placement, std::int64_t working, std::int64_t spare, bool poison);
+
+  // A free slab, or null where all are in use: the workers' share is. Its contents are whatever was
+  // there; its memory has an address for attach_memory().
+  std::shared_ptr<Slab> acquire();
+
+  // The batch that was written into a slab of this pool, in memory that the user may keep: that
+  // slab itself or a private copy of it. Throws std::invalid_argument for a slab of another pool.
+  std::shared_ptr<Slab> deliver(ThreadPool& threads, const std::shared_ptr<Slab>& slab);
+
+  const Placement& placement() const { return *placement_; }
+  // Of the shared slabs.
+  PoolStats stats() const;
+  // Batches that were delivered as private copies so far.
+  std::int64_t copied() const;
+
+ private:
+  struct State;
+  std::shared_ptr<const Placement> placement_;
+  std::shared_ptr<State> state_;
+  SlabPool copies_;
+};
+
+}  // namespace pycollect

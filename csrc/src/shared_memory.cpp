@@ -1,0 +1,177 @@
+#include "pycollect/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "pycollect/checked.h"
+#include "pycollect/memory_limits.h"
+
+// Newer than some C libraries' headers.
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace pycollect {
+namespace {
+
+SharedMemoryError failed(const std::string& call) {
+  return SharedMemoryError("shared memory: " + call + ": " + std::strerror(errno));
+}
+
+class File {
+ public:
+  explicit File(int fd) : fd_(fd) {}
+  ~File() {
+    if (fd_ >= 0) {
+      close(fd_);
+    }
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+
+  int fd() const { return fd_; }
+  struct stat status() const {
+    struct stat result{};
+    if (fstat(fd_, &result) != 0) {
+      throw failed("fstat");
+    }
+    return result;
+  }
+
+ private:
+  int fd_;
+};
+
+std::shared_ptr<File> create_file() {
+  const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  int fd = memfd_create("pycollect", flags | MFD_NOEXEC_SEAL);
+  if (fd < 0 && errno == EINVAL) {  // before Linux 6.3
+    fd = memfd_create("pycollect", flags);
+  }
+  if (fd < 0) {
+    throw failed("memfd_create");
+  }
+  auto file = std::make_shared<File>(fd);
+  if (fchmod(fd, 0600) != 0) {
+    throw failed("fchmod");
+  }
+  return file;
+}
+
+std::byte* map(int fd, std::int64_t offset, std::int64_t bytes, int flags) {
+  void* data = mmap(nullptr, static_cast<std::size_t>(bytes), PROT_READ | PROT_WRITE,
+                    MAP_SHARED | flags, fd, static_cast<off_t>(offset));
+  if (data == MAP_FAILED) {
+    throw failed("mmap of " + std::to_string(bytes) + " bytes");
+  }
+  return static_cast<std::byte*>(data);
+}
+
+// Takes every page now. Asked for by one call, a lack of memory is an error; found on first touch,
+// it would be a signal.
+void touch(std::byte* data, std::int64_t bytes) {
+  const auto size = static_cast<std::size_t>(bytes);
+  madvise(data, size, MADV_HUGEPAGE);  // only a wish
+  if (madvise(data, size, MADV_POPULATE_WRITE) == 0) {
+    return;
+  }
+  if (errno != EINVAL) {
+    throw failed("touching " + std::to_string(bytes) + " bytes");
+  }
+  for (std::int64_t at = 0; at < bytes; at += whole_pages(1)) {  // before Linux 5.14
+    *reinterpret_cast<volatile std::byte*>(data + at) = std::byte{0};
+  }
+}
+
+Memory::Deleter unmapping(std::int64_t bytes, std::shared_ptr<File> file = nullptr) {
+  return [bytes, file = std::move(file)](std::byte* data) {
+    munmap(data, static_cast<std::size_t>(bytes));
+  };
+}
+
+std::string path_of(const SharedAddress& address) {
+  return "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
+}
+
+}  // namespace
+
+std::int64_t whole_pages(std::int64_t n) {
+  const std::int64_t page = sysconf(_SC_PAGESIZE);
+  return checked_mul((checked_add(n, page) - 1) / page, page);
+}
+
+std::string shared_memory_why_not() {
+  if (prctl(PR_GET_DUMPABLE) == 0 && geteuid() != 0) {
+    return "shared memory: this process is not dumpable, so that no other may look into it";
+  }
+  try {
+    const auto memory = share_memory(1);
+    attach_memory(*memory->address());
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+std::shared_ptr<Memory> share_memory(std::int64_t bytes) {
+  const std::int64_t size = whole_pages(std::max<std::int64_t>(bytes, 1));
+  check_available(size);
+  const std::shared_ptr<File> file = create_file();
+  if (ftruncate(file->fd(), static_cast<off_t>(size)) != 0) {
+    throw failed("ftruncate to " + std::to_string(size) + " bytes");
+  }
+  // Nobody can shrink it under those who have mapped it.
+  if (fcntl(file->fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    throw failed("fcntl(F_ADD_SEALS)");
+  }
+  const SharedAddress address{getpid(), file->fd(), file->status().st_ino, 0, bytes};
+  std::byte* data = map(file->fd(), 0, size, 0);
+  auto memory = std::make_shared<Memory>(data, bytes, unmapping(size, file), address);
+  touch(data, size);
+  return memory;
+}
+
+std::shared_ptr<Memory> part_of(const std::shared_ptr<Memory>& memory, std::int64_t offset,
+                                std::int64_t bytes) {
+  if (!memory->address() || offset < 0 || bytes < 0 || offset != whole_pages(offset) ||
+      checked_add(offset, bytes) > memory->bytes()) {
+    throw std::invalid_argument("part: expected whole pages within shared memory of " +
+                                std::to_string(memory->bytes()) + " bytes, got offset " +
+                                std::to_string(offset) + " and " + std::to_string(bytes) +
+                                " bytes");
+  }
+  SharedAddress address = *memory->address();
+  address.offset += offset;
+  address.bytes = bytes;
+  return std::make_shared<Memory>(memory->data() + offset, bytes, [memory](std::byte*) {}, address);
+}
+
+std::shared_ptr<Memory> attach_memory(const SharedAddress& address) {
+  const File file(open(path_of(address).c_str(), O_RDWR | O_CLOEXEC));
+  if (file.fd() < 0) {
+    throw failed("open " + path_of(address));
+  }
+  const struct stat status = file.status();
+  const std::int64_t offset = address.offset;
+  if (status.st_ino != address.inode || offset < 0 || address.bytes < 0 ||
+      offset != whole_pages(offset) || checked_add(offset, address.bytes) > status.st_size) {
+    throw SharedMemoryError("shared memory: " + path_of(address) +
+                            " is no longer what it was: its creator has let it go");
+  }
+  const std::int64_t size = whole_pages(std::max<std::int64_t>(address.bytes, 1));
+  std::byte* data = map(file.fd(), offset, size, MAP_POPULATE);
+  return std::make_shared<Memory>(data, address.bytes, unmapping(size), address);
+}
+
+}  // namespace pycollect

@@ -1,0 +1,179 @@
+"""Shared memory between real processes: who sees it, who cannot, and what is left behind."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pycollect._core import (
+    Layout,
+    Leaf,
+    Memory,
+    Placement,
+    SharedMemoryError,
+    SharedSlabPool,
+    available_memory,
+    shared_memory_why_not,
+)
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def placement() -> Placement:
+    return Placement(Layout([Leaf(("a",), "float32", (3,))]), 2, 1, 5)
+
+
+def run_in_process(target: Any, *arguments: Any) -> Any:
+    """What `target` sends from a spawned process."""
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=target, args=(theirs, *arguments))
+    process.start()
+    theirs.close()
+    try:
+        assert ours.poll(60)
+        return ours.recv()
+    finally:
+        process.join(60)
+        assert process.exitcode is not None
+
+
+def fill_slab(pipe: Connection, address: Any, generation: int) -> None:
+    slab = Memory.attach(address).slab(placement(), generation)
+    slab.array()[:] = 7
+    pipe.send(slab.generation)
+
+
+def attach_error(pipe: Connection, address: Any) -> None:
+    try:
+        Memory.attach(address)
+    except SharedMemoryError as error:
+        pipe.send(str(error))
+    else:
+        pipe.send("attached")
+
+
+def share_and_wait(pipe: Connection) -> None:
+    memory = Memory.share(1000)
+    memory.array()[:] = 3
+    pipe.send(memory.address)
+    pipe.recv()
+
+
+def test_a_worker_writes_into_the_drivers_slab() -> None:
+    assert shared_memory_why_not() == ""
+    pool = SharedSlabPool(placement(), 1, 1)
+    slab = pool.acquire()
+    assert slab is not None
+    assert run_in_process(fill_slab, slab.memory.address, slab.generation) == slab.generation
+    assert (slab.array() == 7).all()
+    pool_bytes = slab.memory.bytes
+    assert pool_bytes == placement().bytes
+
+
+def test_memory_whose_creator_let_it_go_cannot_be_attached() -> None:
+    address = Memory.share(1000).address
+    assert "shared memory: " in run_in_process(attach_error, address)
+
+
+def test_a_killed_creator_leaves_nothing_but_what_others_hold() -> None:
+    before = set(os.listdir("/dev/shm"))
+    ours, theirs = SPAWN.Pipe()
+    process = SPAWN.Process(target=share_and_wait, args=(theirs,))
+    process.start()
+    address = ours.recv()
+    memory = Memory.attach(address)
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(60)
+    assert (memory.array() == 3).all()
+    with pytest.raises(SharedMemoryError):
+        Memory.attach(address)
+    assert set(os.listdir("/dev/shm")) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+def test_another_user_cannot_open_it() -> None:
+    memory = Memory.share(1000)
+    assert memory.address is not None
+    pid, fd, *_ = memory.address
+    path = f"/proc/{pid}/fd/{fd}"
+    assert subprocess.run(["head", "-c1", path], capture_output=True).stdout == b"\0"
+    nobody = subprocess.run(["head", "-c1", path], user=65534, group=65534, capture_output=True)
+    assert nobody.returncode != 0
+    assert nobody.stdout == b""
+
+
+def test_too_large_sizes_are_refused_with_both_numbers() -> None:
+    limit, source = available_memory()
+    assert limit > 0
+    assert source
+    wanted = 1 << 60
+    with pytest.raises(ValueError, match=rf"expected at most \d+ bytes .*, got {wanted}"):
+        Memory.share(wanted)
+    with pytest.raises(ValueError, match="expected at most"):
+        SharedSlabPool(placement(), 1 << 50, 0)
+
+
+def test_a_limit_of_address_space_is_heeded() -> None:
+    code = (
+        "import resource; from pycollect._core import Memory\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**32, 2**32)); Memory.share(2**33)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "(RLIMIT_AS), got 8589934592" in result.stderr
+
+
+def test_no_descriptor_is_left() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        pool = SharedSlabPool(placement(), 2, 1)
+        slab = pool.acquire()
+        assert slab is not None
+        Memory.attach(slab.memory.address)  # type: ignore[arg-type]
+        del pool, slab
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_where_no_descriptor_can_be_had_it_says_why_not() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    try:
+        why_not = shared_memory_why_not()
+        with pytest.raises(SharedMemoryError, match="memfd_create: Too many open files"):
+            Memory.share(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert "memfd_create: Too many open files" in why_not
+
+
+def test_users_who_keep_batches_get_copies() -> None:
+    pool = SharedSlabPool(placement(), 2, 1)
+    kept = []
+    for value in range(5):
+        slab = pool.acquire()
+        assert slab is not None
+        slab.array()[:] = value
+        kept.append(pool.deliver(slab).array())
+        del slab
+    assert pool.copied == 4
+    assert pool.stats().free == 2
+    for value, array in enumerate(kept):
+        np.testing.assert_array_equal(array, np.full_like(array, value))
+
+
+def test_private_memory_has_no_address() -> None:
+    pool = SharedSlabPool(placement(), 1, 0)
+    slab = pool.acquire()
+    assert slab is not None
+    copy = pool.deliver(slab)
+    assert copy.memory.address is None
+    assert slab.memory.address is not None
