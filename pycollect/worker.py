@@ -256,6 +256,7 @@ class Worker:
             np.random.default_rng(np.random.SeedSequence(root, spawn_key=(self.index, p)))
             for p in range(self.env.num_envs)
         ]
+        self._runner.forget()
         with self._settings():
             self._recorder.restart(self.env.reset(seeds))
         self._must_reset, self._fresh = False, True

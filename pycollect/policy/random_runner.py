@@ -54,6 +54,9 @@ class RandomRunner:
         self._steps = max(steps, 1) if self._sampler.ahead else 1
         self._rows = []
 
+    def forget(self) -> None:
+        """Random actions note nothing for the next one."""
+
     def act(self) -> tuple[torch.Tensor, ...]:
         """The next step's actions, in memory of their own, and zeros for other outputs."""
         if not self._rows:

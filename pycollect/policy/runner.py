@@ -84,6 +84,7 @@ class PolicyRunner:
         self._env = env
         self._current = {leaf.key: current[leaf.key] for leaf in env.observation}
         self._given = dict(self._current)
+        self._private: dict[Key, Any] = {}  # what the policy, given a TensorDict, noted there last
         self._watched: tuple[nn.Module, ...] = ()
         self._samples: Samples = {}
         self.outputs: tuple[Leaf, ...] = ()
@@ -124,6 +125,10 @@ class PolicyRunner:
         with torch.no_grad():
             self._bind(self._program())
 
+    def forget(self) -> None:
+        """Drop what the policy noted for its next call under keys that begin with "_"."""
+        self._private = {}
+
     def _program(self) -> Program | None:
         """The policy taken apart, None where it is to be called with a TensorDict."""
         policy = self.policy
@@ -150,7 +155,9 @@ class PolicyRunner:
         nexts = {("next", *key) for key in forms}
         self._check_written(key for key in written if key not in nexts)
         known = (*self._current, *forms)
-        if IS_INIT in (read or ()) and not _overlaps(IS_INIT, known):
+        if (IS_INIT in (read or ()) or _asks_for_is_init(self.policy)) and not _overlaps(
+            IS_INIT, known
+        ):
             self._give_is_init()
         if program is None:  # what it reads may be a part of the TensorDict, or its own output
             read = [key for key in read or () if not _overlaps(key, (*known, *written))]
@@ -346,8 +353,10 @@ class PolicyRunner:
         expected = {key for key in keys if key not in self._carried}
 
         def act() -> tuple[torch.Tensor, ...]:
-            out = self._call_with(self._tensordict())
-            came = {key for key in self._new_keys(out) if is_delivered(key) or key in expected}
+            out = self._call_with(self._tensordict().update(self._private))
+            new = self._new_keys(out)
+            self._private = {key: out.get(key) for key in new if not is_delivered(key)}
+            came = {key for key in new if is_delivered(key) or key in expected}
             if came != expected:
                 raise PolicyOutputError(
                     f"policy: expected the output key(s) {show_all(keys)}, as at construction; "
@@ -463,6 +472,12 @@ def _overlaps(key: Key, others: Iterable[Key]) -> bool:
 def _holds(key: Key, leaves: Iterable[Key]) -> bool:
     """True if a leaf lies inside the key."""
     return any(len(leaf) > len(key) and leaf[: len(key)] == key for leaf in leaves)
+
+
+def _asks_for_is_init(policy: Any) -> bool:
+    """True if a module names it apart from its in_keys, as TorchRL's noise processes do."""
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    return any(getattr(module, "is_init_key", None) == IS_INIT[0] for module in modules)
 
 
 def _source(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
