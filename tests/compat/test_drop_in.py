@@ -1,7 +1,7 @@
-"""One program, run with TorchRL's collectors and with ours: only the import differs.
+"""One program, run with TorchRL's RayCollector and with ours: only the import differs.
 
-Each episode begins alike, so that the two can be compared frame by frame; and so they can be where
-the environment is Gymnasium's own, which TorchRL has to wrap.
+Each episode begins alike, so that the two can be compared frame by frame. More programs, compared
+with TorchRL's collector in this process: `test_programs.py`.
 """
 
 from __future__ import annotations
@@ -72,29 +72,6 @@ def assert_alike(ours: TensorDictBase, theirs: TensorDictBase, skipped: tuple[An
         assert ours[key].shape == value.shape, key
         if key not in skipped:
             torch.testing.assert_close(ours[key], value, rtol=0, atol=1e-4, msg=str(key))
-
-
-@pytest.mark.parametrize("env", [MAKE_TORCHRL, MAKE_GYM], ids=["torchrl", "gymnasium"])
-@pytest.mark.parametrize(
-    "kwargs",
-    [
-        {},
-        {"max_frames_per_traj": 50},
-        {"max_frames_per_traj": 50, "reset_at_each_iter": True},
-        {"set_truncated": True},
-        {"device": "cpu", "storing_device": "cpu"},
-        {"postproc": lambda td: td.exclude("done")},
-    ],
-)
-def test_in_process(kwargs: dict[str, Any], env: Callable[[], Any]) -> None:
-    kwargs = {"frames_per_batch": FRAMES, "total_frames": 4 * FRAMES, **kwargs}
-    theirs = run(torchrl_collectors.Collector, MAKE_TORCHRL, **kwargs)
-    ours = run(pycollect.Collector, env, **kwargs)
-    assert len(ours) == len(theirs) == 4
-    # There, a trajectory that such a reset cuts goes on under its id.
-    skipped = (IDS,) if "reset_at_each_iter" in kwargs else ()
-    for our_batch, their_batch in zip(ours, theirs, strict=True):
-        assert_alike(our_batch, their_batch, skipped)
 
 
 @pytest.mark.ray
