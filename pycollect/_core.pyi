@@ -281,6 +281,99 @@ class SharedSlabPool:
     def stats(self) -> PoolStats: ...
 
 @final
+class SharedNumber:
+    """A number from 0 on that other threads, and the processes that share its memory, see."""
+
+    value: int
+    def __init__(self) -> None: ...
+
+@final
+class Bell:
+    """What all workers of a driver ring, and what it sleeps on. Thread-safe.
+
+    Attributes:
+        count: how often it was rung.
+    """
+
+    def __init__(self) -> None: ...
+    @property
+    def address(self) -> _Address: ...
+    @property
+    def count(self) -> int: ...
+    def ring(self) -> None: ...
+    def wait_ring(self, seen: int, seconds: float) -> bool:
+        """Sleep until `count` is no longer `seen`; return whether it is not.
+
+        It also ends after that time, and when a signal arrives.
+        """
+
+@final
+class Mailbox:
+    """The driver's end: short messages to one worker, and their answers, in order.
+
+    Args:
+        capacity: how many questions there may be whose answers were not taken.
+
+    Attributes:
+        address: for the WorkerMailbox.
+        asked: how many questions were asked: the last one's number.
+        has_answer: whether the oldest question whose answer was not taken has one.
+        ASK_BYTES: the longest question.
+        ANSWER_BYTES: the longest answer.
+    """
+
+    ASK_BYTES: int
+    ANSWER_BYTES: int
+    def __init__(self, capacity: int) -> None: ...
+    @property
+    def address(self) -> _Address: ...
+    @property
+    def asked(self) -> int: ...
+    @property
+    def has_answer(self) -> bool: ...
+    def ask(self, message: bytes) -> int:
+        """Ask, and return the question's number, from 1.
+
+        Raises:
+            ValueError: the message is too long.
+            RuntimeError: `capacity` is exhausted.
+        """
+
+    def take_answer(self) -> bytes:
+        """The answer to the oldest question that has none taken; RuntimeError if there is none."""
+
+    def stop(self, number: int) -> None:
+        """Rollouts of the questions up to that one are to end after their current step."""
+
+@final
+class WorkerMailbox:
+    """The worker's end, for one thread.
+
+    Attributes:
+        number: of the question that is to be answered next.
+        stop: up to which question rollouts are to end after their current step.
+    """
+
+    def __init__(self, mailbox: _Address, bell: _Address) -> None: ...
+    @property
+    def number(self) -> int: ...
+    @property
+    def stop(self) -> SharedNumber: ...
+    def wait_ask(self, seconds: float) -> bool:
+        """Sleep until there is a question; return whether there is. Ends as `Bell.wait_ring`."""
+
+    def question(self) -> bytes:
+        """The oldest question, which stays until it is answered; RuntimeError without one."""
+
+    def answer(self, message: bytes) -> None:
+        """Answer it, and ring.
+
+        Raises:
+            ValueError: the message is too long.
+            RuntimeError: there is no question.
+        """
+
+@final
 class Recorder:
     """Writes the steps of P envs into a slab. Not thread-safe.
 

@@ -1,8 +1,10 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <optional>
 #include <tuple>
 
+#include "address.h"
 #include "bindings.h"
 #include "interop.h"
 #include "pycollect/memory_limits.h"
@@ -13,20 +15,13 @@
 namespace pycollect::python {
 namespace {
 
-// (pid, fd, inode, offset, bytes): it travels to another process.
-using Address = std::tuple<std::int64_t, std::int64_t, std::uint64_t, std::int64_t, std::int64_t>;
-
 std::optional<Address> address_of(const Memory& memory) {
   const auto& address = memory.address();
-  if (!address) {
-    return std::nullopt;
-  }
-  return Address{address->pid, address->fd, address->inode, address->offset, address->bytes};
+  return address ? std::optional(to_python(*address)) : std::nullopt;
 }
 
 std::shared_ptr<Memory> attach(const Address& address) {
-  const auto [pid, fd, inode, offset, bytes] = address;
-  return attach_memory({pid, fd, inode, offset, bytes});
+  return attach_memory(from_python(address));
 }
 
 // All of it as a numpy array of bytes that holds the memory.

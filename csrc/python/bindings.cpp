@@ -6,6 +6,7 @@ PYBIND11_MODULE(_core, module) {
   bind_layout(module);
   bind_shared(module);
   bind_slab(module);
+  bind_mailbox(module);
   bind_recorder(module);
   bind_assemble(module);
   bind_split(module);

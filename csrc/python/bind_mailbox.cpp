@@ -1,0 +1,82 @@
+#include <pybind11/stl.h>
+
+#include <atomic>
+#include <span>
+#include <string_view>
+
+#include "address.h"
+#include "bindings.h"
+#include "pycollect/mailbox.h"
+
+namespace pycollect::python {
+
+namespace py = pybind11;
+
+namespace {
+
+std::span<const std::byte> view_of(const py::bytes& message) {
+  const std::string_view text = message;
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+py::bytes to_bytes(const Message& message) {
+  return {reinterpret_cast<const char*>(message.data()), message.size()};
+}
+
+}  // namespace
+
+void bind_mailbox(py::module_& module) {
+  using Release = py::call_guard<py::gil_scoped_release>;
+
+  using Number = std::atomic<std::uint64_t>;
+  py::class_<Number, SharedNumber>(module, "SharedNumber", "A number that others see at once.")
+      .def(py::init<>())
+      .def_property(
+          "value", [](const Number& self) { return self.load(); },
+          [](Number& self, std::uint64_t value) { self.store(value); });
+
+  py::class_<Bell>(module, "Bell", "What all workers of a driver ring.")
+      .def(py::init<>())
+      .def_property_readonly("address", [](const Bell& self) { return to_python(self.address()); })
+      .def_property_readonly("count", &Bell::count)
+      .def("ring", &Bell::ring)
+      .def(
+          "wait_ring",
+          [](const Bell& self, std::uint64_t seen, double seconds) {
+            return self.wait_ring(seen, Seconds(seconds));
+          },
+          py::arg("seen"), py::arg("seconds"), Release());
+
+  py::class_<Mailbox>(module, "Mailbox", "The driver's end of a mailbox.")
+      .def(py::init<std::int64_t>(), py::arg("capacity"))
+      .def_property_readonly("address",
+                             [](const Mailbox& self) { return to_python(self.address()); })
+      .def_property_readonly("asked", &Mailbox::asked)
+      .def(
+          "ask", [](Mailbox& self, const py::bytes& message) { return self.ask(view_of(message)); },
+          py::arg("message"))
+      .def_property_readonly("has_answer", &Mailbox::has_answer)
+      .def("take_answer", [](Mailbox& self) { return to_bytes(self.take_answer()); })
+      .def("stop", &Mailbox::stop, py::arg("number"))
+      .def_readonly_static("ASK_BYTES", &kAskBytes)
+      .def_readonly_static("ANSWER_BYTES", &kAnswerBytes);
+
+  py::class_<WorkerMailbox>(module, "WorkerMailbox", "The worker's end of a mailbox.")
+      .def(py::init([](const Address& mailbox, const Address& bell) {
+             return WorkerMailbox(from_python(mailbox), from_python(bell));
+           }),
+           py::arg("mailbox"), py::arg("bell"))
+      .def(
+          "wait_ask",
+          [](const WorkerMailbox& self, double seconds) { return self.wait_ask(Seconds(seconds)); },
+          py::arg("seconds"), Release())
+      .def("question", [](const WorkerMailbox& self) { return to_bytes(self.question()); })
+      .def_property_readonly("number", &WorkerMailbox::number)
+      .def(
+          "answer",
+          [](WorkerMailbox& self, const py::bytes& message) { self.answer(view_of(message)); },
+          py::arg("message"))
+      .def_property_readonly("stop", &WorkerMailbox::stop);
+}
+
+}  // namespace pycollect::python

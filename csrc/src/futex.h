@@ -1,0 +1,42 @@
+// Sleeping on a number in memory that several processes may have mapped.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <bit>
+#include <chrono>
+#include <climits>
+#include <cmath>
+#include <cstdint>
+#include <ctime>
+
+namespace pycollect::futex {
+
+// The kernel compares 32 bits: the half that changes.
+inline const std::uint32_t* word_of(const std::atomic<std::uint64_t>& number) {
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+  static_assert(sizeof(number) == sizeof(std::uint64_t));
+  const auto* halves = reinterpret_cast<const std::uint32_t*>(&number);
+  return std::endian::native == std::endian::little ? halves : halves + 1;
+}
+
+inline void wake_all(const std::atomic<std::uint64_t>& number) {
+  syscall(SYS_futex, word_of(number), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Sleeps while the number is `seen`, until somebody wakes, the time is over or a signal arrives.
+inline void wait(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
+                 std::chrono::duration<double> timeout) {
+  constexpr double kLongest = 86400;  // longer waits only wake once a day
+  const double seconds = std::fmin(std::fmax(timeout.count(), 0), kLongest);
+  timespec time{};
+  time.tv_sec = static_cast<std::time_t>(seconds);
+  time.tv_nsec = static_cast<long>((seconds - static_cast<double>(time.tv_sec)) * 1e9);
+  syscall(SYS_futex, word_of(number), FUTEX_WAIT, static_cast<std::uint32_t>(seen), &time, nullptr,
+          0);
+}
+
+}  // namespace pycollect::futex

@@ -1,0 +1,186 @@
+#include "pycollect/mailbox.h"
+
+#include <algorithm>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "futex.h"
+#include "pycollect/checked.h"
+#include "pycollect/shared_memory.h"
+
+namespace pycollect {
+
+struct MailboxPages {
+  static constexpr std::uint64_t kMagic = 0x31306c69614d5000ULL;  // "\0PMail01"
+
+  std::uint64_t magic;
+  std::uint64_t capacity;
+  alignas(64) std::atomic<std::uint64_t> asked;
+  alignas(64) std::atomic<std::uint64_t> done;
+  alignas(64) std::atomic<std::uint64_t> stop;
+  // `capacity` slots for questions follow, then as many for answers.
+};
+
+namespace {
+
+template <std::size_t bytes>
+struct Slot {
+  alignas(64) std::uint64_t length;
+  std::byte message[bytes];
+};
+using AskSlot = Slot<kAskBytes>;
+using AnswerSlot = Slot<kAnswerBytes>;
+static_assert(sizeof(AskSlot) % 64 == 0 && sizeof(AnswerSlot) % 64 == 0);
+
+std::int64_t bytes_for(std::int64_t capacity) {
+  return checked_add(sizeof(MailboxPages),
+                     checked_mul(capacity, sizeof(AskSlot) + sizeof(AnswerSlot)));
+}
+
+AskSlot& ask_slot(MailboxPages& pages, std::uint64_t number) {
+  return reinterpret_cast<AskSlot*>(&pages + 1)[number % pages.capacity];
+}
+
+AnswerSlot& answer_slot(MailboxPages& pages, std::uint64_t number) {
+  auto* asks = reinterpret_cast<AskSlot*>(&pages + 1);
+  return reinterpret_cast<AnswerSlot*>(asks + pages.capacity)[number % pages.capacity];
+}
+
+template <std::size_t bytes>
+void write(Slot<bytes>& slot, std::span<const std::byte> message) {
+  if (message.size() > bytes) {
+    throw std::length_error("message: expected at most " + std::to_string(bytes) + " bytes, got " +
+                            std::to_string(message.size()));
+  }
+  slot.length = message.size();
+  std::copy(message.begin(), message.end(), slot.message);
+}
+
+template <std::size_t bytes>
+Message read(const Slot<bytes>& slot) {
+  const std::uint64_t length = slot.length;  // once: the other process could change it
+  if (length > bytes) {
+    throw std::runtime_error("mailbox: expected a message of at most " + std::to_string(bytes) +
+                             " bytes, got " + std::to_string(length));
+  }
+  return {slot.message, slot.message + length};
+}
+
+std::atomic<std::uint64_t>& count_in(const Memory& memory) {
+  return *reinterpret_cast<std::atomic<std::uint64_t>*>(memory.data());
+}
+
+MailboxPages& pages_in(const Memory& memory) {
+  return *reinterpret_cast<MailboxPages*>(memory.data());
+}
+
+std::int64_t checked_capacity(std::int64_t capacity) {
+  if (capacity < 1) {
+    throw std::invalid_argument("capacity: expected at least 1, got " + std::to_string(capacity));
+  }
+  return capacity;
+}
+
+}  // namespace
+
+Bell::Bell() : memory_(share_memory(sizeof(std::uint64_t))) {
+  new (memory_->data()) std::atomic<std::uint64_t>(0);
+}
+
+Bell::Bell(const SharedAddress& address) : memory_(attach_memory(address)) {}
+
+std::uint64_t Bell::count() const { return count_in(*memory_).load(std::memory_order_acquire); }
+
+void Bell::ring() {
+  count_in(*memory_).fetch_add(1, std::memory_order_release);
+  futex::wake_all(count_in(*memory_));
+}
+
+bool Bell::wait_ring(std::uint64_t seen, Seconds timeout) const {
+  if (count() == seen) {
+    futex::wait(count_in(*memory_), seen, timeout);
+  }
+  return count() != seen;
+}
+
+Mailbox::Mailbox(std::int64_t capacity)
+    : memory_(share_memory(bytes_for(checked_capacity(capacity)))) {
+  new (memory_->data())
+      MailboxPages{MailboxPages::kMagic, static_cast<std::uint64_t>(capacity), {}, {}, {}};
+}
+
+MailboxPages& Mailbox::pages() const { return pages_in(*memory_); }
+
+std::uint64_t Mailbox::ask(std::span<const std::byte> message) {
+  if (asked_ - taken_ >= pages().capacity) {
+    throw std::logic_error("ask: expected at most " + std::to_string(pages().capacity) +
+                           " questions whose answers were not taken");
+  }
+  write(ask_slot(pages(), asked_ + 1), message);
+  ++asked_;
+  pages().asked.store(asked_, std::memory_order_release);
+  futex::wake_all(pages().asked);
+  return asked_;
+}
+
+bool Mailbox::has_answer() const { return pages().done.load(std::memory_order_acquire) > taken_; }
+
+Message Mailbox::take_answer() {
+  if (!has_answer()) {
+    throw std::logic_error("take_answer: expected an answer, there is none");
+  }
+  Message message = read(answer_slot(pages(), taken_ + 1));
+  ++taken_;
+  return message;
+}
+
+void Mailbox::stop(std::uint64_t number) {
+  auto& stop = pages().stop;
+  std::uint64_t before = stop.load(std::memory_order_relaxed);
+  while (before < number && !stop.compare_exchange_weak(before, number)) {
+  }
+}
+
+WorkerMailbox::WorkerMailbox(const SharedAddress& mailbox, const SharedAddress& bell)
+    : memory_(attach_memory(mailbox)), bell_(bell) {
+  const auto size = static_cast<std::size_t>(memory_->bytes());
+  if (size < sizeof(MailboxPages) || pages().magic != MailboxPages::kMagic ||
+      pages().capacity < 1 || pages().capacity > size ||
+      bytes_for(static_cast<std::int64_t>(pages().capacity)) != memory_->bytes()) {
+    throw std::invalid_argument("mailbox: expected the address of one, got other memory");
+  }
+}
+
+MailboxPages& WorkerMailbox::pages() const { return pages_in(*memory_); }
+
+bool WorkerMailbox::wait_ask(Seconds timeout) const {
+  const auto& asked = pages().asked;
+  std::uint64_t seen = asked.load(std::memory_order_acquire);
+  if (seen <= answered_) {
+    futex::wait(asked, seen, timeout);
+    seen = asked.load(std::memory_order_acquire);
+  }
+  return seen > answered_;
+}
+
+Message WorkerMailbox::question() const {
+  if (pages().asked.load(std::memory_order_acquire) <= answered_) {
+    throw std::logic_error("question: expected one, there is none");
+  }
+  return read(ask_slot(pages(), number()));
+}
+
+void WorkerMailbox::answer(std::span<const std::byte> message) {
+  if (pages().asked.load(std::memory_order_acquire) <= answered_) {
+    throw std::logic_error("answer: expected a question, there is none");
+  }
+  write(answer_slot(pages(), number()), message);
+  ++answered_;
+  pages().done.store(answered_, std::memory_order_release);
+  bell_.ring();
+}
+
+SharedNumber WorkerMailbox::stop() const { return {memory_, &pages().stop}; }
+
+}  // namespace pycollect

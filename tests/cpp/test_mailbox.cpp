@@ -1,0 +1,130 @@
+#include <doctest/doctest.h>
+
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "pycollect/mailbox.h"
+#include "pycollect/shared_memory.h"
+
+using namespace pycollect;
+
+namespace {
+
+constexpr Seconds kLong{60};
+
+std::span<const std::byte> bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+std::string text(const Message& message) {
+  return {reinterpret_cast<const char*>(message.data()), message.size()};
+}
+
+// A driver's bell and mailbox, and the worker's end, attached as another process would.
+struct Pair {
+  Bell bell;
+  Mailbox driver{3};
+  WorkerMailbox worker{driver.address(), bell.address()};
+};
+
+}  // namespace
+
+TEST_CASE("questions are answered in their order") {
+  Pair p;
+  CHECK_FALSE(p.worker.wait_ask(Seconds(0)));
+  CHECK(p.driver.ask(bytes("one")) == 1);
+  CHECK(p.driver.ask(bytes("")) == 2);
+  CHECK_FALSE(p.driver.has_answer());
+  CHECK(p.worker.wait_ask(Seconds(0)));
+  CHECK(p.worker.number() == 1);
+  CHECK(text(p.worker.question()) == "one");
+  CHECK(text(p.worker.question()) == "one");  // it stays until it is answered
+  const std::uint64_t before = p.bell.count();
+  p.worker.answer(bytes("1"));
+  CHECK(p.bell.count() == before + 1);
+  CHECK(p.driver.has_answer());
+  CHECK(text(p.worker.question()) == "");
+  p.worker.answer(bytes("2"));
+  CHECK(text(p.driver.take_answer()) == "1");
+  CHECK(text(p.driver.take_answer()) == "2");
+  CHECK_FALSE(p.driver.has_answer());
+}
+
+TEST_CASE("what does not fit or is not there is refused") {
+  Pair p;
+  CHECK_THROWS_AS(p.driver.take_answer(), std::logic_error);
+  CHECK_THROWS_AS(p.worker.question(), std::logic_error);
+  CHECK_THROWS_AS(p.worker.answer(bytes("")), std::logic_error);
+  const std::string longest(kAskBytes, 'x');
+  CHECK_THROWS_AS(p.driver.ask(bytes(longest + "x")), std::length_error);
+  p.driver.ask(bytes(longest));
+  CHECK(text(p.worker.question()) == longest);
+  CHECK_THROWS_AS(p.worker.answer(bytes(std::string(kAnswerBytes + 1, 'x'))), std::length_error);
+  p.driver.ask(bytes(""));
+  p.driver.ask(bytes(""));
+  CHECK_THROWS_AS(p.driver.ask(bytes("")), std::logic_error);
+  p.worker.answer(bytes(""));
+  CHECK_THROWS_AS(p.driver.ask(bytes("")), std::logic_error);  // its answer lies there still
+  p.driver.take_answer();
+  CHECK(p.driver.ask(bytes("")) == 4);
+  CHECK_THROWS_AS(Mailbox(0), std::invalid_argument);
+  CHECK_THROWS_AS(WorkerMailbox(p.bell.address(), p.bell.address()), std::invalid_argument);
+}
+
+TEST_CASE("stop is a number that never goes back") {
+  Pair p;
+  const SharedNumber stop = p.worker.stop();
+  p.driver.stop(3);
+  p.driver.stop(2);
+  CHECK(stop->load() == 3);
+}
+
+TEST_CASE("waits end with their time") {
+  Pair p;
+  const auto start = std::chrono::steady_clock::now();
+  CHECK_FALSE(p.worker.wait_ask(Seconds(0.01)));
+  CHECK_FALSE(p.bell.wait_ring(p.bell.count(), Seconds(0.01)));
+  CHECK_FALSE(p.bell.wait_ring(p.bell.count(), Seconds(-1)));
+  CHECK(std::chrono::steady_clock::now() - start >= std::chrono::milliseconds(20));
+}
+
+TEST_CASE("a driver and two workers in threads of their own") {
+  constexpr int kRounds = 2000;
+  Bell bell;
+  std::vector<std::unique_ptr<Mailbox>> boxes;
+  std::vector<std::jthread> workers;
+  for (int i = 0; i < 2; ++i) {
+    boxes.push_back(std::make_unique<Mailbox>(2));
+    workers.emplace_back([mailbox = boxes.back()->address(), bell = bell.address()] {
+      WorkerMailbox end(mailbox, bell);
+      for (int round = 0; round < kRounds; ++round) {
+        while (!end.wait_ask(kLong)) {
+        }
+        const Message question = end.question();
+        end.answer(question);
+      }
+    });
+  }
+  std::vector<int> sent(2), got(2);
+  while (got[0] < kRounds || got[1] < kRounds) {
+    const std::uint64_t seen = bell.count();
+    bool any = false;
+    for (std::size_t i = 0; i < 2; ++i) {
+      while (sent[i] < kRounds && sent[i] - got[i] < 2) {
+        boxes[i]->ask(bytes(std::to_string(sent[i]++)));
+      }
+      while (boxes[i]->has_answer()) {
+        any = true;
+        CHECK(text(boxes[i]->take_answer()) == std::to_string(got[i]++));
+      }
+    }
+    if (!any) {
+      bell.wait_ring(seen, kLong);
+    }
+  }
+}

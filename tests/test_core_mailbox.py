@@ -1,0 +1,126 @@
+"""Mailboxes between processes: questions, answers, the bell, and what ends a wait."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from pycollect._core import Bell, Mailbox, WorkerMailbox
+
+SPAWN = multiprocessing.get_context("spawn")
+LONG = 60.0
+
+
+def echo(mailbox: Any, bell: Any) -> None:
+    """Answer every question with itself, until an empty one."""
+    end = WorkerMailbox(mailbox, bell)
+    while True:
+        while not end.wait_ask(LONG):
+            pass
+        question = end.question()
+        end.answer(question)
+        if not question:
+            return
+
+
+def next_answer(bell: Bell, boxes: list[Mailbox]) -> tuple[int, bytes]:
+    while True:
+        seen = bell.count
+        for index, box in enumerate(boxes):
+            if box.has_answer:
+                return index, box.take_answer()
+        assert bell.wait_ring(seen, LONG) or bell.count == seen
+
+
+def test_one_bell_for_all_workers() -> None:
+    bell = Bell()
+    boxes = [Mailbox(2) for _ in range(3)]
+    processes = [
+        SPAWN.Process(target=echo, args=(box.address, bell.address), daemon=True) for box in boxes
+    ]
+    for process in processes:
+        process.start()
+    for round_ in range(50):
+        for index, box in enumerate(boxes):
+            assert box.ask(f"{round_} {index}".encode()) == round_ + 1
+        answers = dict(next_answer(bell, boxes) for _ in boxes)
+        assert answers == {i: f"{round_} {i}".encode() for i in range(3)}
+    for box in boxes:
+        box.ask(b"")
+    assert {next_answer(bell, boxes) for _ in boxes} == {(i, b"") for i in range(3)}
+    for process in processes:
+        process.join(LONG)
+        assert process.exitcode == 0
+
+
+def test_a_worker_that_is_killed_while_it_waits_is_one_that_does_not_answer() -> None:
+    bell, box = Bell(), Mailbox(1)
+    process = SPAWN.Process(target=echo, args=(box.address, bell.address), daemon=True)
+    process.start()
+    box.ask(b"are you there?")
+    assert next_answer(bell, [box]) == (0, b"are you there?")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join(LONG)
+    box.ask(b"and now?")
+    assert not bell.wait_ring(bell.count, 0.01)
+    assert not box.has_answer
+
+
+def interrupt(parent: int, mailbox: Any, bell: Any) -> None:
+    end = WorkerMailbox(mailbox, bell)
+    assert end.wait_ask(LONG)
+    os.kill(parent, signal.SIGINT)
+    os._exit(0)  # without an answer
+
+
+def test_an_interrupt_ends_a_wait() -> None:
+    bell, box = Bell(), Mailbox(1)
+    process = SPAWN.Process(
+        target=interrupt, args=(os.getpid(), box.address, bell.address), daemon=True
+    )
+    process.start()
+
+    def ask_and_wait() -> None:
+        box.ask(b"")
+        bell.wait_ring(bell.count, LONG)
+
+    with pytest.raises(KeyboardInterrupt):
+        ask_and_wait()
+    process.join(LONG)
+
+
+def test_sizes_and_counts_are_checked() -> None:
+    bell, box = Bell(), Mailbox(1)
+    end = WorkerMailbox(box.address, bell.address)
+    with pytest.raises(ValueError, match="expected at most 496 bytes, got 497"):
+        box.ask(b"x" * (Mailbox.ASK_BYTES + 1))
+    assert box.ask(b"x" * Mailbox.ASK_BYTES) == 1
+    with pytest.raises(RuntimeError, match="expected at most 1 questions"):
+        box.ask(b"")
+    with pytest.raises(ValueError, match="expected at most 4080 bytes, got 4081"):
+        end.answer(b"x" * (Mailbox.ANSWER_BYTES + 1))
+    end.answer(b"x" * Mailbox.ANSWER_BYTES)
+    with pytest.raises(RuntimeError, match="expected a question"):
+        end.answer(b"")
+    assert len(box.take_answer()) == Mailbox.ANSWER_BYTES
+    with pytest.raises(RuntimeError, match="expected an answer"):
+        box.take_answer()
+    with pytest.raises(ValueError, match="expected at least 1, got 0"):
+        Mailbox(0)
+    with pytest.raises(ValueError, match="expected the address of one"):
+        WorkerMailbox(bell.address, bell.address)
+
+
+def test_stop_reaches_the_worker_at_once_and_never_goes_back() -> None:
+    bell, box = Bell(), Mailbox(1)
+    stop = WorkerMailbox(box.address, bell.address).stop
+    assert stop.value == 0
+    box.stop(4)
+    box.stop(3)
+    del box
+    assert stop.value == 4
