@@ -558,6 +558,10 @@ class SplitPlan:
     def lengths(self) -> npt.NDArray[np.int64]:
         """[count]."""
 
+    @property
+    def rows(self) -> npt.NDArray[np.int64]:
+        """[count]: where each lies; batch dimensions but the last, counted as one."""
+
     def padded(self, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
         """Each source [*batch, *frame] into its target [count, longest, *frame], padded by zeros.
 
@@ -573,3 +577,34 @@ class SplitPlan:
 
     def pad(self, target: _Array, value: int) -> None:
         """Set the padding of a leaf [count, longest, *frame] to another value than zero."""
+
+@final
+class MultiStepPlan:
+    """How far each frame of a batch looks ahead; immutable.
+
+    Frame t of a segment of L frames leads to frame min(t + n_steps - 1, L - 1), both included.
+    Uncollected cells lead to themselves, by no step, and no frame looks into one.
+
+    Raises:
+        ValueError: n_steps below 1.
+    """
+
+    def __init__(self, split: SplitPlan, n_steps: int) -> None: ...
+    def shift(self, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
+        """Each source [*batch, *frame] into its target: what lies where a cell leads to.
+
+        Raises:
+            ValueError: a shape that does not fit; nothing was written then.
+        """
+
+    def sum(self, gamma: float, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
+        """Each source into its target: the sum of gamma^k times what lies k cells ahead.
+
+        Summed in double precision and rounded once; zero in uncollected cells. Errors as `shift`.
+        """
+
+    def steps(self, target: _Array) -> None:
+        """By how many steps a cell of int64 [*batch] looks ahead: 1 to n, 0 if uncollected."""
+
+    def nonterminal(self, target: _Array) -> None:
+        """Whether a cell of bool [*batch] is a frame with another one behind it."""

@@ -73,6 +73,8 @@ def test_trajectories_are_those_of_the_model(case: tuple, data: st.DataObject) -
     assert plan.offsets.tolist() == np.cumsum([0, *lengths]).tolist()
     assert plan.frames == sum(lengths)
     assert plan.longest == max(lengths, default=0)
+    rows = [np.ravel_multi_index(cells[0][:-1], shape[:-1]) for cells in expected]
+    assert plan.rows.tolist() == (rows if len(shape) > 1 else [0] * len(expected))
 
     frames = [tuple(data.draw(st.lists(st.integers(0, 4), max_size=2))) for _ in range(3)]
     dtypes = [data.draw(st.sampled_from(DTYPES)) for _ in frames]

@@ -1,6 +1,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
+
 #include "bindings.h"
 #include "interop.h"
 #include "pycollect/split.h"
@@ -13,18 +15,14 @@ std::optional<TensorView> borrow_optional(py::handle object, const char* what) {
   return object.is_none() ? std::nullopt : std::optional(borrow(object, what));
 }
 
-std::vector<TensorView> borrow_all(const std::vector<py::object>& objects, const char* what,
-                                   bool writable) {
-  std::vector<TensorView> views;
-  views.reserve(objects.size());
-  for (const py::object& object : objects) {
-    views.push_back(borrow(object, what, nullptr, writable));
-  }
-  return views;
-}
-
 py::array_t<std::int64_t> array_of(std::span<const std::int64_t> values) {
   return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+py::array_t<std::int64_t> rows_of(const SplitPlan& plan) {
+  py::array_t<std::int64_t> rows(plan.count());
+  std::ranges::transform(plan.segments(), rows.mutable_data(), &Segment::row);
+  return rows;
 }
 
 SplitPlan make_plan(py::handle done, py::handle ids, py::handle mask, int batch_dims) {
@@ -74,6 +72,8 @@ void bind_split(py::module_& module) {
       .def_property_readonly(
           "lengths", [](const SplitPlan& plan) { return array_of(plan.lengths()); },
           "int64 [count].")
+      .def_property_readonly("rows", &rows_of,
+                             "int64 [count]: batch dimensions but the last, counted as one.")
       .def("padded", &gather<&SplitPlan::padded>, py::arg("sources"), py::arg("targets"),
            "Each source [*batch, *frame] into its target [count, longest, *frame].")
       .def("flat", &gather<&SplitPlan::flat>, py::arg("sources"), py::arg("targets"),

@@ -10,4 +10,5 @@ PYBIND11_MODULE(_core, module) {
   bind_recorder(module);
   bind_assemble(module);
   bind_split(module);
+  bind_multistep(module);
 }

@@ -9,6 +9,7 @@ namespace pycollect::python {
 void bind_assemble(pybind11::module_& module);
 void bind_layout(pybind11::module_& module);
 void bind_mailbox(pybind11::module_& module);
+void bind_multistep(pybind11::module_& module);
 void bind_recorder(pybind11::module_& module);
 void bind_shared(pybind11::module_& module);
 void bind_slab(pybind11::module_& module);

@@ -264,6 +264,16 @@ TensorView borrow(py::handle object, const char* what, ScalarRoom* room, bool wr
   refuse(object, what);
 }
 
+std::vector<TensorView> borrow_all(const std::vector<py::object>& objects, const char* what,
+                                   bool writable) {
+  std::vector<TensorView> views;
+  views.reserve(objects.size());
+  for (const py::object& object : objects) {
+    views.push_back(borrow(object, what, nullptr, writable));
+  }
+  return views;
+}
+
 Key key_from(py::handle object) {
   if (!py::isinstance<py::tuple>(object)) {
     throw py::type_error("key: expected a tuple of names, got " + std::string(py::repr(object)));

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "pycollect/layout.h"
 #include "pycollect/slab.h"
@@ -28,6 +29,10 @@ struct ScalarRoom {
 // TypeError that names `what`. With `writable`, a read-only array is a ValueError.
 TensorView borrow(py::handle object, const char* what, ScalarRoom* room = nullptr,
                   bool writable = false);
+
+// Views of several, in their order.
+std::vector<TensorView> borrow_all(const std::vector<py::object>& objects, const char* what,
+                                   bool writable);
 
 // Tuples of names and keys; throw TypeError for anything else.
 Key key_from(py::handle object);

@@ -5,33 +5,11 @@
 #include <stdexcept>
 #include <string>
 
-#include "pycollect/checked.h"
+#include "batch_rows.h"
 #include "pycollect/copy.h"
-#include "pycollect/thread_pool.h"
 
 namespace pycollect {
 namespace {
-
-// Below this one thread gathers everything: it takes some 200 us.
-constexpr std::int64_t kParallelBytes = std::int64_t{1} << 20;
-constexpr std::int64_t kGrainBytes = std::int64_t{256} << 10;
-
-// How far into an array a row lies: `row` counts all batch dimensions but the last as one.
-std::int64_t row_offset(const TensorView& view, const Dims& batch, std::int64_t row) {
-  std::int64_t offset = 0;
-  for (int i = batch.size() - 2; i >= 0; --i) {
-    offset += row % batch[i] * view.strides[i];
-    row /= batch[i];
-  }
-  return offset;
-}
-
-void expect_on_host(const char* what, const TensorView& view) {
-  if (view.device.kind != DeviceKind::cpu) {
-    throw std::invalid_argument(std::string(what) +
-                                ": expected an array in host memory, got one on a device");
-  }
-}
 
 // One of done, ids and mask: the batch's shape, then nothing but ones.
 void check_signal(const char* what, const TensorView& view, DType dtype, const Dims& batch) {
@@ -45,13 +23,6 @@ void check_signal(const char* what, const TensorView& view, DType dtype, const D
                                 " of shape " + to_string(batch) + " or that and 1, got " +
                                 std::string(name_of(view.dtype)) + " of shape " +
                                 to_string(view.shape));
-  }
-}
-
-void check_count(const char* what, std::int64_t expected, std::size_t came) {
-  if (expected != static_cast<std::int64_t>(came)) {
-    throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(expected) +
-                                ", got " + std::to_string(came));
   }
 }
 
@@ -99,12 +70,6 @@ Dims joined(const Dims& lead, std::span<const std::int64_t> frame) {
   return shape;
 }
 
-// The view from dimension `first` on, which stays there as the first.
-TensorView from_dimension(const TensorView& view, int first) {
-  return {view.data, view.dtype, Dims(view.shape.from(first)), Dims(view.strides.from(first)),
-          view.device};
-}
-
 }  // namespace
 
 // One leaf on its way from the batch to its target.
@@ -126,7 +91,7 @@ class SplitPlan::Gather {
   std::int64_t frame_bytes() const { return frame_bytes_; }
 
   // Frames [begin, end) of the flat order, and the padding behind each trajectory that ends there.
-  void copy_frames(std::int64_t begin, std::int64_t end) const {
+  void write(std::int64_t begin, std::int64_t end) const {
     const std::vector<std::int64_t>& offsets = plan_.offsets_;
     auto i = static_cast<std::size_t>(std::upper_bound(offsets.begin(), offsets.end(), begin) -
                                       offsets.begin() - 1);
@@ -200,7 +165,7 @@ SplitPlan::SplitPlan(const std::optional<TensorView>& done, const std::optional<
                 : Signal{};
   };
   const std::int64_t steps = batch_[time];
-  const std::int64_t rows = element_count(batch_.from(0).first(static_cast<std::size_t>(time)));
+  const std::int64_t rows = row_count(batch_);
   for (std::int64_t row = 0; row < rows && steps > 0; ++row) {
     cut_row(signal(done, row), signal(ids, row), signal(mask, row), steps,
             [&](std::int64_t start, std::int64_t end) { add(row, start, end); });
@@ -236,47 +201,18 @@ void SplitPlan::flat(ThreadPool& pool, std::span<const TensorView> sources,
 
 void SplitPlan::gather(ThreadPool& pool, std::span<const TensorView> sources,
                        std::span<const TensorView> targets, bool padded) const {
-  check_count("targets", static_cast<std::int64_t>(sources.size()), targets.size());
+  check_leaves(sources, targets, batch_);
   std::vector<Gather> leaves;
-  // Work is counted in bytes over all leaves: leaf i is responsible for [ends[i - 1], ends[i]).
-  std::vector<std::int64_t> ends{0};
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    expect_on_host("source", sources[i]);
-    expect_on_host("target", targets[i]);
-    const int batch_dims = batch_.size();
-    if (sources[i].rank() < batch_dims ||
-        !std::equal(batch_.begin(), batch_.end(), sources[i].shape.begin())) {
-      throw std::invalid_argument("source " + std::to_string(i) +
-                                  ": expected a shape that begins " + to_string(batch_) + ", got " +
-                                  to_string(sources[i].shape));
-    }
-    const Dims expected = joined(padded ? Dims{count(), longest_} : Dims{frames()},
-                                 sources[i].shape.from(batch_dims));
-    if (!(targets[i].shape == expected)) {
-      throw std::invalid_argument("target " + std::to_string(i) + ": expected shape " +
-                                  to_string(expected) + ", got " + to_string(targets[i].shape));
-    }
+    check_target(i, targets[i],
+                 joined(padded ? Dims{count(), longest_} : Dims{frames()},
+                        sources[i].shape.from(batch_.size())));
     const Gather leaf(*this, sources[i], targets[i], padded);
     if (leaf.frame_bytes() > 0) {
       leaves.push_back(leaf);
-      ends.push_back(checked_add(ends.back(), checked_mul(frames(), leaf.frame_bytes())));
     }
   }
-  const auto work = [&](std::int64_t begin, std::int64_t end) {
-    for (std::size_t i = 0; i < leaves.size(); ++i) {
-      // A frame belongs to whoever has its first byte.
-      const std::int64_t bytes = leaves[i].frame_bytes();
-      const auto first = [&](std::int64_t byte) {
-        return (std::clamp(byte, ends[i], ends[i + 1]) - ends[i] + bytes - 1) / bytes;
-      };
-      leaves[i].copy_frames(first(begin), first(end));
-    }
-  };
-  if (ends.back() < kParallelBytes) {
-    work(0, ends.back());
-  } else {
-    pool.parallel_for(ends.back(), kGrainBytes, work);
-  }
+  share_out(pool, leaves, frames());
 }
 
 void SplitPlan::mask(const TensorView& target) const {

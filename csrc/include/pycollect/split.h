@@ -34,6 +34,8 @@ class SplitPlan {
   SplitPlan(const std::optional<TensorView>& done, const std::optional<TensorView>& ids,
             const std::optional<TensorView>& mask, int batch_dims);
 
+  // The shape of the batch, time last.
+  const Dims& batch() const { return batch_; }
   // N trajectories.
   std::span<const Segment> segments() const { return segments_; }
   // N + 1 positions in the flat form: trajectory i is [offsets[i], offsets[i + 1]).

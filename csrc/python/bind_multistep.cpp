@@ -1,0 +1,52 @@
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "interop.h"
+#include "pycollect/multistep.h"
+#include "pycollect/thread_pool.h"
+
+namespace pycollect::python {
+namespace {
+
+void shift(const MultiStepPlan& plan, const std::vector<py::object>& sources,
+           const std::vector<py::object>& targets) {
+  const std::vector<TensorView> from = borrow_all(sources, "sources", false);
+  const std::vector<TensorView> to = borrow_all(targets, "targets", true);
+  py::gil_scoped_release release;
+  plan.shift(ThreadPool::shared(), from, to);
+}
+
+void sum(const MultiStepPlan& plan, double gamma, const std::vector<py::object>& sources,
+         const std::vector<py::object>& targets) {
+  const std::vector<TensorView> from = borrow_all(sources, "sources", false);
+  const std::vector<TensorView> to = borrow_all(targets, "targets", true);
+  py::gil_scoped_release release;
+  plan.sum(ThreadPool::shared(), gamma, from, to);
+}
+
+using Fill = void (MultiStepPlan::*)(const TensorView&) const;
+
+template <Fill fill>
+void write(const MultiStepPlan& plan, py::handle target) {
+  const TensorView view = borrow(target, "target", nullptr, true);
+  py::gil_scoped_release release;
+  (plan.*fill)(view);
+}
+
+}  // namespace
+
+void bind_multistep(py::module_& module) {
+  py::class_<MultiStepPlan>(module, "MultiStepPlan", "How far each frame of a batch looks ahead.")
+      .def(py::init<const SplitPlan&, std::int64_t>(), py::arg("split"), py::arg("n_steps"),
+           py::call_guard<py::gil_scoped_release>())
+      .def("shift", &shift, py::arg("sources"), py::arg("targets"),
+           "Each source into its target, each cell from the one that it leads to.")
+      .def("sum", &sum, py::arg("gamma"), py::arg("sources"), py::arg("targets"),
+           "Each source into its target, each cell the discounted sum of those ahead.")
+      .def("steps", &write<&MultiStepPlan::steps>, py::arg("target"),
+           "By how many steps each cell of int64 [*batch] looks ahead.")
+      .def("nonterminal", &write<&MultiStepPlan::nonterminal>, py::arg("target"),
+           "Whether a cell of bool [*batch] has a frame behind it in its segment.");
+}
+
+}  // namespace pycollect::python

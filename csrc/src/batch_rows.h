@@ -1,0 +1,105 @@
+// What split and multistep share: batches seen as rows of cells, leaves checked and shared out.
+// Not a part of the public headers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "pycollect/checked.h"
+#include "pycollect/tensor_view.h"
+#include "pycollect/thread_pool.h"
+
+namespace pycollect {
+
+// Below this one thread gathers everything: it takes some 200 us.
+inline constexpr std::int64_t kParallelBytes = std::int64_t{1} << 20;
+inline constexpr std::int64_t kGrainBytes = std::int64_t{256} << 10;
+
+// How far into an array a row lies: `row` counts all batch dimensions but the last as one.
+inline std::int64_t row_offset(const TensorView& view, const Dims& batch, std::int64_t row) {
+  std::int64_t offset = 0;
+  for (int i = batch.size() - 2; i >= 0; --i) {
+    offset += row % batch[i] * view.strides[i];
+    row /= batch[i];
+  }
+  return offset;
+}
+
+// The number of rows.
+inline std::int64_t row_count(const Dims& batch) {
+  return element_count(batch.from(0).first(static_cast<std::size_t>(batch.size() - 1)));
+}
+
+// The view from dimension `first` on, which stays there as the first.
+inline TensorView from_dimension(const TensorView& view, int first) {
+  return {view.data, view.dtype, Dims(view.shape.from(first)), Dims(view.strides.from(first)),
+          view.device};
+}
+
+inline void expect_on_host(const char* what, const TensorView& view) {
+  if (view.device.kind != DeviceKind::cpu) {
+    throw std::invalid_argument(std::string(what) +
+                                ": expected an array in host memory, got one on a device");
+  }
+}
+
+// Sources and targets: as many of each, on the host, every source of the batch's shape.
+inline void check_leaves(std::span<const TensorView> sources, std::span<const TensorView> targets,
+                         const Dims& batch) {
+  if (sources.size() != targets.size()) {
+    throw std::invalid_argument("targets: expected " + std::to_string(sources.size()) + ", got " +
+                                std::to_string(targets.size()));
+  }
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    expect_on_host("source", sources[i]);
+    expect_on_host("target", targets[i]);
+    if (sources[i].rank() < batch.size() ||
+        !std::equal(batch.begin(), batch.end(), sources[i].shape.begin())) {
+      throw std::invalid_argument("source " + std::to_string(i) +
+                                  ": expected a shape that begins " + to_string(batch) + ", got " +
+                                  to_string(sources[i].shape));
+    }
+  }
+}
+
+inline void check_target(std::size_t i, const TensorView& target, const Dims& expected) {
+  if (!(target.shape == expected)) {
+    throw std::invalid_argument("target " + std::to_string(i) + ": expected shape " +
+                                to_string(expected) + ", got " + to_string(target.shape));
+  }
+}
+
+// Shares the work on several leaves of `frames` frames each between the threads of the pool, in
+// pieces of about as many bytes: calls leaf.write(begin, end) for ranges that together are all
+// frames of each leaf. A leaf has a positive frame_bytes().
+template <typename Leaf>
+void share_out(ThreadPool& pool, const std::vector<Leaf>& leaves, std::int64_t frames) {
+  // Leaf i is responsible for bytes [ends[i], ends[i + 1]).
+  std::vector<std::int64_t> ends{0};
+  for (const Leaf& leaf : leaves) {
+    ends.push_back(checked_add(ends.back(), checked_mul(frames, leaf.frame_bytes())));
+  }
+  const auto work = [&](std::int64_t begin, std::int64_t end) {
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+      // A frame belongs to whoever has its first byte.
+      const std::int64_t bytes = leaves[i].frame_bytes();
+      const auto first = [&](std::int64_t byte) {
+        return (std::clamp(byte, ends[i], ends[i + 1]) - ends[i] + bytes - 1) / bytes;
+      };
+      if (const std::int64_t from = first(begin), to = first(end); from < to) {
+        leaves[i].write(from, to);
+      }
+    }
+  };
+  if (ends.back() < kParallelBytes) {
+    work(0, ends.back());
+  } else {
+    pool.parallel_for(ends.back(), kGrainBytes, work);
+  }
+}
+
+}  // namespace pycollect

@@ -1,0 +1,107 @@
+"""`MultiStepPlan` against a naive model in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from arrays_for_tests import DTYPES, batch_shapes, filled, laid_out, laid_out_like, memory_orders
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pycollect._core import MultiStepPlan, SplitPlan
+
+
+def naive_ends(done: np.ndarray, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """For each cell the last one of its segment in that row; -1 for an uncollected one."""
+    here = (ids != -1) & mask
+    ends = np.full(done.shape, -1)
+    for cell in np.ndindex(done.shape):
+        if not here[cell]:
+            continue
+        *row, t = cell
+        while not done[(*row, t)] and t + 1 < done.shape[-1]:
+            after = (*row, t + 1)
+            if not here[after] or ids[after] != ids[cell]:
+                break
+            t += 1
+        ends[cell] = t
+    return ends
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.random.Generator]:
+    shape = draw(batch_shapes)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    done = rng.random(shape) < draw(st.sampled_from([0, 0.1, 0.5]))
+    ids = np.cumsum(rng.random(shape) < 0.1, axis=-1)
+    if draw(st.booleans()):
+        ids = np.where(rng.random(shape) < 0.2, -1, ids)
+    mask = rng.random(shape) < draw(st.sampled_from([0.8, 1]))
+    return done, ids, mask, rng
+
+
+@given(cases(), st.sampled_from([1, 2, 3, 5, 20, 2**62]), st.data())
+def test_frames_and_sums_are_those_of_the_model(case: tuple, n: int, data: st.DataObject) -> None:
+    done, ids, mask, rng = case
+    shape = done.shape
+    plan = MultiStepPlan(SplitPlan(done, ids, mask, batch_dims=len(shape)), n)
+    ends = naive_ends(done, ids, mask)
+    now = np.broadcast_to(np.arange(shape[-1]), shape)
+    wanted_steps = np.where(ends == -1, 0, np.minimum(n, ends - now + 1))
+    leads_to = np.where(ends == -1, now, np.minimum(now + min(n, 100) - 1, ends))
+
+    steps = laid_out(shape, "int64", data.draw(memory_orders(len(shape))))[0]
+    plan.steps(steps)
+    np.testing.assert_array_equal(steps, wanted_steps)
+    nonterminal = np.empty(shape, bool)
+    plan.nonterminal(nonterminal)
+    np.testing.assert_array_equal(nonterminal, (ends != -1) & (ends > now))
+
+    frame = tuple(data.draw(st.lists(st.integers(0, 3), max_size=2)))
+    dtype = data.draw(st.sampled_from(DTYPES))
+    values = filled((*shape, *frame), dtype, rng)
+    rewards = rng.standard_normal((*shape, *frame))
+
+    def lying(array: np.ndarray) -> np.ndarray:
+        return laid_out_like(array, data.draw(memory_orders(array.ndim)))
+
+    moved = laid_out(values.shape, dtype, data.draw(memory_orders(values.ndim)))[0]
+    plan.shift([lying(values)], [moved])
+    sums = laid_out(rewards.shape, "float64", data.draw(memory_orders(rewards.ndim)))[0]
+    plan.sum(0.9, [lying(rewards)], [sums])
+    for cell in np.ndindex(shape):
+        *row, t = cell
+        np.testing.assert_array_equal(moved[cell], values[(*row, leads_to[cell])])
+        total = sum(
+            (0.9**k * rewards[(*row, t + k)] for k in range(wanted_steps[cell])),
+            start=np.zeros(frame),
+        )
+        np.testing.assert_allclose(sums[cell], total, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_sums_are_rounded_once(dtype: str) -> None:
+    plan = MultiStepPlan(SplitPlan(np.zeros(50, bool), batch_dims=1), 50)
+    rewards = np.random.default_rng(0).standard_normal(50).astype(dtype)
+    sums = np.empty(50, dtype)
+    plan.sum(1.0, [rewards], [sums])
+    exact = np.cumsum(rewards[::-1].astype(np.float64))[::-1]
+    np.testing.assert_array_equal(sums, exact.astype(dtype))
+
+
+def test_bad_arguments_are_named() -> None:
+    split = SplitPlan(np.zeros((2, 3), bool), batch_dims=2)
+    with pytest.raises(ValueError, match="n_steps: expected at least 1, got 0"):
+        MultiStepPlan(split, 0)
+    plan = MultiStepPlan(split, 2)
+    source = np.zeros((2, 3, 4))
+    with pytest.raises(ValueError, match="targets: expected 1, got 0"):
+        plan.shift([source], [])
+    with pytest.raises(ValueError, match=r"target 0: expected shape \[2, 3, 4\], got \[2, 3\]"):
+        plan.sum(0.9, [source], [np.zeros((2, 3))])
+    with pytest.raises(ValueError, match=r"source 0: expected a shape that begins \[2, 3\]"):
+        plan.shift([np.zeros((3, 2))], [np.zeros((3, 2))])
+    with pytest.raises(ValueError, match=r"target: expected int64 of shape \[2, 3\], got float64"):
+        plan.steps(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="target: expected bool"):
+        plan.nonterminal(np.zeros((2, 3)))
