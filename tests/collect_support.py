@@ -78,8 +78,11 @@ def gym_vector(worker: int, kind: Any, mode: str, **kwargs: Any) -> Any:
     return kind(echo_fns(worker), autoreset_mode=AutoresetMode[mode], **kwargs)
 
 
-def foreign_vector(worker: int, **kwargs: Any) -> CountingVectorEnv:
-    return CountingVectorEnv([fn() for fn in echo_fns(worker)], **kwargs)
+def foreign_vector(worker: int, count: int = 3, **kwargs: Any) -> CountingVectorEnv:
+    return CountingVectorEnv([fn() for fn in echo_fns(worker, count)], **kwargs)
+
+
+MODES = ("NEXT_STEP", "SAME_STEP", "DISABLED")
 
 
 ENTRIES: dict[str, Callable[[int], Any]] = {
@@ -90,7 +93,14 @@ ENTRIES: dict[str, Callable[[int], Any]] = {
         f"SyncVectorEnv {mode}": partial(
             lambda mode, w: partial(gym_vector, w, SyncVectorEnv, mode), mode
         )
-        for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
+        for mode in MODES
+    },
+    **{
+        f"vector {mode} of {count}": partial(
+            lambda mode, count, w: partial(foreign_vector, w, count, mode=mode), mode, count
+        )
+        for mode in MODES
+        for count in (1, 3)
     },
     **{
         f"AsyncVectorEnv {mode}{'' if shared else ' pipes'}": partial(
@@ -100,7 +110,7 @@ ENTRIES: dict[str, Callable[[int], Any]] = {
             mode,
             shared,
         )
-        for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
+        for mode in MODES
         for shared in (True, False)
     },
     "ignores masks": lambda w: partial(foreign_vector, w, ignores_mask=True),
@@ -109,7 +119,9 @@ ENTRIES: dict[str, Callable[[int], Any]] = {
 
 def envs_of(kind: str) -> tuple[int, bool]:
     """P and whether batches have a dimension for it."""
-    return {"one": (1, False), "list of one": (1, True)}.get(kind, (3, True))
+    if kind == "one":
+        return 1, False
+    return (1 if kind.endswith((" of one", " of 1")) else 3), True
 
 
 @dataclass(frozen=True)
@@ -204,6 +216,7 @@ class FrameOracle:
         max_frames: max_frames_per_traj.
         exact: an env is reset exactly once between two trajectories.
         skips: the step after a done is an uncollected cell.
+        ids: of the trajectories by (env number, episode); shared by the oracles of one collector.
     """
 
     def __init__(
@@ -216,11 +229,12 @@ class FrameOracle:
         exact: bool = True,
         skips: bool = False,
         acts: bool = True,
+        ids: dict[tuple[int, int], int] | None = None,
     ) -> None:
         self.lengths, self.max_frames = lengths, max_frames
         self.set_truncated, self.reset_each = set_truncated, reset_each
         self.exact, self.skips, self.acts = exact, skips, acts
-        self.ids: dict[tuple[int, int], int] = {}
+        self.ids = {} if ids is None else ids
         self.last: dict[int, tuple[int, int, bool]] = {}  # number: (episode, step + 1, it ended)
         self.dummy_due: set[int] = set()
         self.frames = 0

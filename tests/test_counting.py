@@ -16,6 +16,7 @@ from collect_support import (
     CAT_TIME,
     ENTRIES,
     IN_PROCESS,
+    MODES,
     STACK,
     STEPS,
     FrameOracle,
@@ -84,21 +85,22 @@ def test_random_actions_in_process(kind: str) -> None:
     check_counting(IN_PROCESS, kind, PLAIN, None)
 
 
-# Every way meets single envs and batches; every kind of env and every switch meets some way.
+# One env meets every switch in sync and in async; every other kind and way of joining meets some.
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
     [
         (STACK, "one", PLAIN),
-        (STACK, "SyncVectorEnv SAME_STEP", (2, False, True)),
+        (STACK, "one", (2, True, True)),
         (CAT_0, "one", (2, False, False)),
         (CAT_0, "list", (0, True, False)),
         (CAT_TIME, "one", (0, True, True)),
         (CAT_TIME, "ignores masks", (0, False, True)),
         (CAT_TIME, "AsyncVectorEnv DISABLED pipes", (2, False, False)),
         (ASYNC[0], "AsyncVectorEnv SAME_STEP", (2, True, False)),
-        (ASYNC[1], "list of one", (2, True, True)),
-        (ASYNC[1], "SyncVectorEnv NEXT_STEP", (0, False, False)),
+        (ASYNC[1], "one", (2, True, True)),
+        (ASYNC[1], "one", (2, False, False)),
+        (ASYNC[0], "one", (0, True, False)),
         (ASYNC[2], "one", (0, False, True)),
         (ASYNC[2], "ignores masks", (0, True, False)),
     ],
@@ -106,6 +108,46 @@ def test_random_actions_in_process(kind: str) -> None:
 )
 def test_every_frame_from_actors(way: Way, kind: str, switches: tuple[int, bool, bool]) -> None:
     check_counting(way, kind, switches, parity_policy())
+
+
+# {autoreset mode} x {1, 3 envs} x {limit on, off} x {reset at each batch, or not}: complete above
+# for this process, and here for actors; those of one collector share the modes and resets out.
+ACTORS_OF_THE_MATRIX = list(product(MODES, (False, True)))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{"sync": True}, {"prefetch": 1}], ids=["sync", "async"])
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("max_frames", [0, 2])
+def test_the_matrix_from_actors(how: dict[str, Any], count: int, max_frames: int) -> None:
+    workers = len(ACTORS_OF_THE_MATRIX)
+    way = Way("ray matrix", workers, how)
+    ids: dict[tuple[int, int], int] = {}
+    oracles = [
+        FrameOracle(max_frames=max_frames, reset_each=resets, exact=not resets, ids=ids)
+        for _, resets in ACTORS_OF_THE_MATRIX
+    ]
+    entries = [ENTRIES[f"vector {mode} of {count}"] for mode, _ in ACTORS_OF_THE_MATRIX]
+    arguments = {
+        "max_frames_per_traj": max_frames,
+        "collector_kwargs": [{"reset_at_each_iter": each} for _, each in ACTORS_OF_THE_MATRIX],
+        "remote_configs": {"num_cpus": 0.5, "memory": 512 * 1024**2},
+    }
+    with collecting(
+        way,
+        lambda worker: entries[worker](worker),
+        parity_policy(),
+        frames=count * STEPS,
+        **arguments,
+    ) as collector:
+        for _ in range(BATCHES if way.sync else BATCHES * workers):
+            td = collector.next()
+            for worker, env, row in way.rows(td, count, True):
+                number = int(row["observation"][0, 0])
+                oracles[number // 10].check([(worker, env, row)])
+    assert all(oracle.frames >= STEPS * count for oracle in oracles)
+    assert sum(oracle.frames for oracle in oracles) == BATCHES * workers * count * STEPS
 
 
 @pytest.mark.ray
