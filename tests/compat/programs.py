@@ -187,7 +187,7 @@ def torchrl_kinds() -> list[Program]:
         Program("DiscreteActionConvMockEnv", "pixels"),
         Program("MultiKeyCountingEnv [2]", "random", draws=True),
         Program("SerialEnv", "counting", {"frames_per_batch": 7, "total_frames": 30}, draws=True),
-        Program("SerialEnv", "counting", {"reset_at_each_iter": True}, draws=True, skipped=(IDS,)),
+        Program("SerialEnv", "counting", {"reset_at_each_iter": True}, draws=True),
         *(
             Program(name, policy, random_first, draws=True)
             for name, policy in (
@@ -225,14 +225,12 @@ ARGUMENTS: list[dict[str, Any]] = [
 
 def with_arguments() -> list[Program]:
     """Every argument, for one env and for a batch of three."""
-    # There, a trajectory that a reset cuts goes on under its id; padding has the id 0.
-    other_ids = ("reset_at_each_iter", "split_trajs")
     return [
         Program(
             env,
             "greedy",
             arguments,
-            skipped=(IDS,) if any(name in arguments for name in other_ids) else (),
+            skipped=(IDS,) if "split_trajs" in arguments else (),  # there, padding has the id 0
         )
         for arguments in ARGUMENTS
         for env in ("CartPole", "CartPole in a list")

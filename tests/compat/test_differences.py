@@ -1,0 +1,251 @@
+"""Where pycollect differs from TorchRL 0.14.1 on purpose: both sides shown, or the peer's told.
+
+docs/coming-from-torchrl.md says why. All else is the same: `test_programs.py`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from collect_support import GateEnv, TallyEnv, parity_policy, wait_until
+from envs_for_tests import CountingEnv, DiscreteEnv, ReusedBufferEnv
+from gymnasium import spaces
+from tensordict.nn import InteractionType, TensorDictModule
+
+import pycollect
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
+    from torchrl.collectors import Collector
+    from torchrl.envs import GymWrapper, SerialEnv
+    from torchrl_support import IDS
+
+T = 12
+
+pytestmark = pytest.mark.filterwarnings("ignore:split_trajs=True produces:UserWarning")
+
+
+def batches(collector_class: Any, env: Any, policy: Any = None, **kwargs: Any) -> list[Any]:
+    """The first two; TorchRL's collector gets the Gymnasium env, or the list, as it needs them."""
+    if collector_class is Collector:
+        env = SerialEnv(len(env), [partial(index, fn) for fn in env]) if _many(env) else index(env)
+    torch.manual_seed(0)
+    collector = collector_class(env, policy, frames_per_batch=T, total_frames=2 * T, **kwargs)
+    try:
+        return [batch.clone() for batch in collector]
+    finally:
+        collector.shutdown()
+
+
+def _many(env: Any) -> bool:
+    return isinstance(env, list)
+
+
+def index(make: Any) -> Any:
+    return GymWrapper(make(), categorical_action_encoding=True)
+
+
+def ours_and_theirs(env: Any, policy: Any = None, **kwargs: Any) -> tuple[list[Any], list[Any]]:
+    ours = batches(pycollect.SyncDataCollector, env, policy, **kwargs)
+    return ours, batches(Collector, env, policy, **kwargs)
+
+
+def test_reused_observation_buffers_are_safe() -> None:
+    """There, all frames of a batch are the last one."""
+    (ours, _), (theirs, _) = ours_and_theirs(partial(ReusedBufferEnv, length=T))
+    assert ours["observation"][:, 2].tolist() == list(range(T))
+    assert len(theirs["observation"].unique(dim=0)) == 1
+
+
+class Counter(torch.nn.Module):
+    """Counts its calls in a buffer, and draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.rand(2).argmax(-1)
+
+
+def test_a_policy_is_as_it_was_after_construction() -> None:
+    """There, the call that learns its outputs counts, and what it draws is missing later."""
+    traces = {}
+    for kind, env in ((pycollect.SyncDataCollector, CountingEnv), (Collector, index(CountingEnv))):
+        net = Counter()
+        torch.manual_seed(3)
+        before = torch.get_rng_state()
+        policy = TensorDictModule(net, ["observation"], ["action"])
+        collector = kind(env, policy, frames_per_batch=T, total_frames=T)
+        traces[kind] = int(net.calls), torch.equal(torch.get_rng_state(), before)
+        collector.shutdown()
+    assert traces == {pycollect.SyncDataCollector: (0, True), Collector: (1, False)}
+
+
+def test_versions_have_their_own_place() -> None:
+    """There, "policy_version" at the root and under "next", as if the env had it."""
+    (ours, _), (theirs, _) = ours_and_theirs(CountingEnv, track_policy_version=True)
+    assert ours["collector", "policy_version"].tolist() == [0] * T
+    assert theirs["policy_version"].tolist() == theirs["next", "policy_version"].tolist()
+    assert "policy_version" not in ours.keys(True)
+
+
+def test_padding_has_the_id_minus_one() -> None:
+    """There, it has the id 0, which is a trajectory's."""
+    kwargs = {"split_trajs": True}
+    (ours, _), (theirs, _) = ours_and_theirs(partial(CountingEnv, length=5), **kwargs)
+    assert ours["collector", "mask"].tolist() == theirs["collector", "mask"].tolist()
+    padded = ~ours["collector", "mask"]
+    assert ours[IDS][padded].tolist() == [-1] * 3
+    assert theirs[IDS][padded].tolist() == [0] * 3
+
+
+def test_split_batches_always_have_two_dimensions() -> None:
+    """There, trajectories of one length keep the dimensions of what was split."""
+    from torchrl.collectors.utils import split_trajectories
+
+    (batch, _) = batches(pycollect.SyncDataCollector, [CountingEnv] * 2)
+    one = batch[:, :5].unsqueeze(0)
+    assert pycollect.split_trajectories(one).shape == (2, 5)
+    assert split_trajectories(one).shape == (1, 2, 5)
+
+
+def test_ids_count_from_zero_without_gaps() -> None:
+    """There, they go on from those of the resets before; and are given by time, not by env."""
+    kwargs = {"reset_at_each_iter": True}
+    ours, theirs = ours_and_theirs(partial(CountingEnv, length=5), **kwargs)
+    ids = [0] * 5 + [1] * 5 + [2] * 2
+    assert [batch[IDS].tolist() for batch in ours] == [ids, [number + 3 for number in ids]]
+    assert theirs[0][IDS][0] == 1
+
+    envs = [partial(CountingEnv, length=n) for n in (3, 2)]
+    (ours_first, _), (theirs_first, _) = ours_and_theirs(envs)
+    assert ours_first[IDS].tolist() == [[0, 0, 0, 1, 1, 1], [2, 2, 3, 3, 4, 4]]
+    assert theirs_first[IDS].tolist() == [[0, 0, 0, 3, 3, 3], [1, 1, 2, 2, 4, 4]]
+
+
+def test_a_seed_begins_a_new_stream() -> None:
+    """There, the observation that is there already is acted on first."""
+    first = {}
+    for kind, env in ((pycollect.SyncDataCollector, CountingEnv), (Collector, index(CountingEnv))):
+        collector = kind(env, None, frames_per_batch=4, total_frames=8)
+        next(iter(collector))
+        collector.set_seed(1)
+        first[kind] = int(next(iter(collector))["observation"][0, 2])
+        collector.shutdown()
+    assert first == {pycollect.SyncDataCollector: 0, Collector: 4}
+
+
+class ScalarEnv(CountingEnv):
+    """Observation: a Box without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Box(0, 100, (), np.float32)
+
+    def observe(self) -> Any:
+        return np.float32(self.steps)
+
+
+def test_a_box_without_dimensions_has_none() -> None:
+    """There, it gets one."""
+    (ours, _), (theirs, _) = ours_and_theirs(ScalarEnv)
+    assert ours["observation"].shape == (T,)
+    assert theirs["observation"].shape == (T, 1)
+
+
+def test_discrete_actions_begin_at_their_start() -> None:
+    """There, at 0, wherever the space begins."""
+    (ours, _), (theirs, _) = ours_and_theirs(DiscreteEnv)
+    assert set(ours["action"].tolist()) == {5, 6, 7}
+    assert set(theirs["action"].tolist()) == {0, 1, 2}
+
+
+def test_tuples_of_spaces_are_numbered() -> None:
+    """There, a Tuple of unlike spaces is an error."""
+
+    class TupleEnv(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            box = self.observation_space
+            self.observation_space = spaces.Tuple((box, spaces.Discrete(100)))
+
+        def observe(self) -> Any:
+            return np.array([self.number, self.episode, self.steps], np.float32), self.steps
+
+    (ours, _) = batches(pycollect.SyncDataCollector, TupleEnv)
+    assert ours["0"].shape == (T, 3)
+    assert ours["1"].tolist() == ours["0"][:, 2].tolist()
+    with pytest.raises(RuntimeError, match="Stacking specs"):
+        index(TupleEnv)
+
+
+def test_exploration_is_one_of_four() -> None:
+    """There, MEDIAN is there too, for few distributions."""
+    with pytest.raises(ValueError, match="exploration_type"):
+        batches(pycollect.SyncDataCollector, CountingEnv, exploration_type=InteractionType.MEDIAN)
+
+
+def test_a_number_of_frames_that_does_not_divide() -> None:
+    """There, the sub-envs' steps are rounded up too, with a warning; RayCollector raises."""
+    with pytest.warns(UserWarning, match="batches have 8 frames"):
+        collector = pycollect.SyncDataCollector([CountingEnv] * 2, None, frames_per_batch=7)
+    with collector:
+        assert next(collector).shape == (2, 4)
+
+
+@pytest.mark.ray
+def test_a_ray_collector_with_few_arguments(ray_cluster: Any) -> None:
+    """There: an error for frames that do not divide, several envs per collector crash or are
+    ignored, the default actor waits for a GPU for ever, and without total_frames nothing comes.
+    """
+    with (
+        pytest.warns(UserWarning, match="batches have 8 frames"),
+        pycollect.RayCollector(
+            CountingEnv,
+            frames_per_batch=6,
+            num_collectors=2,
+            num_workers_per_collector=2,
+            sync=True,
+        ) as collector,
+    ):
+        shapes = [batch.shape for batch in islice(collector, 3)]
+    assert shapes == [(2, 2, 2)] * 3
+
+
+@pytest.mark.ray
+def test_nobody_waits_for_the_learner_or_for_a_rollout(ray_cluster: Any, tmp_path: Path) -> None:
+    """There, an actor idles until it is asked again, and an update waits for running rollouts."""
+    steps, gate = tmp_path / "steps", tmp_path / "gate"
+    one: dict[str, Any] = {"frames_per_batch": T, "remote_configs": {"num_cpus": 1}}
+    policy = parity_policy()
+    with pycollect.RayCollector([partial(TallyEnv, steps)], policy, **one) as collector:
+        next(collector)
+        wait_until(lambda: steps.stat().st_size == 3 * T)
+    with pycollect.RayCollector([partial(GateEnv, gate, T + 1)], policy, **one) as collector:
+        next(collector)
+        wait_until(gate.with_suffix(".reached").exists)
+        collector.update_policy_weights_()
+        gate.touch()
+
+
+def test_envs_without_a_spec_for_it_have_no_reward_at_the_root() -> None:
+    """There, whatever a reset gives beside its specs is at the root."""
+    ours, theirs = (
+        kind(mock.StateLessCountingEnv(), None, frames_per_batch=T, total_frames=T)
+        for kind in (pycollect.SyncDataCollector, Collector)
+    )
+    with ours:
+        assert "reward" not in next(iter(ours)).keys()  # noqa: SIM118
+    assert "reward" in next(iter(theirs)).keys()  # noqa: SIM118
+    theirs.shutdown()
