@@ -137,6 +137,9 @@ class Slab:
             IndexError: there is no such row.
         """
 
+    def lengths(self, row: int = 0) -> list[int]:
+        """The valid lengths of that rollout, one per env: fewer than T where it was stopped."""
+
     def tensors(
         self, batch_shape: Sequence[int], tensor_type: type[_Tensor]
     ) -> tuple[_Tensor, ...]:
@@ -317,6 +320,7 @@ class Mailbox:
     Attributes:
         address: for the WorkerMailbox.
         asked: how many questions were asked: the last one's number.
+        steps: how many the worker has made, see `WorkerMailbox`.
         has_answer: whether the oldest question whose answer was not taken has one.
         ASK_BYTES: the longest question.
         ANSWER_BYTES: the longest answer.
@@ -342,6 +346,8 @@ class Mailbox:
     def take_answer(self) -> bytes:
         """The answer to the oldest question that has none taken; RuntimeError if there is none."""
 
+    @property
+    def steps(self) -> int: ...
     def stop(self, number: int) -> None:
         """Rollouts of the questions up to that one are to end after their current step."""
 
@@ -352,6 +358,7 @@ class WorkerMailbox:
     Attributes:
         number: of the question that is to be answered next.
         stop: up to which question rollouts are to end after their current step.
+        steps: what is counted up with each step, so that the driver sees that something happens.
     """
 
     def __init__(self, mailbox: _Address, bell: _Address) -> None: ...
@@ -359,6 +366,8 @@ class WorkerMailbox:
     def number(self) -> int: ...
     @property
     def stop(self) -> SharedNumber: ...
+    @property
+    def steps(self) -> SharedNumber: ...
     def wait_ask(self, seconds: float) -> bool:
         """Sleep until there is a question; return whether there is. Ends as `Bell.wait_ring`."""
 
@@ -372,6 +381,25 @@ class WorkerMailbox:
             ValueError: the message is too long.
             RuntimeError: there is no question.
         """
+
+@final
+class RolloutControl:
+    """What others may do to a rollout while it runs, and see of it.
+
+    Args:
+        stop: once it has come to `number`, the rollout ends with the step that is being recorded.
+            The cells behind its end are uncollected then: zeros, ("collector", "traj_ids") -1.
+        min_steps: it does not end before it has so many.
+        steps: counted up with each step.
+    """
+
+    def __init__(
+        self,
+        stop: SharedNumber | None = None,
+        number: int = 0,
+        min_steps: int = 1,
+        steps: SharedNumber | None = None,
+    ) -> None: ...
 
 @final
 class Recorder:
@@ -422,7 +450,9 @@ class Recorder:
     def restart(self, observation: _Array | tuple[_Array, ...]) -> None:
         """Every env was reset: open trajectories just end."""
 
-    def begin(self, slab: Slab, row: int, policy_version: int) -> None:
+    def begin(
+        self, slab: Slab, row: int, policy_version: int, control: RolloutControl = ...
+    ) -> None:
         """The next steps go to `row` of this slab, until `finish` or `abandon`.
 
         Raises:
@@ -440,6 +470,8 @@ class Recorder:
         states: tuple[_Array, ...] = (),
     ) -> int:
         """Record a step and return how many envs must be reset now, see `done`.
+
+        If the rollout was stopped and ends with this step: -1 minus that number.
 
         Args:
             observation: the true successor, one array or a tuple in the order of `observations`.
@@ -487,6 +519,17 @@ def place_rollout(
     Raises:
         ValueError: the bytes do not fit their placement, or it not the batch's; nothing was
             written then.
+    """
+
+def compact(target: Slab, slab: Slab) -> None:
+    """Copy a batch whose rollouts ended early, without the cells behind their ends.
+
+    Args:
+        target: of one worker, the batch's P, and as many steps as all valid lengths together.
+        slab: the batch, with the headers of its rollouts.
+
+    Raises:
+        ValueError: a header or the target does not fit; nothing was written then.
     """
 
 @final

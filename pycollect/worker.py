@@ -14,7 +14,7 @@ import torch
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import set_interaction_type
 
-from pycollect._core import Leaf, Placement, Recorder, RolloutHeader, Slab, copy
+from pycollect._core import Leaf, Placement, Recorder, RolloutControl, RolloutHeader, Slab, copy
 from pycollect.batch import BatchLeaves
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
@@ -24,6 +24,8 @@ from pycollect.policy import PolicyRunner, RandomRunner, make_policy_runner
 from pycollect.weights import Weights, load_weights, weights_from
 
 Runner = PolicyRunner | RandomRunner
+_NO_CONTROL = RolloutControl()
+_STOPPED = -1  # what the recorder says of a last step after which no environment is reset
 Episode = tuple[int, float, int]
 """(env, return, length in frames) of an episode that ended."""
 
@@ -35,6 +37,7 @@ class WorkerOptions:
     Attributes:
         frames: its share of a batch; each of P envs steps ``ceil(frames / P)`` times.
         num_threads: torch threads while it collects; None leaves the caller's setting.
+        mask: record ("collector", "mask") whatever the environment, since rollouts may be stopped.
     """
 
     frames: int
@@ -46,6 +49,7 @@ class WorkerOptions:
     exploration_type: InteractionType = InteractionType.RANDOM
     track_policy_version: bool = False
     num_threads: int | None = None
+    mask: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,7 @@ class Worker:
             is_init=self._runner.is_init is not None,
             step_count=bool(self._cut),
             policy_version=options.track_policy_version,
-            mask=env.skips_after_done,
+            mask=env.skips_after_done or options.mask,
         )
         self.steps = -(-options.frames // env.num_envs)
         self.placement = _placement(self.leaves, env.num_envs, self.steps)
@@ -178,7 +182,12 @@ class Worker:
         return [*self.env.batch_size, self.steps]
 
     def collect(
-        self, slab: Slab, row: int, policy_version: int, random: bool = False
+        self,
+        slab: Slab,
+        row: int,
+        policy_version: int,
+        random: bool = False,
+        control: RolloutControl = _NO_CONTROL,
     ) -> RolloutReport:
         """Record one rollout into that row of a slab.
 
@@ -190,6 +199,7 @@ class Worker:
             row: which worker's rows of it.
             policy_version: recorded in the header and, if tracked, with each frame.
             random: random actions instead of the policy's; its other outputs are zeros.
+            control: ends the rollout early, if somebody wants that.
         """
         start = time.perf_counter()
         runner = self._random if random else self._runner
@@ -197,7 +207,7 @@ class Worker:
             with self._settings(), torch.no_grad():
                 self._reset_if_due()
                 self._must_reset, self._fresh = True, False
-                self._recorder.begin(slab, row, policy_version)
+                self._recorder.begin(slab, row, policy_version, control)
                 runner.refresh(self.steps)
                 self._roll(runner.act)
             header = self._recorder.finish(self.index, self.incarnation, self._sequence)
@@ -227,8 +237,12 @@ class Worker:
         for _ in range(self.steps):
             outputs = act()
             observation, reward, terminated, truncated = env_step(to_env(outputs))
-            if record(observation, reward, terminated, truncated, outputs):
-                record_reset(reset_done(done))
+            resets = record(observation, reward, terminated, truncated, outputs)
+            if resets:
+                if resets != _STOPPED:
+                    record_reset(reset_done(done))
+                if resets < 0:
+                    return
 
     def _with_states(self, record: Callable[..., int]) -> Callable[..., int]:
         """The recorder's step where the policy's states follow its outputs."""

@@ -34,6 +34,11 @@ RolloutHeader place(const std::shared_ptr<Slab>& slab, std::int64_t row, py::han
                        {bytes.data, static_cast<std::size_t>(bytes.shape[0])}, placement);
 }
 
+void compact_into(const std::shared_ptr<Slab>& target, const std::shared_ptr<Slab>& slab) {
+  compact(ThreadPool::shared(), target->data(), target->placement(),
+          {slab->data(), static_cast<std::size_t>(slab->bytes())}, slab->placement());
+}
+
 void renumber(TrajectoryIds& self, std::int64_t worker, py::handle ids) {
   // With the GIL, which is what keeps two threads out of one TrajectoryIds; it takes microseconds.
   self.renumber(worker, borrow(ids, "ids", nullptr, true));
@@ -63,6 +68,10 @@ void bind_assemble(py::module_& module) {
   module.def("place_rollout", &place, py::arg("slab"), py::arg("row"), py::arg("rollout"),
              py::arg("placement"),
              "Copy one worker's rollout (its slab as uint8) into its row of a batch's slab.");
+
+  module.def("compact", &compact_into, py::arg("target"), py::arg("slab"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Copy a batch whose rollouts ended early, without the cells behind their ends.");
 
   py::class_<TrajectoryIds>(module, "TrajectoryIds",
                             "Maps workers' trajectory ids to global ones without gaps.")

@@ -58,6 +58,7 @@ void bind_mailbox(py::module_& module) {
       .def_property_readonly("has_answer", &Mailbox::has_answer)
       .def("take_answer", [](Mailbox& self) { return to_bytes(self.take_answer()); })
       .def("stop", &Mailbox::stop, py::arg("number"))
+      .def_property_readonly("steps", &Mailbox::steps)
       .def_readonly_static("ASK_BYTES", &kAskBytes)
       .def_readonly_static("ANSWER_BYTES", &kAnswerBytes);
 
@@ -76,7 +77,8 @@ void bind_mailbox(py::module_& module) {
           "answer",
           [](WorkerMailbox& self, const py::bytes& message) { self.answer(view_of(message)); },
           py::arg("message"))
-      .def_property_readonly("stop", &WorkerMailbox::stop);
+      .def_property_readonly("stop", &WorkerMailbox::stop)
+      .def_property_readonly("steps", &WorkerMailbox::steps);
 }
 
 }  // namespace pycollect::python

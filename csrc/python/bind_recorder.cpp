@@ -153,6 +153,11 @@ std::vector<py::tuple> take_episodes(BoundRecorder& self) {
 }  // namespace
 
 void bind_recorder(py::module_& module) {
+  py::class_<RolloutControl>(module, "RolloutControl", "What others do to and see of a rollout.")
+      .def(py::init<SharedNumber, std::uint64_t, std::int64_t, SharedNumber>(),
+           py::arg("stop") = nullptr, py::arg("number") = 0, py::arg("min_steps") = 1,
+           py::arg("steps") = nullptr);
+
   py::class_<BoundRecorder>(module, "Recorder", "Writes the steps of P envs into a slab.")
       .def(py::init([](const Layout& layout, const std::vector<py::tuple>& observations,
                        const std::vector<py::tuple>& outputs, std::int64_t envs, bool batched,
@@ -176,8 +181,11 @@ void bind_recorder(py::module_& module) {
       .def(
           "begin",
           [](BoundRecorder& self, std::shared_ptr<Slab> slab, std::int64_t row,
-             std::int64_t version) { self.recorder().begin(std::move(slab), row, version); },
-          py::arg("slab"), py::arg("row"), py::arg("policy_version"))
+             std::int64_t version, RolloutControl control) {
+            self.recorder().begin(std::move(slab), row, version, std::move(control));
+          },
+          py::arg("slab"), py::arg("row"), py::arg("policy_version"),
+          py::arg("control") = RolloutControl())
       .def("step", &BoundRecorder::step, py::arg("observation"), py::arg("reward"),
            py::arg("terminated"), py::arg("truncated"), py::arg("outputs"),
            py::arg("states") = py::tuple())

@@ -25,6 +25,10 @@ RolloutHeader header_of(const Slab& slab, std::int64_t row) {
   return read_header({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
 }
 
+std::vector<std::int64_t> lengths_of(const Slab& slab, std::int64_t row) {
+  return read_lengths({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
+}
+
 }  // namespace
 
 void bind_slab(py::module_& module) {
@@ -36,6 +40,8 @@ void bind_slab(py::module_& module) {
       .def("array", &bytes_of, "The slab's bytes as a writable uint8 array that holds the slab.")
       .def("header", &header_of, py::arg("row") = 0,
            "The checked header of that worker's rollout; ValueError if it does not fit.")
+      .def("lengths", &lengths_of, py::arg("row") = 0,
+           "The valid lengths behind that header, one per env.")
       .def("tensors", &tensors_of, py::arg("batch_shape"), py::arg("tensor_type"),
            "One contiguous tensor per leaf, [*batch_shape, *frame], each holding the slab.");
 

@@ -1,5 +1,8 @@
 #include "pycollect/assemble.h"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -28,27 +31,26 @@ void check_geometry(const Placement& batch, std::int64_t row, const Placement& r
   }
 }
 
-// The valid lengths behind a header that was checked.
-std::vector<std::int64_t> checked_lengths(std::span<const std::byte> rollout,
-                                          const Placement& placement) {
-  std::vector<std::int64_t> lengths(static_cast<std::size_t>(placement.geometry().envs));
-  std::memcpy(lengths.data(), rollout.data() + placement.header_offset(0) + sizeof(RolloutHeader),
-              lengths.size() * sizeof(lengths[0]));
-  for (std::int64_t length : lengths) {
-    if (length < 0 || length > placement.geometry().steps) {
-      throw std::invalid_argument("rollout header: expected valid lengths of 0 to " +
-                                  std::to_string(placement.geometry().steps) + ", got " +
-                                  std::to_string(length));
-    }
-  }
-  return lengths;
-}
-
 // Steps [begin, end) of a view [P, T, ...].
 TensorView steps(TensorView view, std::int64_t begin, std::int64_t end) {
   view.data += begin * view.strides[1];
   view.shape[1] = end - begin;
   return view;
+}
+
+// How many steps each row's rollout has, the same for all of its envs.
+std::vector<std::int64_t> common_lengths(std::span<const std::byte> slab, const Placement& batch) {
+  std::vector<std::int64_t> ends;
+  for (std::int64_t row = 0; row < batch.geometry().workers; ++row) {
+    const std::vector<std::int64_t> lengths = read_lengths(slab, batch, row);
+    if (std::adjacent_find(lengths.begin(), lengths.end(), std::not_equal_to<>()) !=
+        lengths.end()) {
+      throw std::invalid_argument("slab: expected one valid length for all envs of row " +
+                                  std::to_string(row) + ", got several");
+    }
+    ends.push_back(lengths.front());
+  }
+  return ends;
 }
 
 void fill(const TensorView& view, std::int64_t value) {
@@ -120,7 +122,7 @@ RolloutHeader place_rollout(ThreadPool& pool, std::byte* base, const Placement& 
                             const Placement& placement) {
   check_geometry(batch, row, placement);
   const RolloutHeader header = read_header(rollout, placement, 0);
-  const std::vector<std::int64_t> lengths = checked_lengths(rollout, placement);
+  const std::vector<std::int64_t> lengths = read_lengths(rollout, placement, 0);
 
   const std::int64_t valid = placement.geometry().steps;
   const std::int64_t whole = batch.geometry().steps;
@@ -140,6 +142,32 @@ RolloutHeader place_rollout(ThreadPool& pool, std::byte* base, const Placement& 
   }
   write_header(base, batch, row, header, lengths);
   return read_header({base, static_cast<std::size_t>(batch.bytes())}, batch, row);
+}
+
+void compact(ThreadPool& pool, std::byte* target, const Placement& joined,
+             std::span<const std::byte> slab, const Placement& batch) {
+  const std::vector<std::int64_t> ends = common_lengths(slab, batch);
+  const std::int64_t sum = std::accumulate(ends.begin(), ends.end(), std::int64_t{0});
+  const Geometry expected{1, batch.geometry().envs, sum, joined.geometry().order};
+  if (joined.layout().fingerprint() != batch.layout().fingerprint() ||
+      !(joined.geometry() == expected)) {
+    throw std::invalid_argument("target: expected the batch's layout and workers, envs and steps " +
+                                to_string(Dims{1, expected.envs, sum}) + ", got " +
+                                to_string(Dims{joined.geometry().workers, joined.geometry().envs,
+                                               joined.geometry().steps}) +
+                                " or another layout");
+  }
+  auto* source = const_cast<std::byte*>(slab.data());  // only read
+  for (std::size_t leaf = 0; leaf < batch.layout().size(); ++leaf) {
+    const TensorView to = joined.rows(target, leaf, 0);
+    std::int64_t begin = 0;
+    for (std::size_t row = 0; row < ends.size(); ++row) {
+      const auto worker = static_cast<std::int64_t>(row);
+      parallel_copy(pool, steps(to, begin, begin + ends[row]),
+                    steps(batch.rows(source, leaf, worker), 0, ends[row]));
+      begin += ends[row];
+    }
+  }
 }
 
 TrajectoryIds::TrajectoryIds(State state) : state_(std::move(state)) { check_state(state_); }

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "pycollect/checked.h"
 #include "pycollect/layout.h"
@@ -81,6 +80,20 @@ RolloutHeader read_header(std::span<const std::byte> slab, const Placement& plac
                                 std::to_string(header.frames));
   }
   return header;
+}
+
+std::vector<std::int64_t> read_lengths(std::span<const std::byte> slab, const Placement& placement,
+                                       std::int64_t row) {
+  const RolloutHeader header = read_header(slab, placement, row);
+  std::vector<std::int64_t> lengths =
+      lengths_at(slab.data() + placement.header_offset(row), header.envs);
+  for (std::int64_t length : lengths) {
+    if (length < 0 || length > header.steps) {
+      throw std::invalid_argument("rollout header: expected valid lengths of 0 to " +
+                                  std::to_string(header.steps) + ", got " + std::to_string(length));
+    }
+  }
+  return lengths;
 }
 
 }  // namespace pycollect

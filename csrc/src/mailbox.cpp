@@ -19,6 +19,7 @@ struct MailboxPages {
   alignas(64) std::atomic<std::uint64_t> asked;
   alignas(64) std::atomic<std::uint64_t> done;
   alignas(64) std::atomic<std::uint64_t> stop;
+  alignas(64) std::atomic<std::uint64_t> steps;
   // `capacity` slots for questions follow, then as many for answers.
 };
 
@@ -107,7 +108,7 @@ bool Bell::wait_ring(std::uint64_t seen, Seconds timeout) const {
 Mailbox::Mailbox(std::int64_t capacity)
     : memory_(share_memory(bytes_for(checked_capacity(capacity)))) {
   new (memory_->data())
-      MailboxPages{MailboxPages::kMagic, static_cast<std::uint64_t>(capacity), {}, {}, {}};
+      MailboxPages{MailboxPages::kMagic, static_cast<std::uint64_t>(capacity), {}, {}, {}, {}};
 }
 
 MailboxPages& Mailbox::pages() const { return pages_in(*memory_); }
@@ -141,6 +142,8 @@ void Mailbox::stop(std::uint64_t number) {
   while (before < number && !stop.compare_exchange_weak(before, number)) {
   }
 }
+
+std::uint64_t Mailbox::steps() const { return pages().steps.load(std::memory_order_relaxed); }
 
 WorkerMailbox::WorkerMailbox(const SharedAddress& mailbox, const SharedAddress& bell)
     : memory_(attach_memory(mailbox)), bell_(bell) {
@@ -182,5 +185,7 @@ void WorkerMailbox::answer(std::span<const std::byte> message) {
 }
 
 SharedNumber WorkerMailbox::stop() const { return {memory_, &pages().stop}; }
+
+SharedNumber WorkerMailbox::steps() const { return {memory_, &pages().steps}; }
 
 }  // namespace pycollect

@@ -178,7 +178,8 @@ void Recorder::restart(std::span<const TensorView> observation) {
   restarted_ = true;
 }
 
-void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version) {
+void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
+                     RolloutControl control) {
   if (!restarted_) {
     throw std::logic_error("begin: expected restart() before the first rollout");
   }
@@ -189,6 +190,7 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
                                 std::to_string(options_.envs) + " envs, got another one");
   }
   slab_ = std::move(slab);
+  control_ = std::move(control);
   row_ = row;
   steps_ = slab_->placement().geometry().steps;
   step_ = 0;
@@ -240,6 +242,10 @@ std::int64_t Recorder::step(const StepData& data) {
   read_flat("terminated", data.terminated, DType::boolean, flags.first(n));
   read_flat("truncated", data.truncated, DType::boolean, flags.last(n));
 
+  const bool stopped = is_stopped();
+  if (stopped) {
+    steps_ = step_ + 1;  // all that is written or not because of a rollout's end follows
+  }
   for (std::size_t i = 0; i < outputs_.size(); ++i) {
     outputs_[i].check(data.outputs[i], true);
     outputs_[i].write(step_, data.outputs[i]);
@@ -258,7 +264,16 @@ std::int64_t Recorder::step(const StepData& data) {
     }
   }
   ++step_;
-  return std::count(done_.begin(), done_.end(), std::uint8_t{1});
+  if (control_.steps) {
+    control_.steps->fetch_add(1, std::memory_order_relaxed);
+  }
+  const std::int64_t resets = std::count(done_.begin(), done_.end(), std::uint8_t{1});
+  return stopped ? -1 - resets : resets;
+}
+
+bool Recorder::is_stopped() const {
+  return control_.stop && step_ + 1 >= control_.min_steps && step_ + 1 < steps_ &&
+         control_.stop->load(std::memory_order_acquire) >= control_.number;
 }
 
 void Recorder::write_observations(std::span<const TensorView> values) {
@@ -407,6 +422,17 @@ void Recorder::flag_last_frames() {
   }
 }
 
+// The cells that a stopped rollout has not come to.
+void Recorder::clear_after_end() {
+  const std::int64_t left = slab_->placement().geometry().steps - steps_;
+  for (std::int64_t p = 0; left > 0 && p < options_.envs; ++p) {
+    for (const LeafRows* leaf : all_) {
+      leaf->fill(p, steps_, left, 0);
+    }
+    ids_.fill(p, steps_, left, 0xFF);
+  }
+}
+
 RolloutHeader Recorder::finish(std::int64_t worker, std::int64_t incarnation,
                                std::int64_t sequence) {
   if (!slab_ || step_ != steps_) {
@@ -416,6 +442,7 @@ RolloutHeader Recorder::finish(std::int64_t worker, std::int64_t incarnation,
   if (options_.set_truncated) {
     flag_last_frames();
   }
+  clear_after_end();
   RolloutHeader header;
   header.worker = worker;
   header.incarnation = incarnation;

@@ -243,3 +243,43 @@ TEST_CASE("over random rollouts ids are unique, without gaps, and stable") {
   }
   CHECK(ids.next() == highest + 1);
 }
+
+TEST_CASE("a batch of stopped rollouts is joined without the cells behind their ends") {
+  ThreadPool pool(2);
+  constexpr std::int64_t kEnvs = 2, kSteps = 5;
+  const std::vector<std::int64_t> ends{5, 1, 3};
+  for (Order order : {Order::stack, Order::time}) {
+    const Placement batch(sample(), {3, kEnvs, kSteps, order});
+    Bytes slab = poisoned(batch);
+    for (std::int64_t worker = 0; worker < 3; ++worker) {
+      const Placement one(sample(), {1, kEnvs, kSteps, Order::stack});
+      const Bytes rollout = rollout_of(one, worker);
+      RolloutHeader header = place_rollout(pool, slab.data(), batch, worker, rollout, one);
+      const std::vector<std::int64_t> lengths(kEnvs, ends[static_cast<std::size_t>(worker)]);
+      write_header(slab.data(), batch, worker, header, lengths);
+    }
+    const Placement joined(sample(), {1, kEnvs, 9, Order::stack});
+    Bytes target = poisoned(joined);
+    compact(pool, target.data(), joined, slab, batch);
+    const TensorView from = batch.view(slab.data(), 0);
+    const TensorView to = joined.view(target.data(), 0);
+    for (std::int64_t p = 0; p < kEnvs; ++p) {
+      std::int64_t t = 0;
+      for (std::int64_t b = 0; b < 3; ++b) {
+        for (std::int64_t s = 0; s < ends[static_cast<std::size_t>(b)]; ++s) {
+          CHECK(at<float>(to, 0, p, t++) == at<float>(from, b, p, s));
+        }
+      }
+    }
+    const Placement other(sample(), {1, kEnvs, 10, Order::stack});
+    Bytes larger = poisoned(other);
+    CHECK_THROWS_AS(compact(pool, larger.data(), other, slab, batch), std::invalid_argument);
+    RolloutHeader header = read_header(slab, batch, 2);
+    write_header(slab.data(), batch, 2, header, std::vector<std::int64_t>{3, 4});
+    CHECK_THROWS_WITH_AS(compact(pool, target.data(), joined, slab, batch),
+                         "slab: expected one valid length for all envs of row 2, got several",
+                         std::invalid_argument);
+    write_header(slab.data(), batch, 2, header, std::vector<std::int64_t>{6, 6});
+    CHECK_THROWS_AS(compact(pool, target.data(), joined, slab, batch), std::invalid_argument);
+  }
+}

@@ -1,9 +1,11 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <atomic>
 #include <cstring>
 #include <memory>
 #include <optional>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -104,9 +106,9 @@ class Recording {
     recorder.restart(views);
   }
 
-  void begin(std::int64_t version = 0) {
+  void begin(std::int64_t version = 0, RolloutControl control = {}) {
     slab = pool.acquire();
-    recorder.begin(slab, 0, version);
+    recorder.begin(slab, 0, version, std::move(control));
   }
 
   // A step of every env to observation n, with reward n.
@@ -634,4 +636,70 @@ TEST_CASE("rows of several workers share a slab, in either order of memory") {
       }
     }
   }
+}
+
+TEST_CASE("a rollout that is stopped ends with the step that is being recorded") {
+  for (bool live : {true, false}) {
+    Recording r({.envs = 2, .batched = true, .set_truncated = true}, 5, all_leaves(), live);
+    const SharedNumber stop = std::make_shared<std::atomic<std::uint64_t>>(6);
+    const SharedNumber steps = std::make_shared<std::atomic<std::uint64_t>>(0);
+    r.begin(4, {stop, 7, 2, steps});
+    CHECK(r.step(1) == 0);
+    CHECK(r.step(2) == 0);
+    stop->store(7);
+    CHECK(r.step(3, {0, 1}) == -2);  // one env is to be reset, and this is the end
+    r.reset(50);
+    CHECK(steps->load() == 3);
+    CHECK(r.recorder.steps_left() == 0);
+    CHECK_THROWS_AS(r.step(4), std::logic_error);
+    const RolloutHeader header = r.finish();
+
+    CHECK(header.frames == 6);
+    CHECK(header.steps == 5);
+    const std::span bytes(r.slab->data(), static_cast<std::size_t>(r.slab->bytes()));
+    CHECK(read_lengths(bytes, r.slab->placement(), 0) == std::vector<std::int64_t>{3, 3});
+    for (std::int64_t p = 0; p < 2; ++p) {
+      CHECK(r.flags(kMask, p) == "11100");
+      CHECK(r.flags(kTruncated, p) == "00100");
+      CHECK(r.integer(kIds, 2, p) == 0);
+      for (std::int64_t t : {3, 4}) {
+        CHECK(r.integer(kIds, t, p) == -1);
+        CHECK(r.integer(kNextStepCount, t, p) == 0);
+        CHECK(r.number(kObservation, t, p) == 0.0F);
+        CHECK(r.number(kNextObservation, t, p) == 0.0F);
+      }
+    }
+
+    r.begin();  // it goes on where it stood
+    CHECK(r.number(kObservation, 0, 0) == 3.0F);
+    CHECK(r.number(kObservation, 0, 1) == 50.0F);
+    for (float n = 4; n < 9; ++n) {
+      CHECK(r.step(n) == 0);
+    }
+    CHECK(r.integer(kIds, 0, 0) == 0);
+    CHECK(r.integer(kIds, 0, 1) == 1);
+    CHECK(r.finish().frames == 10);
+  }
+}
+
+TEST_CASE("a stopped rollout has at least one step, and as many as it must have") {
+  Recording r({}, 4, all_leaves());
+  const SharedNumber stop = std::make_shared<std::atomic<std::uint64_t>>(1);
+  r.begin(0, {stop, 1});
+  CHECK(r.step(1) == -1);
+  CHECK(r.finish().frames == 1);
+  r.begin(0, {stop, 1, 3});
+  CHECK(r.step(2) == 0);
+  CHECK(r.step(3) == 0);
+  CHECK(r.step(4) == -1);
+  CHECK(r.finish().frames == 3);
+  r.begin(0, {stop, 1, 4});  // stopped where it ends anyhow
+  for (float n = 5; n < 9; ++n) {
+    CHECK(r.step(n) == 0);
+  }
+  CHECK(r.finish().frames == 4);
+  r.begin(0, {stop, 1});
+  r.recorder.abandon();
+  r.begin();
+  CHECK(r.step(10) == 0);
 }

@@ -27,6 +27,13 @@ RolloutHeader place_rollout(ThreadPool& pool, std::byte* base, const Placement& 
                             std::int64_t row, std::span<const std::byte> rollout,
                             const Placement& placement);
 
+// Copies a batch whose rollouts ended early, [P, B, T] with cells behind the valid lengths, into a
+// slab of one worker whose T is the sum of these lengths: workers follow each other along time, and
+// every cell is one that a worker came to. No header is written. Throws std::invalid_argument where
+// a header does not fit, envs of one row have different lengths, or the target is another size.
+void compact(ThreadPool& pool, std::byte* target, const Placement& joined,
+             std::span<const std::byte> slab, const Placement& batch);
+
 // Maps the trajectory ids of workers to ids that are unique over all workers and the whole run,
 // without gaps, in the order in which they are seen.
 //

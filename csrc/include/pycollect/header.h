@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <span>
 #include <type_traits>
+#include <vector>
 
 namespace pycollect {
 
@@ -42,5 +43,9 @@ void write_header(std::byte* base, const Placement& placement, std::int64_t row,
 // placement; throws std::invalid_argument that names the first one that does not fit.
 RolloutHeader read_header(std::span<const std::byte> slab, const Placement& placement,
                           std::int64_t row);
+
+// The valid lengths behind that header, one per env, likewise checked: each from 0 to T.
+std::vector<std::int64_t> read_lengths(std::span<const std::byte> slab, const Placement& placement,
+                                       std::int64_t row);
 
 }  // namespace pycollect

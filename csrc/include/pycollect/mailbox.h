@@ -10,7 +10,6 @@
 // at most and also returns when a signal arrives: look after the other side's life, and wait again.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -18,15 +17,13 @@
 #include <span>
 #include <vector>
 
+#include "pycollect/shared_number.h"
 #include "pycollect/slab.h"
 
 namespace pycollect {
 
 using Seconds = std::chrono::duration<double>;
 using Message = std::vector<std::byte>;
-
-// A number in memory that several threads or processes see, and what keeps that memory.
-using SharedNumber = std::shared_ptr<std::atomic<std::uint64_t>>;
 
 // What all workers of a driver ring. Thread-safe.
 class Bell {
@@ -72,6 +69,8 @@ class Mailbox {
   // The rollouts of all questions up to that number are to end after their current step. Never goes
   // back. Costs the worker nothing.
   void stop(std::uint64_t number);
+  // What the worker counts up with each step; see WorkerMailbox::steps().
+  std::uint64_t steps() const;
 
  private:
   MailboxPages& pages() const;
@@ -97,6 +96,8 @@ class WorkerMailbox {
   void answer(std::span<const std::byte> message);
   // Up to which question rollouts are to end; see Mailbox::stop().
   SharedNumber stop() const;
+  // What a recorder counts up with each step, so that the driver sees that something happens.
+  SharedNumber steps() const;
 
  private:
   MailboxPages& pages() const;

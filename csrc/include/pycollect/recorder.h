@@ -15,6 +15,7 @@
 #include "pycollect/header.h"
 #include "pycollect/layout.h"
 #include "pycollect/leaf_rows.h"
+#include "pycollect/shared_number.h"
 #include "pycollect/slab.h"
 
 namespace pycollect {
@@ -72,6 +73,18 @@ struct StepData {
   std::span<const TensorView> states = {};  // for the next step, in the order of `states`
 };
 
+// What others may do to a rollout while it runs, and see of it. Each number may be null. Looking at
+// them costs a step nothing that could be measured.
+struct RolloutControl {
+  // Once this has come to `number`, the rollout ends with the step that is being recorded, but not
+  // before it has `min_steps`. It is short then: the header has its valid lengths, and the cells
+  // behind them are uncollected (zeros, trajectory ids -1).
+  SharedNumber stop = nullptr;
+  std::uint64_t number = 0;
+  std::int64_t min_steps = 1;
+  SharedNumber steps = nullptr;  // counted up with each step
+};
+
 class Recorder {
  public:
   // `outputs` are the keys of the policy's outputs. `is_init`, bool [P, 1] or [1], is the caller's
@@ -89,9 +102,11 @@ class Recorder {
   void restart(std::span<const TensorView> observation);
 
   // The next steps go to `row` of this slab, which the recorder holds until finish() or abandon().
-  void begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version);
+  void begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
+             RolloutControl control = {});
 
-  // Records a step and returns how many environments must be reset now (see done()).
+  // Records a step and returns how many environments must be reset now (see done()); -1 minus that
+  // number if the rollout was stopped and ends here.
   std::int64_t step(const StepData& data);
 
   // The environments that done() names were reset: only their rows are read.
@@ -160,6 +175,8 @@ class Recorder {
   void collect(std::int64_t env, double reward, bool terminated, bool truncated);
   void start_trajectory(std::int64_t env, std::int64_t step);
   void flag_last_frames();
+  bool is_stopped() const;
+  void clear_after_end();
 
   Layout layout_;
   RecorderOptions options_;
@@ -182,7 +199,8 @@ class Recorder {
 
   std::shared_ptr<Slab> slab_;
   std::int64_t row_ = 0;
-  std::int64_t steps_ = 0;
+  RolloutControl control_;
+  std::int64_t steps_ = 0;  // of the rollout; fewer than the slab has rows for once it was stopped
   std::int64_t step_ = 0;
   std::int64_t policy_version_ = 0;
   std::int64_t collected_ = 0;

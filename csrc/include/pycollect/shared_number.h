@@ -1,0 +1,12 @@
+// SharedNumber: a number that several threads or processes see, and what keeps its memory.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+namespace pycollect {
+
+using SharedNumber = std::shared_ptr<std::atomic<std::uint64_t>>;
+
+}  // namespace pycollect
