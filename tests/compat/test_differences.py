@@ -93,11 +93,24 @@ def test_a_policy_is_as_it_was_after_construction() -> None:
 
 
 def test_versions_have_their_own_place() -> None:
-    """There, "policy_version" at the root and under "next", as if the env had it."""
-    (ours, _), (theirs, _) = ours_and_theirs(CountingEnv, track_policy_version=True)
-    assert ours["collector", "policy_version"].tolist() == [0] * T
-    assert theirs["policy_version"].tolist() == theirs["next", "policy_version"].tolist()
-    assert "policy_version" not in ours.keys(True)
+    """There, "policy_version" at the root and under "next", as if the env had it.
+
+    At the root, the first frame after an update has the version before it.
+    """
+    seen = {}
+    for kind, env in ((pycollect.SyncDataCollector, CountingEnv), (Collector, index(CountingEnv))):
+        policy = TensorDictModule(Counter(), ["observation"], ["action"])
+        collector = kind(env, policy, frames_per_batch=3, total_frames=6, track_policy_version=True)
+        for batch in collector:
+            tracked = [key for key in batch.keys(True, True) if "policy_version" in key]
+            seen[kind] = {key: batch[key].tolist() for key in tracked}
+            collector.update_policy_weights_()
+        collector.shutdown()
+    assert seen[pycollect.SyncDataCollector] == {("collector", "policy_version"): [1, 1, 1]}
+    assert seen[Collector] == {
+        "policy_version": [0, 1, 1],
+        ("next", "policy_version"): [1, 1, 1],
+    }
 
 
 def test_padding_has_the_id_minus_one() -> None:

@@ -1,0 +1,260 @@
+"""What TorchRL's own tests ask of its collectors, asked of both; see also `test_programs.py`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+import pycollect
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
+    from program_envs import ENVS
+    from program_policies import POLICIES
+    from programs import Program
+    from torchrl.collectors import Collector
+    from torchrl.envs import ExplorationType, SerialEnv, set_exploration_type
+    from torchrl_support import IDS
+
+OURS = pycollect.SyncDataCollector
+BOTH = pytest.mark.parametrize("kind", [OURS, Collector], ids=["ours", "torchrl"])
+SEED = 11
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:total_frames:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The env passed to Collector:FutureWarning"),
+]
+
+
+@pytest.mark.parametrize(
+    ("env", "policy"),
+    [
+        ("Pendulum, 25 steps", "linear"),
+        ("CartPole", "greedy"),
+        ("CartPole in a list", "greedy"),
+        ("Pendulum, StepCounter", "linear"),
+        ("one-hot CartPole", "Q values"),
+        ("sees nested Dict", "Discrete by place"),
+        ("CountingEnv", "counting"),
+    ],
+)
+def test_as_a_rollout_of_the_env(env: str, policy: str) -> None:
+    """`env.rollout` is the oracle: reset at each done, nothing else between the steps."""
+    (batch, *_) = Program(env, policy).collected_by(OURS, SEED).batches
+    torch.manual_seed(0)
+    act = POLICIES[policy]()
+    there = ENVS[env].theirs(act)()
+    there.set_seed(SEED)
+    with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+        rollout = there.rollout(batch.shape[-1], act, break_when_any_done=False)
+    assert set(rollout.keys(True, True)) == set(batch.keys(True, True)) - {IDS}
+    for key in rollout.keys(True, True):
+        torch.testing.assert_close(batch[key], rollout[key], rtol=0, atol=0, msg=str(key))
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("env", "policy", "arguments"),
+    [
+        ("CartPole", "greedy", {}),
+        ("CartPole", "greedy", {"max_frames_per_traj": 7}),
+        ("CartPole in a list", "greedy", {}),
+        ("SerialEnv", "counting", {"max_frames_per_traj": 4}),
+        ("Pendulum, primed", "GRU", {"exploration_type": ExplorationType.DETERMINISTIC}),
+    ],
+    ids=str,
+)
+def test_one_stream_whatever_the_batches_size(
+    kind: Any, env: str, policy: str, arguments: dict[str, Any]
+) -> None:
+    streams = [
+        torch.cat(
+            Program(env, policy, {**arguments, "frames_per_batch": frames, "total_frames": 120})
+            .collected_by(kind)
+            .batches,
+            -1,
+        )
+        for frames in (120, 60, 30, 6)
+    ]
+    for stream in streams[1:]:
+        assert stream.shape == streams[0].shape
+        for key, value in streams[0].items(True, True):
+            if key == IDS and kind is OURS and env != "CartPole":
+                continue  # numbered by env within each batch
+            assert torch.equal(stream[key], value), key
+
+
+@BOTH
+def test_what_a_reset_shows_is_at_the_root_and_what_ended_under_next(kind: Any) -> None:
+    for batch in Program("CartPole in a list", "greedy").collected_by(kind).batches:
+        done = batch["next", "done"].squeeze(-1)
+        root, following = batch["observation"][:, 1:], batch["next", "observation"][:, :-1]
+        goes_on = (root == following).all(-1)
+        assert torch.equal(goes_on, ~done[:, :-1])
+        assert not batch["done"].any()
+        assert (root[done[:, :-1]].abs() <= 0.05).all()  # as CartPole begins
+
+
+def ones(td: TensorDictBase) -> TensorDictBase:
+    """The action with which TorchRL's counting environments count."""
+    return td.set("action", torch.ones((*td.batch_size, 1), dtype=torch.int8))
+
+
+@BOTH
+def test_rows_are_reset_on_their_own(kind: Any) -> None:
+    def make() -> Any:
+        return SerialEnv(2, [lambda n=n: mock.CountingEnv(max_steps=n) for n in (3, 5)])
+
+    collector = kind(make(), ones, frames_per_batch=24, total_frames=24)
+    (batch,) = list(collector)
+    collector.shutdown()
+    steps = torch.arange(12)
+    for row, length in ((0, 4), (1, 6)):
+        assert torch.equal(batch["observation"][row].flatten().long(), steps % length)
+        assert torch.equal(batch["next", "done"][row].flatten(), steps % length == length - 1)
+
+
+@BOTH
+@pytest.mark.parametrize("policy", ["linear", "normal", "actor and value", "private keys"])
+def test_output_keys(kind: Any, policy: str) -> None:
+    """The policy's, whatever it is; those that begin with "_" are left out."""
+    (batch, *_) = Program("Pendulum", policy, draws=True).collected_by(kind).batches
+    flags = {"done", "terminated", "truncated"}
+    env = {"observation", *flags, *(("next", flag) for flag in flags)}
+    env |= {("next", "observation"), ("next", "reward"), IDS}
+    outputs = {
+        "linear": {"action"},
+        "normal": {"action", "loc", "scale", "action_log_prob"},
+        "actor and value": {
+            *("hidden", "action", "loc", "scale", "action_log_prob"),
+            "state_value",
+        },
+        "private keys": {"action", ("deep", "seen")},
+    }
+    assert set(batch.keys(True, True)) == env | outputs[policy]
+
+
+@BOTH
+def test_an_error_of_the_env_comes_through(kind: Any) -> None:
+    collector = kind(mock.EnvThatErrorsAfter10Iters(), None, frames_per_batch=4, total_frames=20)
+    iterator = iter(collector)
+    assert all(next(iterator).shape == (4,) for _ in range(2))
+    with pytest.raises(RuntimeError, match="max steps"):
+        next(iterator)
+    collector.shutdown()
+
+
+class TwoInputs(nn.Module):
+    """A module over two of the observation's entries."""
+
+    def forward(self, place: torch.Tensor, speed: torch.Tensor) -> torch.Tensor:
+        return (place.sum() * 7).long().abs() % 5 + 0 * speed.sum().long()
+
+
+class Unfitting(nn.Module):
+    """A module over something that the environment does not show."""
+
+    def forward(self, other: torch.Tensor, another: torch.Tensor) -> torch.Tensor:
+        return other
+
+
+@BOTH
+def test_modules_over_tensors_are_wrapped(kind: Any) -> None:
+    env = ENVS["sees Dict"].theirs(None)
+    (batch, *_) = kind(env(), TwoInputs(), frames_per_batch=8, total_frames=8)
+    expected = (batch["place"].sum(-1) * 7).long().abs() % 5
+    assert torch.equal(batch["action"], expected)
+
+
+@BOTH
+def test_modules_that_do_not_fit_are_refused(kind: Any) -> None:
+    env = ENVS["Pendulum"].theirs(None)
+    with pytest.raises((TypeError, ValueError)):
+        next(iter(kind(env(), Unfitting(), frames_per_batch=8, total_frames=8)))
+
+
+@BOTH
+def test_the_policy_in_this_process_is_live(kind: Any) -> None:
+    """Parameters and buffers both, without an update."""
+    policy = TensorDictModule(Constant(), ["observation"], ["action"])
+    env = ENVS["Pendulum"].theirs(None)()
+    collector = kind(env, policy, frames_per_batch=4, total_frames=12)
+    seen = []
+    for batch in collector:
+        seen.append(float(batch["action"].mean()))
+        policy.module.weight.data += 0.25
+        policy.module.bias += 0.5
+    collector.shutdown()
+    assert seen == [0.0, 0.75, 1.5]
+
+
+class Constant(nn.Module):
+    """Its parameter and its buffer added up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self.register_buffer("bias", torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.weight + self.bias
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"),
+    [
+        (OURS, lambda batch: batch["collector", "policy_version"]),
+        (Collector, lambda batch: batch["next", "policy_version"]),
+    ],
+    ids=["ours", "torchrl"],
+)
+def test_policy_versions(kind: Any, version: Callable[[Any], torch.Tensor]) -> None:
+    """0 at first, one more with each update, in every frame collected from then on."""
+    collector = kind(
+        ENVS["Pendulum"].theirs(None)(),
+        POLICIES["linear"](),
+        frames_per_batch=4,
+        total_frames=16,
+        track_policy_version=True,
+    )
+    seen = []
+    for number, batch in enumerate(collector):
+        seen.append(version(batch).tolist())
+        for _ in range(number):
+            collector.update_policy_weights_()
+    collector.shutdown()
+    assert seen == [[0] * 4, [0] * 4, [1] * 4, [3] * 4]
+
+
+@BOTH
+def test_trajectories_are_cut_at_the_limit(kind: Any) -> None:
+    program = Program("CartPole in a list", "greedy", {"max_frames_per_traj": 7})
+    for batch in program.collected_by(kind).batches:
+        counts = batch["next", "step_count"]
+        assert (counts >= 1).all()
+        assert (counts <= 7).all()
+        assert torch.equal(batch["next", "truncated"], counts == 7)
+        assert torch.equal(
+            batch["next", "done"], batch["next", "truncated"] | batch["next", "terminated"]
+        )
+
+
+@BOTH
+def test_iteration_goes_on_where_it_was(kind: Any) -> None:
+    collector = kind(ENVS["CountingEnv"].theirs(None)(), ones, frames_per_batch=4, total_frames=12)
+    first = [next(iter(collector)).clone()]
+    for batch in collector:
+        first.append(batch.clone())
+        break
+    collector.shutdown()
+    seen = torch.cat([batch["observation"] for batch in first]).flatten().tolist()
+    assert seen == [n % 6 for n in range(8)]
