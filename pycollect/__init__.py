@@ -10,15 +10,24 @@ if TYPE_CHECKING:
     from pycollect.collectors.single import SyncDataCollector
     from pycollect.collectors.single import SyncDataCollector as Collector
     from pycollect.errors import WorkerError
+    from pycollect.multistep import MultiStep
     from pycollect.trajectory import split_trajectories
 
 __version__ = "0.1.0"
-__all__ = ["Collector", "RayCollector", "SyncDataCollector", "WorkerError", "split_trajectories"]
+__all__ = [
+    "Collector",
+    "MultiStep",
+    "RayCollector",
+    "SyncDataCollector",
+    "WorkerError",
+    "split_trajectories",
+]
 
 # Names are looked up when they are first asked for: the core alone needs no torch, splitting no
 # Gymnasium, and `import pycollect` takes no time.
 _HOMES = {
     "Collector": ("pycollect.collectors.single", "SyncDataCollector"),
+    "MultiStep": ("pycollect.multistep", "MultiStep"),
     "RayCollector": ("pycollect.collectors.ray", "RayCollector"),
     "SyncDataCollector": ("pycollect.collectors.single", "SyncDataCollector"),
     "WorkerError": ("pycollect.errors", "WorkerError"),
@@ -29,7 +38,6 @@ _HOMES = {
 _TO_COME = frozenset(
     {
         "MultiAsyncCollector",
-        "MultiStep",
         "MultiSyncCollector",
         "MultiSyncDataCollector",
         "MultiaSyncDataCollector",

@@ -649,5 +649,8 @@ class MultiStepPlan:
     def steps(self, target: _Array) -> None:
         """By how many steps a cell of int64 [*batch] looks ahead: 1 to n, 0 if uncollected."""
 
+    def discounts(self, gamma: float, target: _Array) -> None:
+        """gamma to the power of the steps of a cell of [*batch], 0 if uncollected; any dtype."""
+
     def nonterminal(self, target: _Array) -> None:
         """Whether a cell of bool [*batch] is a frame with another one behind it."""

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
-from tensordict import TensorDict, TensorDictBase, is_tensor_collection
+from tensordict import (
+    NonTensorData,
+    TensorDict,
+    TensorDictBase,
+    is_tensor_collection,
+    lazy_stack,
+)
 
 from pycollect._core import Layout, Leaf, MemoryPool, Placement
 from pycollect.batch import slab_tensors
@@ -14,32 +23,79 @@ from pycollect.layout import Key, dotted, dtype_name, torch_dtype
 
 NestedKey = str | tuple[str, ...]
 
-# Results of the last calls, used again once their last view is gone: two, because a caller often
-# holds one while the next is made.
-_memory = MemoryPool(2, os.environ.get("PYCOLLECT_POISON") == "1")
+
+def spare_memory() -> MemoryPool:
+    """Memory for results, used again once the last view of one is gone.
+
+    Two blocks are kept, because a caller often holds one result while the next is made.
+    """
+    return MemoryPool(2, os.environ.get("PYCOLLECT_POISON") == "1")
 
 
-def flatten(td: TensorDictBase) -> tuple[dict[Key, torch.Tensor], dict[Key, torch.Size]]:
-    """The leaves by key path, and the batch sizes of the nested TensorDicts."""
-    leaves: dict[Key, torch.Tensor] = {}
-    nested: dict[Key, torch.Size] = {}
+class Parts(NamedTuple):
+    """What a TensorDict consists of, by key path.
+
+    Attributes:
+        leaves: strided tensors.
+        nested: the batch sizes of the nested TensorDicts.
+        others: what is neither: NonTensorData, and tensors of other layouts.
+    """
+
+    leaves: dict[Key, torch.Tensor]
+    nested: dict[Key, torch.Size]
+    others: dict[Key, Any]
+
+
+def flatten(td: TensorDictBase) -> Parts:
+    """Take a TensorDict apart; nothing is copied."""
+    parts = Parts({}, {}, {})
 
     def visit(node: TensorDictBase, path: Key) -> None:
         for name, value in node.items():
             key = (*path, name)
             if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-                leaves[key] = value
+                parts.leaves[key] = value
             elif isinstance(value, TensorDictBase) and not _is_non_tensor(value):
-                nested[key] = value.batch_size
+                parts.nested[key] = value.batch_size
                 visit(value, key)
             else:
-                raise TypeError(
-                    f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
-                    f"leave it out by td.exclude({key!r})"
-                )
+                parts.others[key] = value
 
     visit(td, ())
-    return leaves, nested
+    return parts
+
+
+def refuse(others: Mapping[Key, Any]) -> None:
+    """Raise TypeError that names the first entry which is no strided tensor."""
+    for key, value in others.items():
+        raise TypeError(
+            f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
+            f"leave it out by td.exclude({key!r})"
+        )
+
+
+def take(value: Any, cells: torch.Tensor, ndim: int) -> Any:
+    """An entry that is no tensor, from other cells: the same objects, in lazy stacks.
+
+    Args:
+        value: NonTensorData or a lazy stack, of `ndim` batch dimensions at least.
+        cells: int64, where each cell of the result comes from; cells counted row after row.
+
+    Raises:
+        TypeError: something else.
+    """
+    if not is_tensor_collection(value):
+        raise TypeError(f"expected a strided tensor or NonTensorData, got {_describe(value)}")
+    if isinstance(value, NonTensorData):  # one object for all cells
+        return value
+    entries = [value[place] for place in np.ndindex(tuple(value.batch_size[:ndim]))]
+
+    def stacked(indices: Any) -> Any:
+        if isinstance(indices, int):
+            return entries[indices]
+        return lazy_stack([stacked(index) for index in indices])
+
+    return stacked(cells.tolist()) if cells.numel() else value
 
 
 def restore_nested(
@@ -54,15 +110,16 @@ def restore_nested(
             result.get(key).batch_size = torch.Size(target)
 
 
-def allocate(lead: tuple[int, ...], leaves: list[Leaf]) -> dict[Key, torch.Tensor]:
+def allocate(
+    memory: MemoryPool, lead: tuple[int, ...], leaves: list[Leaf]
+) -> dict[Key, torch.Tensor]:
     """Uninitialised tensors [*lead, *frame], all in one block of memory that each keeps alive."""
     if not leaves or 0 in lead:
         return {
             leaf.key: torch.empty((*lead, *leaf.shape), dtype=torch_dtype(leaf.dtype))
             for leaf in leaves
         }
-    envs, steps = lead if len(lead) == 2 else (1, *lead)
-    slab = _memory.acquire(Placement(Layout(leaves), 1, envs, steps))
+    slab = memory.acquire(Placement(Layout(leaves), 1, math.prod(lead[:-1]), lead[-1]))
     return slab_tensors(slab, lead, [leaf.key for leaf in leaves])
 
 

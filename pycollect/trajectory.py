@@ -20,8 +20,12 @@ from pycollect.leaves import (
     flatten,
     is_plain,
     meta_keys,
+    refuse,
     restore_nested,
+    spare_memory,
 )
+
+_memory = spare_memory()
 
 
 class FlatTrajectories(NamedTuple):
@@ -115,7 +119,8 @@ def split_trajectories(
         )
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
-    leaves, nested = flatten(td)
+    leaves, nested, others = flatten(td)
+    refuse(others)
     ids_key, mask_key = meta_keys(td, prefix, trajectory_key)
     ids = leaves.get(ids_key)
     done = _done(leaves, done_key, needed=ids is None, wanted=trajectory_key is None)
@@ -197,7 +202,9 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
     ndim = len(form.batch_shape)
     plain = {key: leaf.detach() for key, leaf in leaves.items() if is_plain(leaf)}
     result = allocate(
-        form.lead, [Leaf(k, dtype_name(x.dtype), tuple(x.shape[ndim:])) for k, x in plain.items()]
+        _memory,
+        form.lead,
+        [Leaf(k, dtype_name(x.dtype), tuple(x.shape[ndim:])) for k, x in plain.items()],
     )
     form.write(list(plain.values()), list(result.values()))
     if len(plain) == len(leaves):

@@ -53,6 +53,9 @@ def test_frames_and_sums_are_those_of_the_model(case: tuple, n: int, data: st.Da
     steps = laid_out(shape, "int64", data.draw(memory_orders(len(shape))))[0]
     plan.steps(steps)
     np.testing.assert_array_equal(steps, wanted_steps)
+    discounts = laid_out(shape, "float32", data.draw(memory_orders(len(shape))))[0]
+    plan.discounts(0.5, discounts)
+    np.testing.assert_array_equal(discounts, np.where(ends == -1, 0, 0.5**wanted_steps))
     nonterminal = np.empty(shape, bool)
     plan.nonterminal(nonterminal)
     np.testing.assert_array_equal(nonterminal, (ends != -1) & (ends > now))
@@ -103,5 +106,7 @@ def test_bad_arguments_are_named() -> None:
         plan.shift([np.zeros((3, 2))], [np.zeros((3, 2))])
     with pytest.raises(ValueError, match=r"target: expected int64 of shape \[2, 3\], got float64"):
         plan.steps(np.zeros((2, 3)))
+    with pytest.raises(ValueError, match=r"target: expected float32 of shape \[2, 3\]"):
+        plan.discounts(0.9, np.zeros(6, np.float32))
     with pytest.raises(ValueError, match="target: expected bool"):
         plan.nonterminal(np.zeros((2, 3)))

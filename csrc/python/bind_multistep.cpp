@@ -24,6 +24,12 @@ void sum(const MultiStepPlan& plan, double gamma, const std::vector<py::object>&
   plan.sum(ThreadPool::shared(), gamma, from, to);
 }
 
+void discounts(const MultiStepPlan& plan, double gamma, py::handle target) {
+  const TensorView view = borrow(target, "target", nullptr, true);
+  py::gil_scoped_release release;
+  plan.discounts(gamma, view);
+}
+
 using Fill = void (MultiStepPlan::*)(const TensorView&) const;
 
 template <Fill fill>
@@ -45,6 +51,8 @@ void bind_multistep(py::module_& module) {
            "Each source into its target, each cell the discounted sum of those ahead.")
       .def("steps", &write<&MultiStepPlan::steps>, py::arg("target"),
            "By how many steps each cell of int64 [*batch] looks ahead.")
+      .def("discounts", &discounts, py::arg("gamma"), py::arg("target"),
+           "gamma to the power of the steps of each cell of [*batch].")
       .def("nonterminal", &write<&MultiStepPlan::nonterminal>, py::arg("target"),
            "Whether a cell of bool [*batch] has a frame behind it in its segment.");
 }

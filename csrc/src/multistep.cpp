@@ -257,14 +257,18 @@ void MultiStepPlan::sum(ThreadPool& pool, double gamma, std::span<const TensorVi
   share_out(pool, leaves, cells());
 }
 
-template <typename Value, typename Function>
-void MultiStepPlan::fill(const TensorView& target, DType dtype, const Function& value) const {
+void MultiStepPlan::expect_shape(const TensorView& target, DType dtype) const {
   expect_on_host("target", target);
   if (target.dtype != dtype || !(target.shape == batch_)) {
     throw std::invalid_argument("target: expected " + std::string(name_of(dtype)) + " of shape " +
                                 to_string(batch_) + ", got " + std::string(name_of(target.dtype)) +
                                 " of shape " + to_string(target.shape));
   }
+}
+
+template <typename Value, typename Function>
+void MultiStepPlan::fill(const TensorView& target, DType dtype, const Function& value) const {
+  expect_shape(target, dtype);
   for (const Piece& piece : pieces_) {
     std::byte* cell = cell_of(target, batch_, piece.cells.row, piece.cells.start);
     for (std::int64_t t = 0; t < piece.cells.length;
@@ -279,6 +283,28 @@ void MultiStepPlan::steps(const TensorView& target) const {
   fill<std::int64_t>(target, DType::int64, [this](const Piece& piece, std::int64_t t) {
     return piece.collected ? std::min(n_steps_, piece.cells.length - t) : 0;
   });
+}
+
+void MultiStepPlan::discounts(double gamma, const TensorView& target) const {
+  expect_shape(target, target.dtype);
+  const std::vector<double> powers = powers_of(gamma, std::min(n_steps_, longest_) + 1);
+  const double none = 0.0;
+  constexpr auto kSize = static_cast<std::int64_t>(sizeof(double));
+  const auto run_of = [&](std::int64_t stride) {
+    return RunCopy(row_of(target, batch_), {nullptr, DType::float64, Dims{1}, Dims{stride}, {}});
+  };
+  const RunCopy repeat = run_of(0);
+  const RunCopy descend = run_of(-kSize);
+  for (const auto& [cells, collected] : pieces_) {
+    const std::int64_t tail = collected ? std::min(n_steps_, cells.length) : 0;
+    const double& first = collected ? powers[static_cast<std::size_t>(tail)] : none;
+    const auto* source = reinterpret_cast<const std::byte*>(&first);
+    const auto cell = [&](std::int64_t t) {
+      return cell_of(target, batch_, cells.row, cells.start + t);
+    };
+    repeat(cell(0), source, cells.length - tail);
+    descend(cell(cells.length - tail), source, tail);
+  }
 }
 
 void MultiStepPlan::nonterminal(const TensorView& target) const {

@@ -45,6 +45,10 @@ TEST_CASE("frames look n steps ahead, not beyond a done, a row's end or an uncol
   const MultiStepPlan plan(split, 3);
   CHECK(steps_of(plan, {2, 6}) == Ids{3, 3, 2, 1, 2, 1, 3, 2, 1, 0, 2, 1});
 
+  std::vector<double> discounts(12, -9);
+  plan.discounts(0.5, doubles(discounts, {2, 6}));
+  CHECK(discounts == std::vector<double>{.125, .125, .25, .5, .25, .5, .125, .25, .5, 0, .25, .5});
+
   Flags more(12, 9);
   plan.nonterminal(flags(more, {2, 6}));
   CHECK(more == Flags{1, 1, 1, 0, 1, 0, 1, 1, 0, 0, 1, 0});
@@ -71,6 +75,8 @@ TEST_CASE("one step leads nowhere") {
   std::vector<double> sums(3);
   plan.sum(pool, 0.5, std::vector{doubles(rewards, {3})}, std::vector{doubles(sums, {3})});
   CHECK(sums == rewards);
+  plan.discounts(0.5, doubles(sums, {3}));
+  CHECK(sums == std::vector<double>{0.5, 0.5, 0.5});
 }
 
 TEST_CASE("long segments are the same in one thread and in several, for every n") {
@@ -172,5 +178,6 @@ TEST_CASE("what does not fit is refused") {
   CHECK_THROWS_AS(plan.shift(pool, three, six), std::invalid_argument);
   CHECK_THROWS_AS(plan.sum(pool, 1, three, {}), std::invalid_argument);
   CHECK_THROWS_AS(plan.steps(three[0]), std::invalid_argument);
+  CHECK_THROWS_AS(plan.discounts(1, six[0]), std::invalid_argument);
   CHECK_THROWS_AS(plan.nonterminal(flags(done, {1, 3})), std::invalid_argument);
 }

@@ -43,6 +43,10 @@ class MultiStepPlan {
   // 0 in uncollected cells.
   void steps(const TensorView& target) const;
 
+  // gamma to the power of steps(), by which the value of the frame that a cell leads to counts; 0
+  // in uncollected cells. Of the batch's shape and of any type.
+  void discounts(double gamma, const TensorView& target) const;
+
   // Whether a cell is a frame with another one behind it in its segment: bool of the batch's shape.
   void nonterminal(const TensorView& target) const;
 
@@ -63,6 +67,7 @@ class MultiStepPlan {
   void walk(std::int64_t begin, std::int64_t end, const Visit& visit) const;
   template <typename Value, typename Function>
   void fill(const TensorView& target, DType dtype, const Function& value) const;
+  void expect_shape(const TensorView& target, DType dtype) const;
   std::int64_t cells() const;
 
   Dims batch_;

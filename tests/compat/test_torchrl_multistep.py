@@ -1,0 +1,160 @@
+"""TorchRL's `MultiStep` as the oracle; where ours differs on purpose, both are shown."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from pycollect import MultiStep, SyncDataCollector, split_trajectories
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    postprocs = pytest.importorskip("torchrl.data.postprocs")
+
+Oracle = postprocs.MultiStep
+
+
+def collected(shape: tuple[int, ...], seed: int, done: float = 0.2) -> TensorDict:
+    """A batch as collectors yield it."""
+    g = torch.Generator().manual_seed(seed)
+    terminated = torch.rand((*shape, 1), generator=g) < done
+    truncated = torch.rand((*shape, 1), generator=g) < done / 2
+    return TensorDict(
+        {
+            "observation": torch.randn((*shape, 4), generator=g),
+            "action": torch.randint(0, 5, shape, generator=g),
+            "next": {
+                "observation": torch.randn((*shape, 4), generator=g),
+                "nested": {"pixels": torch.randint(0, 255, (*shape, 2, 3), generator=g)},
+                "reward": torch.randn((*shape, 1), generator=g),
+                "done": terminated | truncated,
+                "terminated": terminated,
+                "truncated": truncated,
+            },
+        },
+        shape,
+        names=[*[None] * (len(shape) - 1), "time"],
+    )
+
+
+def assert_same(ours: TensorDict, theirs: TensorDict, but: set[object] = frozenset()) -> None:
+    """Keys, shapes, dtypes, names and values; sums to the last bits of a float32."""
+    assert ours.shape == theirs.shape
+    assert ours.names == theirs.names
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key, value in theirs.items(True, True):
+        assert ours[key].dtype == value.dtype, key
+        assert ours[key].shape == value.shape, key
+        if key not in but:
+            torch.testing.assert_close(ours[key], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(40,), (3, 40), (2, 3, 20)])
+@pytest.mark.parametrize("n", [2, 3, 10, 100])
+@pytest.mark.parametrize("gamma", [0.9, 1.0])
+def test_collected_batches(shape: tuple[int, ...], n: int, gamma: float) -> None:
+    td = collected(shape, n)
+    assert_same(MultiStep(gamma, n, shift_done=False)(td), Oracle(gamma, n)(td))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_reward_dtypes(dtype: torch.dtype) -> None:
+    td = collected((3, 20), 1)
+    td["next", "reward"] = td["next", "reward"].to(dtype)
+    ours, theirs = MultiStep(0.5, 3, shift_done=False)(td), Oracle(0.5, 3)(td)
+    assert_same(ours, theirs, but={("next", "reward")})
+    tolerance = 1e-12 if dtype == torch.float64 else 0.05
+    torch.testing.assert_close(
+        ours["next", "reward"], theirs["next", "reward"], rtol=tolerance, atol=tolerance
+    )
+
+
+def test_split_batches_of_whole_trajectories() -> None:
+    td = collected((3, 40), 2)
+    for flag in ("done", "terminated"):
+        td["next", flag][:, -1] = True
+    split = split_trajectories(td)
+    mask = split["mask"]
+    ours, theirs = MultiStep(0.9, 3, shift_done=False)(split), Oracle(0.9, 3)(split)
+    assert_same(ours[mask], theirs[mask])
+    assert_same(ours, theirs, but={"gamma", "steps_to_next_obs", "nonterminal"})
+
+
+def test_as_postproc() -> None:
+    gymnasium = pytest.importorskip("gymnasium")
+    batches = []
+    for postproc in (MultiStep(0.9, 3, shift_done=False), Oracle(0.9, 3)):
+        collector = SyncDataCollector(
+            lambda: gymnasium.make("CartPole-v1"), frames_per_batch=200, postproc=postproc
+        )
+        collector.set_seed(0)
+        batches.append(next(iter(collector)))
+        collector.shutdown()
+    assert_same(*batches)
+
+
+# Differences.
+
+
+def test_flags_are_those_of_the_next_observation() -> None:
+    """TorchRL leaves the flags where they were: two of three frames bootstrap past the terminal."""
+    td = collected((3,), 0, done=0.0)
+    td["next", "done"][-1] = td["next", "terminated"][-1] = True
+    assert Oracle(0.9, 3)(td)["next", "terminated"].squeeze(-1).tolist() == [False, False, True]
+    assert MultiStep(0.9, 3)(td)["next", "terminated"].all()
+    assert_same(MultiStep(0.9, 3, shift_done=False)(td), Oracle(0.9, 3)(td))
+
+
+def test_ids_end_segments() -> None:
+    """TorchRL looks into the next trajectory where one ends without a done (a reset, say)."""
+    td = collected((4,), 0, done=0.0)
+    td["collector", "traj_ids"] = torch.tensor([0, 0, 1, 1])
+    assert Oracle(0.9, 3)(td)["steps_to_next_obs"].tolist() == [3, 3, 2, 1]
+    assert MultiStep(0.9, 3)(td)["steps_to_next_obs"].tolist() == [2, 1, 2, 1]
+
+
+def test_uncollected_cells_are_no_frames() -> None:
+    """TorchRL looks into the padding of a trajectory that goes on in the next batch."""
+    td = collected((2, 3), 0, done=0.0)
+    td["collector", "traj_ids"] = torch.tensor([[0, 0, -1], [1, 1, 1]])
+    td["collector", "mask"] = td["collector", "traj_ids"] != -1
+    td["next", "observation"][0, 2] = 0.0
+    ours, theirs = MultiStep(0.9, 3)(td), Oracle(0.9, 3)(td)
+    assert not theirs["next", "observation"][0].any()  # all bootstrap from what was never seen
+    assert torch.equal(ours["next", "observation"][0, 0], td["next", "observation"][0, 1])
+    assert theirs["steps_to_next_obs"][0].tolist() == [3, 2, 1]
+    assert ours["steps_to_next_obs"][0].tolist() == [2, 1, 0]
+    assert ours["gamma"][0, 2] == 0.0
+
+
+def test_nonterminal_with_one_step() -> None:
+    """TorchRL calls every frame terminal, for ``n_steps=1`` only."""
+    td = collected((10,), 3)
+    assert not Oracle(0.9, 1)(td)["nonterminal"].any()
+    ours = MultiStep(0.9, 1, shift_done=False)(td)
+    assert torch.equal(ours["nonterminal"], Oracle(0.9, 2)(td)["nonterminal"])
+    assert_same(ours, Oracle(0.9, 1)(td), but={"nonterminal"})
+
+
+def test_integer_rewards_become_floats() -> None:
+    """TorchRL rounds the discounts to integers: all but the first reward vanish."""
+    td = collected((3,), 0, done=0.0)
+    td["next", "reward"] = torch.ones(3, 1, dtype=torch.int64)
+    assert Oracle(0.5, 3)(td)["next", "reward"].squeeze(-1).tolist() == [1, 1, 1]
+    assert MultiStep(0.5, 3)(td)["next", "reward"].squeeze(-1).tolist() == [1.75, 1.5, 1.0]
+
+
+def test_groups_of_agents() -> None:
+    """TorchRL knows one reward and one done, at the root of "next"."""
+    td = collected((4,), 0, done=0.0)
+    td["next", "agents", "reward"] = torch.ones(4, 3, 1)
+    td = td.exclude(("next", "reward"))
+    with pytest.raises((KeyError, AttributeError)):
+        Oracle(0.5, 2)(td)
+    assert torch.equal(
+        MultiStep(0.5, 2)(td)["next", "agents", "reward"][:, 0, 0],
+        torch.tensor([1.5, 1.5, 1.5, 1.0]),
+    )

@@ -1,0 +1,292 @@
+"""`MultiStep` against a naive model, over layouts, ids, masks and kinds of leaves."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from arrays_for_tests import batch_shapes
+from hypothesis import given
+from hypothesis import strategies as st
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
+
+from pycollect import MultiStep, split_trajectories
+
+FLAGS = ("done", "terminated", "truncated")
+
+
+def make(
+    shape: tuple[int, ...], seed: int, *, ids: bool = True, mask: bool = False, done: float = 0.2
+) -> TensorDict:
+    """A batch whose uncollected cells hold what nobody may read."""
+    g = torch.Generator().manual_seed(seed)
+
+    def flags() -> torch.Tensor:
+        return torch.rand((*shape, 1), generator=g) < done
+
+    terminated, truncated = flags(), flags()
+    td = TensorDict(
+        {
+            "observation": torch.randn((*shape, 3), generator=g),
+            "next": {
+                "observation": {
+                    "pixels": torch.randint(0, 255, (*shape, 2, 3), dtype=torch.uint8, generator=g),
+                    "nothing": torch.zeros((*shape, 0)),
+                },
+                "half": torch.randn(shape, generator=g).bfloat16(),
+                "reward": torch.randn((*shape, 1), generator=g),
+                "done": terminated | truncated,
+                "terminated": terminated,
+                "truncated": truncated,
+            },
+            "collector": {},
+        },
+        batch_size=shape,
+    )
+    if ids:
+        td["collector", "traj_ids"] = torch.randint(-1, 3, shape, generator=g).sort(-1).values
+    if mask:
+        td["collector", "mask"] = torch.rand(shape, generator=g) < 0.8
+    td["next", "reward"][~collected(td)] = torch.nan
+    return td
+
+
+def collected(td: TensorDict) -> torch.Tensor:
+    here = td.get(("collector", "mask"), torch.ones(td.shape, dtype=torch.bool))
+    ids = td.get(("collector", "traj_ids"), None)
+    return here if ids is None else here & (ids != -1)
+
+
+def looks_ahead(td: TensorDict, cell: tuple[int, ...], n: int) -> list[tuple[int, ...]]:
+    """The cells whose rewards are summed for this one, by the words of the contract."""
+    here, ids = collected(td), td.get(("collector", "traj_ids"), None)
+    if not here[cell]:
+        return []
+    *row, t = cell
+    cells = [cell]
+    while len(cells) < n and not td["next", "done"][cells[-1]].any() and t + 1 < td.shape[-1]:
+        t += 1
+        after = (*row, t)
+        if not here[after] or (ids is not None and ids[after] != ids[cell]):
+            break
+        cells.append(after)
+    return cells
+
+
+def check(td: TensorDict, out: TensorDict, n: int, gamma: float, shift_done: bool = True) -> None:
+    """Every leaf, cell by cell."""
+    added = {"steps_to_next_obs", "gamma", "nonterminal", ("next", "original_reward")}
+    assert set(out.keys(True, True)) == set(td.keys(True, True)) | added
+    assert out.shape == td.shape
+    moved = (
+        set(td.get("next").keys(True, True)) - {"reward"} - (set() if shift_done else set(FLAGS))
+    )
+    for cell in np.ndindex(tuple(td.shape)):
+        cells = looks_ahead(td, cell, n)
+        for key in moved:
+            wanted = td.get("next").get(key)[cells[-1] if cells else cell]
+            assert torch.equal(out.get("next").get(key)[cell], wanted), (key, cell)
+        rewards = [float(td["next", "reward"][at]) for at in cells]
+        total = sum(gamma**k * reward for k, reward in enumerate(rewards))
+        assert out["next", "reward"][cell].item() == pytest.approx(total, rel=1e-6, abs=1e-6)
+        assert out["steps_to_next_obs"][cell] == len(cells)
+        assert out["gamma"][cell].item() == pytest.approx(gamma ** len(cells) if cells else 0.0)
+        assert bool(out["nonterminal"][cell]) == (len(looks_ahead(td, cell, 2)) == 2)
+    unmoved = set(td.keys(True, True)) - {("next", "reward")}
+    unmoved -= {("next", *((key,) if isinstance(key, str) else key)) for key in moved}
+    for key in unmoved:
+        assert torch.equal(out[key], td[key]), key
+    torch.testing.assert_close(
+        out["next", "original_reward"], td["next", "reward"], rtol=0, atol=0, equal_nan=True
+    )
+
+
+@given(
+    batch_shapes,
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([1, 2, 3, 5, 100]),
+    st.booleans(),
+)
+def test_every_frame_looks_n_steps_ahead(
+    shape: tuple[int, ...], seed: int, ids: bool, mask: bool, n: int, shift_done: bool
+) -> None:
+    td = make(shape, seed, ids=ids, mask=mask)
+    before = td.clone()
+    out = MultiStep(0.9, n, shift_done)(td)
+    check(before, out, n, 0.9, shift_done)
+    assert set(td.keys(True, True)) == set(before.keys(True, True))
+    for key, leaf in before.items(True, True):  # the input is as it was
+        torch.testing.assert_close(td[key], leaf, rtol=0, atol=0, equal_nan=True)
+
+
+@given(batch_shapes, st.integers(0, 2**32))
+def test_the_same_before_and_after_splitting(shape: tuple[int, ...], seed: int) -> None:
+    td = make(shape, seed)
+    step = MultiStep(0.9, 3, shift_done=False)  # shifted dones would cut earlier
+    after = step(split_trajectories(td))
+    before = split_trajectories(step(td))
+    assert set(after.keys(True, True)) == set(before.keys(True, True))
+    for key, leaf in before.items(True, True):
+        assert torch.equal(after[key], leaf), key
+    padding = after[~after["collector", "mask"]]
+    assert not padding["gamma"].any()
+    assert not padding["next", "reward"].any()
+
+
+def test_dtypes_and_shapes() -> None:
+    out = MultiStep(0.5, 2)(make((2, 6), 0))
+    for key, dtype in {
+        "steps_to_next_obs": torch.int64,
+        "gamma": torch.float32,
+        "nonterminal": torch.bool,
+    }.items():
+        assert out[key].dtype == dtype
+        assert out[key].shape == (2, 6)
+    assert out["next", "reward"].dtype == torch.float32
+    assert out["next", "reward"].shape == (2, 6, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.int32, torch.bool])
+def test_rewards_of_any_type(dtype: torch.dtype) -> None:
+    td = make((6,), 0, ids=False, done=0.0)
+    td["next", "reward"] = torch.tensor([[1], [0], [1], [1], [0], [1]]).to(dtype)
+    out = MultiStep(0.5, 3)(td)
+    wanted = torch.tensor([1.25, 0.75, 1.5, 1.25, 0.5, 1.0]).unsqueeze(-1)
+    assert out["next", "reward"].dtype == (dtype if dtype.is_floating_point else torch.float32)
+    assert torch.equal(out["next", "reward"].float(), wanted)
+    assert out["next", "original_reward"].dtype == dtype
+
+
+def test_flags_are_those_of_the_next_observation() -> None:
+    td = make((5,), 0, ids=False, done=0.0)
+    for flag in ("done", "terminated"):
+        td["next", flag] = torch.tensor([0, 0, 0, 1, 0], dtype=torch.bool).unsqueeze(-1)
+    shifted = MultiStep(0.9, 3)(td)
+    for flag in ("done", "terminated"):
+        assert shifted["next", flag].squeeze(-1).tolist() == [False, True, True, True, False]
+    assert not shifted["next", "truncated"].any()
+    as_was = MultiStep(0.9, 3, shift_done=False)(td)
+    assert torch.equal(as_was["next", "done"], td["next", "done"])
+
+
+def test_rewards_and_dones_of_groups() -> None:
+    reward = torch.arange(12.0).reshape(4, 3, 1)
+    done = torch.zeros(4, 3, 1, dtype=torch.bool)
+    done[1, 2] = True  # one agent of three: the segment ends for all
+    td = TensorDict({}, [4])
+    td["next"] = TensorDict({"flag": torch.arange(4)}, [4])
+    td["next", "agents"] = TensorDict({"reward": reward, "done": done}, [4, 3])
+    td["next", "others"] = TensorDict({"reward": reward[:, :2] * 10}, [4])
+    out = MultiStep(1.0, 2)(td)
+    assert out["steps_to_next_obs"].tolist() == [2, 1, 2, 1]
+    assert out["next", "agents"].batch_size == (4, 3)
+    wanted = torch.stack([reward[0] + reward[1], reward[1], reward[2] + reward[3], reward[3]])
+    assert torch.equal(out["next", "agents", "reward"], wanted)
+    assert torch.equal(out["next", "agents", "original_reward"], reward)
+    assert torch.equal(out["next", "others", "reward"], wanted[:, :2] * 10)
+    assert torch.equal(out["next", "agents", "done"], done[[1, 1, 3, 3]])
+    assert out["next", "flag"].tolist() == [1, 1, 3, 3]
+
+
+def test_rewards_can_be_named() -> None:
+    td = make((4,), 0, ids=False, done=0.0)
+    td["next", "cost"] = torch.ones(4, 1)
+    out = MultiStep(1.0, 4, reward_keys=["cost"])(td)
+    assert out["next", "cost"].squeeze(-1).tolist() == [4, 3, 2, 1]
+    assert torch.equal(out["next", "reward"], td["next", "reward"][[3, 3, 3, 3]])
+
+
+def test_ids_alone_end_segments() -> None:
+    td = TensorDict({"next": {"reward": torch.ones(5), "x": torch.arange(5)}}, [5])
+    td["collector", "traj_ids"] = torch.tensor([0, 0, 1, 1, 1], dtype=torch.int32)
+    out = MultiStep(1.0, 10)(td)
+    assert out["next", "reward"].tolist() == [2, 1, 3, 2, 1]
+    assert out["next", "x"].tolist() == [1, 1, 4, 4, 4]
+
+
+def test_any_strides() -> None:
+    td = make((4, 3, 10), 2)
+    for view in (td.permute(1, 0, 2), td[:, 1], td[..., ::2], td[0, 0].expand(3, 10)):
+        check(view, MultiStep(0.9, 3)(view), 3, 0.9)
+    stacked = LazyStackedTensorDict(*td.unbind(0), stack_dim=0)
+    check(td, MultiStep(0.9, 3)(stacked), 3, 0.9)
+
+
+def test_objects_move_with_their_frames() -> None:
+    td = make((2, 3), 0, ids=False, done=0.0)
+    td["next", "text"] = NonTensorStack(NonTensorStack(*"abc"), NonTensorStack(*"def"))
+    td["next", "one"] = NonTensorData("the same everywhere", batch_size=[2, 3])
+    td["text"] = NonTensorStack(NonTensorStack(*"uvw"), NonTensorStack(*"xyz"))
+    out = MultiStep(0.9, 2)(td)
+    assert out.get(("next", "text")).tolist() == [["b", "c", "c"], ["e", "f", "f"]]
+    assert out["next", "one"] == "the same everywhere"
+    assert out.get("text").tolist() == [["u", "v", "w"], ["x", "y", "z"]]
+    assert td.get(("next", "text")).tolist() == [["a", "b", "c"], ["d", "e", "f"]]
+
+
+def test_gradients_pass() -> None:
+    td = make((2, 6), 1)
+    reward = td["next", "reward"].nan_to_num().requires_grad_()
+    value = torch.randn(2, 6, 2, requires_grad=True)
+    td["next", "reward"], td["next", "value"] = reward * 1, value * 2
+    out = MultiStep(0.9, 3)(td)
+    with torch.no_grad():
+        plain = MultiStep(0.9, 3)(td)
+    torch.testing.assert_close(out["next", "reward"], plain["next", "reward"])
+    assert torch.equal(out["next", "value"], plain["next", "value"])
+    out["next", "reward"].sum().backward()
+    out["next", "value"].sum().backward()
+    assert reward.grad[collected(td)].min() >= 1.0
+    assert not reward.grad[~collected(td)].any()
+    assert value.grad.sum() == 2 * value.numel()
+
+
+def test_result_is_used_again_only_when_dropped() -> None:
+    td = make((2, 8), 3)
+    step = MultiStep(0.9, 3)
+    view = step(td)["next", "observation", "pixels"][1:]
+    kept = view.clone()
+    for seed in range(10):
+        step(make((2, 8), seed))
+    assert torch.equal(view, kept)
+
+
+def test_names_stay() -> None:
+    td = make((2, 6), 0)
+    td.names = ["worker", "time"]
+    out = MultiStep(0.9, 3)(td)
+    assert out.names == ["worker", "time"]
+    assert out["next"].names == ["worker", "time"]
+
+
+def test_a_plain_callable() -> None:
+    step = pickle.loads(pickle.dumps(MultiStep(0.9, 3, shift_done=False)))
+    assert repr(step) == "MultiStep(gamma=0.9, n_steps=3, shift_done=False)"
+    td = make((6,), 0)
+    assert torch.equal(step(td)["gamma"], step.forward(td)["gamma"])
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match=r"gamma: expected a number in \(0, 1\], got 0"):
+        MultiStep(0, 3)
+    with pytest.raises(ValueError, match="n_steps: expected an integer of at least 1, got 0"):
+        MultiStep(0.9, 0)
+    step = MultiStep(0.9, 3)
+    td = make((6,), 0)
+    with pytest.raises(ValueError, match="at least one batch dimension"):
+        step(td[0])
+    with pytest.raises(KeyError, match='expected an entry "next"'):
+        step(td.exclude("next"))
+    with pytest.raises(KeyError, match=r"got .*observation\.pixels.*name it by reward_keys"):
+        step(td.exclude(("next", "reward")))
+    with pytest.raises(KeyError, match=r"expected next\.cost in the batch"):
+        MultiStep(0.9, 3, reward_keys=["cost"])(td)
+    with pytest.raises(KeyError, match=r"next\.done, or trajectory ids"):
+        step(td.exclude("collector", *(("next", flag) for flag in FLAGS)))
+    td["next", "sparse"] = torch.ones(6, 2).to_sparse()
+    with pytest.raises(TypeError, match="expected a strided tensor or NonTensorData, got a tensor"):
+        step(td)
