@@ -24,7 +24,6 @@ import pycollect
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
-    import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
     from torchrl.envs import GymWrapper, SerialEnv
     from torchrl_support import IDS
@@ -250,15 +249,3 @@ def test_nobody_waits_for_the_learner_or_for_a_rollout(ray_cluster: Any, tmp_pat
         wait_until(gate.with_suffix(".reached").exists)
         collector.update_policy_weights_()
         gate.touch()
-
-
-def test_envs_without_a_spec_for_it_have_no_reward_at_the_root() -> None:
-    """There, whatever a reset gives beside its specs is at the root."""
-    ours, theirs = (
-        kind(mock.StateLessCountingEnv(), None, frames_per_batch=T, total_frames=T)
-        for kind in (pycollect.SyncDataCollector, Collector)
-    )
-    with ours:
-        assert "reward" not in next(iter(ours)).keys()  # noqa: SIM118
-    assert "reward" in next(iter(theirs)).keys()  # noqa: SIM118
-    theirs.shutdown()

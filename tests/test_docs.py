@@ -1,0 +1,66 @@
+"""docs/contract.md and docs/coming-from-torchrl.md name tests that exist; the example runs."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent
+DOCS = TESTS.parent / "docs"
+CONTRACT = (DOCS / "contract.md").read_text()
+COMING = (DOCS / "coming-from-torchrl.md").read_text()
+NAMED = re.compile(r"`([\w/]+\.py)::([\w:]+)`")
+
+
+@cache
+def functions_of(path: str) -> set[str]:
+    """The tests of a file, those of a class as class::name."""
+    names = set()
+    for node in ast.parse((TESTS / path).read_text()).body:
+        inside = node.body if isinstance(node, ast.ClassDef) else [node]
+        prefix = f"{node.name}::" if isinstance(node, ast.ClassDef) else ""
+        names |= {f"{prefix}{f.name}" for f in inside if isinstance(f, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize("page", [CONTRACT, COMING], ids=["contract", "coming from TorchRL"])
+def test_the_tests_named_there_exist(page: str) -> None:
+    named = NAMED.findall(page)
+    assert len(named) > 10
+    for path, name in named:
+        assert (TESTS / path).exists(), path
+        assert name in functions_of(path), f"{path}::{name}"
+
+
+def test_every_rule_names_a_test() -> None:
+    rules = [line for line in CONTRACT.splitlines() if line.startswith("- ")]
+    assert len(rules) > 60
+    assert [rule for rule in rules if not NAMED.search(rule)] == []
+
+
+def test_every_difference_names_a_test() -> None:
+    table = re.search(r"^\| TorchRL .*?\n\n", COMING, re.M | re.S)
+    assert table is not None
+    rows = table.group().strip().splitlines()[2:]
+    assert len(rows) > 10
+    assert [row for row in rows if not NAMED.search(row)] == []
+
+
+def test_before_and_after() -> None:
+    """The imports are all that differs; both run, and yield the same."""
+    pytest.importorskip("torchrl")
+    before, after = re.findall(r"^```python\n(.*?)^```$", COMING, re.M | re.S)
+    changed = set(before.splitlines()) ^ set(after.splitlines())
+    assert all(line.startswith(("from ", "import ")) for line in changed)
+    assert len(changed) == 2
+    seen: list[list[Any]] = []
+    for program in (before, after):
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(program, "coming-from-torchrl.md", "exec"), names)
+        seen.append(names["shapes"])
+    assert seen[0] == seen[1]
