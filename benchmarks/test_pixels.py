@@ -16,6 +16,7 @@ from benchmarks.race import Side
 
 FRAMES = 1000
 ACTORS = 2
+LIMIT = "memcpy, 1 thread"
 FRAME_BYTES = 2 * workloads.FreePixels.frame_bytes
 PEER = "TorchRL"
 
@@ -74,8 +75,31 @@ def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> 
         [
             Side("pycollect", ours, work, ray_address=ray_address),
             Side(PEER, torchrl, work, ray_address=ray_address, needs="torchrl"),
-            Side("memcpy, 1 thread", memcpy),
+            Side(LIMIT, memcpy),
         ],
         frame_bytes=FRAME_BYTES,
         wanted={PEER: 8},
+    )
+
+
+def recorded() -> Iterator[int]:
+    """One worker of pycollect writes slab after slab of shared memory, which nobody reads."""
+    from pycollect._core import SharedSlabPool
+    from pycollect.worker import Worker, WorkerOptions
+
+    worker = Worker(0, workloads.FreePixels, None, None, WorkerOptions(FRAMES))
+    pool = SharedSlabPool(worker.placement, 3, 0)
+    while True:
+        slab = pool.acquire()
+        assert slab is not None
+        worker.collect(slab, 0, 0)
+        yield FRAMES
+
+
+def test_pixels_recorded(compare: Callable[..., None]) -> None:
+    """Random actions. The recorder's stores alone: past the caches, where memcpy reads lines."""
+    compare(
+        "pixels, one process, written into shared slabs",
+        [Side("pycollect", recorded), Side(LIMIT, memcpy)],
+        frame_bytes=FRAME_BYTES,
     )

@@ -8,6 +8,10 @@
 #include <tuple>
 #include <utility>
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 #include "cast.h"
 #include "pycollect/thread_pool.h"
 
@@ -150,6 +154,31 @@ TensorView moved_to_front(const TensorView& view, int axis) {
 }
 
 }  // namespace
+
+#ifdef __SSE2__
+void stream_frame(std::byte* dst, const std::byte* src, std::size_t bytes) {
+  auto* to = reinterpret_cast<__m128i*>(dst);
+  const auto* from = reinterpret_cast<const __m128i*>(src);
+  for (std::size_t line = 0; line < bytes / 64; ++line, to += 4, from += 4) {
+    const __m128i a = _mm_loadu_si128(from);
+    const __m128i b = _mm_loadu_si128(from + 1);
+    const __m128i c = _mm_loadu_si128(from + 2);
+    const __m128i d = _mm_loadu_si128(from + 3);
+    _mm_stream_si128(to, a);
+    _mm_stream_si128(to + 1, b);
+    _mm_stream_si128(to + 2, c);
+    _mm_stream_si128(to + 3, d);
+  }
+}
+
+void stream_fence() { _mm_sfence(); }
+#else
+void stream_frame(std::byte* dst, const std::byte* src, std::size_t bytes) {
+  copy_frame(dst, src, bytes);
+}
+
+void stream_fence() {}
+#endif
 
 RunCopy::RunCopy(const TensorView& dst, const TensorView& src) : RunCopy(dst, src, 1) {}
 

@@ -24,6 +24,9 @@ void scatter_small(std::byte* dst, std::int64_t dst_stride, const std::byte* src
   }
 }
 
+// Below this a frame is not worth non-temporal stores, wherever it goes.
+constexpr std::int64_t kStreamBytes = 4096;
+
 void scatter(std::byte* dst, std::int64_t dst_stride, const std::byte* src, std::int64_t n,
              std::int64_t bytes) {
   switch (bytes) {
@@ -62,6 +65,7 @@ void LeafRows::bind(Slab& slab, std::int64_t row) {
   const TensorView rows = slab.rows(index_, row);
   base_ = rows.data;
   env_stride_ = rows.strides[0];
+  streams_ = slab.streams() && frame_bytes_ >= kStreamBytes && frame_bytes_ % 64 == 0;
 }
 
 void LeafRows::bind(const TensorView& step) {
@@ -71,6 +75,7 @@ void LeafRows::bind(const TensorView& step) {
   }
   base_ = step.data;
   env_stride_ = frame_bytes_;
+  streams_ = false;
 }
 
 void LeafRows::check(const TensorView& source, bool exact) const {
@@ -87,6 +92,13 @@ void LeafRows::check(const TensorView& source, bool exact) const {
 void LeafRows::write(std::int64_t step, const TensorView& source) const {
   check(source);
   if (source.dtype == leaf_.dtype && source.is_contiguous()) {
+    if (streams_) {
+      for (std::int64_t env = 0; env < envs_; ++env) {
+        stream_frame(at(env, step), source.data + env * frame_bytes_,
+                     static_cast<std::size_t>(frame_bytes_));
+      }
+      return;
+    }
     scatter(at(0, step), env_stride_, source.data, envs_, frame_bytes_);
     return;
   }

@@ -454,6 +454,7 @@ RolloutHeader Recorder::finish(std::int64_t worker, std::int64_t incarnation,
   write_header(slab_->data(), slab_->placement(), row_, header, lengths);
   header = read_header({slab_->data(), static_cast<std::size_t>(slab_->bytes())},
                        slab_->placement(), row_);
+  stream_fence();
   slab_.reset();
   return header;
 }

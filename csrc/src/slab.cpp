@@ -1,7 +1,9 @@
 #include "pycollect/slab.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
@@ -13,6 +15,18 @@ namespace pycollect {
 namespace {
 
 constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
+
+// Half of the last cache that a core has. What the system reports is not trusted further than that:
+// a virtual machine may name the caches of the whole machine.
+std::int64_t streams_from() {
+  constexpr std::int64_t kMost = std::int64_t{16} << 20;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  static const std::int64_t half = sysconf(_SC_LEVEL3_CACHE_SIZE) / 2;
+  return half > 0 ? std::min(half, kMost) : kMost;
+#else
+  return kMost;
+#endif
+}
 
 }  // namespace
 
@@ -50,7 +64,10 @@ Memory::~Memory() {
 
 Slab::Slab(std::shared_ptr<Memory> memory, std::shared_ptr<const Placement> placement,
            std::uint64_t generation)
-    : memory_(std::move(memory)), placement_(std::move(placement)), generation_(generation) {
+    : memory_(std::move(memory)),
+      placement_(std::move(placement)),
+      generation_(generation),
+      streams_(placement_->bytes() > streams_from()) {
   if (memory_->bytes() < placement_->bytes()) {
     throw std::invalid_argument("slab: expected " + std::to_string(placement_->bytes()) +
                                 " bytes of memory, got " + std::to_string(memory_->bytes()));

@@ -5,7 +5,10 @@
 #include <cstring>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <vector>
 
+#include "pycollect/copy.h"
 #include "pycollect/leaf_rows.h"
 #include "pycollect/slab_pool.h"
 
@@ -67,4 +70,28 @@ TEST_CASE("what does not fit is refused by name") {
   CHECK_NOTHROW(r.rows.check(exact));
   CHECK_THROWS_AS(r.rows.check(exact, true), std::invalid_argument);
   CHECK_THROWS_AS(r.rows.bind(exact), std::invalid_argument);
+}
+
+TEST_CASE("large frames of a large slab arrive whole, from wherever they come") {
+  // A multiple of 64 bytes, one that is none, and a small slab, which goes through the caches.
+  for (const auto& [extent, steps, streams] :
+       {std::tuple{4160, 2100, true}, {4161, 2100, true}, {4160, 3, false}}) {
+    const Leaf leaf{{"pixels"}, DType::uint8, {extent}};
+    SlabPool pool(Placement(Layout({leaf}), {1, 2, steps}), 1, false);
+    const std::shared_ptr<Slab> slab = pool.acquire();
+    CHECK(slab->streams() == streams);
+    LeafRows rows(leaf, 0, 2, true);
+    rows.bind(*slab, 0);
+    std::vector<std::uint8_t> frames(static_cast<std::size_t>(2 * extent + 1));
+    for (std::size_t i = 0; i < frames.size(); ++i) {
+      frames[i] = static_cast<std::uint8_t>(i * 7 + i / 256);
+    }
+    std::uint8_t* unaligned = frames.data() + 1;
+    rows.write(2, TensorView::contiguous(unaligned, DType::uint8, {2, extent}));
+    stream_fence();
+    for (std::int64_t env = 0; env < 2; ++env) {
+      CHECK(std::memcmp(rows.at(env, 2), unaligned + env * extent,
+                        static_cast<std::size_t>(extent)) == 0);
+    }
+  }
 }

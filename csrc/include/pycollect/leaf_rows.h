@@ -38,8 +38,9 @@ class LeafRows {
     std::memset(at(env, step), byte, static_cast<std::size_t>(frame_bytes_ * steps));
   }
 
-  // One step of all envs. A narrower or wider number of the same kind is cast; throws
-  // std::invalid_argument, which names the leaf, for another kind or shape.
+  // One step of all envs. Large frames of a large slab go past the caches: whoever hands the slab
+  // to another thread calls stream_fence() before. A narrower or wider number of the same kind is
+  // cast; throws std::invalid_argument, which names the leaf, for another kind or shape.
   void write(std::int64_t step, const TensorView& source) const;
   // One env of such an array.
   void write_env(std::int64_t env, std::int64_t step, const TensorView& source) const;
@@ -55,6 +56,7 @@ class LeafRows {
   std::int64_t frame_bytes_;
   std::byte* base_ = nullptr;
   std::int64_t env_stride_ = 0;
+  bool streams_ = false;
 };
 
 }  // namespace pycollect

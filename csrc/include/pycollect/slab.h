@@ -66,6 +66,8 @@ class Slab {
   std::int64_t bytes() const { return placement_->bytes(); }
   const Placement& placement() const { return *placement_; }
   const std::shared_ptr<Memory>& memory() const { return memory_; }
+  // Whether it is so large that large frames are better written past the caches.
+  bool streams() const { return streams_; }
   // The how many-th lending of this memory it is, from 1; a header carries it, delivery checks it.
   std::uint64_t generation() const { return generation_; }
   TensorView rows(std::size_t leaf, std::int64_t worker) const {
@@ -76,6 +78,7 @@ class Slab {
   std::shared_ptr<Memory> memory_;
   std::shared_ptr<const Placement> placement_;
   std::uint64_t generation_;
+  bool streams_;
 };
 
 }  // namespace pycollect
