@@ -91,6 +91,42 @@ def test_on_ray(ray_cluster: Any) -> None:
     assert ours[0][IDS].unique().numel() == 2
 
 
+@pytest.mark.ray
+def test_the_documented_example(ray_cluster: Any) -> None:
+    """That of TorchRL's RayCollector, as it stands but for its imports."""
+    from tensordict.nn import TensorDictModule
+    from torch import nn
+    from torchrl.envs.libs.gym import GymEnv
+
+    from pycollect import RayCollector, SyncDataCollector
+
+    env = GymEnv("Pendulum-v1", device="cpu")
+    policy = TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
+    distributed_collector = RayCollector(
+        create_env_fn=[env],
+        policy=policy,
+        collector_class=SyncDataCollector,
+        max_frames_per_traj=50,
+        init_random_frames=-1,
+        reset_at_each_iter=-False,
+        collector_kwargs={
+            "device": "cpu",
+            "storing_device": "cpu",
+        },
+        num_collectors=1,
+        total_frames=10000,
+        frames_per_batch=200,
+    )
+    counter = 0
+    for data in distributed_collector:
+        counter += data.numel()
+        assert data.shape == (200,)
+        assert data.device == torch.device("cpu")
+        assert (data["step_count"] < 50).all()
+    distributed_collector.shutdown()
+    assert counter == 10000
+
+
 def test_the_names_of_both_generations() -> None:
     assert pycollect.Collector is pycollect.SyncDataCollector
     td = run(partial(pycollect.SyncDataCollector, frames_per_batch=5, total_frames=5), MAKE_GYM)
