@@ -54,7 +54,8 @@ class Side:
     groups of that many batches are timed (the workers of an async collector deliver in clumps).
     ``ahead``: rollouts that each of ``group`` workers goes on with when a turn ends; they are
     waited for, so that they do not run in another side's turn. ``needs``: a module without which
-    the side is left out.
+    the side is left out. ``slow``: one batch takes many seconds, so that there is one turn only, in
+    the first round, without a warm-up, and all rounds are compared with it.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Side:
     group: int = 1
     ahead: int = 0
     needs: str | None = None
+    slow: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ class Race:
             for racer in self.racers:
                 racer.wait_ready()
             for racer in self.racers:
-                racer.turn(WARM_UP * self.seconds)
+                if not racer.side.slow:
+                    racer.turn(WARM_UP * self.seconds)
         except BaseException:
             self.__exit__()
             raise
@@ -148,6 +151,8 @@ class Race:
         """Let every side have one turn."""
         first = self.rounds % len(self.racers)
         for racer in self.racers[first:] + self.racers[:first]:
+            if racer.side.slow and self.rounds > 0:
+                continue
             turns = racer.turn(self.seconds)
             name = racer.side.name
             self.rates[name].append(sum(turn.frames / turn.seconds for turn in turns))
@@ -159,7 +164,8 @@ class Race:
         ours = self.rates[self.racers[0].side.name]
         rows = []
         for name, rates in self.rates.items():
-            ratios = [mine / its for mine, its in zip(ours, rates, strict=True)]
+            rounds = rates * len(ours) if len(rates) == 1 else rates
+            ratios = [mine / its for mine, its in zip(ours, rounds, strict=True)]
             rate = statistics.median(rates)
             rows.append(
                 Row(
