@@ -62,7 +62,7 @@ class Program:
         if theirs and "create_env_kwargs" not in self.arguments:
             env = env()
         if "num_collectors" in more:
-            env = [env] * more.pop("num_collectors")
+            env = [env] * more["num_collectors"]
         counts = {"frames_per_batch": FRAMES, "total_frames": BATCHES * FRAMES}
         with unchecked_distributions():
             torch.manual_seed(1)
@@ -249,22 +249,24 @@ PROGRAMS = [
     *with_arguments(),
 ]
 
-SYNC: dict[str, Any] = {"sync": True}
+SYNC: dict[str, Any] = {"sync": True, "num_collectors": 1}
+TWO: dict[str, Any] = {"sync": True, "num_collectors": 2}
+ASYNC: dict[str, Any] = {"num_collectors": 1}
 ON_RAY: list[tuple[Program, dict[str, Any]]] = [
     (Program("Pendulum", "linear"), SYNC),
-    (Program("Pendulum", "private keys", {"max_frames_per_traj": 25}), SYNC),
-    (Program("CartPole", "greedy"), {**SYNC, "cat_results": 0}),
-    (Program("CartPole", "greedy", {"set_truncated": True}), {**SYNC, "cat_results": -1}),
-    (Program("CartPole in a list", "greedy", {"max_frames_per_traj": 7}), SYNC),
+    (Program("Pendulum", "private keys", {"max_frames_per_traj": 25}), TWO),
+    (Program("CartPole", "greedy"), {**TWO, "cat_results": 0}),
+    (Program("CartPole", "greedy", {"set_truncated": True}), {**TWO, "cat_results": -1}),
+    (Program("CartPole in a list", "greedy", {"max_frames_per_traj": 7}), TWO),
     (Program("CartPole in a vector", "greedy"), {**SYNC, "update_after_each_batch": True}),
-    (Program("GymWrapper", "module"), {**SYNC, "collector_kwargs": {"num_threads": 1}}),
+    (Program("GymWrapper", "module"), {**TWO, "collector_kwargs": {"num_threads": 1}}),
     (Program("one-hot CartPole", "Q values"), {**SYNC, "prefetch": 1}),
     (Program("sees nested Dict", "Discrete by place"), SYNC),
     (Program("Pendulum, StepCounter", "linear"), SYNC),
     (Program("CountingEnv [3]", "counting", draws=True), SYNC),
     (Program("MountainCar", "random", acts_alike=False), SYNC),
-    (Program("CartPole", "greedy", {"total_frames": 130}), {}),
-    (Program("takes MultiDiscrete", "MultiDiscrete"), {"prefetch": 0}),
+    (Program("CartPole", "greedy", {"total_frames": 130}), ASYNC),
+    (Program("takes MultiDiscrete", "MultiDiscrete"), {**ASYNC, "prefetch": 0}),
     (
         Program(
             "Pendulum, primed there",
@@ -272,6 +274,6 @@ ON_RAY: list[tuple[Program, dict[str, Any]]] = [
             {"exploration_type": ExplorationType.DETERMINISTIC},
             extra=NEXT_INIT,
         ),
-        {},
+        ASYNC,
     ),
 ]

@@ -17,8 +17,6 @@ with warnings.catch_warnings():
     from torchrl.collectors import Collector
     from torchrl_support import assert_alike
 
-ACTORS = 2
-
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*frames_per_batch:UserWarning"),
     pytest.mark.filterwarnings("ignore:The env passed to Collector:FutureWarning"),
@@ -58,14 +56,14 @@ def test_in_process(program: Program) -> None:
 )
 def test_on_ray(program: Program, arguments: dict[str, Any], ray_cluster: Any) -> None:
     """Each actor's rows are what TorchRL's collector gives with that actor's seed."""
-    actors = ACTORS if "sync" in arguments else 1
+    actors = arguments["num_collectors"]
     counts = {
         name: actors * program.arguments.get(name, default)
         for name, default in (("frames_per_batch", 60), ("total_frames", 180))
     }
     remote = {"num_cpus": 1, "memory": 1024**3}
     ours = program.collected_by(
-        pycollect.RayCollector, num_collectors=actors, remote_configs=remote, **counts, **arguments
+        pycollect.RayCollector, remote_configs=remote, **counts, **arguments
     )
     seed = 5
     for actor in range(actors):
