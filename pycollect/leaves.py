@@ -187,6 +187,21 @@ def any_of(done: torch.Tensor, ndim: int) -> torch.Tensor:
     return done.flatten(ndim).any(-1) if done.shape[ndim:].numel() > 1 else done
 
 
+def any_done(leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
+    """The batch's done flags: the one under "next", or those nested there together.
+
+    `leaves` are those under "next"; None where there is no done.
+    """
+    if ("done",) in leaves:
+        return any_of(leaves["done",], ndim)
+    found: torch.Tensor | None = None
+    for key, leaf in leaves.items():
+        if key[-1] == "done":
+            done = any_of(leaf, ndim).reshape(leaf.shape[:ndim])
+            found = done if found is None else found | done
+    return found
+
+
 def as_signal(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """As the core can read it."""
     return None if tensor is None else tensor.detach().cpu()

@@ -13,7 +13,7 @@ from pycollect.layout import Key, dotted, dtype_name
 from pycollect.leaves import (
     NestedKey,
     allocate,
-    any_of,
+    any_done,
     as_int64,
     as_key,
     as_signal,
@@ -231,7 +231,7 @@ def _segments(td: TensorDictBase, leaves: dict[Key, torch.Tensor]) -> SplitPlan:
     """The segments within which a frame looks ahead; `leaves` are those under "next"."""
     ids_key, mask_key = meta_keys(td, None, None)
     ids = td.get(ids_key, None)
-    done = _any_done(leaves, td.ndim)
+    done = any_done(leaves, td.ndim)
     if ids is None and done is None:
         raise KeyError("expected next.done, or trajectory ids, in the batch, got neither")
     return SplitPlan(
@@ -240,15 +240,3 @@ def _segments(td: TensorDictBase, leaves: dict[Key, torch.Tensor]) -> SplitPlan:
         as_signal(td.get(mask_key, None)),
         batch_dims=td.ndim,
     )
-
-
-def _any_done(leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
-    """The batch's done flags: the one under "next", or those nested there together."""
-    if ("done",) in leaves:
-        return any_of(leaves["done",], ndim)
-    found: torch.Tensor | None = None
-    for key, leaf in leaves.items():
-        if key[-1] == "done":
-            done = any_of(leaf, ndim).reshape(leaf.shape[:ndim])
-            found = done if found is None else found | done
-    return found

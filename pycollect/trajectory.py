@@ -117,6 +117,23 @@ def split_trajectories(
             f'as_nested: expected False, got {as_nested!r}; use format="cat" and '
             "torch.nested.nested_tensor_from_jagged"
         )
+    result, plan = split_with_plan(
+        td, format, prefix=prefix, trajectory_key=trajectory_key, done_key=done_key
+    )
+    if format == "padded":
+        return result
+    return FlatTrajectories(result, torch.from_numpy(plan.offsets), torch.from_numpy(plan.lengths))
+
+
+def split_with_plan(
+    td: TensorDictBase,
+    format: str,
+    *,
+    prefix: NestedKey | None = None,
+    trajectory_key: NestedKey | None = None,
+    done_key: NestedKey | None = None,
+) -> tuple[TensorDict, SplitPlan]:
+    """As :func:`split_trajectories`, with the plan: where in the batch each trajectory lay."""
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
     leaves, nested, others = flatten(td)
@@ -137,9 +154,7 @@ def split_trajectories(
         tensors[mask_key] = form.mask
     result = to_tensordict(tensors, form.lead, td.device)
     restore_nested(result, nested, form.lead, td.ndim)
-    if isinstance(form, _Padded):
-        return result
-    return FlatTrajectories(result, torch.from_numpy(plan.offsets), torch.from_numpy(plan.lengths))
+    return result, plan
 
 
 class _Padded:
