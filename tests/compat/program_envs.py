@@ -11,10 +11,13 @@ from typing import Any
 import cloudpickle
 import gymnasium
 import numpy as np
+import torch
 import torchrl_support
 from gymnasium import spaces
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torchrl import envs
+from torchrl.data import Unbounded
 from torchrl.envs import (
     GymEnv,
     GymWrapper,
@@ -200,6 +203,33 @@ def as_given(max_episode_steps: int) -> Any:
     return GymWrapper(short_pendulum(max_episode_steps=max_episode_steps))
 
 
+TRANSFORMS: dict[str, Make] = {
+    "BinarizeReward": envs.BinarizeReward,
+    "CatFrames": lambda: envs.CatFrames(2, -1, in_keys=["observation"], out_keys=["stack"]),
+    "ClipTransform": lambda: envs.ClipTransform(["observation"], low=-0.5, high=0.5),
+    "Compose": lambda: envs.Compose(InitTracker(), StepCounter(), envs.RewardSum()),
+    "DTypeCastTransform": lambda: envs.DTypeCastTransform(
+        torch.float32, torch.float64, in_keys=["reward"]
+    ),
+    "FiniteTensorDictCheck": envs.FiniteTensorDictCheck,
+    "FrameSkipTransform": lambda: envs.FrameSkipTransform(2),
+    "InitTracker": InitTracker,
+    "ObservationNorm": lambda: envs.ObservationNorm(0.0, 2.0, in_keys=["observation"]),
+    "RenameTransform": lambda: envs.RenameTransform(["reward"], ["gain"], create_copy=True),
+    "RewardClipping": lambda: envs.RewardClipping(-1.0, 0.0),
+    "RewardScaling": lambda: RewardScaling(8.0, 0.1),
+    "SignTransform": lambda: envs.SignTransform(in_keys=["reward"]),
+    "StepCounter": lambda: StepCounter(max_steps=9),
+    "TargetReturn": lambda: envs.TargetReturn(10.0),
+    "TensorDictPrimer": lambda: envs.TensorDictPrimer(hidden=Unbounded(3), default_value=1.0),
+    "TrajCounter": envs.TrajCounter,
+    "UnsqueezeTransform": lambda: envs.UnsqueezeTransform(
+        -1, in_keys=["observation"], out_keys=["column"]
+    ),
+    "VecNormV2": lambda: envs.VecNormV2(in_keys=["observation"]),
+    "gSDENoise": lambda: envs.gSDENoise(1, 3),
+}
+
 ENVS: dict[str, EnvPair] = {
     **{name: torchrl(make) for name, make in torchrl_support.ENVS.items()},
     "Pendulum": gym(pendulum),
@@ -215,14 +245,13 @@ ENVS: dict[str, EnvPair] = {
     "CartPole in a vector": EnvPair(lambda _: three_cart_poles, lambda _: cart_pole_vector),
     "MountainCar": gym(partial(registered, "MountainCarContinuous-v0", max_episode_steps=40)),
     "Corridor": gym(lambda: Restarting(Corridor()), **INDEX),
-    "Pendulum, StepCounter": torchrl(
-        transformed(short_pendulum, partial(StepCounter, max_steps=9))
-    ),
     "Pendulum, InitTracker there": EnvPair(
         lambda _: transformed(short_pendulum, InitTracker), lambda _: short_pendulum
     ),
-    "Pendulum, InitTracker": torchrl(transformed(short_pendulum, InitTracker)),
-    "Pendulum, RewardScaling": torchrl(transformed(pendulum, partial(RewardScaling, 8.0, 0.1))),
+    **{
+        f"Pendulum, {name}": torchrl(transformed(short_pendulum, make))
+        for name, make in TRANSFORMS.items()
+    },
     **{f"sees {name}": spaced(name, "Discrete") for name in OBSERVATIONS},
     **{f"takes {name}": spaced("Box", name) for name in ACTIONS},
 }

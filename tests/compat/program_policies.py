@@ -19,13 +19,14 @@ from tensordict.nn import (
     TensorDictSequential,
 )
 from torch import nn
-from torchrl.data import Bounded, OneHot
+from torchrl.data import Bounded, Categorical, OneHot
 from torchrl.modules import (
     MLP,
     Actor,
     ActorValueOperator,
     AdditiveGaussianModule,
     ConvNet,
+    Delta,
     EGreedyModule,
     GRUModule,
     IndependentNormal,
@@ -36,7 +37,10 @@ from torchrl.modules import (
     OrnsteinUhlenbeckProcessModule,
     ProbabilisticActor,
     QValueActor,
+    RandomPolicy,
+    TanhDelta,
     TanhNormal,
+    TruncatedNormal,
     ValueOperator,
 )
 
@@ -122,6 +126,22 @@ def normal(distribution: Any = IndependentNormal, **kwargs: Any) -> Any:
         distribution_class=distribution,
         return_log_prob=True,
         **kwargs,
+    )
+
+
+def deterministic(distribution: Any) -> Any:
+    return ProbabilisticActor(
+        TensorDictModule(nn.Linear(3, 1), OBSERVATION, ["param"]),
+        in_keys=["param"],
+        distribution_class=distribution,
+    )
+
+
+def actor_and_action_value() -> Any:
+    value = MLP(in_features=4, out_features=1, num_cells=[4])
+    return TensorDictSequential(
+        Actor(MLP(in_features=3, out_features=1, num_cells=[8, 8])),
+        ValueOperator(value, in_keys=["observation", "action"]),
     )
 
 
@@ -256,6 +276,16 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "function of the TensorDict": function_of_tensordict,
     "normal": normal,
     "TanhNormal": partial(normal, TanhNormal),
+    "TruncatedNormal": partial(
+        normal, TruncatedNormal, distribution_kwargs={"low": -2.0, "high": 2.0}
+    ),
+    "safe normal": partial(normal, spec=TORQUE, safe=True),
+    "Delta": partial(deterministic, Delta),
+    "TanhDelta": partial(deterministic, TanhDelta),
+    "actor and action value": actor_and_action_value,
+    "lazy": lambda: TensorDictModule(nn.LazyLinear(1), OBSERVATION, ["action"]),
+    "RandomPolicy": lambda: RandomPolicy(TORQUE),
+    "Q values by index": lambda: QValueActor(nn.Linear(4, 2), spec=Categorical(2)),
     "categorical": categorical,
     "probs": partial(categorical, "probs"),
     "one-hot": one_hot,

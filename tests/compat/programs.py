@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from program_envs import ENVS
+from program_envs import ENVS, TRANSFORMS
 from program_policies import POLICIES
 from tensordict import TensorDict
 from torch.distributions import Distribution
@@ -103,23 +103,22 @@ NEXT_INIT = (("next", "is_init"),)  # it is false wherever it is written there: 
 
 def pendulums() -> list[Program]:
     """One env: policies in every form, and what they draw."""
-    plain = ("linear", "module", "module on the TensorDict", "function of the TensorDict")
+    plain = ("linear", "lazy", "module", "module on the TensorDict", "function of the TensorDict")
+    others = ("private keys", "LayerNorm", "Delta", "TanhDelta", "actor and action value")
     drawing = (
         *("normal", "TanhNormal", "actor and value"),
         *("Gaussian noise", "NoisyLinear", "dropout"),
+        *("TruncatedNormal", "safe normal", "RandomPolicy"),
     )
     return [
-        *(Program("Pendulum", name) for name in (*plain, "private keys", "LayerNorm")),
+        *(Program("Pendulum", name) for name in (*plain, *others)),
         *(Program("Pendulum", name, draws=True) for name in drawing),
         *(
             Program("Pendulum", "normal", {"exploration_type": kind}, draws=True)
             for kind in map(ExplorationType, ("deterministic", "mode", "mean", "random"))
         ),
         *(Program(name, "linear") for name in ("GymWrapper", "GymEnv", "Pendulum, 25 steps")),
-        *(
-            Program(f"Pendulum, {name}", "linear")
-            for name in ("StepCounter", "InitTracker", "RewardScaling")
-        ),
+        *(Program(f"Pendulum, {name}", "linear") for name in TRANSFORMS),
         Program(
             "GymWrapper made with arguments",
             "linear",
@@ -152,7 +151,7 @@ def discrete() -> list[Program]:
     """Discrete actions, drawn and not, as indices and one-hot, masked, and in batches of envs."""
     return [
         *(Program("CartPole", name, draws=True) for name in ("categorical", "probs")),
-        Program("CartPole", "greedy"),
+        *(Program("CartPole", name) for name in ("greedy", "Q values by index")),
         Program("CartPole", "random", acts_alike=False),
         *(Program(f"CartPole in a {name}", "greedy") for name in ("list", "vector")),
         Program("CartPole in a list", "random", acts_alike=False),
