@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
 from pycollect._core import Layout, Leaf, Placement, RolloutHeader, Slab, SlabPool
-from pycollect.layout import Key, is_delivered
+from pycollect.extras import Extra, Extras
+from pycollect.extras_delivery import Parcel
+from pycollect.layout import Key, Node, is_delivered
 
 TRAJ_IDS: Key = ("collector", "traj_ids")
 MASK: Key = ("collector", "mask")
@@ -32,6 +35,8 @@ class BatchLeaves:
         step_only: of the environment, under "next" alone.
         own_flags: reward and flags are among `observation` and `step_only`.
         is_init: whether a frame is the first of its trajectory.
+        extras: what lies beside the slab, by its key in a batch.
+        nodes: nested TensorDicts of a form of their own, by the environment's key.
     """
 
     observation: tuple[Leaf, ...]
@@ -43,6 +48,8 @@ class BatchLeaves:
     step_count: bool = False
     policy_version: bool = False
     mask: bool = False
+    extras: tuple[Extra, ...] = ()
+    nodes: Mapping[Key, Node] = field(default_factory=dict)
 
     def layout(self) -> Layout:
         """All leaves of a frame, in the order in which a slab holds them."""
@@ -71,6 +78,36 @@ class BatchLeaves:
     def keys(self) -> tuple[Key | None, ...]:
         """The keys of all leaves, in the order of the layout; None for what is not delivered."""
         return tuple(leaf.key if is_delivered(leaf.key) else None for leaf in self.all)
+
+    @cached_property
+    def shapes(self) -> dict[Key, tuple[int, ...]]:
+        """The batch dimensions that nested TensorDicts have behind those of the batch, by key.
+
+        Only where every leaf inside begins with them, which a policy's need not.
+        """
+        shapes = {key: node.shape for key, node in self._nodes.items() if node.shape}
+        return {
+            key: shape
+            for key, shape in shapes.items()
+            if all(
+                leaf.shape[: len(shape)] == shape
+                for leaf in self.all
+                if leaf.key[: len(key)] == key
+            )
+        }
+
+    @cached_property
+    def classes(self) -> dict[Key, Any]:
+        """The tensorclasses that nested TensorDicts are delivered as, by key."""
+        return {key: node.data_cls for key, node in self._nodes.items() if node.data_cls}
+
+    @cached_property
+    def _nodes(self) -> dict[Key, Node]:
+        return {(*at, *key): node for at in ((), ("next",)) for key, node in self.nodes.items()}
+
+    def parcel(self, extras: Extras | None) -> Parcel:
+        """The extras of a batch, ready for delivery."""
+        return Parcel(extras or {}, {extra.key: extra for extra in self.extras}, self.classes)
 
 
 def make_pool(placement: Placement, max_free: int) -> SlabPool:
@@ -112,6 +149,7 @@ def to_tensordict(
     tensors: dict[Key, torch.Tensor],
     batch_shape: Sequence[int],
     device: torch.device | None = None,
+    shapes: Mapping[Key, tuple[int, ...]] = MappingProxyType({}),
 ) -> TensorDict:
     """A TensorDict of those tensors whose last batch dimension is named "time".
 
@@ -119,6 +157,7 @@ def to_tensordict(
         tensors: by key path; each starts with `batch_shape`.
         batch_shape: [T], [P, T], [B, T] or [B, P, T].
         device: what ``td.device`` says.
+        shapes: of nested TensorDicts, the batch dimensions behind `batch_shape`.
     """
     nested: dict[str, Any] = {}
     for key, tensor in tensors.items():
@@ -128,7 +167,18 @@ def to_tensordict(
         node[key[-1]] = tensor
     size = torch.Size(batch_shape)
     names: list[str | None] = [None] * (len(size) - 1)
-    return _tensordict(nested, size, device, [*names, "time"])
+    td = _tensordict(nested, size, device, [*names, "time"])
+    for key in sorted(shapes, key=len):
+        _reshape(td, key, shapes[key])
+    return td
+
+
+def _reshape(td: TensorDict, key: Key, shape: tuple[int, ...]) -> None:
+    node = td.get(key, None)
+    if node is not None:
+        names = td.names
+        node.batch_size = torch.Size([*td.batch_size, *shape])
+        node.names = [*names, *[None] * len(shape)]
 
 
 # Skips the validation of every entry, which costs more than all the rest of a batch. Private in

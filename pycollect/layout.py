@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -29,6 +32,19 @@ _TORCH_DTYPES: dict[str, torch.dtype] = {
     )
 }
 _NAMES = {dtype: name for name, dtype in _TORCH_DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Node:
+    """A nested TensorDict that is more than a group of keys.
+
+    Attributes:
+        shape: its batch dimensions behind those of the batch (agents, say).
+        data_cls: the tensorclass that it is; None for a TensorDict.
+    """
+
+    shape: tuple[int, ...] = ()
+    data_cls: Any = None
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from pycollect._core import Leaf, SplitPlan
 from pycollect.batch import to_tensordict
+from pycollect.extras_delivery import with_extras, without_extras
 from pycollect.layout import Key, dotted, dtype_name
 from pycollect.leaves import (
     NestedKey,
@@ -101,13 +102,14 @@ def split_trajectories(
     Returns:
         "padded": a new TensorDict [N, T_max], zeros behind each trajectory's end, with a bool mask
         [N, T_max] of the cells that hold a frame. "cat": :class:`FlatTrajectories`, without a mask.
-        The input is not changed and shares no memory with the result.
+        The input is not changed and shares no memory with the result. Entries that are no tensors
+        (NonTensorData) are None in padding; one with ragged entries is a lazy stack over time.
 
     Raises:
         ValueError: no batch dimension, an unknown format, ids, done or mask of another dtype or
             shape.
         KeyError: neither ids nor dones, or no entry of the given `done_key`.
-        TypeError: a leaf that is not a tensor, or not a strided one.
+        TypeError: a tensor that is not a strided one.
     """
     td = rollout_tensordict
     if format not in ("padded", "cat"):
@@ -136,6 +138,7 @@ def split_with_plan(
     """As :func:`split_trajectories`, with the plan: where in the batch each trajectory lay."""
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
+    td, parcel = without_extras(td)
     leaves, nested, others = flatten(td)
     refuse(others)
     ids_key, mask_key = meta_keys(td, prefix, trajectory_key)
@@ -152,8 +155,11 @@ def split_with_plan(
     form.number(tensors, ids_key)
     if isinstance(form, _Padded):
         tensors[mask_key] = form.mask
-    result = to_tensordict(tensors, form.lead, td.device)
+    result: Any = to_tensordict(tensors, form.lead, td.device)
     restore_nested(result, nested, form.lead, td.ndim)
+    if parcel:
+        mask = form.mask if isinstance(form, _Padded) else None
+        result = with_extras(result, parcel.moved(_cells(form), mask))
     return result, plan
 
 
@@ -224,13 +230,19 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
     form.write(list(plain.values()), list(result.values()))
     if len(plain) == len(leaves):
         return result
-    cells = torch.empty(form.lead, dtype=torch.int64)
-    form.write([torch.arange(form.batch_shape.numel()).reshape(form.batch_shape)], [cells])
+    cells = _cells(form)
     for key, leaf in leaves.items():
         if key not in plain:
             frames = leaf.reshape(-1, *leaf.shape[ndim:])
             result[key] = form.select(frames, cells.to(leaf.device))
     return {key: result[key] for key in leaves}
+
+
+def _cells(form: _Padded | _Flat) -> torch.Tensor:
+    """The row-major places in the batch from which the frames come, 0 in padding."""
+    cells = torch.empty(form.lead, dtype=torch.int64)
+    form.write([torch.arange(form.batch_shape.numel()).reshape(form.batch_shape)], [cells])
+    return cells
 
 
 def _done(

@@ -18,6 +18,8 @@ from pycollect._core import Leaf, Placement, Recorder, RolloutControl, RolloutHe
 from pycollect.batch import BatchLeaves
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
+from pycollect.extras import Extras
+from pycollect.extras_recorder import ExtrasRecorder
 from pycollect.generators import Generators
 from pycollect.layout import Key, dotted, torch_dtype
 from pycollect.policy import PolicyRunner, RandomRunner, make_policy_runner
@@ -59,13 +61,16 @@ class RolloutReport:
     Attributes:
         seconds: how long the rollout took, wall time.
         stepped: steps of single envs since the worker was made, best effort.
+        slow_paths: the names of those that the rollout took.
+        extras: [P, T] each; None where there are none.
     """
 
     header: RolloutHeader
     episodes: list[Episode]
     seconds: float
     stepped: int
-    slow_path: bool
+    slow_paths: tuple[str, ...]
+    extras: Extras | None = None
 
 
 class Worker:
@@ -119,10 +124,17 @@ class Worker:
         self._current = _current_tensors(env)
         first = env.reset()
         _fill(self._current, first)
+        self._extras = ExtrasRecorder(env)
+        self._extras.restart()
         with self._settings(), torch.no_grad():
             self._runner: Runner = make_policy_runner(
-                self.policy, env, self._current, policy_state=options.policy_state
+                self.policy,
+                env,
+                self._current,
+                policy_state=options.policy_state,
+                extras=self._extras.current,
             )
+        self._extras.outputs = self._runner.extra_outputs
         self._random = (
             self._runner
             if isinstance(self._runner, RandomRunner)
@@ -138,6 +150,8 @@ class Worker:
             step_count=bool(self._cut),
             policy_version=options.track_policy_version,
             mask=env.skips_after_done or options.mask,
+            extras=self._extras.all,
+            nodes=env.nodes,
         )
         self.steps = -(-options.frames // env.num_envs)
         self.placement = _placement(self.leaves, env.num_envs, self.steps)
@@ -208,8 +222,9 @@ class Worker:
                 self._reset_if_due()
                 self._must_reset, self._fresh = True, False
                 self._recorder.begin(slab, row, policy_version, control)
+                self._extras.begin()
                 runner.refresh(self.steps)
-                self._roll(runner.act)
+                self._roll(runner)
             header = self._recorder.finish(self.index, self.incarnation, self._sequence)
         finally:
             self._recorder.abandon()
@@ -221,19 +236,38 @@ class Worker:
             self._recorder.take_episodes(),
             seconds,
             self._recorder.frames,
-            runner.slow_path,
+            self._slow_paths(runner),
+            self._extras.finish(self.steps) if self.leaves.extras else None,
         )
+
+    def _slow_paths(self, runner: Runner) -> tuple[str, ...]:
+        slow = {
+            "policy_tensordict": runner.slow_path,
+            "env_tensordict": self.env.takes_tensors,
+            "extras": bool(self.leaves.extras),
+        }
+        return tuple(name for name, is_slow in slow.items() if is_slow)
+
+    def _restart(self, seeds: Sequence[int] | None = None) -> None:
+        self._recorder.restart(self.env.reset(seeds))
+        self._extras.restart()
 
     def _reset_if_due(self) -> None:
         if self._must_reset or (self._options.reset_at_each_iter and not self._fresh):
-            self._recorder.restart(self.env.reset())
+            self._restart()
 
-    def _roll(self, act: Callable[[], tuple[torch.Tensor, ...]]) -> None:
-        env_step, reset_done = self.env.step, self.env.reset_done
+    def _roll(self, runner: Runner) -> None:
+        act = runner.act
+        env_step = self.env.step
+        reset_done: Callable[..., Arrays] = self.env.reset_done
         record, record_reset = self._recorder.step, self._recorder.reset
         done, to_env = self._recorder.done, self._to_env
         if self._passed_on():
             record = self._with_states(record)
+        if self.leaves.extras:
+            extras = self._extras
+            act = extras.beside_act(act, runner.said)
+            record, reset_done = extras.beside_step(record), extras.beside_reset(reset_done)
         for _ in range(self.steps):
             outputs = act()
             observation, reward, terminated, truncated = env_step(to_env(outputs))
@@ -272,7 +306,7 @@ class Worker:
         ]
         self._runner.forget()
         with self._settings():
-            self._recorder.restart(self.env.reset(seeds))
+            self._restart(seeds)
         self._must_reset, self._fresh = False, True
 
     def load_weights(self, weights: Weights) -> None:

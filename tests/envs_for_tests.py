@@ -199,13 +199,34 @@ class PixelEnv(CountingEnv):
 
 
 class TextEnv(CountingEnv):
-    """Declares a Text observation beside a numeric one."""
+    """Says (number, episode, step) as text too, and shows step + 1 rows of the step's number."""
+
+    def __init__(self, number: int = 0, **kwargs: Any) -> None:
+        super().__init__(number, **kwargs)
+        self.observation_space = spaces.Dict(
+            {
+                "hint": spaces.Text(20),
+                "count": self.observation_space,
+                "deep": spaces.Dict({"rows": spaces.Sequence(spaces.Box(0, 99, (2,)), stack=True)}),
+            }
+        )
+
+    def observe(self) -> Any:
+        numbers = (self.number, self.episode, self.steps)
+        return {
+            "hint": "{} {} {}".format(*numbers),
+            "count": np.array(numbers, np.float32),
+            "deep": {"rows": np.full((self.steps + 1, 2), self.steps, np.float32)},
+        }
+
+
+class OneOfEnv(CountingEnv):
+    """Declares an observation that is not supported beside one that is."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.observation_space = spaces.Dict(
-            {"count": self.observation_space, "hint": spaces.Text(8)}
-        )
+        other = spaces.OneOf((spaces.Discrete(2), spaces.Box(0, 1, (2,))))
+        self.observation_space = spaces.Dict({"count": self.observation_space, "other": other})
 
 
 class CountingVectorEnv(VectorEnv):

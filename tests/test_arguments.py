@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from collect_support import ENTRIES, echo_fns, parity_policy
-from envs_for_tests import CountingEnv, TextEnv
+from envs_for_tests import CountingEnv, OneOfEnv
 from tensordict.nn import TensorDictModule
 
 import pycollect
@@ -306,8 +306,8 @@ def test_truncation_where_masks_are_ignored() -> None:
 def test_environments_of_another_kind() -> None:
     with pytest.raises(TypeError, match="create_env_fn"):
         single(create_env_fn=dict)
-    with pytest.raises(NotImplementedError, match="Text"):
-        single(create_env_fn=TextEnv)
+    with pytest.raises(ValueError, match="OneOf"):
+        single(create_env_fn=OneOfEnv)
     with pytest.raises(ValueError, match="create_env_kwargs"):
         single(create_env_fn=CountingEnv(), create_env_kwargs={"length": 3})
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,8 +21,10 @@ from pycollect.envs.spaces import (
     leaf_spaces,
     make_flatten,
     make_unflatten,
+    observation_extras,
     observation_leaves,
 )
+from pycollect.extras import Extra, Kind
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 
@@ -85,12 +88,24 @@ class TestLeaves:
         assert observation_leaves(spaces.Dict({"x": spaces.Dict({key: BOX})}))[0].key == ("x", key)
 
     @pytest.mark.parametrize(
-        "space",
-        [spaces.Text(5), spaces.Sequence(BOX), spaces.Graph(BOX, BOX)],
+        ("space", "extra"),
+        [
+            (spaces.Text(5), Extra(("t",))),
+            (spaces.Graph(BOX, BOX), Extra(("t",))),
+            (spaces.Sequence(spaces.Text(5)), Extra(("t",))),
+            (spaces.Sequence(BOX), Extra(("t",), Kind.RAGGED, torch.float32, (-1, 3))),
+            (
+                spaces.Sequence(spaces.Discrete(4), stack=True),
+                Extra(("t",), Kind.RAGGED, torch.int64, (-1,)),
+            ),
+        ],
     )
-    def test_ragged_leaves_are_not_supported_yet(self, space: Any) -> None:
-        with pytest.raises(NotImplementedError, match=r"'t'.*FilterObservation"):
-            observation_leaves(spaces.Dict({"t": space, "x": BOX}))
+    def test_leaves_without_a_fixed_shape_are_extras(self, space: Any, extra: Extra) -> None:
+        observation = spaces.Dict({"t": space, "x": BOX})
+        assert [leaf.key for leaf in observation_leaves(observation)] == [("x",)]
+        assert observation_extras(observation) == (extra,)
+        with pytest.raises(ValueError, match=r"action_space: .*'t'.*TransformAction"):
+            action_leaves(observation)
 
     def test_other_spaces_are_refused(self) -> None:
         with pytest.raises(ValueError, match=r"OneOf.*convert it with a wrapper"):

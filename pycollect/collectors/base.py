@@ -11,10 +11,12 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import TrajectoryIds
-from pycollect.batch import to_tensordict
+from pycollect.batch import BatchLeaves, to_tensordict
 from pycollect.collectors import arguments as check
 from pycollect.collectors.progress import Progress
 from pycollect.collectors.statistics import Statistics
+from pycollect.extras import Extras
+from pycollect.extras_delivery import with_extras
 from pycollect.layout import Key
 from pycollect.trajectory import split_trajectories
 from pycollect.worker import Episode
@@ -83,12 +85,16 @@ class Batch:
     Attributes:
         shape: its batch dimensions, time last.
         frames: collected ones; uncollected cells are not counted.
+        leaves: what a frame consists of.
+        extras: of its shape each; None where there are none.
     """
 
     tensors: dict[Key, torch.Tensor]
     shape: Sequence[int]
     frames: int
     episodes: Sequence[Episode]
+    leaves: BatchLeaves
+    extras: Extras | None = None
 
 
 class CollectorBase(ABC):
@@ -153,7 +159,11 @@ class CollectorBase(ABC):
         """Produce the next batch."""
 
     def _deliver(self, batch: Batch) -> TensorDictBase:
-        td: TensorDictBase = to_tensordict(batch.tensors, batch.shape, self._options.device)
+        td: TensorDictBase = to_tensordict(
+            batch.tensors, batch.shape, self._options.device, batch.leaves.shapes
+        )
+        if parcel := batch.leaves.parcel(batch.extras):
+            td = with_extras(td, parcel)
         if self._options.split_trajs:
             td = split_trajectories(td)
         if self._options.postproc is not None:

@@ -39,8 +39,10 @@ from pycollect.collectors.remote_worker import (
     WorkerInfo,
     WorkerSpec,
     check_alike,
+    join_extras,
 )
 from pycollect.collectors.single import SyncDataCollector, warn_of_rounding
+from pycollect.collectors.statistics import count_slow_paths
 from pycollect.generators import seed_chain
 from pycollect.layout import Key
 from pycollect.weights import (
@@ -307,7 +309,8 @@ class RayCollector(CollectorBase):
         episodes = [e for index in sorted(placed) for e in placed[index][1].episodes]
         with self._statistics.timed("assemble"):
             tensors = self._assemble(slab, info, sorted(placed))
-        return Batch(tensors, self._shape(info), frames, episodes)
+            extras = join_extras([placed[i][1].extras for i in sorted(placed)], self._cat, info)
+        return Batch(tensors, self._shape(info), frames, episodes, info.leaves, extras)
 
     def _collect_async(self) -> Batch:
         if self._update_each and self._served is not None:
@@ -319,6 +322,7 @@ class RayCollector(CollectorBase):
         header = self._place(slab, 0, worker, rollout)
         with self._statistics.timed("assemble"):
             tensors = self._assemble(slab, worker.info, [worker.index])
+            extras = join_extras([rollout.note.extras], -1, worker.info)
         # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
         self._line.remove(worker)
         self._line.append(worker)
@@ -326,7 +330,9 @@ class RayCollector(CollectorBase):
         self._take_off(worker, header, rollout.note)
         if self._failing is None:
             self._top_up(self._prefetch, delivering=header.frames)
-        return Batch(tensors, self._shape(worker.info), header.frames, rollout.note.episodes)
+        note, shape = rollout.note, self._shape(worker.info)
+        leaves = worker.info.leaves
+        return Batch(tensors, shape, header.frames, note.episodes, leaves, extras)
 
     def _first_ready(self) -> tuple[RemoteHandle, Rollout]:
         """The first rollout that is there. One that failed is raised after those that are done."""
@@ -445,7 +451,7 @@ class RayCollector(CollectorBase):
 
         "seconds" has the phases wait (for rollouts), transport, assemble, deliver, user, and
         "collect", which runs in the workers and adds up over them. "slow_paths" counts workers
-        that go through one TensorDict per step.
+        that go through one TensorDict per step, or have extras.
         """
         records = self._records
         notes = [record.note for record in records.values() if record.note]
@@ -454,7 +460,7 @@ class RayCollector(CollectorBase):
         return {
             **report,
             "frames_stepped": sum(note.stepped for note in notes),
-            "slow_paths": {"policy_tensordict": sum(note.slow_path for note in notes)},
+            "slow_paths": count_slow_paths(note.slow_paths for note in notes),
             "workers": {
                 worker.index: {
                     "pid": worker.info.pid,

@@ -24,6 +24,7 @@ import torch
 from pycollect._core import Leaf, Placement, SlabPool
 from pycollect.batch import BatchLeaves, check_lease, make_pool
 from pycollect.errors import WorkerError
+from pycollect.extras import Extra, Extras, joined
 from pycollect.layout import dotted
 from pycollect.policy import build
 from pycollect.weights import WeightSlab, weight_leaves, weights_from
@@ -87,7 +88,8 @@ def check_alike(infos: Sequence[WorkerInfo]) -> None:
                 f"worker 0 has the batch size {list(first.batch_size)}, "
                 f"worker {index} {list(info.batch_size)}"
             )
-        ours, theirs = first.leaves.layout().leaves, info.leaves.layout().leaves
+        ours: tuple[Leaf | Extra, ...] = (*first.leaves.layout().leaves, *first.leaves.extras)
+        theirs: tuple[Leaf | Extra, ...] = (*info.leaves.layout().leaves, *info.leaves.extras)
         if ours != theirs:
             odd = [leaf for leaf in [*ours, *theirs] if (leaf in ours) != (leaf in theirs)]
             raise ValueError(
@@ -99,12 +101,45 @@ def check_alike(infos: Sequence[WorkerInfo]) -> None:
 
 @dataclass(frozen=True)
 class RolloutNote:
-    """What travels beside a rollout's bytes."""
+    """What travels beside a rollout's bytes.
+
+    Attributes:
+        extras: pickled; None where there are none.
+    """
 
     episodes: list[Episode]
     seconds: float
     stepped: int
-    slow_path: bool
+    slow_paths: tuple[str, ...]
+    extras: bytes | None = None
+
+
+def pickled_extras(extras: Extras | None) -> bytes | None:
+    """The extras of a rollout as they travel; TypeError that names one that does not pickle."""
+    if extras is None:
+        return None
+    try:
+        data: bytes = cloudpickle.dumps(extras)
+        return data
+    except Exception:
+        for key, cells in extras.items():
+            try:
+                cloudpickle.dumps(cells)
+            except Exception as error:
+                raise TypeError(
+                    f"{dotted(key)}: expected values that pickle, as they leave their process: "
+                    f"{error}"
+                ) from error
+        raise
+
+
+def join_extras(
+    pickled: Sequence[bytes | None], join: str | int, info: WorkerInfo
+) -> Extras | None:
+    """The extras of several workers' rollouts, in their order, as those of a batch."""
+    if not info.leaves.extras:
+        return None
+    return joined([cloudpickle.loads(data) for data in pickled], join, info.batch_size)
 
 
 @dataclass(frozen=True)
@@ -215,7 +250,13 @@ class RemoteWorker:
         slab = self._pool.acquire()
         report = self._worker.collect(slab, 0, self._version, random)
         check_lease(slab, slab.header())
-        note = RolloutNote(report.episodes, report.seconds, report.stepped, report.slow_path)
+        note = RolloutNote(
+            report.episodes,
+            report.seconds,
+            report.stepped,
+            report.slow_paths,
+            pickled_extras(report.extras),
+        )
         return note, slab.array()
 
     def set_weights(self, version: int, weights: Buffer | None) -> None:

@@ -22,7 +22,9 @@ from pycollect.collectors.base import (
     check_worker_ids,
     no_weights_given,
 )
+from pycollect.collectors.statistics import count_slow_paths
 from pycollect.errors import WorkerError
+from pycollect.extras import joined
 from pycollect.generators import seed_chain
 from pycollect.policy import build, check_policy_state
 from pycollect.weights import load_weights, weights_from, weights_of
@@ -162,7 +164,9 @@ class SyncDataCollector(CollectorBase):
             tensors = slab_tensors(slab, self._worker.batch_shape, self._worker.leaves.keys)
             ids = tensors[TRAJ_IDS]
             self._ids.renumber(0, ids.view(self._worker.env.num_envs, self._worker.steps))
-        return Batch(tensors, self._worker.batch_shape, report.header.frames, report.episodes)
+            extras = report.extras and joined([report.extras], -1, self._worker.env.batch_size)
+        leaves, shape = self._worker.leaves, self._worker.batch_shape
+        return Batch(tensors, shape, report.header.frames, report.episodes, leaves, extras)
 
     @property
     def policy_lag(self) -> dict[int, int]:
@@ -174,13 +178,13 @@ class SyncDataCollector(CollectorBase):
         """See :meth:`CollectorBase.stats`.
 
         "seconds" has the phases collect, assemble, deliver, user; "slow_paths" counts what goes
-        through one TensorDict per step.
+        through one TensorDict per step (the policy, the environment), and "extras".
         """
         report = self._report
         return {
             **self._statistics.report(),
             "frames_stepped": report.stepped if report else 0,
-            "slow_paths": {"policy_tensordict": int(bool(report and report.slow_path))},
+            "slow_paths": count_slow_paths([report.slow_paths] if report else []),
             "workers": {
                 0: {
                     "pid": os.getpid(),

@@ -82,3 +82,16 @@ def mean(values: Iterable[float]) -> float | None:
     """The mean, or None of no values."""
     collected = list(values)
     return sum(collected) / len(collected) if collected else None
+
+
+def count_slow_paths(workers: Iterable[Iterable[str]]) -> dict[str, int]:
+    """How many workers take each of the slow paths.
+
+    "policy_tensordict" and "env_tensordict": one TensorDict per step for the policy, for a TorchRL
+    environment; "extras": leaves without a fixed shape and numeric dtype, kept in Python.
+    """
+    counts = {"policy_tensordict": 0, "env_tensordict": 0, "extras": 0}
+    for names in workers:
+        for name in names:
+            counts[name] += 1
+    return counts

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
 import gymnasium
@@ -11,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pycollect._core import Leaf
-from pycollect.layout import Key
+from pycollect.extras import Extra, ExtraValues
+from pycollect.layout import Key, Node
 
 from .random_actions import ActionSampler
 
@@ -73,6 +75,11 @@ class EnvBatch(ABC):
         takes_tensors: `step` is given torch tensors instead of numpy arrays.
         passes_states_on: a policy may write ("next", k) for a key k of the observation; `step` is
             given it, and it comes back as the next observation's k.
+        extras: what belongs to an observation and has no fixed shape and numeric dtype.
+        step_extras: the same of what a step alone gives.
+        action_extras: the same of the action.
+        nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
+            own, by key.
     """
 
     num_envs: int
@@ -86,6 +93,10 @@ class EnvBatch(ABC):
     step_only: tuple[Leaf, ...] = ()
     takes_tensors: bool = False
     passes_states_on: bool = False
+    extras: tuple[Extra, ...] = ()
+    step_extras: tuple[Extra, ...] = ()
+    action_extras: tuple[Extra, ...] = ()
+    nodes: Mapping[Key, Node] = MappingProxyType({})
 
     @property
     def batch_size(self) -> tuple[int, ...]:
@@ -107,6 +118,21 @@ class EnvBatch(ABC):
         """What draws random actions for this env."""
         assert self.action_space is not None
         return ActionSampler(self.action_space, self.num_envs, self.batched)
+
+    def shown(self) -> ExtraValues:
+        """The extras that the last `reset`, `step` or `reset_done` gave, a value per env.
+
+        They may be the env's own objects. After a reset the `step_extras` are missing, after
+        `reset_done` only the rows that were reset mean anything.
+        """
+        return {}
+
+    def hear(self, said: ExtraValues) -> None:  # noqa: B027 (most envs take leaves alone)
+        """What the policy says beside its leaves: to be called before `step`."""
+
+    def draw_extras(self) -> ExtraValues:
+        """The `action_extras` of a random action, to be called after the sampler's `draw`."""
+        return {}
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from pycollect.extras import ExtraValues
+
 from .base import Arrays, BoolArray, EnvBatch, check_seeds
 from .single import close_quietly, make_act, make_observe
-from .spaces import Array, action_leaves, observation_leaves
+from .spaces import (
+    Array,
+    action_leaves,
+    make_read_extras,
+    observation_extras,
+    observation_leaves,
+)
 
 
 class CallablesEnv(EnvBatch):
@@ -21,7 +29,6 @@ class CallablesEnv(EnvBatch):
 
     Raises:
         ValueError: no env, or one whose spaces differ from the first one's; unsupported spaces.
-        NotImplementedError: unsupported spaces.
     """
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
@@ -44,6 +51,31 @@ class CallablesEnv(EnvBatch):
             np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.observation
         )
         self._closed = False
+        self.extras = observation_extras(first.observation_space)
+        self._extra_values: list[list[Any]] = [[] for _ in envs]
+        if self.extras:
+            self._keep_extras([make_read_extras(env.observation_space) for env in envs])
+
+    def _keep_extras(self, reads: Sequence[Callable[[Any], list[Any]]]) -> None:
+        """From now on every observation's extras are read too."""
+        self._observe = [
+            self._keeping(i, read, observe)
+            for i, (read, observe) in enumerate(zip(reads, self._observe, strict=True))
+        ]
+
+    def _keeping(
+        self, i: int, read: Callable[[Any], list[Any]], observe: Callable[[Any], Any]
+    ) -> Callable[[Any], Any]:
+        def keep_and_observe(value: Any) -> Any:
+            self._extra_values[i] = read(value)
+            return observe(value)
+
+        return keep_and_observe
+
+    def shown(self) -> ExtraValues:
+        """See `EnvBatch.shown`."""
+        columns = zip(*self._extra_values, strict=True)
+        return {extra.key: list(c) for extra, c in zip(self.extras, columns, strict=True)}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset every env, with one seed each, and return the observations [P, *frame]."""
@@ -93,7 +125,9 @@ class CallablesEnv(EnvBatch):
 
     def _check_equal_spaces(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
         for i, env in enumerate(envs):
-            if observation_leaves(env.observation_space) != self.observation:
+            own = observation_leaves(env.observation_space)
+            extras = observation_extras(env.observation_space)
+            if (own, extras) != (self.observation, observation_extras(envs[0].observation_space)):
                 raise ValueError(
                     "create_env_fn: expected the envs of one list to have observations of the same "
                     f"keys, dtypes and shapes, got {envs[0].observation_space} from env 0 and "

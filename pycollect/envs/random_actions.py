@@ -30,7 +30,7 @@ class ActionSampler:
         leaves: the leaves of an action, in the order of the arrays that `draw` returns.
 
     Raises:
-        ValueError, NotImplementedError: a space that is not supported, see `leaf_spaces`.
+        ValueError: a space that is not supported, see `leaf_spaces`.
     """
 
     ahead = True

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from pycollect._core import Leaf
+from pycollect.extras import ExtraValues
 
 from .base import Arrays, BoolArray, EnvBatch, check_seeds
 from .spaces import (
@@ -21,7 +22,9 @@ from .spaces import (
     conform_scalar,
     leaf_spaces,
     make_flatten,
+    make_read_extras,
     make_unflatten,
+    observation_extras,
     observation_leaves,
 )
 
@@ -30,7 +33,7 @@ def make_single_env(env: gymnasium.Env[Any, Any]) -> SingleEnv:
     """Return the EnvBatch of one env: the short one where its step needs no conversion.
 
     Raises:
-        ValueError, NotImplementedError: a space that is not supported.
+        ValueError: a space that is not supported.
     """
     observation, action = env.observation_space, env.action_space
     simple = isinstance(observation, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary)
@@ -57,6 +60,25 @@ class SingleEnv(EnvBatch):
         self._to_action = make_act(env.action_space)
         self._to_arrays = make_observe(env.observation_space)
         self._closed = False
+        self.extras = observation_extras(env.observation_space)
+        self._extra_values: list[Any] = []
+        if self.extras:
+            self._keep_extras(make_read_extras(env.observation_space))
+
+    def _keep_extras(self, read: Callable[[Any], list[Any]]) -> None:
+        """From now on every observation's extras are read too."""
+        to_arrays = self._to_arrays
+
+        def observe(value: Any) -> Any:
+            self._extra_values = read(value)
+            return to_arrays(value)
+
+        self._to_arrays = observe
+
+    def shown(self) -> ExtraValues:
+        """See `EnvBatch.shown`."""
+        pairs = zip(self.extras, self._extra_values, strict=True)
+        return {extra.key: [value] for extra, value in pairs}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the env, with the one seed of `seeds`, and return its observation [*frame]."""
@@ -130,6 +152,8 @@ def make_observe(space: Space, env: str = "the env") -> Callable[[Any], Any]:
         env: how error messages name it.
     """
     leaves = observation_leaves(space)
+    if not leaves:
+        return lambda value: ()
     if not isinstance(space, spaces.Dict | spaces.Tuple):
         return _observe_leaf(leaves[0], env)
     flatten = make_flatten(space)

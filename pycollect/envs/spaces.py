@@ -9,10 +9,12 @@ from typing import Any, TypeAlias
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+import torch
 from gymnasium import spaces
 
 from pycollect._core import Leaf
-from pycollect.layout import Key, dtype_name
+from pycollect.extras import Extra, Kind
+from pycollect.layout import Key, dtype_name, torch_dtype
 
 Array: TypeAlias = npt.NDArray[Any]
 Space: TypeAlias = gymnasium.Space[Any]
@@ -38,6 +40,8 @@ _RAGGED = (spaces.Text, spaces.Sequence, spaces.Graph)
 def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space], ...]:
     """Return the leaves of `space` below the key `root`, each with its own space.
 
+    Those without a fixed shape and numeric dtype are not among them, see `extra_spaces`.
+
     Args:
         space: a Box, Discrete, MultiDiscrete or MultiBinary, or a nest of Dict and Tuple of them.
         root: the key of `space` itself.
@@ -46,12 +50,13 @@ def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space],
     Raises:
         ValueError: a space of another kind, an empty Dict or Tuple, a Dict key that is no string,
             a dtype that tensors do not have.
-        NotImplementedError: a Text, Sequence or Graph space.
         TypeError: `space` is no Gymnasium space.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = _children(space, root, what)
         return tuple(leaf for key, child in children for leaf in leaf_spaces(child, key, what))
+    if isinstance(space, _RAGGED):
+        return ()
     return ((_leaf(space, root, what), space),)
 
 
@@ -74,12 +79,6 @@ def _children(
 
 
 def _leaf(space: Space, key: Key, what: str) -> Leaf:
-    if isinstance(space, _RAGGED):
-        raise NotImplementedError(
-            f"{what}: {space} at {_name(key)} has no fixed shape and numeric dtype; such leaves "
-            "are not supported yet. Drop or encode it, for example with "
-            "gymnasium.wrappers.FilterObservation or TransformObservation"
-        )
     if not isinstance(space, gymnasium.Space):
         raise TypeError(f"{what}: expected a gymnasium.Space at {_name(key)}, got {space!r}")
     if not isinstance(space, _NUMERIC):
@@ -98,44 +97,89 @@ def _leaf(space: Space, key: Key, what: str) -> Leaf:
     return Leaf(key, name, tuple(int(n) for n in space.shape or ()))
 
 
+def extra_spaces(
+    space: Space, root: Key, what: str = "observation_space"
+) -> tuple[tuple[Extra, Space], ...]:
+    """Return what `leaf_spaces` leaves out: Text, Sequence and Graph spaces, each as an extra.
+
+    A Sequence of Box, Discrete, MultiDiscrete or MultiBinary is ragged, a tensor [n, *feature];
+    any other value is an object.
+    """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        children = _children(space, root, what)
+        return tuple(extra for key, child in children for extra in extra_spaces(child, key, what))
+    if not isinstance(space, _RAGGED):
+        return ()
+    if isinstance(space, spaces.Sequence) and isinstance(space.feature_space, _NUMERIC):
+        feature = _leaf(space.feature_space, root, what)
+        shape, dtype = (-1, *feature.shape), torch_dtype(feature.dtype)
+        return ((Extra(root, Kind.RAGGED, dtype, shape), space),)
+    return ((Extra(root), space),)
+
+
 def observation_leaves(space: Space) -> tuple[Leaf, ...]:
     """Return the leaves of an env's observation space, in the space's order.
 
     Raises:
         ValueError: a top-level key is one of `RESERVED_KEYS`; and as `leaf_spaces`.
-        NotImplementedError: as `leaf_spaces`.
     """
-    nested = isinstance(space, spaces.Dict | spaces.Tuple)
-    root = () if nested else ("observation",)
+    root = _observation_root(space)
     leaves = tuple(leaf for leaf, _ in leaf_spaces(space, root, "observation_space"))
-    for leaf in leaves:
-        if leaf.key[0] in RESERVED_KEYS:
+    for key in [entry.key for entry in leaves] + [e.key for e in observation_extras(space)]:
+        if key[0] in RESERVED_KEYS:
             raise ValueError(
-                f"observation_space: the key {leaf.key[0]!r} belongs to the collector (reserved: "
+                f"observation_space: the key {key[0]!r} belongs to the collector (reserved: "
                 f"{', '.join(sorted(RESERVED_KEYS))}), got it in {space}; rename it with a wrapper"
             )
     return leaves
+
+
+def observation_extras(space: Space) -> tuple[Extra, ...]:
+    """Return the extras of an env's observation space, in the space's order."""
+    return tuple(extra for extra, _ in extra_spaces(space, _observation_root(space)))
+
+
+def _observation_root(space: Space) -> Key:
+    return () if isinstance(space, spaces.Dict | spaces.Tuple) else ("observation",)
 
 
 def action_leaves(space: Space) -> tuple[Leaf, ...]:
     """Return the leaves of an env's action space: ("action",), or ("action", k, ...) when nested.
 
     Raises:
-        ValueError, NotImplementedError: as `leaf_spaces`.
+        ValueError: as `leaf_spaces`; a Text, Sequence or Graph space.
     """
+    for extra, own in extra_spaces(space, ("action",), "action_space"):
+        raise ValueError(
+            f"action_space: expected a fixed shape and a numeric dtype, got {own} at "
+            f"{_name(extra.key)}; encode it with gymnasium.wrappers.TransformAction"
+        )
     return tuple(leaf for leaf, _ in leaf_spaces(space, ("action",), "action_space"))
 
 
-def make_flatten(space: Space) -> Callable[[Any], tuple[Any, ...]]:
+def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[Any, ...]]:
     """Return the function from a value of `space` (or a batch of it) to its entries in leaf order.
 
     The function raises ValueError where an entry that the space has is missing.
+
+    Args:
+        extras: the entries of `extra_spaces`, not those of `leaf_spaces`.
     """
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        return _flatten_children(
+            [(k, str(k), make_flatten(s, extras)) for k, s in named if _has_any(s, extras)]
+        )
+    return (lambda value: (value,)) if _has_any(space, extras) else (lambda value: ())
+
+
+def _has_any(space: Space, extras: bool) -> bool:
+    """Whether there are extras, or leaves, in the space."""
     if isinstance(space, spaces.Dict):
-        return _flatten_children([(k, k, make_flatten(s)) for k, s in space.spaces.items()])
+        return any(_has_any(child, extras) for child in space.spaces.values())
     if isinstance(space, spaces.Tuple):
-        return _flatten_children([(i, str(i), make_flatten(s)) for i, s in enumerate(space.spaces)])
-    return lambda value: (value,)
+        return any(_has_any(child, extras) for child in space.spaces)
+    return isinstance(space, _RAGGED) == extras
 
 
 def _flatten_children(
@@ -155,6 +199,43 @@ def _flatten_children(
         return tuple(flat)
 
     return flatten
+
+
+def make_read_extras(space: Space) -> Callable[[Any], list[Any]]:
+    """Return the function from a value of one env's `space` to those of its extras, in order."""
+    flatten = make_flatten(space, extras=True)
+    reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
+    return lambda value: [read(entry) for read, entry in zip(reads, flatten(value), strict=True)]
+
+
+def make_read_rows(space: Space) -> Callable[[Any], list[list[Any]]]:
+    """Return the function from a vector env's observation to the extras' values: a list per extra.
+
+    Args:
+        space: of one env.
+    """
+    flatten = make_flatten(space, extras=True)
+    reads = [_read(extra) for extra, _ in extra_spaces(space, _observation_root(space))]
+    return lambda value: [
+        [read(row) for row in rows] for read, rows in zip(reads, flatten(value), strict=True)
+    ]
+
+
+def _read(extra: Extra) -> Callable[[Any], Any]:
+    if extra.kind is not Kind.RAGGED:
+        return lambda value: value
+    dtype, feature = np.dtype(dtype_name(extra.dtype)), extra.shape[1:]
+
+    def read(value: Any) -> torch.Tensor:
+        try:
+            return torch.from_numpy(np.array(value, dtype).reshape(len(value), *feature))
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"observation {_name(extra.key)}: expected a sequence of {dtype} "
+                f"{list(feature)}, as the space declares, got {describe(value)}"
+            ) from error
+
+    return read
 
 
 def make_unflatten(space: Space) -> Callable[[Sequence[Any]], Any]:

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
+from pycollect.extras import ExtraValues
+
 from .base import Arrays, BoolArray, EnvBatch
 from .probe import Finding, probe_keeps_rows, probe_resumes
-from .spaces import Array, conform, make_flatten
+from .spaces import Array, conform, make_flatten, make_read_extras
 from .vector_api import (
     Autoreset,
     Leaves,
@@ -36,7 +38,6 @@ def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:
     Raises:
         ValueError: the mode is neither told nor given, or given and told differently; an env in
             DISABLED mode that ignores `reset_mask`; spaces or sizes that are not supported.
-        NotImplementedError: spaces that are not supported yet.
     """
     mode = _read_mode(env, autoreset_mode)
     api = VectorApi(env)
@@ -136,6 +137,14 @@ class VectorEnvBatch(EnvBatch):
         self._single = len(self.observation) == 1
         self._one_action = len(self.action) == 1
         self._closed = False
+        self.extras = api.extras
+
+    def shown(self) -> ExtraValues:
+        """See `EnvBatch.shown`."""
+        return self._by_key(self._api.extra_values)
+
+    def _by_key(self, values: list[list[Any]]) -> ExtraValues:
+        return {extra.key: own for extra, own in zip(self.extras, values, strict=True)}
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `EnvBatch.reset`.
@@ -189,10 +198,19 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._after: Leaves = ()
         self._watch_final = True
+        self._final_extras: list[list[Any]] | None = None  # of the step that ended rows
+        self._read_row = make_read_extras(api.observation_space)
+
+    def shown(self) -> ExtraValues:
+        """See `EnvBatch.shown`."""
+        if self._final_extras is None:
+            return super().shown()
+        return self._by_key(self._final_extras)
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all rows; see `VectorEnvBatch.reset`."""
         self._ended = np.zeros(self.num_envs, np.bool_)
+        self._final_extras = None
         return super().reset(seeds)
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
@@ -203,6 +221,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         """
         leaves = (action,) if self._one_action else action
         observation, reward, terminated, truncated, info = self._api.step(leaves)
+        self._final_extras = None
         self._after = observation
         self._ended = terminated | truncated
         if self._ended.any():
@@ -215,6 +234,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         Raises:
             RuntimeError: there are such rows, and not `can_reset`.
         """
+        self._final_extras = None
         rest = done & ~self._ended
         if not rest.any():
             return self._arrays(self._after)
@@ -234,6 +254,8 @@ class SameStepEnvBatch(VectorEnvBatch):
                 f"mode where an episode ends, got the keys {list(info)}"
             )
         rows = np.flatnonzero(self._ended)
+        if self.extras:
+            self._final_extras = self._true_next_extras(final, rows)
         result = tuple(np.array(leaf) for leaf in observation)
         for leaf, out, values in zip(
             self.observation, result, self._final_leaves(final, rows), strict=True
@@ -243,6 +265,16 @@ class SameStepEnvBatch(VectorEnvBatch):
         if self._watch_final:
             self._check_overwritten(observation, result, rows)
         return result
+
+    def _true_next_extras(self, final: Any, rows: Array) -> list[list[Any]]:
+        values = [list(own) for own in self._api.extra_values]
+        by_row = isinstance(final, np.ndarray) and final.dtype == object
+        batched = [] if by_row else self._api.read_extras(final)
+        for row in rows:
+            of_row = self._read_row(final[row]) if by_row else [own[row] for own in batched]
+            for own, value in zip(values, of_row, strict=True):
+                own[row] = value
+        return values
 
     def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
         """Return, for each leaf, the terminal values of `rows`.

@@ -20,7 +20,9 @@ from .spaces import (
     action_leaves,
     conform,
     make_flatten,
+    make_read_rows,
     make_unflatten,
+    observation_extras,
     observation_leaves,
 )
 
@@ -103,11 +105,11 @@ class VectorApi:
         reset_clears: whether the step after a reset of all rows is a real one in every row, also
             where an episode had just ended. Where it is not (AsyncVectorEnv without shared memory
             in NEXT_STEP mode), `reset` first steps on until no row has just ended.
+        extra_values: of the last observation, a list of P values for each of `extras`.
 
     Raises:
         ValueError: `num_envs` is not positive, the env steps only a part of its rows at a time
             (`batch_size`), or a space is not supported.
-        NotImplementedError: a space that is not supported yet.
     """
 
     def __init__(self, env: Any) -> None:
@@ -126,12 +128,26 @@ class VectorApi:
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._takes_env_ids = old_envpool
         self._flatten = make_flatten(self.observation_space)
+        self.extras = observation_extras(self.observation_space)
+        self.extra_values: list[list[Any]] = []
+        if self.extras:
+            self._keep_extras()
         self._unflatten = make_unflatten(self.action_space)
         self._plain_action = not isinstance(self.action_space, spaces.Dict | spaces.Tuple)
         self._dtypes = tuple(np.dtype(leaf.dtype) for leaf in self.observation)
         self._row_shape = (self.num_envs,)
         self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
         self._seed_form: int | None = None
+
+    def _keep_extras(self) -> None:
+        """From now on every observation's extras are read too."""
+        flatten, self.read_extras = self._flatten, make_read_rows(self.observation_space)
+
+        def keep_and_flatten(observation: Any) -> tuple[Any, ...]:
+            self.extra_values = self.read_extras(observation)
+            return flatten(observation)
+
+        self._flatten = keep_and_flatten
 
     def _check_sizes(self) -> None:
         if self.num_envs < 1:
@@ -204,7 +220,7 @@ class VectorApi:
             observation, info = self.env.reset(options={"reset_mask": mask.copy()})
         leaves = self._flatten(observation)
         rows = np.flatnonzero(mask)
-        if len(leaves[0]) == len(rows):
+        if leaves and len(leaves[0]) == len(rows):
             return self._scatter(leaves, rows, info)
         return self._conform(leaves)
 

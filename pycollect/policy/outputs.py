@@ -11,6 +11,7 @@ from gymnasium import spaces
 from pycollect._core import Leaf
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.spaces import RESERVED_KEYS
+from pycollect.extras import Kind
 from pycollect.layout import Key, dtype_name, is_delivered, torch_dtype
 from pycollect.policy.steps import show, show_all
 
@@ -39,6 +40,7 @@ def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
     """
     delivered = [key for key in keys if is_delivered(key)]
     observation = {leaf.key for leaf in env.observation}
+    observation.update(extra.key for extra in env.extras if extra.kind is not Kind.NODE)
     taken = [key for key in delivered if _is_taken(key, observation)]
     if taken:
         raise ValueError(

@@ -46,6 +46,8 @@ class RandomRunner:
         self._batch = (env.num_envs,) if env.batched else ()
         places = {leaf.key: place for place, leaf in enumerate(env.action)}
         self._places = [places.get(leaf.key) for leaf in self.outputs]
+        self.extra_outputs = env.action_extras
+        self.said = env.draw_extras
         self._steps = 1
         self._rows: list[tuple[torch.Tensor, ...]] = []
 

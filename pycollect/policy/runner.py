@@ -14,6 +14,8 @@ from torch import nn
 
 from pycollect._core import Leaf
 from pycollect.envs.base import EnvBatch
+from pycollect.extras import Extra, ExtraValues, Kind
+from pycollect.extras_delivery import read_values, with_current
 from pycollect.layout import Key, is_delivered, torch_dtype
 from pycollect.policy.assemble import Samples, assemble, run_plainly
 from pycollect.policy.modules import unwrap
@@ -67,11 +69,13 @@ class PolicyRunner:
             keys ("next", ...); `act` returns them last, for the env alone.
         is_init: bool [1] or [P, 1], which the Recorder keeps true where a trajectory begins; None
             for a policy that does not read it.
+        extra_outputs: what it returns without a fixed shape and numeric dtype, see `said`.
     """
 
     states: tuple[PolicyState, ...] = ()
     through_env: tuple[Leaf, ...] = ()
     is_init: torch.Tensor | None = None
+    extra_outputs: tuple[Extra, ...] = ()
 
     def __init__(
         self,
@@ -79,12 +83,19 @@ class PolicyRunner:
         env: EnvBatch,
         current: Mapping[Key, torch.Tensor],
         policy_state: Mapping[Any, Any] | None = None,
+        extras: ExtraValues | None = None,
     ) -> None:
         self.policy = policy
         self._env = env
         self._current = {leaf.key: current[leaf.key] for leaf in env.observation}
         self._given = dict(self._current)
         self._private: dict[Key, Any] = {}  # what the policy, given a TensorDict, noted there last
+        self._lead = (env.num_envs,) if env.batched else ()
+        self._extras: ExtraValues = {} if extras is None else extras
+        self._extra_keys = tuple(extra.key for extra in (*env.extras, *env.action_extras))
+        nodes = (extra for extra in env.action_extras if extra.kind is Kind.NODE)
+        self._taken = tuple(extra.key for extra in (*env.extras, *nodes))
+        self._said: ExtraValues = {}
         self._watched: tuple[nn.Module, ...] = ()
         self._samples: Samples = {}
         self.outputs: tuple[Leaf, ...] = ()
@@ -141,6 +152,8 @@ class PolicyRunner:
                 return None
             if any(_holds(key, self._current) for key in program.read):
                 return None  # it reads a part of the TensorDict that is no leaf
+            if any(_overlaps(key, self._extra_keys) for key in (*program.read, *program.written)):
+                return None
         else:
             keys = [leaf.key for leaf in self._env.observation]
             program = wrap(policy, keys, [leaf.key for leaf in self._env.action])
@@ -161,7 +174,8 @@ class PolicyRunner:
             self._give_is_init()
         if program is None:  # what it reads may be a part of the TensorDict, or its own output
             read = [key for key in read or () if not _overlaps(key, (*known, *written))]
-        check_inputs((key for key in read or () if key not in (*forms, IS_INIT)), self._env)
+        others = (key for key in read or () if not _overlaps(key, self._extra_keys))
+        check_inputs((key for key in others if key not in (*forms, IS_INIT)), self._env)
         return forms
 
     def _check_written(self, keys: Iterable[Key]) -> None:
@@ -258,13 +272,33 @@ class PolicyRunner:
                     f"policy: it writes {show(leaf.key)}, which is the environment's; "
                     "use another key"
                 )
-        values = {key: out.get(key) for key in self._new_keys(out)}
-        self._check_passed_on(values)
+        entries = {key: _entry(out, key) for key in self._new_keys(out)}
+        values = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
+        self.extra_outputs = self._extras_among(entries)
+        self._check_passed_on((*values, *(extra.key for extra in self.extra_outputs)))
         values.update({key: out.get(key) for key in self._unwritten(values)})
-        odd = [key for key, value in values.items() if not isinstance(value, torch.Tensor)]
+        return values
+
+    def _extras_among(self, entries: Mapping[Key, Any]) -> tuple[Extra, ...]:
+        """The outputs that are no leaves: objects, tensors of changing shapes, parts of nodes."""
+        extras = [
+            Extra(key, Kind.OBJECT if value is not None else Kind.RAGGED)
+            for key, value in entries.items()
+            if not isinstance(value, torch.Tensor) and is_delivered(key)
+        ]
+        keys = {extra.key for extra in extras}
+        odd = [leaf.key for leaf in self._env.action if leaf.key in keys]
         if odd:
             raise ValueError(f"policy: expected tensors, but {show_all(odd)} hold other data")
-        return values
+        nodes = [extra for extra in self._env.action_extras if extra.kind is Kind.NODE]
+        own = [extra.key for extra in self._env.action_extras if extra.kind is not Kind.NODE]
+        missing = [key for key in own if key not in entries]
+        if missing:
+            raise ValueError(
+                f"policy: it returns no {show_all(missing)}, which the environment needs; "
+                f"it returns {show_all(entries)}"
+            )
+        return (*extras, *nodes)
 
     def _check_passed_on(self, written: Iterable[Key]) -> None:
         """Check what the policy writes; a state that it did not announce would be lost silently."""
@@ -351,6 +385,7 @@ class PolicyRunner:
     def _slow_act(self, finish: Finishers) -> Act:
         keys = self._wanted()
         expected = {key for key in keys if key not in self._carried}
+        expected.update(extra.key for extra in self.extra_outputs if extra.kind is not Kind.NODE)
 
         def act() -> tuple[torch.Tensor, ...]:
             out = self._call_with(self._tensordict().update(self._private))
@@ -363,6 +398,7 @@ class PolicyRunner:
                     f"{show_all(came - expected)} came in addition, "
                     f"{show_all(expected - came)} is missing"
                 )
+            self._said = read_values(out, self.extra_outputs, self._lead)
             values = [out.get(key) for key in keys]
             for place, function in finish:
                 values[place] = function(values[place])
@@ -370,13 +406,19 @@ class PolicyRunner:
 
         return act
 
-    def _tensordict(self) -> TensorDict:
+    def _tensordict(self) -> TensorDictBase:
         """The current observation, copied: the policy may keep what it is given."""
-        batch = [self._env.num_envs] if self._env.batched else []
+        batch = self._lead
         entries: dict[Any, Any] = {key: tensor.clone() for key, tensor in self._given.items()}
-        return TensorDict(entries, batch_size=batch)
+        td: TensorDictBase = TensorDict(entries, batch_size=batch)
+        for key, node in self._env.nodes.items():
+            if node.shape and td.get(key, None) is not None:
+                td.get(key).batch_size = torch.Size([*batch, *node.shape])
+        if self._extras:
+            td = with_current(td, self._extras, self._env.extras, self._lead)
+        return td
 
-    def _call_with(self, td: TensorDict) -> TensorDictBase:
+    def _call_with(self, td: TensorDictBase) -> TensorDictBase:
         out = self.policy(td)
         if not isinstance(out, TensorDictBase):
             raise PolicyOutputError(
@@ -386,7 +428,12 @@ class PolicyRunner:
 
     def _new_keys(self, out: TensorDictBase) -> list[Key]:
         keys: Iterable[Any] = out.keys(include_nested=True, leaves_only=True, is_leaf=_is_leaf)
-        return [key for key in map(as_key, keys) if key not in self._given]
+        new = (key for key in map(as_key, keys) if key not in self._given)
+        return [key for key in new if not any(key[: len(own)] == own for own in self._taken)]
+
+    def said(self) -> ExtraValues:
+        """The extra outputs of the last call of `act`, a value per env."""
+        return self._said
 
 
 class _Raw(NamedTuple):
@@ -409,6 +456,14 @@ def _resolve(value: torch.Tensor) -> torch.Tensor:
     return value.resolve_conj().resolve_neg()
 
 
+def _entry(td: TensorDictBase, key: Key) -> Any:
+    """The entry; None for one whose tensors differ in shape."""
+    try:
+        return td.get(key)
+    except RuntimeError:
+        return None
+
+
 def _is_leaf(kind: type) -> bool:
     """Tensors, and what is no tensor at all, which has to be seen to be refused."""
     return issubclass(kind, torch.Tensor) or bool(getattr(kind, "_is_non_tensor", False))
@@ -420,6 +475,7 @@ def make_policy_runner(
     current: Mapping[Key, torch.Tensor],
     rng: np.random.Generator | Sequence[np.random.Generator] | None = None,
     policy_state: Mapping[Any, Any] | None = None,
+    extras: ExtraValues | None = None,
 ) -> PolicyRunner | RandomRunner:
     """A runner for a policy in any of the accepted forms.
 
@@ -433,6 +489,7 @@ def make_policy_runner(
         rng: for random actions, one or one per env; ignored where there is a policy.
         policy_state: shapes of one env, or first values, of the policy's states by key, for those
             that neither a primer nor an RNN layer of the policy tells.
+        extras: the current observation's, kept up to date like `current`.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often
@@ -451,7 +508,7 @@ def make_policy_runner(
             "policy: expected a TensorDictModule, an nn.Module, a callable or None, "
             f"but {policy!r} came"
         )
-    return PolicyRunner(policy, env, current, policy_state)
+    return PolicyRunner(policy, env, current, policy_state, extras)
 
 
 def _watched(program: Program) -> tuple[nn.Module, ...]:

@@ -253,20 +253,15 @@ def test_statistics_add_all_rewards(size: tuple[int, ...]) -> None:
     assert float(torch.as_tensor(total).sum()) == expected > 0
 
 
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        (mock.HeterogeneousCountingEnv, "lazy"),
-        (mock.EnvWithDynamicSpec, "observation"),
-        (mock.EnvWithMetadata, "non_tensor"),
-        (mock.CountingEnvWithString, "string"),
-        (mock.EnvWithTensorClass, r"tc\.field0"),
-        (mock.Str2StrEnv, "observation"),
-    ],
-)
-def test_entries_without_a_fixed_shape_are_named(make: Make, key: str) -> None:
-    with pytest.raises(NotImplementedError, match=key):
-        make_env_batch(make)
+def test_one_tensordict_per_step_is_counted() -> None:
+    for make, extras in ((mock.CountingEnv, 0), (mock.Str2StrEnv, 1)):
+        with pycollect.SyncDataCollector(make, None, frames_per_batch=4) as collector:
+            next(collector)
+            assert collector.stats()["slow_paths"] == {
+                "policy_tensordict": 0,
+                "env_tensordict": 1,
+                "extras": extras,
+            }
 
 
 def test_refused() -> None:

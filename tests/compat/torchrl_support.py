@@ -10,7 +10,13 @@ import gymnasium
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from tensordict import TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    TensorDictBase,
+    is_non_tensor,
+    is_tensor_collection,
+    is_tensorclass,
+)
 from tensordict.nn import TensorDictModule
 
 import pycollect
@@ -81,16 +87,38 @@ def assert_alike(ours: list[Any], theirs: list[Any], skipped: tuple[Any, ...] = 
         assert our.batch_size == their.batch_size
         assert our.names == their.names
         assert our.device == their.device
-        keys = set(their.keys(True, True))
-        assert set(our.keys(True, True)) == keys
-        for key in keys:
-            assert our[key].dtype == their[key].dtype, key
-            assert our[key].shape == their[key].shape, key
-            if key not in (IDS, *skipped):
-                torch.testing.assert_close(our[key], their[key], rtol=0, atol=0, msg=str(key))
+        assert_same_entries(our, their, (IDS, *skipped))
     if IDS not in skipped:
         both = [torch.cat([td[IDS].flatten() for td in tds]) for tds in (ours, theirs)]
         assert torch.equal(*map(in_order, both))
+
+
+def assert_same_entries(ours: Any, theirs: Any, skipped: tuple[Any, ...], path: Any = ()) -> None:
+    """Equal keys, types, batch sizes, dtypes and values, lazy stacks row by row."""
+    assert type(ours) is type(theirs), path
+    assert ours.batch_size == theirs.batch_size, path
+    assert ours.names == theirs.names, path
+    if is_tensorclass(ours):
+        ours, theirs = ours.to_tensordict(), theirs.to_tensordict()
+    if isinstance(ours, LazyStackedTensorDict):
+        assert ours.stack_dim == theirs.stack_dim, path
+        for our, their in zip(ours.tensordicts, theirs.tensordicts, strict=True):
+            assert_same_entries(our, their, skipped, path)
+        return
+    assert set(ours.keys()) == set(theirs.keys()), path
+    for name in theirs.keys():  # noqa: SIM118 (not a dict)
+        key = (*path, name)
+        our, their = ours.get(name), theirs.get(name)
+        if is_non_tensor(their):
+            assert our.batch_size == their.batch_size, key
+            assert key in skipped or our.tolist() == their.tolist(), key
+        elif is_tensor_collection(their):
+            assert_same_entries(our, their, skipped, key)
+        else:
+            assert our.dtype == their.dtype, key
+            assert our.shape == their.shape, key
+            if key not in skipped and name not in skipped:
+                torch.testing.assert_close(our, their, rtol=0, atol=0, msg=str(key))
 
 
 def compare(
@@ -123,6 +151,31 @@ def counting_policy() -> Any:
 
 def cart_poles(mode: AutoresetMode) -> Any:
     return SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, autoreset_mode=mode)
+
+
+class Worded(mock.CountingEnvWithString):
+    """Says how far it has counted, and not whatever comes to its mind."""
+
+    def get_random_string(self) -> str:
+        return "ab" * (1 + int(self.count.sum())) if hasattr(self, "count") else ""
+
+
+class Talking(mock.Str2StrEnv):
+    """Repeats what it was told behind the number of its step; ends after 5 of them."""
+
+    told, steps = "", 0
+
+    def get_random_string(self) -> str:
+        return f"{self.steps} {self.told}"
+
+    def _reset(self, tensordict: Any, **kwargs: Any) -> Any:
+        self.told, self.steps = "nothing", 0
+        return super()._reset(tensordict).set("done", torch.zeros(1, dtype=torch.bool))
+
+    def _step(self, tensordict: Any, **kwargs: Any) -> Any:
+        self.told, self.steps = tensordict["action"], self.steps + 1
+        out = super()._step(tensordict)
+        return out.set("done", torch.tensor([self.steps >= 5])).set("reward", torch.ones(1))
 
 
 ENVS: dict[str, Make] = {
@@ -205,6 +258,18 @@ ENVS: dict[str, Make] = {
         seeded(lambda: GymEnv("Pendulum-v1")), VecNormV2(in_keys=["observation"], out_keys=["n"])
     ),
     "PendulumEnv": PendulumEnv,
+    "HeterogeneousCountingEnv": lambda: mock.HeterogeneousCountingEnv(max_steps=3),
+    "HeterogeneousCountingEnv [2]": batched(mock.HeterogeneousCountingEnv, 2, max_steps=3),
+    "SerialEnv heterogeneous": lambda: SerialEnv(2, mock.HeterogeneousCountingEnv),
+    "EnvWithDynamicSpec": lambda: mock.EnvWithDynamicSpec(max_count=4),
+    "SerialEnv dynamic": lambda: SerialEnv(2, mock.EnvWithDynamicSpec),
+    "EnvWithMetadata": mock.EnvWithMetadata,
+    "SerialEnv metadata": lambda: SerialEnv(2, mock.EnvWithMetadata),
+    "CountingEnvWithString": lambda: Worded(max_steps=3),
+    "SerialEnv string": lambda: SerialEnv(2, [lambda n=n: Worded(max_steps=n) for n in (3, 5)]),
+    "EnvWithTensorClass": lambda: mock.EnvWithTensorClass(max_steps=3),
+    "SerialEnv tensorclass": lambda: SerialEnv(2, lambda: mock.EnvWithTensorClass(max_steps=3)),
+    "Str2StrEnv": Talking,
     "SAME_STEP": lambda: seeded(lambda: GymWrapper(cart_poles(AutoresetMode.SAME_STEP))),
     "DISABLED": lambda: seeded(lambda: GymWrapper(cart_poles(AutoresetMode.DISABLED))),
 }

@@ -12,11 +12,20 @@ from torchrl.envs import EnvBase, StepCounter, TransformedEnv
 from pycollect._core import Leaf
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
 from pycollect.envs.single import close_quietly
+from pycollect.extras import Extra, ExtraValues, Kind
+from pycollect.extras_delivery import read_values, write_values
 from pycollect.layout import Key, torch_dtype
 
 from .actions import SpecSampler
 from .ends import make_ended, make_total
-from .specs import check_device, check_root, observation_leaves, spec_leaves
+from .specs import (
+    check_device,
+    check_root,
+    observation_leaves,
+    spec_extras,
+    spec_leaves,
+    spec_nodes,
+)
 
 Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
 
@@ -42,6 +51,7 @@ class TorchRLEnv(EnvBatch):
         self.action_space = None
         self._size = tuple(env.batch_size)
         self._carrier: Any = None  # the root of the next step
+        self._shown: Any = None  # what came last: the carrier, or what is under "next"
         self._read_specs()
 
     def _read_specs(self) -> None:
@@ -50,6 +60,14 @@ class TorchRLEnv(EnvBatch):
         self.step_only = spec_leaves(env.full_reward_spec, env.batch_size)
         self.action = spec_leaves(env.full_action_spec, env.batch_size)
         self._given: tuple[Leaf, ...] = self.action
+        specs = (env.observation_spec, env.full_done_spec, env.full_reward_spec)
+        self.extras = tuple(
+            extra for spec in specs[:2] for extra in spec_extras(spec, env.batch_size)
+        )
+        self.step_extras = spec_extras(env.full_reward_spec, env.batch_size)
+        self.action_extras = spec_extras(env.full_action_spec, env.batch_size)
+        self._beside = _leaves_in_nodes(self.extras, (*self.observation, *self.step_only))
+        self.nodes = spec_nodes((*specs, env.full_action_spec), env.batch_size)
         self._gather_root = self._gather(self.observation)
         self._gather_next = self._gather((*self.observation, *self.step_only))
         rows = (self.num_envs,) if self.batched else ()
@@ -62,7 +80,7 @@ class TorchRLEnv(EnvBatch):
         flags = spec_leaves(env.full_done_spec, env.batch_size)
         self._ended = make_ended([places[leaf.key] for leaf in flags], rows)
         self._total = make_total(self.step_only, len(self.observation), rows)
-        self._draws_by_spec = _draws_by_spec(env)
+        self._draws_by_spec = _draws_by_spec(env) and not self.action_extras
         self._resets_apart = _resets_apart(env)
         self._may_be_complete = not env.run_type_checks
         self._completed = [
@@ -118,13 +136,29 @@ class TorchRLEnv(EnvBatch):
         flat = len(self._size) - 1
         return tuple([value.flatten(0, flat) for value in values] if flat > 0 else values)
 
+    def shown(self) -> ExtraValues:
+        """See `EnvBatch.shown`."""
+        values = read_values(self._shown, (*self.extras, *self.step_extras), self._size)
+        for key, names in self._beside.items():
+            values[key] = [node.exclude(*names) for node in values[key]]
+        return values
+
+    def hear(self, said: ExtraValues) -> None:
+        """Whatever the policy says goes to the env; see `EnvBatch.hear`."""
+        for key, values in said.items():
+            write_values(self._carrier, key, values, self._size)
+
+    def draw_extras(self) -> ExtraValues:
+        """What `rand_action` has just drawn; see `EnvBatch.draw_extras`."""
+        return read_values(self._carrier, self.action_extras, self._size)
+
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all; with seeds, `env.set_seed` goes before, which chains from the first one."""
         if seeds is not None:
             first, *others = check_seeds(seeds, self.num_envs)
             self._env.set_seed(first, static_seed=bool(others) and set(others) == {first})
         with torch.no_grad():
-            self._carrier = self._env.reset()
+            self._carrier = self._shown = self._env.reset()
         check_root(self._carrier, self.observation)
         return (*self._gather_root(self._carrier), *self._no_rewards)
 
@@ -137,13 +171,15 @@ class TorchRLEnv(EnvBatch):
             carrier.set(_name(leaf.key), value)
         if not self._resets_apart:
             stepped, self._carrier = env.step_and_maybe_reset(carrier)
-            rows = self._gather_next(stepped.get("next"))
+            self._shown = stepped.get("next")
+            rows = self._gather_next(self._shown)
             return rows, self._total(rows), self._ended(rows), self._never
         stepped, rows = self._step(carrier)
         root = env.step_mdp(stepped)
         if env._post_step_mdp_hooks is not None:
             stepped, root = env._post_step_mdp_hooks(stepped, root)
             rows = self._gather_next(stepped.get("next"))
+        self._shown = stepped.get("next")
         self._carrier = root
         return rows, self._total(rows), self._ended(rows), self._never
 
@@ -174,6 +210,7 @@ class TorchRLEnv(EnvBatch):
         """Reset what the flags of the last step tell, nested ones each on its own."""
         if self._resets_apart:
             self._carrier = self._env.maybe_reset(self._carrier)
+        self._shown = self._carrier
         return (*self._gather_root(self._carrier), *self._no_rewards)
 
     def close(self) -> None:
@@ -186,6 +223,19 @@ class TorchRLEnv(EnvBatch):
 def _name(key: Key) -> Any:
     """The key as TensorDicts take it; a string is looked up faster than a tuple of one."""
     return key[0] if len(key) == 1 else key
+
+
+def _leaves_in_nodes(extras: Sequence[Extra], leaves: Sequence[Leaf]) -> dict[Key, list[Any]]:
+    """The leaves that lie inside of an extra, in the slab all the same, by the extra's key."""
+    return {
+        extra.key: [
+            _name(leaf.key[len(extra.key) :])
+            for leaf in leaves
+            if leaf.key[: len(extra.key)] == extra.key
+        ]
+        for extra in extras
+        if extra.kind is Kind.NODE
+    }
 
 
 def _draws_by_spec(env: Any) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
-from torchrl.data import Composite, NonTensor
+from tensordict import TensorDictBase, is_tensorclass
+from torchrl.data import Composite, NonTensor, StackedComposite
+from torchrl.data.tensor_specs import Stacked
 from torchrl.envs import EnvBase
 
 from pycollect._core import Leaf
-from pycollect.layout import Key, dotted, dtype_name
+from pycollect.extras import Extra, Kind
+from pycollect.layout import Key, Node, dotted, dtype_name
 
 _COLLECTORS = ("collector", "next")
 
@@ -47,43 +50,80 @@ def observation_leaves(env: EnvBase) -> tuple[Leaf, ...]:
 
     Raises:
         ValueError: a key that belongs to the collector.
-        NotImplementedError: as `spec_leaves`.
     """
     batch = env.batch_size
     leaves = (*spec_leaves(env.observation_spec, batch), *spec_leaves(env.full_done_spec, batch))
-    for leaf in leaves:
-        if leaf.key[0] in _COLLECTORS:
+    extras = spec_extras(env.observation_spec, batch)
+    for key in [leaf.key for leaf in leaves] + [extra.key for extra in extras]:
+        if key[0] in _COLLECTORS:
             raise ValueError(
-                f"create_env_fn: the key {leaf.key[0]!r} belongs to the collector, got "
-                f"{dotted(leaf.key)!r} among the observations of {type(env).__name__}; rename it "
+                f"create_env_fn: the key {key[0]!r} belongs to the collector, got "
+                f"{dotted(key)!r} among the observations of {type(env).__name__}; rename it "
                 "with torchrl.envs.RenameTransform"
             )
     return leaves
 
 
 def spec_leaves(spec: Composite, batch: torch.Size) -> tuple[Leaf, ...]:
-    """The leaves below a Composite of a batch of envs, each for one env.
+    """The leaves below a Composite of a batch of envs, each for one env; without its extras."""
+    return tuple(entry for entry in _entries(spec, (), batch) if isinstance(entry, Leaf))
 
-    Raises:
-        NotImplementedError: an entry without a fixed shape and numeric dtype.
+
+def spec_extras(spec: Composite, batch: torch.Size) -> tuple[Extra, ...]:
+    """What below a Composite has no fixed shape and numeric dtype.
+
+    Stacks of unequal specs are one extra as a whole, with the numeric leaves inside.
     """
-    return tuple(
-        _leaf(as_key(key), spec[key], batch)
-        for key in spec.keys(include_nested=True, leaves_only=True)
-    )
+    return tuple(entry for entry in _entries(spec, (), batch) if isinstance(entry, Extra))
 
 
-def _leaf(key: Key, spec: Any, batch: torch.Size) -> Leaf:
+def spec_nodes(specs: Sequence[Composite], batch: torch.Size) -> dict[Key, Node]:
+    """The nested Composites with batch dimensions beyond the envs', or with a tensorclass."""
+    nodes: dict[Key, Node] = {}
+    for spec in specs:
+        for name in spec.keys(include_nested=True, leaves_only=False):
+            own = spec[name]
+            if not isinstance(own, Composite):
+                continue
+            key, before = as_key(name), nodes.get(as_key(name), Node())
+            shape = tuple(own.shape[len(batch) :])
+            data_cls = getattr(own, "data_cls", None)
+            node = Node(
+                max(shape, before.shape, key=len),
+                data_cls if is_tensorclass(data_cls) else before.data_cls,
+            )
+            if node != Node():
+                nodes[key] = node
+    return nodes
+
+
+def _entries(spec: Composite, path: Key, batch: torch.Size) -> Iterator[Leaf | Extra]:
+    for name in list(spec.keys()):
+        key, own = (*path, name), spec[name]
+        if isinstance(own, StackedComposite):
+            yield Extra(key, Kind.NODE)
+        elif isinstance(own, Composite):
+            yield from _entries(own, key, batch)
+        elif own is not None:
+            yield _entry(key, own, batch)
+
+
+def _holds_objects(spec: Any) -> bool:
+    if isinstance(spec, Stacked):
+        return any(map(_holds_objects, spec.unbind(spec.stack_dim)))
+    return isinstance(spec, NonTensor)
+
+
+def _entry(key: Key, spec: Any, batch: torch.Size) -> Leaf | Extra:
     shape, dtype = getattr(spec, "shape", None), getattr(spec, "dtype", None)
-    numeric = None if isinstance(spec, NonTensor) or not isinstance(dtype, torch.dtype) else dtype
-    if numeric is None or shape is None or any(extent < 0 for extent in shape):
-        raise NotImplementedError(
-            f"create_env_fn: {dotted(key)!r} has no fixed shape and numeric dtype ({spec}); such "
-            "entries are not supported yet. Leave it out with torchrl.envs.ExcludeTransform"
-        )
+    if _holds_objects(spec) or not isinstance(dtype, torch.dtype) or shape is None:
+        return Extra(key)
     if shape[: len(batch)] != batch:
         raise ValueError(
             f"create_env_fn: expected the spec of {dotted(key)!r} to begin with the environment's "
             f"batch size {list(batch)}, got the shape {list(shape)}"
         )
-    return Leaf(key, dtype_name(numeric), tuple(shape[len(batch) :]))
+    own = tuple(shape[len(batch) :])
+    if any(extent < 0 for extent in own):
+        return Extra(key, Kind.RAGGED, dtype, own)
+    return Leaf(key, dtype_name(dtype), own)

@@ -1,0 +1,212 @@
+"""Extras: text, ragged and other leaves without a fixed shape, from an environment to a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from collect_support import CAT_TIME, IN_PROCESS, LENGTHS, STACK, Way, collected_frames, collecting
+from envs_for_tests import TextEnv
+from gymnasium import spaces
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+
+from pycollect import SyncDataCollector, split_trajectories
+
+CAT_ENVS = Way("ray sync 0", 2, {"sync": True, "cat_results": 0})
+ASYNC = Way("ray async", 2)
+
+
+def text_fns(worker: int, count: int = 3) -> list[Callable[[], TextEnv]]:
+    return [partial(TextEnv, 10 * worker + p, length=LENGTHS) for p in range(count)]
+
+
+def text_vector(worker: int, kind: Any, mode: str, **kwargs: Any) -> Any:
+    return kind(text_fns(worker), autoreset_mode=AutoresetMode[mode], **kwargs)
+
+
+ENTRIES: dict[str, Callable[[int], Any]] = {
+    "one": lambda w: text_fns(w)[0],
+    "list": text_fns,
+    "list of one": lambda w: text_fns(w, 1),
+    **{
+        f"SyncVectorEnv {mode}": partial(
+            lambda mode, w: partial(text_vector, w, SyncVectorEnv, mode), mode
+        )
+        for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
+    },
+    "uncollected cells": lambda w: partial(
+        text_vector, w, AsyncVectorEnv, "NEXT_STEP", shared_memory=False
+    ),
+}
+
+
+def echo(td: TensorDictBase) -> TensorDictBase:
+    """Acts by the length of the text, and says it again."""
+    batch = td.batch_size
+    texts = td.get("hint").tolist() if batch else [td["hint"]]
+    action = torch.tensor([len(text) % 2 for text in texts])
+    td.set("action", action if batch else action[0])
+    said = [f"you said {text}" for text in texts]
+    return td.set("said", NonTensorStack(*map(NonTensorData, said)) if batch else said[0])
+
+
+def cells(td: TensorDictBase) -> list[Any]:
+    """The frames one by one."""
+    return [td[place] for place in np.ndindex(*td.batch_size)]
+
+
+def assert_true(frame: Any, acts: bool = True) -> None:
+    """What a frame says and shows is what it counts."""
+    if frame["collector", "traj_ids"] < 0:
+        assert frame["hint"] is frame["next", "hint"] is None
+        assert frame["deep", "rows"].shape == frame["next", "deep", "rows"].shape == (0, 2)
+        return
+    for state in (frame, frame["next"]):
+        numbers = [int(n) for n in state["count"]]
+        assert state["hint"] == "{} {} {}".format(*numbers)
+        assert torch.equal(state["deep", "rows"], torch.full((numbers[2] + 1, 2), numbers[2]))
+    if acts:
+        assert frame["said"] == f"you said {frame['hint']}"
+        assert frame["action"] == len(frame["hint"]) % 2
+
+
+@pytest.mark.parametrize("arguments", [{}, {"max_frames_per_traj": 2}, {"reset_at_each_iter": 1}])
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_in_process(kind: str, arguments: dict[str, Any]) -> None:
+    if kind == "uncollected cells" and "max_frames_per_traj" in arguments:
+        pytest.skip("refused")
+    frames = 9 if kind in ("one", "list of one") else 27
+    with collecting(IN_PROCESS, ENTRIES[kind], echo, frames=frames, **arguments) as collector:
+        for _ in range(3):
+            td = collector.next()
+            assert isinstance(td["deep"], LazyStackedTensorDict)
+            assert td["deep"].stack_dim == td.ndim - 1
+            assert td["deep"].names == td.names
+            for frame in cells(td):
+                assert_true(frame)
+        assert collector.stats()["slow_paths"]["extras"] == 1
+    dummies = td.numel() - collected_frames(td)
+    assert bool(dummies) == (kind == "uncollected cells")
+
+
+def test_lost_texts_of_a_trajectory() -> None:
+    """True successors at an episode's end, the reset text at the next root."""
+    with collecting(IN_PROCESS, ENTRIES["one"], echo, frames=6) as collector:
+        td = collector.next()
+    assert td["hint"] == ["0 0 0", "0 0 1", "0 0 2", "0 1 0", "0 2 0", "0 2 1"]
+    assert td["next", "hint"] == ["0 0 1", "0 0 2", "0 0 3", "0 1 1", "0 2 1", "0 2 2"]
+    assert td["said"][0] == "you said 0 0 0"
+
+
+def test_policies_that_do_not_read_them_stay_fast() -> None:
+    def act(count: torch.Tensor) -> torch.Tensor:
+        return (count[..., 2] % 2).long()
+
+    with pytest.raises(ValueError, match="neither by name nor by position"):
+        SyncDataCollector(TextEnv, lambda other, one: other, frames_per_batch=2)
+    with collecting(IN_PROCESS, ENTRIES["list"], act, frames=9) as collector:
+        for frame in cells(collector.next()):
+            assert_true(frame, acts=False)
+        assert collector.stats()["slow_paths"]["policy_tensordict"] == 0
+
+
+def test_random_actions() -> None:
+    with collecting(IN_PROCESS, ENTRIES["list"], echo, frames=9, init_random_frames=9) as collector:
+        first, second = collector.next(), collector.next()
+    for frame in cells(first):
+        assert_true(frame, acts=False)
+    assert {text for row in first.get("said").tolist() for text in row} == {None}
+    for frame in cells(second):
+        assert_true(frame)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("way", [STACK, CAT_ENVS, CAT_TIME, ASYNC], ids=lambda way: way.name)
+@pytest.mark.parametrize("kind", ["one", "list", "uncollected cells"])
+def test_on_ray(ray_cluster: Any, way: Way, kind: str) -> None:
+    frames = 9 if kind == "one" else 27
+    with collecting(way, ENTRIES[kind], echo, frames=frames) as collector:
+        for _ in range(2):
+            td = collector.next()
+            assert td.batch_size == way.shape(1 if kind == "one" else 3, kind != "one", 9)
+            for frame in cells(td):
+                assert_true(frame)
+        assert collector.stats()["slow_paths"]["extras"] == 2
+
+
+@pytest.mark.parametrize("kind", ["one", "list", "SyncVectorEnv SAME_STEP", "uncollected cells"])
+def test_split(kind: str) -> None:
+    with collecting(IN_PROCESS, ENTRIES[kind], echo, frames=27) as collector:
+        td = collector.next()
+    rows = split_trajectories(td)
+    assert rows.batch_size[0] == (td["collector", "traj_ids"].unique() >= 0).sum()
+    mask = rows["collector", "mask"]
+    assert int(mask.sum()) == collected_frames(td)
+    for place in np.ndindex(*rows.batch_size):
+        assert_true(rows[place])
+    for row in rows:
+        texts = [text for text in row.get("hint").tolist() if text is not None]
+        assert [int(text.split()[2]) for text in texts] == list(range(len(texts))) or kind != "one"
+    flat = split_trajectories(td, format="cat")
+    for frame in cells(flat.td):
+        assert_true(frame)
+
+
+def test_split_trajs_and_postproc() -> None:
+    def shout(td: TensorDictBase) -> TensorDictBase:
+        return td.set("loud", td["count"].sum(-1))
+
+    arguments = {"split_trajs": True, "postproc": shout}
+    with collecting(IN_PROCESS, ENTRIES["list"], echo, frames=27, **arguments) as collector:
+        td = collector.next()
+    assert td.batch_size == (12, 4)
+    for frame in cells(td):
+        assert_true(frame)
+    assert torch.equal(td["loud"], td["count"].sum(-1))
+
+
+class NotesEnv(TextEnv):
+    """Shows one and the same list each time, longer and longer."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.observation_space = spaces.Dict(
+            notes=spaces.Sequence(spaces.Text(5)), graph=spaces.Graph(spaces.Box(0, 1, (2,)), None)
+        )
+        self.notes: list[str] = []
+
+    def observe(self) -> Any:
+        self.notes.append(str(self.steps))
+        nodes = np.full((self.steps, 2), 1, np.float32)
+        return {"notes": self.notes, "graph": spaces.GraphInstance(nodes, None, None)}
+
+
+def test_objects_are_kept_as_they_were() -> None:
+    with SyncDataCollector(NotesEnv, None, frames_per_batch=3) as collector:
+        collector.next()
+        td = collector.next()
+    assert [len(notes) for notes in td.get("notes").tolist()] == [4, 5, 7]
+    assert td["graph"][1].nodes.shape == (0, 2)
+    assert set(td.keys()) >= {"action", "notes", "graph"}
+
+
+def test_texts_that_are_the_environments() -> None:
+    def act(td: TensorDictBase) -> TensorDictBase:
+        return td.set("action", torch.tensor(0)).set("extra", "a text")
+
+    def forgetful(td: TensorDictBase) -> TensorDictBase:
+        said = td.set("action", torch.tensor(0))
+        return said.set("extra", "a text") if td["count"][2] < 2 else said
+
+    with SyncDataCollector(TextEnv, act, frames_per_batch=3) as collector:
+        assert collector.next()["extra"] == ["a text"] * 3
+    with (
+        SyncDataCollector(TextEnv, forgetful, frames_per_batch=3) as collector,
+        pytest.raises(ValueError, match="'extra' is missing"),
+    ):
+        collector.next()
