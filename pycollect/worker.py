@@ -44,6 +44,7 @@ class WorkerOptions:
 
     frames: int
     autoreset_mode: Any = None
+    info_keys: tuple[Key, ...] = ()
     max_frames_per_traj: int = 0
     reset_at_each_iter: bool = False
     set_truncated: bool = False
@@ -101,7 +102,7 @@ class Worker:
         self._sequence = 0
         self._must_reset = False  # the last rollout was given up on the way
         self._fresh = True  # all environments were reset and not stepped since
-        self.env = make_env_batch(entry, env_kwargs, options.autoreset_mode)
+        self.env = make_env_batch(entry, env_kwargs, options.autoreset_mode, options.info_keys)
         try:
             self._build(self.env, options)
         except BaseException:

@@ -45,7 +45,6 @@ LATER: dict[str, tuple[Any, ...]] = {
     "compile_policy": (False, None),
     "cudagraph_policy": (False, None),
     "extend_buffer": (True,),
-    "info_keys": (None,),
     "init_fn": (None,),
     "max_weight_update_interval": (None, 0, -1),
     "max_worker_restarts": (),

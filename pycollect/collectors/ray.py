@@ -87,6 +87,10 @@ class RayCollector(CollectorBase):
         policy_device: where the policy lies; None: `device`.
         create_env_kwargs: keyword arguments of the env callables, or one dict per actor.
         autoreset_mode: of vector environments whose metadata does not tell it.
+        info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
+            recorded under "next". What the first step shows as a number or an array of numbers is
+            a tensor, zeros where an info does not have it; anything else, and what that step does
+            not show (with a warning), NonTensorData, None where an info does not have it.
         max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
         init_random_frames: random actions until so many frames were issued, over all actors.
         reset_at_each_iter: reset all environments at the start of every batch.
@@ -142,6 +146,7 @@ class RayCollector(CollectorBase):
         policy_device: Any = None,
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         autoreset_mode: Any = None,
+        info_keys: Sequence[str | tuple[str, ...]] | None = None,
         max_frames_per_traj: int | None = None,
         init_random_frames: int | None = None,
         reset_at_each_iter: bool = False,

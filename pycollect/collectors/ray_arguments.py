@@ -10,6 +10,7 @@ import torch
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.envs.info import check_info_keys
 from pycollect.policy import check_policy_state
 from pycollect.worker import WorkerOptions
 
@@ -21,6 +22,7 @@ WORKER_ARGUMENTS = (
     "policy_device",
     "create_env_kwargs",
     "autoreset_mode",
+    "info_keys",
     "max_frames_per_traj",
     "init_random_frames",
     "reset_at_each_iter",
@@ -162,6 +164,7 @@ def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
     return WorkerOptions(
         frames=frames,
         autoreset_mode=check.check_autoreset_mode(arguments["autoreset_mode"]),
+        info_keys=check_info_keys(arguments["info_keys"]),
         max_frames_per_traj=check.check_count(
             "max_frames_per_traj", arguments["max_frames_per_traj"]
         ),

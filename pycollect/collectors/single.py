@@ -23,6 +23,7 @@ from pycollect.collectors.base import (
     no_weights_given,
 )
 from pycollect.collectors.statistics import count_slow_paths
+from pycollect.envs.info import check_info_keys
 from pycollect.errors import WorkerError
 from pycollect.extras import joined
 from pycollect.generators import seed_chain
@@ -50,6 +51,10 @@ class SyncDataCollector(CollectorBase):
         policy_device: where the policy lies; None: `device`.
         create_env_kwargs: keyword arguments of the env callables.
         autoreset_mode: of a vector environment whose metadata does not tell it.
+        info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
+            recorded under "next". What the first step shows as a number or an array of numbers is
+            a tensor, zeros where an info does not have it; anything else, and what that step does
+            not show (with a warning), NonTensorData, None where an info does not have it.
         max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
         init_random_frames: random actions until so many frames were issued.
         reset_at_each_iter: reset all environments at the start of every batch.
@@ -82,6 +87,7 @@ class SyncDataCollector(CollectorBase):
         policy_device: Any = None,
         create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         autoreset_mode: Any = None,
+        info_keys: Sequence[str | tuple[str, ...]] | None = None,
         max_frames_per_traj: int | None = None,
         init_random_frames: int | None = None,
         reset_at_each_iter: bool = False,
@@ -122,6 +128,7 @@ class SyncDataCollector(CollectorBase):
         options = WorkerOptions(
             frames=self._options.frames_per_batch,
             autoreset_mode=check.check_autoreset_mode(autoreset_mode),
+            info_keys=check_info_keys(info_keys),
             max_frames_per_traj=check.check_count("max_frames_per_traj", max_frames_per_traj),
             reset_at_each_iter=bool(reset_at_each_iter),
             set_truncated=bool(set_truncated),

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium
 
+from pycollect.layout import Key
+
 from .base import Arrays, EnvBatch
 from .callables import CallablesEnv
+from .info import with_info
 from .random_actions import ActionSampler
 from .single import close_quietly, make_single_env
 from .spaces import describe
@@ -25,6 +28,7 @@ def make_env_batch(
     create_env_fn: Any,
     create_env_kwargs: Mapping[str, Any] | None = None,
     autoreset_mode: Any = None,
+    info_keys: Sequence[Key] = (),
 ) -> EnvBatch:
     """Make one worker's environments.
 
@@ -36,17 +40,32 @@ def make_env_batch(
         create_env_kwargs: keyword arguments of each callable.
         autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED, for a vector env that does not tell; of no
             effect for other envs.
+        info_keys: entries of Gymnasium's info to be recorded, see `with_info`.
 
     Returns:
         The envs; close it after use. A vector env has been reset.
 
     Raises:
         TypeError: the entry, or what a callable returned, is of another kind.
-        ValueError: an empty list, envs that do not fit together, unsupported spaces, a wrong or
-            missing `autoreset_mode`, kwargs for an env that is made already.
-        NotImplementedError: Text, Sequence and Graph spaces, and what is like them in TorchRL envs;
-            TorchRL envs on other devices than the CPU.
+        ValueError: an empty list, `info_keys` that are the observation's, envs that do not fit
+            together, unsupported spaces, a wrong or missing `autoreset_mode`, kwargs for an env
+            that is made already.
+        NotImplementedError: TorchRL envs on other devices than the CPU.
     """
+    env = _make(create_env_fn, create_env_kwargs, autoreset_mode)
+    if not info_keys:
+        return env
+    try:
+        return with_info(env, info_keys)
+    except BaseException:
+        if not _is_env(create_env_fn):
+            env.close()
+        raise
+
+
+def _make(
+    create_env_fn: Any, create_env_kwargs: Mapping[str, Any] | None, autoreset_mode: Any
+) -> EnvBatch:
     kwargs = {} if create_env_kwargs is None else dict(create_env_kwargs)
     if isinstance(create_env_fn, list | tuple):
         return _make_callables(create_env_fn, kwargs)

@@ -9,8 +9,10 @@ import gymnasium
 import numpy as np
 
 from pycollect.extras import ExtraValues
+from pycollect.layout import Key
 
 from .base import Arrays, BoolArray, EnvBatch, check_seeds
+from .info import Tap, entry_of
 from .single import close_quietly, make_act, make_observe
 from .spaces import (
     Array,
@@ -42,7 +44,7 @@ class CallablesEnv(EnvBatch):
         self.action_space = first.action_space
         self._check_equal_spaces(envs)
         self._envs = list(envs)
-        self._steps = [env.step for env in envs]
+        self._steps: list[Callable[[Any], Any]] = [env.step for env in envs]
         self._to_action = make_act(first.action_space)
         self._observe = [
             make_observe(env.observation_space, f"env {i}") for i, env in enumerate(envs)
@@ -71,6 +73,12 @@ class CallablesEnv(EnvBatch):
             return observe(value)
 
         return keep_and_observe
+
+    def tap_info(self) -> Callable[[Key], list[Any]]:
+        """See `Tapped`."""
+        taps = [Tap(step) for step in self._steps]
+        self._steps = list(taps)
+        return lambda key: [entry_of(tap.info, key) for tap in taps]
 
     def shown(self) -> ExtraValues:
         """See `EnvBatch.shown`."""

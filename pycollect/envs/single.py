@@ -12,8 +12,10 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.extras import ExtraValues
+from pycollect.layout import Key
 
 from .base import Arrays, BoolArray, EnvBatch, check_seeds
+from .info import Tap, entry_of
 from .spaces import (
     Array,
     Space,
@@ -56,7 +58,9 @@ class SingleEnv(EnvBatch):
         self.action = action_leaves(env.action_space)
         self.action_space = env.action_space
         self._env = env
-        self._step = env.step  # bound once: the lookup would cost as much as a check
+        self._step: Callable[[Any], Any] = (
+            env.step
+        )  # bound once: the lookup would cost as much as a check
         self._to_action = make_act(env.action_space)
         self._to_arrays = make_observe(env.observation_space)
         self._closed = False
@@ -74,6 +78,12 @@ class SingleEnv(EnvBatch):
             return to_arrays(value)
 
         self._to_arrays = observe
+
+    def tap_info(self) -> Callable[[Key], list[Any]]:
+        """See `Tapped`."""
+        tap = Tap(self._step)
+        self._step = tap
+        return lambda key: [entry_of(tap.info, key)]
 
     def shown(self) -> ExtraValues:
         """See `EnvBatch.shown`."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from pycollect.extras import ExtraValues
+from pycollect.layout import Key
 
 from .base import Arrays, BoolArray, EnvBatch
+from .info import Tap, rows_of, rows_of_step
 from .probe import Finding, probe_keeps_rows, probe_resumes
 from .spaces import Array, conform, make_flatten, make_read_extras
 from .vector_api import (
@@ -134,10 +136,17 @@ class VectorEnvBatch(EnvBatch):
         self.skips_after_done = skips_after_done
         self.can_reset = not skips_after_done
         self._api = api
+        self._step_api: Callable[[Any], Any] = api.step
         self._single = len(self.observation) == 1
         self._one_action = len(self.action) == 1
         self._closed = False
         self.extras = api.extras
+
+    def tap_info(self) -> Callable[[Key], list[Any]]:
+        """See `Tapped`."""
+        tap = Tap(self._step_api)
+        self._step_api = tap
+        return lambda key: rows_of(tap.info, key, self.num_envs)
 
     def shown(self) -> ExtraValues:
         """See `EnvBatch.shown`."""
@@ -157,7 +166,7 @@ class VectorEnvBatch(EnvBatch):
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step all rows; reward float [P], flags bool [P]."""
         leaves = (action,) if self._one_action else action
-        observation, reward, terminated, truncated, _ = self._api.step(leaves)
+        observation, reward, terminated, truncated, _ = self._step_api(leaves)
         return self._arrays(observation), reward, terminated, truncated
 
     def reset_done(self, done: BoolArray) -> Arrays:
@@ -201,6 +210,12 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._final_extras: list[list[Any]] | None = None  # of the step that ended rows
         self._read_row = make_read_extras(api.observation_space)
 
+    def tap_info(self) -> Callable[[Key], list[Any]]:
+        """See `Tapped`."""
+        tap = Tap(self._step_api)
+        self._step_api = tap
+        return lambda key: rows_of_step(tap.info, key, self._ended)
+
     def shown(self) -> ExtraValues:
         """See `EnvBatch.shown`."""
         if self._final_extras is None:
@@ -220,7 +235,7 @@ class SameStepEnvBatch(VectorEnvBatch):
             ValueError: an episode ended, and `info` has no terminal observation for it.
         """
         leaves = (action,) if self._one_action else action
-        observation, reward, terminated, truncated, info = self._api.step(leaves)
+        observation, reward, terminated, truncated, info = self._step_api(leaves)
         self._final_extras = None
         self._after = observation
         self._ended = terminated | truncated

@@ -19,8 +19,7 @@ def make_torchrl_env(env: Any) -> EnvBatch:
     """One `torchrl.envs.EnvBase` as an EnvBatch: the Gymnasium env inside where that is the same.
 
     Raises:
-        NotImplementedError: it is not on the CPU, or has an entry without a fixed shape and numeric
-            dtype.
+        NotImplementedError: it is not on the CPU.
         ValueError: a key that belongs to the collector.
     """
     return unwrapped(env) or TorchRLEnv(env)

@@ -1,0 +1,263 @@
+"""Chosen entries of Gymnasium's info, recorded under "next"."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from pycollect._core import Leaf
+from pycollect.extras import Extra, ExtraValues
+from pycollect.layout import Key, dotted, dtype_name
+
+from .base import Arrays, BoolArray, EnvBatch, Sampler
+from .spaces import RESERVED_KEYS, Array, describe
+
+NOTHING = object()
+"""Stands for an entry that an info does not have."""
+
+
+class Tapped(Protocol):
+    """An EnvBatch that lets its infos be seen."""
+
+    def tap_info(self) -> Callable[[Key], list[Any]]:
+        """From now on keep each step's info; returns what reads an entry of the last one.
+
+        That gives a value per env, `NOTHING` where the info has none.
+        """
+        ...
+
+
+class Tap:
+    """A `step` that keeps its info."""
+
+    def __init__(self, step: Callable[[Any], Any]) -> None:
+        self._step = step
+        self.info: Any = {}
+
+    def __call__(self, action: Any) -> Any:
+        """Step, and keep the info."""
+        result = self._step(action)
+        self.info = result[4]
+        return result
+
+
+def check_info_keys(value: Any) -> tuple[Key, ...]:
+    """`info_keys` as key paths.
+
+    Raises:
+        TypeError: no sequence of strings, or of tuples of strings.
+        ValueError: a key that belongs to the collector, or one twice.
+    """
+    if value is None:
+        return ()
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        raise TypeError(f"info_keys: expected a list of keys, got {value!r}")
+    keys = []
+    for name in value:
+        key = (name,) if isinstance(name, str) else name
+        if not isinstance(key, tuple) or not key or not all(isinstance(k, str) for k in key):
+            raise TypeError(f"info_keys: expected strings or tuples of strings, got {name!r}")
+        if key[0] in RESERVED_KEYS:
+            raise ValueError(
+                f"info_keys: the key {key[0]!r} belongs to the collector (reserved: "
+                f"{', '.join(sorted(RESERVED_KEYS))})"
+            )
+        keys.append(key)
+    for i, key in enumerate(keys):
+        if any(_overlap(key, other) for other in keys[:i]):
+            raise ValueError(f"info_keys: expected each entry once, got {dotted(key)!r} again")
+    return tuple(keys)
+
+
+def _overlap(a: Key, b: Key) -> bool:
+    return a[: len(b)] == b or b[: len(a)] == a
+
+
+def with_info(env: EnvBatch, keys: Sequence[Key]) -> EnvBatch:
+    """The env with entries of its info as `step_only` leaves and `step_extras`.
+
+    One step, with a random action, shows what they are; whoever uses the env resets it afterwards.
+    Numbers, and arrays of numbers, become leaves (Python's floats float32, like torch's); anything
+    else, and what that step did not show, extras, with a warning for the latter.
+
+    Raises:
+        ValueError: an environment of TorchRL, or a key that the observation has too.
+    """
+    if not hasattr(env, "tap_info"):
+        raise ValueError(
+            "info_keys: expected Gymnasium environments; TorchRL's read their info by "
+            "set_info_dict_reader()"
+        )
+    taken = [leaf.key for leaf in env.observation] + [extra.key for extra in env.extras]
+    for key in keys:
+        if any(_overlap(key, other) for other in taken):
+            raise ValueError(
+                f"info_keys: {dotted(key)!r} is a key of the observation, which has "
+                f"{', '.join(map(dotted, taken))}"
+            )
+    return InfoEnv(env, keys)
+
+
+class InfoEnv(EnvBatch):
+    """Another EnvBatch, and entries of its info behind the observation of each step."""
+
+    def __init__(self, env: Any, keys: Sequence[Key]) -> None:
+        self._env: EnvBatch = env
+        self._read = env.tap_info()
+        self.num_envs, self.batched = env.num_envs, env.batched
+        self.observation, self.extras = env.observation, env.extras
+        self.action, self.action_space = env.action, env.action_space
+        self.skips_after_done, self.can_reset = env.skips_after_done, env.can_reset
+        self._single = len(env.observation) == 1
+        self._rows = (env.num_envs,) if env.batched else ()
+        entries = self._probe(keys)
+        self.step_only = tuple(entry for entry in entries if isinstance(entry, Leaf))
+        self.step_extras = tuple(entry for entry in entries if isinstance(entry, Extra))
+        self._zeros = tuple(
+            np.zeros((*self._rows, *leaf.shape), leaf.dtype) for leaf in self.step_only
+        )
+        self._stepped = False
+
+    def _probe(self, keys: Sequence[Key]) -> list[Leaf | Extra]:
+        self._env.reset()
+        sampler = self._env.action_sampler()
+        actions = tuple(leaf[0] for leaf in sampler.draw(1, np.random.default_rng(0)))
+        self._env.step(actions[0] if len(actions) == 1 else actions)
+        self._env.reset()
+        found = {key: [v for v in self._read(key) if v is not NOTHING] for key in keys}
+        absent = [dotted(key) for key, values in found.items() if not values]
+        if absent:
+            warnings.warn(
+                f"info_keys: the info of the first step has no {', '.join(absent)}; recorded as "
+                "objects, None where an info does not have it",
+                UserWarning,
+                stacklevel=2,
+            )
+        return [_entry(key, values) for key, values in found.items()]
+
+    def truncate_after(self, frames: int) -> bool:
+        """See `EnvBatch.truncate_after`."""
+        return self._env.truncate_after(frames)
+
+    def action_sampler(self) -> Sampler:
+        """See `EnvBatch.action_sampler`."""
+        return self._env.action_sampler()
+
+    def shown(self) -> ExtraValues:
+        """See `EnvBatch.shown`."""
+        values = dict(self._env.shown())
+        if self._stepped:
+            for extra in self.step_extras:
+                own = self._read(extra.key)
+                values[extra.key] = [None if value is NOTHING else value for value in own]
+        return values
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """See `EnvBatch.reset`."""
+        self._stepped = False
+        return self._with(self._env.reset(seeds), self._zeros)
+
+    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
+        """See `EnvBatch.step`.
+
+        Raises:
+            ValueError: an entry is of another shape, or of a dtype that cannot be cast safely.
+        """
+        observation, reward, terminated, truncated = self._env.step(action)
+        self._stepped = True
+        values = tuple(self._array(leaf) for leaf in self.step_only)
+        return self._with(observation, values), reward, terminated, truncated
+
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """See `EnvBatch.reset_done`."""
+        observation = self._env.reset_done(done)
+        self._stepped = False
+        return self._with(observation, self._zeros)
+
+    def close(self) -> None:
+        """See `EnvBatch.close`."""
+        self._env.close()
+
+    def _with(self, observation: Arrays, values: tuple[Array, ...]) -> Arrays:
+        return (*((observation,) if self._single else observation), *values)
+
+    def _array(self, leaf: Leaf) -> Array:
+        rows = np.zeros((self.num_envs, *leaf.shape), leaf.dtype)
+        for row, value in enumerate(self._read(leaf.key)):
+            if value is not NOTHING:
+                rows[row] = _conform(value, leaf)
+        return rows if self.batched else rows[0]
+
+
+def _entry(key: Key, values: Sequence[Any]) -> Leaf | Extra:
+    arrays = [array for array in map(_as_array, values) if array is not None]
+    if not arrays or len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
+        return Extra(key)
+    return Leaf(key, dtype_name(arrays[0].dtype), arrays[0].shape)
+
+
+def _as_array(value: Any) -> Array | None:
+    """A number or an array of numbers; None for anything else."""
+    if isinstance(value, float) and not isinstance(value, np.generic):
+        return np.asarray(value, np.float32)
+    if not isinstance(value, bool | int | np.generic | np.ndarray):
+        return None
+    array = np.asarray(value)
+    try:
+        dtype_name(array.dtype)
+    except (TypeError, ValueError):
+        return None
+    return array
+
+
+def _conform(value: Any, leaf: Leaf) -> Array:
+    array = _as_array(value)
+    if (
+        array is None
+        or array.shape != leaf.shape
+        or not np.can_cast(array.dtype, leaf.dtype, "same_kind")
+    ):
+        raise ValueError(
+            f"info_keys: {dotted(leaf.key)!r} was {leaf.dtype} {list(leaf.shape)} in the first "
+            f"step, now came {describe(value)}"
+        )
+    return array
+
+
+def entry_of(info: Any, key: Key) -> Any:
+    """An entry of one env's info; `NOTHING` if there is none."""
+    for name in key:
+        if not isinstance(info, Mapping) or name not in info:
+            return NOTHING
+        info = info[name]
+    return info
+
+
+def rows_of(info: Any, key: Key, envs: int) -> list[Any]:
+    """An entry of a vector env's info, a value per env.
+
+    Rows for which the mask that Gymnasium puts beside it ("_" and its name) is False have none.
+    """
+    there = np.ones(envs, np.bool_)
+    for name in key:
+        if not isinstance(info, Mapping) or name not in info:
+            return [NOTHING] * envs
+        there &= np.asarray(info.get(f"_{name}", there), np.bool_)
+        info = info[name]
+    return [info[row] if there[row] else NOTHING for row in range(envs)]
+
+
+def rows_of_step(info: Any, key: Key, ended: BoolArray) -> list[Any]:
+    """The same of a step in SAME_STEP mode: rows that ended have theirs in "final_info"."""
+    rows = rows_of(info, key, len(ended))
+    final = info.get("final_info")
+    if final is None:
+        return rows
+    if isinstance(final, Mapping):
+        last = rows_of(final, key, len(ended))
+    else:
+        last = [entry_of(own, key) for own in final]
+    return [last[p] if ended[p] else rows[p] for p in range(len(ended))]

@@ -1,0 +1,193 @@
+"""info_keys: entries of Gymnasium's info, recorded under "next"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from collect_support import ACTORS, IN_PROCESS, LENGTHS, STACK, collecting
+from envs_for_tests import CountingEnv, NestedEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import RecordEpisodeStatistics
+
+from pycollect import RayCollector, SyncDataCollector
+from pycollect.envs import make_env_batch
+
+KEYS = ["steps", "half", "place", ("deep", "even"), "word"]
+
+
+class InfoEnv(CountingEnv):
+    """Tells its step, half of it, a place, whether it is even, a word; "end" in last steps."""
+
+    def info(self) -> dict[str, Any]:
+        return {
+            "steps": self.steps,
+            "half": self.steps / 2,
+            "place": np.array([self.number, self.steps], np.int16),
+            "deep": {"even": self.steps % 2 == 0},
+            "word": f"step {self.steps}",
+        }
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)[0], self.info()
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, _ = super().step(action)
+        info = self.info()
+        if terminated:
+            info["end"] = self.steps
+        return observation, reward, terminated, truncated, info
+
+
+def info_fns(worker: int = 0, count: int = 3) -> list[Callable[[], InfoEnv]]:
+    return [partial(InfoEnv, 10 * worker + p, length=LENGTHS) for p in range(count)]
+
+
+def vector(mode: str, worker: int = 0) -> Any:
+    return SyncVectorEnv(info_fns(worker), autoreset_mode=AutoresetMode[mode])
+
+
+class Wrapped(gymnasium.vector.VectorWrapper):
+    """Keeps the vector env in its mode."""
+
+
+ENTRIES: dict[str, Callable[[int], Any]] = {
+    "one": lambda w: info_fns(w)[0],
+    "list": info_fns,
+    **{
+        mode: partial(lambda mode, w: lambda: Wrapped(vector(mode, w)), mode)
+        for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
+    },
+}
+
+
+def assert_infos(td: Any) -> None:
+    steps = td["next", "observation"][..., 2].long()
+    following = td["next"]
+    assert torch.equal(following["steps"], steps)
+    assert following["steps"].dtype == torch.int64
+    assert torch.equal(following["half"], steps / 2)
+    assert following["place"].dtype == torch.int16
+    assert torch.equal(following["place"][..., 1].long(), steps)
+    assert torch.equal(following["deep", "even"], steps % 2 == 0)
+    said = np.array(following.get("word").tolist())
+    assert (said == np.char.add("step ", steps.numpy().astype(str))).all()
+    assert not {"steps", "half", "place", "deep", "word"} & set(td.keys())
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_in_process(kind: str) -> None:
+    with collecting(IN_PROCESS, ENTRIES[kind], frames=30, info_keys=KEYS) as collector:
+        for _ in range(2):
+            td = collector.next()
+            assert td["next", "done"].any()
+            assert_infos(td)
+        assert collector.stats()["slow_paths"]["extras"] == 1
+
+
+def test_numbers_alone_are_leaves() -> None:
+    with collecting(IN_PROCESS, ENTRIES["list"], frames=30, info_keys=KEYS[:4]) as collector:
+        td = collector.next()
+        assert not any(collector.stats()["slow_paths"].values())
+    assert td["next", "deep", "even"].shape == (3, 10)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("kind", ["one", "list"])
+def test_on_ray(ray_cluster: Any, kind: str) -> None:
+    with collecting(STACK, ENTRIES[kind], frames=30, info_keys=KEYS) as collector:
+        td = collector.next()
+    assert_infos(td)
+    assert td["next", "steps"].shape == td.batch_size
+
+
+@pytest.mark.ray
+def test_per_actor(ray_cluster: Any) -> None:
+    collector = RayCollector(
+        [ENTRIES["one"](w) for w in range(ACTORS)],
+        None,
+        frames_per_batch=4,
+        collector_kwargs=[{"info_keys": ["steps"]}, {"info_keys": ["half"]}],
+        remote_configs={"num_cpus": 1, "memory": 1024**3},
+    )
+    with collector:
+        kinds = {frozenset(collector.next()["next"].keys()) & {"steps", "half"} for _ in range(9)}
+    assert kinds == {frozenset({"steps"}), frozenset({"half"})}
+
+
+def test_entries_of_last_steps_are_objects() -> None:
+    with (
+        pytest.warns(UserWarning, match="info of the first step has no end"),
+        SyncDataCollector(info_fns(count=2), None, frames_per_batch=16, info_keys=["end"]) as own,
+    ):
+        td = own.next()
+    done = td["next", "done"][..., 0]
+    counts = td["next", "observation"][..., 2]
+    for p, t in np.ndindex(*td.batch_size):
+        said = td.get(("next", "end")).tolist()[p][t]
+        assert said == (int(counts[p, t]) if done[p, t] else None)
+
+
+def test_episode_statistics() -> None:
+    def make() -> Any:
+        return RecordEpisodeStatistics(InfoEnv(length=3))
+
+    keys = [("episode", "r")]
+    with (
+        pytest.warns(UserWarning, match=r"episode\.r"),
+        SyncDataCollector(make, None, frames_per_batch=6, info_keys=keys) as collector,
+    ):
+        td = collector.next()
+    assert td["next", "episode", "r"] == [None, None, 6.0, None, None, 6.0]
+
+
+def test_entries_that_come_and_go_are_zeros() -> None:
+    class Shy(InfoEnv):
+        def info(self) -> dict[str, Any]:
+            return {"number": self.steps} if self.steps % 2 else {}
+
+    for entry in (Shy, [Shy, Shy], lambda: SyncVectorEnv([Shy, Shy])):
+        with SyncDataCollector(entry, None, frames_per_batch=8, info_keys=["number"]) as collector:
+            td = collector.next()
+        steps = td["next", "observation"][..., 2].long()
+        assert torch.equal(td["next", "number"], steps * (steps % 2))
+
+
+def test_an_entry_that_changes_its_form_is_named() -> None:
+    class Growing(InfoEnv):
+        def info(self) -> dict[str, Any]:
+            return {"rows": np.zeros(self.steps)}
+
+    with (
+        SyncDataCollector(Growing, None, frames_per_batch=8, info_keys=["rows"]) as collector,
+        pytest.raises(ValueError, match=r"info_keys: 'rows' was float64 \[1\].*\[2\]"),
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize(
+    ("keys", "error", "words"),
+    [
+        ("steps", TypeError, "info_keys: expected a list"),
+        ([3], TypeError, "info_keys: expected strings"),
+        (["reward"], ValueError, "info_keys: the key 'reward' belongs to the collector"),
+        (["step_count"], ValueError, "info_keys: the key 'step_count'"),
+        (["a", "a"], ValueError, "info_keys: expected each entry once"),
+        (["observation"], ValueError, "info_keys: 'observation' is a key of the observation"),
+    ],
+)
+def test_refused(keys: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        SyncDataCollector(InfoEnv, None, frames_per_batch=4, info_keys=keys)
+
+
+def test_envs_are_closed_where_it_is_refused() -> None:
+    env = NestedEnv()
+    with pytest.raises(ValueError, match="'deep'"):
+        make_env_batch(lambda: env, info_keys=[("deep",)])
+    assert env.closed == 1
