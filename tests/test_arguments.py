@@ -227,7 +227,6 @@ LATER = {
     "compile_policy": True,
     "cudagraph_policy": True,
     "compact_obs": True,
-    "info_keys": ["lives"],
     "max_weight_update_interval": 3,
     "preemptive_threshold": 0.5,
     "min_fraction": 0.5,

@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from envs_for_tests import (
     BoxActionEnv,
     CompactVectorEnv,
@@ -33,6 +34,7 @@ from gymnasium.wrappers import vector as wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pycollect import SyncDataCollector
 from pycollect.envs import ActionSampler, EnvBatch, make_env_batch
 
 LENGTHS = (3, 1, 4)
@@ -770,6 +772,26 @@ class TestRealVectorEnvs:
                 assert (np.abs(batch.reset_done(done)[done]) <= 0.05).all()
         assert ends > 3
         batch.close()
+
+    def test_envpool_is_collected_as_a_batch_whose_rows_are_reset_by_mask(self) -> None:
+        envpool = pytest.importorskip("envpool")
+
+        def make(**kwargs: Any) -> Any:
+            return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=3, **kwargs)
+
+        options: dict[str, Any] = {"frames_per_batch": 300, "info_keys": ["elapsed_step"]}
+        with SyncDataCollector(make, None, max_frames_per_traj=15, **options) as collector:
+            td = collector.next()
+        assert td is not None
+        assert td.batch_size == (3, 100)
+        done = td["next", "done"][:, :-1, 0]
+        following = td["observation"][:, 1:]
+        assert torch.equal(following[~done], td["next", "observation"][:, :-1][~done])
+        assert (following[done].abs() <= 0.05).all()
+        counts = td["next", "step_count"][..., 0]
+        assert torch.equal(td["next", "elapsed_step"].long(), counts)
+        with pytest.raises(ValueError, match="batch_size=2 with num_envs=3"):
+            SyncDataCollector(lambda: make(batch_size=2), None, frames_per_batch=30)
 
 
 def test_pixels_are_passed_on_without_a_copy() -> None:

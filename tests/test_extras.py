@@ -191,7 +191,7 @@ def test_objects_are_kept_as_they_were() -> None:
         collector.next()
         td = collector.next()
     assert [len(notes) for notes in td.get("notes").tolist()] == [4, 5, 7]
-    assert td["graph"][1].nodes.shape == (0, 2)
+    assert td["graph"][2].nodes.shape == (0, 2)
     assert set(td.keys()) >= {"action", "notes", "graph"}
 
 

@@ -47,6 +47,7 @@ with warnings.catch_warnings():
         TransformedEnv,
         VecNormV2,
     )
+    from torchrl.modules import WorldModelWrapper
 
 IDS = ("collector", "traj_ids")
 MAX_STEPS = {"max_frames_per_traj": 4}
@@ -178,6 +179,16 @@ class Talking(mock.Str2StrEnv):
         return out.set("done", torch.tensor([self.steps >= 5])).set("reward", torch.ones(1))
 
 
+def world_model(*size: int) -> Any:
+    torch.manual_seed(0)
+    merge = mock.ActionObsMergeLinear(5, 4)
+    model = WorldModelWrapper(
+        TensorDictModule(merge, ["hidden_observation", "action"], ["hidden_observation"]),
+        TensorDictModule(torch.nn.Linear(4, 1), ["hidden_observation"], ["reward"]),
+    )
+    return mock.DummyModelBasedEnvBase(model, batch_size=torch.Size(size))
+
+
 ENVS: dict[str, Make] = {
     "ContinuousActionConvMockEnv": mock.ContinuousActionConvMockEnv,
     "ContinuousActionConvMockEnvNumpy": mock.ContinuousActionConvMockEnvNumpy,
@@ -270,6 +281,8 @@ ENVS: dict[str, Make] = {
     "EnvWithTensorClass": lambda: mock.EnvWithTensorClass(max_steps=3),
     "SerialEnv tensorclass": lambda: SerialEnv(2, lambda: mock.EnvWithTensorClass(max_steps=3)),
     "Str2StrEnv": Talking,
+    "DummyModelBasedEnvBase": world_model,
+    "DummyModelBasedEnvBase [2]": lambda: world_model(2),
     "SAME_STEP": lambda: seeded(lambda: GymWrapper(cart_poles(AutoresetMode.SAME_STEP))),
     "DISABLED": lambda: seeded(lambda: GymWrapper(cart_poles(AutoresetMode.DISABLED))),
 }
