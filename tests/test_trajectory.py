@@ -176,6 +176,37 @@ def test_keys_can_be_told() -> None:
     assert elsewhere["stats", "mask"].shape == (2, 4)
 
 
+@given(st.data(), st.integers(0, 2**32), st.booleans(), st.booleans())
+def test_wherever_the_batch_lies_in_memory(
+    data: st.DataObject, seed: int, ids: bool, mask: bool
+) -> None:
+    rank = data.draw(st.integers(1, 3))
+    td = make((3, 4, 5)[:rank], seed, ids=ids, mask=mask)
+    view = td.permute(*data.draw(st.permutations(range(rank))))
+    view = view[tuple(slice(data.draw(st.integers(0, 1)), None, step) for step in [1, 2, 1][:rank])]
+    check(view, split_trajectories(view), ("collector", "traj_ids"))
+    flat = split_trajectories(view, format="cat")
+    cells = [cell for trajectory in cells_of(view) for cell in trajectory]
+    assert flat.td["action"].tolist() == [view["action"][cell].item() for cell in cells]
+
+
+@given(batch_shapes, st.integers(0, 2**32), st.sampled_from(["prefix", "trajectory_key"]))
+def test_the_same_under_other_keys(shape: tuple[int, ...], seed: int, argument: str) -> None:
+    td = make(shape, seed, mask=True)
+    other = td.exclude("collector")
+    other["meta", "traj_ids"] = td["collector", "traj_ids"]
+    other["meta", "mask"] = td["collector", "mask"]
+    if argument == "prefix":
+        out = split_trajectories(other, prefix="meta")
+    else:
+        out = split_trajectories(other, trajectory_key=("meta", "traj_ids"), done_key="done")
+    expected = split_trajectories(td)
+    assert out.shape == expected.shape
+    for name in ("traj_ids", "mask"):
+        assert torch.equal(out["meta", name], expected["collector", name])
+    assert torch.equal(out["action"], expected["action"])
+
+
 def test_several_flags_per_frame_end_a_trajectory_together() -> None:
     td = TensorDict({"x": torch.arange(4)}, [4])
     done = torch.tensor([[0, 0], [0, 1], [0, 0], [1, 1]], dtype=torch.bool)
