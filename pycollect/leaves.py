@@ -7,15 +7,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from tensordict import (
-    NonTensorData,
-    TensorDict,
-    TensorDictBase,
-    is_tensor_collection,
-    lazy_stack,
-)
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 
 from pycollect._core import Layout, Leaf, MemoryPool, Placement
 from pycollect.batch import slab_tensors
@@ -72,30 +65,6 @@ def refuse(others: Mapping[Key, Any]) -> None:
             f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
             f"leave it out by td.exclude({key!r})"
         )
-
-
-def take(value: Any, cells: torch.Tensor, ndim: int) -> Any:
-    """An entry that is no tensor, from other cells: the same objects, in lazy stacks.
-
-    Args:
-        value: NonTensorData or a lazy stack, of `ndim` batch dimensions at least.
-        cells: int64, where each cell of the result comes from; cells counted row after row.
-
-    Raises:
-        TypeError: something else.
-    """
-    if not is_tensor_collection(value):
-        raise TypeError(f"expected a strided tensor or NonTensorData, got {_describe(value)}")
-    if isinstance(value, NonTensorData):  # one object for all cells
-        return value
-    entries = [value[place] for place in np.ndindex(tuple(value.batch_size[:ndim]))]
-
-    def stacked(indices: Any) -> Any:
-        if isinstance(indices, int):
-            return entries[indices]
-        return lazy_stack([stacked(index) for index in indices])
-
-    return stacked(cells.tolist()) if cells.numel() else value
 
 
 def restore_nested(

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import Leaf, MultiStepPlan, SplitPlan
+from pycollect.extras_delivery import Parcel, with_extras, without_extras
 from pycollect.layout import Key, dotted, dtype_name
 from pycollect.leaves import (
     NestedKey,
@@ -20,8 +21,8 @@ from pycollect.leaves import (
     flatten,
     is_plain,
     meta_keys,
+    refuse,
     spare_memory,
-    take,
 )
 
 _memory = spare_memory()
@@ -104,14 +105,16 @@ class MultiStep:
         Raises:
             KeyError: no "next", no reward in it, or neither dones nor trajectory ids.
             ValueError: no batch dimension; ids, done or mask of another dtype or shape.
+            TypeError: a tensor under "next" that is not a strided one.
         """
-        td = tensordict
-        if td.ndim < 1:
+        if tensordict.ndim < 1:
             raise ValueError("tensordict: expected at least one batch dimension, got none")
+        td, parcel = without_extras(tensordict)
         source = td.get("next", None)
         if source is None:
             raise KeyError('expected an entry "next" in the batch, got none')
         leaves, _, others = flatten(source)
+        refuse(others)
         ahead = _Ahead(MultiStepPlan(_segments(td, leaves), self.n_steps), td.shape)
         rewards = {key: leaves.pop(key) for key in self._reward_keys(leaves)}
         if not self.shift_done:
@@ -120,14 +123,12 @@ class MultiStep:
         after = source.clone(False)
         for key, leaf in ahead.applied(leaves, rewards, self.gamma).items():
             after.set(key, leaf)
-        for key, value in others.items():
-            after.set(key, take(value, ahead.cells, td.ndim))
         for key, reward in rewards.items():
             after.set((*key[:-1], "original_reward"), reward)
         result.set("next", after)
         for name, value in ahead.described(self.gamma).items():
             result.set(name, value.to(next(iter(rewards.values())).device))
-        return result
+        return with_extras(result, ahead.carried(parcel)) if parcel else result
 
     forward = __call__
 
@@ -191,6 +192,12 @@ class _Ahead:
         for key in rewards.keys() - summed.keys():
             room[key] = self._summed_by_torch(rewards[key], gamma)
         return room
+
+    def carried(self, parcel: Parcel) -> Parcel:
+        """The extras: those under "next" from the cells that are led to."""
+        moved = parcel.moved(self.cells).extras
+        own = {key: moved[key] if key[0] == "next" else parcel.extras[key] for key in moved}
+        return Parcel(own, parcel.kinds, parcel.classes)
 
     def described(self, gamma: float) -> dict[str, torch.Tensor]:
         """What the root is given."""

@@ -7,10 +7,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
 from pycollect.batch import TRAJ_IDS, to_tensordict
+from pycollect.extras_delivery import Parcel, with_extras, without_extras
 from pycollect.layout import Key, dotted
 from pycollect.leaves import any_done, flatten, refuse, restore_nested
 from pycollect.trajectory import split_trajectories, split_with_plan
@@ -28,7 +30,7 @@ class TrajectoryBatch(NamedTuple):
         frames: how many frames are each worker's; together F.
     """
 
-    td: TensorDict
+    td: TensorDictBase
     offsets: torch.Tensor
     lengths: torch.Tensor
     frames: dict[Any, int]
@@ -92,13 +94,14 @@ class TrajectoryQueue:
         """
         flat, plan = split_with_plan(rollout, "cat", prefix=TRAJ_IDS[:-1])
         chunk = _Chunk.of(flat)
-        done = any_done(flatten(flat.get("next", TensorDict())).leaves, 1)
+        under_next = {key[1:]: leaf for key, leaf in chunk.leaves.items() if key[0] == "next"}
+        done = any_done(under_next, 1)
         if done is None:
             raise KeyError("expected next.done in the rollout")
         offsets = plan.offsets.tolist()
         ended = done[plan.offsets[1:] - 1].reshape(-1).tolist()
-        known = TRAJ_IDS in flatten(rollout).leaves
-        ids = flat[TRAJ_IDS][plan.offsets[:-1]].tolist() if known else [None] * plan.count
+        known = rollout.get(TRAJ_IDS, None) is not None
+        ids = chunk.leaves[TRAJ_IDS][plan.offsets[:-1]].tolist() if known else [None] * plan.count
         self._held[worker] += plan.frames
         lost = 0
         for i, row in enumerate(plan.rows.tolist()):
@@ -130,8 +133,11 @@ class TrajectoryQueue:
         lengths = torch.tensor([trajectory.frames for trajectory in taken])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         ids = torch.arange(self.next_id, self.next_id + self.trajectories)
-        td = _joined([piece for trajectory in taken for piece in trajectory.pieces])
+        pieces = [piece for trajectory in taken for piece in trajectory.pieces]
+        td = _joined(pieces)
         td.set(TRAJ_IDS, ids.repeat_interleave(lengths).to(td.device or "cpu"))
+        if parcel := _joined_extras(pieces):
+            td = with_extras(td, parcel)
         if self.form == "padded":
             td = split_trajectories(td, trajectory_key=TRAJ_IDS)
         frames: Counter[Worker] = Counter()
@@ -174,17 +180,21 @@ class _Chunk:
     leaves: dict[Key, torch.Tensor]
     nested: dict[Key, torch.Size]
     device: torch.device | None
+    parcel: Parcel
 
     @classmethod
-    def of(cls, td: TensorDict) -> _Chunk:
-        leaves, nested, others = flatten(td)
+    def of(cls, td: TensorDictBase) -> _Chunk:
+        dense, parcel = without_extras(td)
+        leaves, nested, others = flatten(dense)
         refuse(others)
-        return cls(leaves, nested, td.device)
+        return cls(leaves, nested, dense.device, parcel)
 
     def part(self, start: int, stop: int) -> _Chunk:
         """Some of the frames, in memory of their own."""
         leaves = {key: leaf[start:stop].clone() for key, leaf in self.leaves.items()}
-        return _Chunk(leaves, self.nested, self.device)
+        return _Chunk(
+            leaves, self.nested, self.device, self.parcel.moved(torch.arange(start, stop))
+        )
 
 
 class _Piece(NamedTuple):
@@ -216,7 +226,7 @@ class _Trajectory:
 
 
 def _joined(pieces: list[_Piece]) -> TensorDict:
-    """The frames of all pieces, [F]."""
+    """The frames of all pieces, [F], without their extras."""
     first = pieces[0].chunk
     frames = sum(stop - start for _, start, stop in pieces)
     leaves = {}
@@ -236,3 +246,18 @@ def _joined(pieces: list[_Piece]) -> TensorDict:
     td = to_tensordict(leaves, (frames,), first.device)
     restore_nested(td, first.nested, (frames,), 1)
     return td
+
+
+def _joined_extras(pieces: list[_Piece]) -> Parcel:
+    """The extras of all pieces; a rollout that lacks one has none there."""
+    kinds = {key: kind for of, _, _ in pieces for key, kind in of.parcel.kinds.items()}
+    extras = {}
+    for key in kinds:
+        parts = [
+            of.parcel.extras[key][start:stop]
+            if key in of.parcel.extras
+            else np.full(stop - start, None, np.object_)
+            for of, start, stop in pieces
+        ]
+        extras[key] = np.concatenate(parts)
+    return Parcel(extras, kinds, pieces[0].chunk.parcel.classes)

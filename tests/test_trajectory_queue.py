@@ -9,7 +9,7 @@ import torch
 from arrays_for_tests import batch_shapes  # noqa: F401 (the module loads the profile)
 from hypothesis import given
 from hypothesis import strategies as st
-from tensordict import TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 from pycollect.trajectory_queue import TrajectoryQueue
 
@@ -195,6 +195,19 @@ def test_groups_of_agents_keep_their_batch_dimensions() -> None:
     assert batch is not None
     assert batch.td["next", "agents"].batch_size == (1, 2, 3)
     assert torch.equal(batch.td["next", "agents", "x"][0], td["next", "agents", "x"])
+
+
+def test_objects_stay_with_their_frames() -> None:
+    for form in ("padded", "cat"):
+        queue = TrajectoryQueue(2, form)
+        for text, ids, dones in (("ab", [0, 0], [0, 0]), ("cde", [0, 1, 1], [1, 0, 1])):
+            td = rollout([0] * len(text), ids, dones)
+            td["text"] = NonTensorStack(*text)
+            queue.push(0, td)
+        batch = queue.pop()
+        assert batch is not None
+        texts = batch.td.get("text").tolist()
+        assert texts == (list("abcde") if form == "cat" else [list("abc"), ["d", "e", None]])
 
 
 def test_bad_input_is_named() -> None:
