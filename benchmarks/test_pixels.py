@@ -102,4 +102,5 @@ def test_pixels_recorded(compare: Callable[..., None]) -> None:
         "pixels, one process, written into shared slabs",
         [Side("pycollect", recorded), Side(LIMIT, memcpy)],
         frame_bytes=FRAME_BYTES,
+        wanted={},
     )
