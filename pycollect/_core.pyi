@@ -290,6 +290,15 @@ class SharedNumber:
     value: int
     def __init__(self) -> None: ...
 
+def end_with_process(pid: int) -> None:
+    """Kill this process, and those that it starts from now on, once that process is gone.
+
+    This process becomes the leader of a process group of its own.
+
+    Raises:
+        RuntimeError: there is no such process.
+    """
+
 @final
 class Bell:
     """What all workers of a driver ring, and what it sleeps on. Thread-safe.
@@ -322,7 +331,7 @@ class Mailbox:
         asked: how many questions were asked: the last one's number.
         steps: how many the worker has made, see `WorkerMailbox`.
         has_answer: whether the oldest question whose answer was not taken has one.
-        ASK_BYTES: the longest question.
+        ASK_BYTES: the longest question, or published message.
         ANSWER_BYTES: the longest answer.
     """
 
@@ -345,6 +354,13 @@ class Mailbox:
 
     def take_answer(self) -> bytes:
         """The answer to the oldest question that has none taken; RuntimeError if there is none."""
+
+    def publish(self, message: bytes) -> None:
+        """Put a message where the worker finds it whenever it looks, in the last one's place.
+
+        Raises:
+            ValueError: the message is too long.
+        """
 
     @property
     def steps(self) -> int: ...
@@ -370,6 +386,9 @@ class WorkerMailbox:
     def steps(self) -> SharedNumber: ...
     def wait_ask(self, seconds: float) -> bool:
         """Sleep until there is a question; return whether there is. Ends as `Bell.wait_ring`."""
+
+    def published(self) -> bytes:
+        """The message that was published last, whole; empty before the first."""
 
     def question(self) -> bytes:
         """The oldest question, which stays until it is answered; RuntimeError without one."""

@@ -7,6 +7,7 @@
 #include "address.h"
 #include "bindings.h"
 #include "pycollect/mailbox.h"
+#include "pycollect/process.h"
 
 namespace pycollect::python {
 
@@ -27,6 +28,9 @@ py::bytes to_bytes(const Message& message) {
 
 void bind_mailbox(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
+
+  module.def("end_with_process", &end_with_process, py::arg("pid"),
+             "Kill this process and those that it starts once that process is gone.");
 
   using Number = std::atomic<std::uint64_t>;
   py::class_<Number, SharedNumber>(module, "SharedNumber", "A number that others see at once.")
@@ -58,6 +62,10 @@ void bind_mailbox(py::module_& module) {
       .def_property_readonly("has_answer", &Mailbox::has_answer)
       .def("take_answer", [](Mailbox& self) { return to_bytes(self.take_answer()); })
       .def("stop", &Mailbox::stop, py::arg("number"))
+      .def(
+          "publish",
+          [](Mailbox& self, const py::bytes& message) { self.publish(view_of(message)); },
+          py::arg("message"))
       .def_property_readonly("steps", &Mailbox::steps)
       .def_readonly_static("ASK_BYTES", &kAskBytes)
       .def_readonly_static("ANSWER_BYTES", &kAnswerBytes);
@@ -77,6 +85,7 @@ void bind_mailbox(py::module_& module) {
           "answer",
           [](WorkerMailbox& self, const py::bytes& message) { self.answer(view_of(message)); },
           py::arg("message"))
+      .def("published", [](const WorkerMailbox& self) { return to_bytes(self.published()); })
       .def_property_readonly("stop", &WorkerMailbox::stop)
       .def_property_readonly("steps", &WorkerMailbox::steps);
 }

@@ -1,9 +1,11 @@
 #include "pycollect/mailbox.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "futex.h"
 #include "pycollect/checked.h"
@@ -16,10 +18,14 @@ struct MailboxPages {
 
   std::uint64_t magic;
   std::uint64_t capacity;
-  alignas(64) std::atomic<std::uint64_t> asked;
-  alignas(64) std::atomic<std::uint64_t> done;
-  alignas(64) std::atomic<std::uint64_t> stop;
-  alignas(64) std::atomic<std::uint64_t> steps;
+  alignas(64) std::atomic<std::uint64_t> asked{};
+  alignas(64) std::atomic<std::uint64_t> done{};
+  alignas(64) std::atomic<std::uint64_t> stop{};
+  alignas(64) std::atomic<std::uint64_t> steps{};
+  // What was published: odd while it is being written (a sequence lock), then length and bytes.
+  alignas(64) std::atomic<std::uint64_t> edition{};
+  std::atomic<std::uint64_t> length{};
+  std::atomic<std::uint64_t> words[kAskBytes / sizeof(std::uint64_t)]{};
   // `capacity` slots for questions follow, then as many for answers.
 };
 
@@ -48,12 +54,16 @@ AnswerSlot& answer_slot(MailboxPages& pages, std::uint64_t number) {
   return reinterpret_cast<AnswerSlot*>(asks + pages.capacity)[number % pages.capacity];
 }
 
-template <std::size_t bytes>
-void write(Slot<bytes>& slot, std::span<const std::byte> message) {
-  if (message.size() > bytes) {
-    throw std::length_error("message: expected at most " + std::to_string(bytes) + " bytes, got " +
+void check_length(std::span<const std::byte> message, std::size_t most) {
+  if (message.size() > most) {
+    throw std::length_error("message: expected at most " + std::to_string(most) + " bytes, got " +
                             std::to_string(message.size()));
   }
+}
+
+template <std::size_t bytes>
+void write(Slot<bytes>& slot, std::span<const std::byte> message) {
+  check_length(message, bytes);
   slot.length = message.size();
   std::copy(message.begin(), message.end(), slot.message);
 }
@@ -108,7 +118,7 @@ bool Bell::wait_ring(std::uint64_t seen, Seconds timeout) const {
 Mailbox::Mailbox(std::int64_t capacity)
     : memory_(share_memory(bytes_for(checked_capacity(capacity)))) {
   new (memory_->data())
-      MailboxPages{MailboxPages::kMagic, static_cast<std::uint64_t>(capacity), {}, {}, {}, {}};
+      MailboxPages{.magic = MailboxPages::kMagic, .capacity = static_cast<std::uint64_t>(capacity)};
 }
 
 MailboxPages& Mailbox::pages() const { return pages_in(*memory_); }
@@ -141,6 +151,21 @@ void Mailbox::stop(std::uint64_t number) {
   std::uint64_t before = stop.load(std::memory_order_relaxed);
   while (before < number && !stop.compare_exchange_weak(before, number)) {
   }
+}
+
+void Mailbox::publish(std::span<const std::byte> message) {
+  check_length(message, kAskBytes);
+  MailboxPages& to = pages();
+  const std::uint64_t edition = to.edition.load(std::memory_order_relaxed);
+  // Whoever sees any of what follows sees the odd number too: each store releases it.
+  to.edition.store(edition + 1, std::memory_order_relaxed);
+  to.length.store(message.size(), std::memory_order_release);
+  for (std::size_t at = 0; at < message.size(); at += sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, message.data() + at, std::min(sizeof(word), message.size() - at));
+    to.words[at / sizeof(word)].store(word, std::memory_order_release);
+  }
+  to.edition.store(edition + 2, std::memory_order_release);
 }
 
 std::uint64_t Mailbox::steps() const { return pages().steps.load(std::memory_order_relaxed); }
@@ -182,6 +207,25 @@ void WorkerMailbox::answer(std::span<const std::byte> message) {
   ++answered_;
   pages().done.store(answered_, std::memory_order_release);
   bell_.ring();
+}
+
+Message WorkerMailbox::published() const {
+  const MailboxPages& from = pages();
+  while (true) {
+    const std::uint64_t edition = from.edition.load(std::memory_order_acquire);
+    const std::uint64_t length = from.length.load(std::memory_order_acquire);
+    if (edition % 2 == 0 && length <= kAskBytes) {
+      Message message(length);
+      for (std::size_t at = 0; at < length; at += sizeof(std::uint64_t)) {
+        const std::uint64_t word = from.words[at / sizeof(word)].load(std::memory_order_acquire);
+        std::memcpy(message.data() + at, &word, std::min(sizeof(word), length - at));
+      }
+      if (from.edition.load(std::memory_order_relaxed) == edition) {
+        return message;
+      }
+    }
+    std::this_thread::yield();  // it is being written, which takes less than a microsecond
+  }
 }
 
 SharedNumber WorkerMailbox::stop() const { return {memory_, &pages().stop}; }

@@ -128,3 +128,26 @@ TEST_CASE("a driver and two workers in threads of their own") {
     }
   }
 }
+
+TEST_CASE("what is published is found whole, whenever one looks") {
+  Pair p;
+  CHECK(p.worker.published().empty());
+  CHECK_THROWS_AS(p.driver.publish(bytes(std::string(kAskBytes + 1, 'x'))), std::length_error);
+  p.driver.publish(bytes("one two three"));
+  CHECK(text(p.worker.published()) == "one two three");
+  std::jthread driver([&] {
+    for (std::size_t i = 0; i < 20000; ++i) {
+      p.driver.publish(bytes(std::string(1 + i % kAskBytes, static_cast<char>('a' + i % 26))));
+    }
+    p.driver.publish(bytes(""));
+  });
+  while (true) {
+    const std::string found = text(p.worker.published());
+    if (found.empty()) {
+      break;
+    }
+    if (found != "one two three") {
+      CHECK(found == std::string(found.size(), found[0]));
+    }
+  }
+}

@@ -69,6 +69,9 @@ class Mailbox {
   // The rollouts of all questions up to that number are to end after their current step. Never goes
   // back. Costs the worker nothing.
   void stop(std::uint64_t number);
+  // Puts a message where the worker finds it whenever it looks, in the place of the one before it.
+  // Throws std::length_error past kAskBytes.
+  void publish(std::span<const std::byte> message);
   // What the worker counts up with each step; see WorkerMailbox::steps().
   std::uint64_t steps() const;
 
@@ -94,6 +97,8 @@ class WorkerMailbox {
   // Answers it, and rings. Throws std::length_error past kAnswerBytes and std::logic_error without
   // a question.
   void answer(std::span<const std::byte> message);
+  // The message that was published last, whole; empty before the first.
+  Message published() const;
   // Up to which question rollouts are to end; see Mailbox::stop().
   SharedNumber stop() const;
   // What a recorder counts up with each step, so that the driver sees that something happens.
