@@ -23,3 +23,7 @@ class WorkerError(RuntimeError):
 
     def __reduce__(self) -> tuple[type[WorkerError], tuple[str, int, int, str]]:
         return type(self), (str(self.args[0]), self.worker, self.incarnation, self.remote_traceback)
+
+
+class WorkerDied(WorkerError):
+    """A worker's process is gone, or was ended because nothing came from it any more."""

@@ -1,0 +1,41 @@
+"""Python values in the short messages of a mailbox; long ones in shared memory beside it."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+
+from pycollect._core import Memory
+
+_HERE, _ELSEWHERE = b"\0", b"\1"
+
+
+def pack(value: Any, most: int) -> tuple[bytes, Memory | None]:
+    """A message of at most `most` bytes, and the memory to be kept until it was unpacked."""
+    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    if len(data) < most:
+        return _HERE + data, None
+    memory = share(data)
+    return _ELSEWHERE + pickle.dumps(memory.address), memory
+
+
+def unpack(message: bytes) -> Any:
+    """The value of a message.
+
+    Raises:
+        SharedMemoryError: whoever packed it has let its memory go.
+    """
+    value = pickle.loads(message[1:])
+    if message[:1] == _HERE:
+        return value
+    return pickle.loads(Memory.attach(value).array().data)
+
+
+def share(data: Any) -> Memory:
+    """Shared memory with these bytes: what has the buffer protocol, of one dimension."""
+    view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    memory = Memory.share(view.nbytes)
+    memory.array()[:] = view
+    return memory

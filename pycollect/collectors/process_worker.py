@@ -1,0 +1,142 @@
+"""What runs in a worker process: a RemoteWorker that is asked through a mailbox."""
+
+from __future__ import annotations
+
+import pickle
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from pycollect._core import (
+    Mailbox,
+    Memory,
+    Placement,
+    RolloutControl,
+    SharedMemoryError,
+    Slab,
+    WorkerMailbox,
+    end_with_process,
+)
+from pycollect.batch import check_lease
+from pycollect.collectors.parcel import pack, unpack
+from pycollect.collectors.remote_worker import ErrorReport, RemoteWorker, RolloutNote
+from pycollect.worker import Worker
+
+Address = tuple[int, int, int, int, int]
+
+QUESTIONS = 64
+"""How many questions a worker's mailbox has room for."""
+
+_PATIENCE = 10.0
+_MAPPINGS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Lease:
+    """One worker's rows of a slab in shared memory, as another process is told of them.
+
+    Attributes:
+        workers, order: of the slab's placement; the rest of it the worker knows.
+    """
+
+    address: Address
+    generation: int
+    workers: int
+    order: str
+    row: int
+
+
+def serve(mailbox: Address, bell: Address, driver: int) -> None:
+    """Answer what is asked through a mailbox, until `close` is; the main function of a process.
+
+    Args:
+        driver: the process id of the one that asks. When it ends, this process and all that its
+            environments started are killed.
+    """
+    end_with_process(driver)
+    end = WorkerMailbox(mailbox, bell)
+    worker: ProcessWorker | None = None
+    # Whoever asks n questions ahead has read the answers before those.
+    long_answers: deque[Memory] = deque(maxlen=QUESTIONS)
+    method = ""
+    while method != "close":
+        while not end.wait_ask(_PATIENCE):
+            pass
+        method, arguments = unpack(end.question())
+        if worker is None:
+            spec, policy = arguments
+            worker, arguments = ProcessWorker(end, spec, Memory.attach(policy)), ()
+        message, memory = pack(_answer(worker, method, arguments), Mailbox.ANSWER_BYTES)
+        if memory is not None:
+            long_answers.append(memory)
+        end.answer(message)
+
+
+def _answer(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:
+    try:
+        return getattr(worker, method)(*arguments)
+    except Exception as error:  # carried to the driver, who raises it
+        return ErrorReport.of(error)
+
+
+class ProcessWorker(RemoteWorker):
+    """A worker that writes into the driver's slabs and finds its weights in shared memory.
+
+    Args:
+        policy: the pickled policy or factory.
+    """
+
+    def __init__(self, mailbox: WorkerMailbox, spec: bytes, policy: Memory) -> None:
+        super().__init__(spec, policy.array().tobytes())
+        self._mailbox = mailbox
+        self._edition = 0
+        self._mappings: dict[Address, Memory] = {}
+        self._placements: dict[tuple[int, str], Placement] = {}
+
+    def write(self, random: bool, lease: Lease, min_steps: int) -> RolloutNote:
+        """One rollout, into the driver's slab.
+
+        Args:
+            min_steps: it has at least so many steps, also where it is stopped.
+        """
+        assert self._worker is not None
+        worker = self._worker
+        self._take_weights(worker)
+        slab = self._slab(lease, worker)
+        control = RolloutControl(
+            self._mailbox.stop, self._mailbox.number, min_steps, self._mailbox.steps
+        )
+        report = worker.collect(slab, lease.row, self._version, random, control)
+        check_lease(slab, slab.header(lease.row))
+        return RolloutNote(report.episodes, report.seconds, report.stepped, report.slow_path)
+
+    def _slab(self, lease: Lease, worker: Worker) -> Slab:
+        """The driver's slab. Mapped once: to map it costs more than to fill a part of it."""
+        memory = self._mappings.get(lease.address)
+        if memory is None:
+            memory = self._mappings[lease.address] = Memory.attach(lease.address)
+            if len(self._mappings) > _MAPPINGS_KEPT:
+                del self._mappings[next(iter(self._mappings))]
+        form = (lease.workers, lease.order)
+        if form not in self._placements:
+            own = worker.placement
+            self._placements[form] = Placement(
+                own.layout, lease.workers, own.envs, own.steps, lease.order
+            )
+        return memory.slab(self._placements[form], lease.generation)
+
+    def _take_weights(self, worker: Worker) -> None:
+        """Load the weights that were published last, if they are new."""
+        while message := self._mailbox.published():
+            edition, version, address = pickle.loads(message)
+            if edition <= self._edition:
+                return
+            try:
+                packed = Memory.attach(address).array()
+            except SharedMemoryError:
+                if self._mailbox.published() == message:
+                    raise
+                continue  # others took their place in between
+            if self._weight_slab is not None:
+                worker.load_weights(self._weight_slab.unpack(packed))
+            self._edition, self._version = edition, version

@@ -1,0 +1,361 @@
+"""Worker processes behind an engine: rollouts in place, weights, errors, deaths, nothing left."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+import torch
+from torch import nn
+
+from pycollect._core import Placement, SharedSlabPool
+from pycollect.batch import slab_tensors
+from pycollect.collectors.process_engine import ProcessEngine, ProcessHandle, Target
+from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.errors import WorkerDied, WorkerError
+from pycollect.weights import WeightSlab, weight_leaves, weights_from
+from pycollect.worker import WorkerOptions
+from tests.envs_for_tests import CountingEnv, EnvBrokeError
+
+STEPS = 6
+LONG = 120.0
+
+
+class Constant(nn.Module):
+    """Acts as its one number says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(()))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.number.to(torch.int64).expand(observation.shape[:-1]).clone()
+
+
+class SlowEnv(CountingEnv):
+    """Takes its time."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.02)
+        return super().step(action)
+
+
+class BrokenEnv(CountingEnv):
+    """Breaks at the given step of its life, with a message of that length."""
+
+    def __init__(self, at: int, length: int) -> None:
+        super().__init__()
+        self.left, self.message = at, "x" * length
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise EnvBrokeError(self.message)
+        return super().step(action)
+
+
+class ParentEnv(CountingEnv):
+    """Has a process of its own, whose id it writes down."""
+
+    def __init__(self, note: str) -> None:
+        super().__init__()
+        self.child = subprocess.Popen(["sleep", "1000"])
+        Path(note).write_text(str(self.child.pid))
+
+
+class ClosingEnv(CountingEnv):
+    """Notes that it was closed."""
+
+    def __init__(self, note: str) -> None:
+        super().__init__()
+        self.note = note
+
+    def close(self) -> None:
+        Path(self.note).write_text("closed")
+
+
+@pytest.fixture
+def engine() -> Iterator[ProcessEngine]:
+    engine = ProcessEngine(depth=2)
+    yield engine
+    engine.leave()
+
+
+def start(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> ProcessHandle:
+    spec = WorkerSpec(index, entry, None, WorkerOptions(STEPS, num_threads=1, **options))
+    return engine.start(spec, engine.put(cloudpickle.dumps(Constant())), {})
+
+
+def started(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> ProcessHandle:
+    handle = start(engine, entry, index, **options)
+    handle.read_info()
+    return handle
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process runs no more (it may wait for its parent to take note)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def await_gone(pid: int) -> None:
+    deadline = time.monotonic() + LONG
+    while not is_gone(pid):
+        assert time.monotonic() < deadline, f"process {pid} is still there"
+        time.sleep(0.01)
+
+
+def test_workers_write_into_the_rows_of_one_batch(engine: ProcessEngine) -> None:
+    handles = [start(engine, lambda i=i: CountingEnv(i), i) for i in range(2)]
+    infos = [handle.read_info() for handle in handles]
+    assert infos[0].pid != infos[1].pid
+    layout = infos[0].leaves.layout()
+    for order, shape in (("stack", [2, STEPS]), ("time", [2 * STEPS])):
+        pool = SharedSlabPool(Placement(layout, 2, 1, STEPS, order), 1, 1)
+        for _ in range(2):
+            slab = pool.acquire()
+            assert slab is not None
+            for row, handle in enumerate(handles):
+                handle.submit(False, Target(slab, row, order))
+            waiting = list(handles)
+            while waiting:
+                handle = engine.wait_any(waiting, LONG)
+                assert handle is not None
+                rollout = handle.rollout()
+                assert rollout.buffer is None
+                assert rollout is not handle.rollout()
+                handle.pop()
+                waiting.remove(handle)
+            numbers = slab_tensors(slab, shape)["observation",][..., 0].reshape(2, STEPS)
+            assert (numbers == torch.arange(2.0)[:, None]).all()
+            assert [slab.header(row).worker for row in range(2)] == [0, 1]
+            del slab, numbers
+
+
+def test_a_rollout_without_a_target_comes_with_its_bytes(engine: ProcessEngine) -> None:
+    handle = started(engine, CountingEnv)
+    for _ in range(2):
+        handle.submit(True)
+    for _ in range(2):
+        rollout = handle.rollout()
+        assert rollout.buffer is not None
+        assert rollout.buffer.nbytes == handle.rollout().buffer.nbytes  # type: ignore[union-attr]
+        assert rollout.note.stepped >= STEPS
+        handle.pop()
+    assert handle.steps() == 2 * STEPS
+
+
+def test_the_newest_weights_are_taken_by_rollouts_that_are_queued(engine: ProcessEngine) -> None:
+    handle = started(engine, SlowEnv)
+    policy = Constant()
+    packer = WeightSlab(weight_leaves(weights_from(policy)))
+    handle.submit(False)
+    handle.submit(False)
+    for edition in range(1, 4):
+        with torch.no_grad():
+            policy.number.fill_(edition % 2)
+        weights = engine.put(packer.pack(weights_from(policy)))
+        assert handle.assign(edition, 10 * edition, weights, True) is None
+    placement = handle._info.placement  # type: ignore[union-attr]
+    handle.rollout()
+    handle.pop()
+    slab = SharedSlabPool(placement, 1, 0).acquire()
+    assert slab is not None
+    slab.array()[:] = handle.rollout().buffer
+    assert slab.header().policy_version == 30
+    assert (slab_tensors(slab, [STEPS])["action",] == 1).all()
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_an_error_is_raised_as_it_was_and_the_worker_goes_on(
+    engine: ProcessEngine, length: int
+) -> None:
+    handle = started(engine, lambda: BrokenEnv(9, length))
+    for _ in range(3):
+        handle.submit(False)
+    handle.rollout()
+    handle.pop()
+    with pytest.raises(EnvBrokeError, match="x" * 10) as caught:
+        handle.rollout()
+    assert isinstance(caught.value.__cause__, WorkerError)
+    assert len(str(caught.value)) == length
+    handle.pop()
+    assert handle.rollout().note.episodes is not None
+
+
+def test_requests_wait_their_turn_and_answer(engine: ProcessEngine) -> None:
+    handle = started(engine, CountingEnv)
+    handle.submit(False)
+    assert handle.answer(handle.request("set_seed", [3], 3)) is None
+    assert handle.has_answer
+    handle.drop_rollouts()
+    assert not handle.has_answer
+    with pytest.raises(AttributeError, match="no_such"):
+        handle.answer(handle.request("no_such"))
+
+
+def test_dropped_rollouts_end_soon_and_are_not_heard_of(engine: ProcessEngine) -> None:
+    handle = started(engine, SlowEnv)
+    for _ in range(100):  # more than the mailbox has room for
+        handle.submit(False)
+        handle.drop_rollouts()
+    handle.submit(False)
+    rollout = handle.rollout()
+    assert rollout.note.stepped < 100 * STEPS
+
+
+def test_stop_ends_the_oldest_rollout_early(engine: ProcessEngine) -> None:
+    handle = started(engine, SlowEnv, mask=True)
+    slab = SharedSlabPool(handle._info.placement, 1, 0).acquire()  # type: ignore[union-attr]
+    assert slab is not None
+    handle.submit(False, Target(slab, 0), min_steps=2)
+    handle.stop()
+    handle.rollout()
+    assert 2 <= slab.lengths()[0] < STEPS
+
+
+def test_a_killed_worker_is_noticed_wherever_one_waits(engine: ProcessEngine) -> None:
+    for read in ("rollout", "wait_any", "answer"):
+        handle = started(engine, SlowEnv, 3)
+        pid = handle._info.pid  # type: ignore[union-attr]
+        handle.submit(False)
+        call = handle.request("set_seed", [1], 1)
+        os.kill(pid, signal.SIGKILL)
+        since = time.monotonic()
+        if read == "wait_any":
+            assert engine.wait_any([handle], LONG) is handle
+        with pytest.raises(WorkerDied, match=r"worker 3 died: .*SIGKILL") as caught:
+            handle.answer(call) if read == "answer" else handle.rollout()
+        assert time.monotonic() - since < LONG / 2
+        assert caught.value.worker == 3
+        handle.kill()
+        handle.kill()
+        assert is_gone(pid)
+
+
+def test_what_environments_started_ends_with_their_worker(
+    engine: ProcessEngine, tmp_path: Path
+) -> None:
+    note = tmp_path / "pid"
+    for ended_by_itself in (False, True):
+        handle = started(engine, lambda: ParentEnv(str(note)))
+        child = int(note.read_text())
+        if ended_by_itself:
+            os.kill(handle._info.pid, signal.SIGKILL)  # type: ignore[union-attr]
+            assert engine.wait_any([handle], 0.1) is None or handle.is_dead
+        assert not is_gone(child)
+        handle.kill()
+        await_gone(child)
+
+
+def test_environments_are_closed(engine: ProcessEngine, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    handles = [started(engine, lambda: ClosingEnv(str(note)))]
+    handles[0].submit(False)
+    pid = handles[0]._info.pid  # type: ignore[union-attr]
+    engine.wait_closed(handles)
+    assert note.read_text() == "closed"
+    assert is_gone(pid)
+
+
+def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
+    with pytest.raises(ZeroDivisionError):
+        start(engine, lambda: 1 / 0).read_info()
+    with pytest.raises(WorkerDied, match="exit code 3"):
+        start(engine, lambda: os._exit(3)).read_info()
+
+
+def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:
+    with pytest.raises(ValueError, match=r"take up to 1152921504606846976 bytes, \d+ can still"):
+        engine.check_memory(1 << 60)
+
+
+DRIVER = """
+import sys, time
+from pycollect.collectors.process_engine import ProcessEngine
+from tests.test_process_engine import ParentEnv, start
+def main():
+    engine = ProcessEngine(depth=2)
+    handles = [start(engine, lambda i=i: ParentEnv(sys.argv[1] + str(i)), i) for i in range(2)]
+    print(*(handle._process.pid for handle in handles), flush=True)
+    for handle in handles:
+        handle.read_info()
+    print("built", flush=True)
+    while True:
+        for handle in handles:
+            handle.submit(False)
+        for handle in handles:
+            handle.rollout()
+            handle.pop()
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_a_killed_driver_leaves_nothing(moment: int, tmp_path: Path) -> None:
+    """Killed while its workers start, or at some moment afterwards."""
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    before = set(os.listdir("/dev/shm"))
+    driver = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "pid")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    assert len(pids) == 2
+    if moment:
+        assert driver.stdout.readline() == "built\n"
+    time.sleep(random.Random(moment).random() / 2)  # when it is killed, not what is waited for
+    driver.kill()
+    driver.wait(LONG)
+    pids += [int(file.read_text()) for file in tmp_path.glob("pid*")]
+    for pid in pids:
+        await_gone(pid)
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_an_engine_that_is_left_alone_ends_its_workers_at_exit(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(
+        DRIVER.split("    while True")[0] + 'if __name__ == "__main__":\n    main()\n'
+    )
+    result = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "pid")],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+    )
+    assert result.returncode == 0, result.stderr
+    for pid in result.stdout.split()[:2]:
+        await_gone(int(pid))
+
+
+def test_no_descriptor_is_left() -> None:
+    def run() -> None:
+        engine = ProcessEngine()
+        handle = started(engine, CountingEnv)
+        handle.submit(False)
+        handle.rollout()
+        engine.wait_closed([handle])
+        engine.leave()
+
+    run()  # what multiprocessing starts once, it keeps
+    before = len(os.listdir("/proc/self/fd"))
+    run()
+    assert len(os.listdir("/proc/self/fd")) <= before
