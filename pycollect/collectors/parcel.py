@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import cloudpickle
 import numpy as np
 
 from pycollect._core import Memory
@@ -14,7 +15,10 @@ _HERE, _ELSEWHERE = b"\0", b"\1"
 
 def pack(value: Any, most: int) -> tuple[bytes, Memory | None]:
     """A message of at most `most` bytes, and the memory to be kept until it was unpacked."""
-    data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    try:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except Exception:  # it can more, but takes ten times as long
+        data = cloudpickle.dumps(value)
     if len(data) < most:
         return _HERE + data, None
     memory = share(data)

@@ -19,7 +19,12 @@ from pycollect._core import (
 )
 from pycollect.batch import check_lease
 from pycollect.collectors.parcel import pack, unpack
-from pycollect.collectors.remote_worker import ErrorReport, RemoteWorker, RolloutNote
+from pycollect.collectors.remote_worker import (
+    ErrorReport,
+    RemoteWorker,
+    RolloutNote,
+    pickled_extras,
+)
 from pycollect.worker import Worker
 
 Address = tuple[int, int, int, int, int]
@@ -108,7 +113,13 @@ class ProcessWorker(RemoteWorker):
         )
         report = worker.collect(slab, lease.row, self._version, random, control)
         check_lease(slab, slab.header(lease.row))
-        return RolloutNote(report.episodes, report.seconds, report.stepped, report.slow_path)
+        return RolloutNote(
+            report.episodes,
+            report.seconds,
+            report.stepped,
+            report.slow_paths,
+            pickled_extras(report.extras),
+        )
 
     def _slab(self, lease: Lease, worker: Worker) -> Slab:
         """The driver's slab. Mapped once: to map it costs more than to fill a part of it."""
