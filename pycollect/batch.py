@@ -37,6 +37,7 @@ class BatchLeaves:
         is_init: whether a frame is the first of its trajectory.
         extras: what lies beside the slab, by its key in a batch.
         nodes: nested TensorDicts of a form of their own, by the environment's key.
+        compact: ("next", key) of observations and states is left out; flags stay.
     """
 
     observation: tuple[Leaf, ...]
@@ -50,6 +51,7 @@ class BatchLeaves:
     mask: bool = False
     extras: tuple[Extra, ...] = ()
     nodes: Mapping[Key, Node] = field(default_factory=dict)
+    compact: bool = False
 
     def layout(self) -> Layout:
         """All leaves of a frame, in the order in which a slab holds them."""
@@ -63,7 +65,7 @@ class BatchLeaves:
         leaves = [*self.observation, *self.states, *self.outputs, *flags]
         if self.is_init:
             leaves += [Leaf(IS_INIT, "bool", (1,))]
-        step = (*self.observation, *self.states, *reward, *self.step_only, *flags)
+        step = (*self._successors, *reward, *self.step_only, *flags)
         leaves += [Leaf(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in step]
         leaves += [Leaf(TRAJ_IDS, "int64", ())]
         if self.step_count:
@@ -73,6 +75,13 @@ class BatchLeaves:
         if self.mask:
             leaves += [Leaf(MASK, "bool", ())]
         return tuple(leaves)
+
+    @property
+    def _successors(self) -> tuple[Leaf, ...]:
+        """What the root and "next" both have."""
+        if not self.compact:
+            return (*self.observation, *self.states)
+        return tuple(leaf for leaf in self.observation if leaf.key[-1] in _FLAGS)
 
     @cached_property
     def keys(self) -> tuple[Key | None, ...]:

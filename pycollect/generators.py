@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -28,6 +30,77 @@ def seed_chain(seed: int, count: int, static: bool) -> tuple[list[int], int]:
     return seeds, seed
 
 
+def derived_seeds(count: int, entropy: int, *key: int) -> list[int]:
+    """Seeds for `count` envs that depend on nothing but `entropy` and `key`."""
+    sequence = np.random.SeedSequence(entropy, spawn_key=key)
+    return [int(seed) for seed in sequence.generate_state(count, np.uint32)]
+
+
+@dataclass(frozen=True)
+class GeneratorState:
+    """What has to be kept to go on drawing where a worker stopped; pickles.
+
+    Attributes:
+        torch: of the global generator, uint8.
+        numpy: as ``np.random.get_state()`` returns it.
+        python: as ``random.getstate()`` returns it.
+        actions: ``bit_generator.state`` of each env's generator of random actions.
+    """
+
+    torch: npt.NDArray[np.uint8]
+    numpy: Any
+    python: Any
+    actions: tuple[dict[str, Any], ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As tensors, numbers and strings, which ``torch.load(weights_only=True)`` takes."""
+        name, keys, position, has_gauss, gauss = self.numpy
+        version, words, next_gauss = self.python
+        return {
+            "torch": torch.from_numpy(self.torch.copy()),
+            "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
+            "python": [version, torch.tensor(words, dtype=torch.int64), next_gauss],
+            "actions": [_plain(state) for state in self.actions],
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> GeneratorState:
+        """What `plain` returned; ValueError for anything that no generator takes."""
+        try:
+            name, keys, position, has_gauss, gauss = plain["numpy"]
+            version, words, next_gauss = plain["python"]
+            state = cls(
+                torch=plain["torch"].numpy(),
+                numpy=(name, keys.numpy().astype(np.uint32), position, has_gauss, gauss),
+                python=(version, tuple(words.tolist()), next_gauss),
+                actions=tuple(_whole(own) for own in plain["actions"]),
+            )
+            Generators.of(state)
+            state.action_generators()
+        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"state_dict: expected states of generators, got {error}") from error
+        return state
+
+    def action_generators(self) -> list[np.random.Generator]:
+        """New generators that go on where those of the state stood."""
+        generators = []
+        for state in self.actions:
+            generator = np.random.default_rng()
+            generator.bit_generator.state = state
+            generators.append(generator)
+        return generators
+
+
+def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A numpy bit generator's state: its integers have 128 bits, so they become strings."""
+    inner = {name: str(value) for name, value in state["state"].items()}
+    return {**state, "state": inner}
+
+
+def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {**state, "state": {name: int(value) for name, value in state["state"].items()}}
+
+
 class Generators:
     """States of torch's, numpy's and Python's global generators, to be swapped in for a while.
 
@@ -40,6 +113,25 @@ class Generators:
         self._torch = torch.Generator().manual_seed(int(torch_seed) >> 1).get_state()
         self._numpy: Any = np.random.RandomState(int(numpy_seed) % 2**32).get_state()
         self._python = random.Random(int(python_seed)).getstate()
+
+    @classmethod
+    def of(cls, state: GeneratorState) -> Generators:
+        """Generators that go on where those of the state stood."""
+        self = cls.__new__(cls)
+        own = torch.Generator()
+        own.set_state(torch.from_numpy(state.torch.copy()))
+        legacy = np.random.RandomState()
+        legacy.set_state(state.numpy)
+        python = random.Random()
+        python.setstate(state.python)
+        self._torch, self._numpy = own.get_state(), legacy.get_state()
+        self._python = python.getstate()
+        return self
+
+    def state(self, actions: Sequence[np.random.Generator]) -> GeneratorState:
+        """Where they stand now, and where the generators of random actions do."""
+        own = tuple(dict(generator.bit_generator.state) for generator in actions)
+        return GeneratorState(self._torch.numpy(), self._numpy, self._python, own)
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -20,7 +20,7 @@ from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.extras import Extras
 from pycollect.extras_recorder import ExtrasRecorder
-from pycollect.generators import Generators
+from pycollect.generators import Generators, GeneratorState
 from pycollect.layout import Key, dotted, torch_dtype
 from pycollect.policy import PolicyRunner, RandomRunner, make_policy_runner
 from pycollect.weights import Weights, load_weights, weights_from
@@ -40,6 +40,10 @@ class WorkerOptions:
         frames: its share of a batch; each of P envs steps ``ceil(frames / P)`` times.
         num_threads: torch threads while it collects; None leaves the caller's setting.
         mask: record ("collector", "mask") whatever the environment, since rollouts may be stopped.
+        compact_obs: leave out ("next", key) of observations and states.
+        init_fn: called before anything is built.
+        pre_collect_hook: called before each rollout.
+        post_collect_hook: called with each rollout, by whoever runs the worker.
     """
 
     frames: int
@@ -53,6 +57,10 @@ class WorkerOptions:
     track_policy_version: bool = False
     num_threads: int | None = None
     mask: bool = False
+    compact_obs: bool = False
+    init_fn: Callable[[], Any] | None = None
+    pre_collect_hook: Callable[[], Any] | None = None
+    post_collect_hook: Callable[[Any], Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,8 @@ class Worker:
         self._sequence = 0
         self._must_reset = False  # the last rollout was given up on the way
         self._fresh = True  # all environments were reset and not stepped since
+        if options.init_fn is not None:
+            options.init_fn()
         self.env = make_env_batch(entry, env_kwargs, options.autoreset_mode, options.info_keys)
         try:
             self._build(self.env, options)
@@ -153,6 +163,7 @@ class Worker:
             mask=env.skips_after_done or options.mask,
             extras=self._extras.all,
             nodes=env.nodes,
+            compact=options.compact_obs,
         )
         self.steps = -(-options.frames // env.num_envs)
         self.placement = _placement(self.leaves, env.num_envs, self.steps)
@@ -196,6 +207,11 @@ class Worker:
         """The env's batch dimensions and time: [T] for one env, [P, T] for a batch."""
         return [*self.env.batch_size, self.steps]
 
+    @property
+    def stepped(self) -> int:
+        """Steps of single environments recorded since the worker was made."""
+        return self._recorder.frames
+
     def collect(
         self,
         slab: Slab,
@@ -217,6 +233,8 @@ class Worker:
             control: ends the rollout early, if somebody wants that.
         """
         start = time.perf_counter()
+        if self._options.pre_collect_hook is not None:
+            self._options.pre_collect_hook()
         runner = self._random if random else self._runner
         try:
             with self._settings(), torch.no_grad():
@@ -305,10 +323,29 @@ class Worker:
             np.random.default_rng(np.random.SeedSequence(root, spawn_key=(self.index, p)))
             for p in range(self.env.num_envs)
         ]
+        self.reset(seeds)
+
+    def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
+        """Go on with generators that stood so, after a reset with these seeds, one per env."""
+        self._generators = Generators.of(state)
+        self._random.rng = state.action_generators()
+        self.reset(seeds)
+
+    def reset(self, seeds: Sequence[int] | None = None) -> None:
+        """Reset all environments; open trajectories end there."""
         self._runner.forget()
         with self._settings():
             self._restart(seeds)
         self._must_reset, self._fresh = False, True
+
+    def generator_state(self) -> GeneratorState | None:
+        """Where the worker's own generators stand; None before it was seeded."""
+        if self._generators is None:
+            return None
+        actions = self._random.rng
+        if isinstance(actions, np.random.Generator):
+            actions = [actions]
+        return self._generators.state(actions)
 
     def load_weights(self, weights: Weights) -> None:
         """Write new weights into the policy, in place."""

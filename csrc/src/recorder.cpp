@@ -91,6 +91,13 @@ LeafRows Recorder::rows(const Key& key) const {
   return {layout_[i], i, options_.envs, options_.batched};
 }
 
+std::optional<LeafRows> Recorder::rows_if_any(const Key& key) const {
+  if (layout_.find(key) < 0) {
+    return std::nullopt;
+  }
+  return rows(key);
+}
+
 LeafRows Recorder::bound(const Key& key, const TensorView& memory) const {
   LeafRows result = rows(key);
   result.bind(memory);
@@ -104,12 +111,12 @@ void Recorder::add_optional(const Key& key, std::vector<LeafRows>& group) const 
 }
 
 void Recorder::add(const ObservationSpec& spec) {
-  if (spec.carried) {
-    observations_.push_back({rows(spec.key), rows(next_of(spec.key)), bound(spec.key, spec.current),
-                             spec.current, spec.live});
-  } else {
+  if (!spec.carried) {
     observations_.push_back({std::nullopt, rows(next_of(spec.key)), std::nullopt, {}, false});
+    return;
   }
+  observations_.push_back({rows(spec.key), rows_if_any(next_of(spec.key)),
+                           bound(spec.key, spec.current), spec.current, spec.live});
 }
 
 void Recorder::add(const StateSpec& spec) {
@@ -125,20 +132,23 @@ void Recorder::add(const StateSpec& spec) {
   }
   current.check(initial, true);
   states_.push_back(
-      {rows(spec.key), rows(next_of(spec.key)), std::move(current), spec.current, initial});
+      {rows(spec.key), rows_if_any(next_of(spec.key)), std::move(current), spec.current, initial});
 }
 
 void Recorder::list_all() {
   all_ = {&ids_};
   for (Observation& observation : observations_) {
-    if (observation.root) {
-      all_.push_back(&*observation.root);
+    for (std::optional<LeafRows>* leaf : {&observation.root, &observation.next}) {
+      if (*leaf) {
+        all_.push_back(&**leaf);
+      }
     }
-    all_.push_back(&observation.next);
   }
   for (State& state : states_) {
     all_.push_back(&state.root);
-    all_.push_back(&state.next);
+    if (state.next) {
+      all_.push_back(&*state.next);
+    }
   }
   if (is_init_) {
     all_.push_back(&is_init_->root);
@@ -280,7 +290,11 @@ void Recorder::write_observations(std::span<const TensorView> values) {
   const bool last = step_ + 1 == steps_;
   for (std::size_t i = 0; i < observations_.size(); ++i) {
     const Observation& observation = observations_[i];
-    observation.next.write(step_, values[i]);
+    if (observation.next) {
+      observation.next->write(step_, values[i]);
+    } else {
+      observation.current->check(values[i]);
+    }
     if (!observation.root) {
       continue;
     }
@@ -296,9 +310,11 @@ void Recorder::write_observations(std::span<const TensorView> values) {
 void Recorder::write_states(std::span<const TensorView> values) {
   for (std::size_t i = 0; i < states_.size(); ++i) {
     const State& state = states_[i];
-    state.next.check(values[i], true);
-    state.next.write(step_, values[i]);
+    (state.next ? *state.next : state.current).check(values[i], true);
     state.current.write(0, values[i]);
+    if (state.next) {
+      state.next->write(step_, values[i]);
+    }
     if (step_ + 1 < steps_) {
       state.root.write(step_ + 1, values[i]);
     }
@@ -406,9 +422,12 @@ void Recorder::flag_last_frames() {
     flags = {&standard_->done, &standard_->truncated};
   } else {
     for (const Observation& observation : observations_) {
-      const std::string& name = observation.next.leaf().key.back();
+      if (!observation.next) {
+        continue;
+      }
+      const std::string& name = observation.next->leaf().key.back();
       if (name == "done" || name == "truncated") {
-        flags.push_back(&observation.next);
+        flags.push_back(&*observation.next);
       }
     }
   }

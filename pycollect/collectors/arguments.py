@@ -41,26 +41,14 @@ REFUSED = {
 
 # Arguments of the contract that are not there yet, with the values that switch them off.
 LATER: dict[str, tuple[Any, ...]] = {
-    "compact_obs": (False, None),
     "compile_policy": (False, None),
     "cudagraph_policy": (False, None),
-    "extend_buffer": (True,),
-    "init_fn": (None,),
-    "max_weight_update_interval": (None, 0, -1),
-    "max_worker_restarts": (),
     "min_fraction": (None,),
     "observation_dtype": (None,),
     "observation_scale": (None,),
-    "post_collect_hook": (None,),
-    "pre_collect_hook": (None,),
     "preemptive_threshold": (None,),
-    "replay_buffer": (None,),
-    "restart_on_error": (False,),
-    "track_traj_ids": (True,),
     "traj_format": ("padded",),
     "trajs_per_batch": (None, 0, -1),
-    "worker_init_timeout": (),
-    "worker_timeout": (None,),
 }
 
 
@@ -129,6 +117,13 @@ def check_count(name: str, value: Any) -> int:
     return 0 if value is None else max(check_integer(name, value), 0)
 
 
+def check_seconds(name: str, value: Any) -> float:
+    """A number of seconds > 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{name}: expected a number of seconds > 0, got {value!r}")
+    return float(value)
+
+
 def check_total_frames(value: Any) -> int | None:
     """None for a collector without an end; 0 means that nothing is collected."""
     number = -1 if value is None else check_integer("total_frames", value)
@@ -147,6 +142,15 @@ def check_policy(value: Any) -> Any:
     if isinstance(value, type):
         raise TypeError(f"policy: expected a module or a callable, got the class {value.__name__}")
     return check_callable("policy", value)
+
+
+def check_replay_buffer(value: Any) -> Any:
+    """None, or something with a method `extend`."""
+    if value is not None and not callable(getattr(value, "extend", None)):
+        raise TypeError(
+            f"replay_buffer: expected an object with extend(), got {type(value).__name__}"
+        )
+    return value
 
 
 def check_factories(value: Any, policy: Any, workers: int) -> list[Callable[[], Any]] | None:

@@ -1,100 +1,26 @@
-"""What all collectors share: one stream of batches, its counting, its delivery."""
+"""What all collectors share: one stream of batches, its counting, its state."""
 
 from __future__ import annotations
 
+import secrets
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import TrajectoryIds
-from pycollect.batch import BatchLeaves, to_tensordict
 from pycollect.collectors import arguments as check
+from pycollect.collectors.delivery import Batch, deliver, extend
+from pycollect.collectors.ledger import Ledger
+from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.progress import Progress
+from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import Statistics
-from pycollect.extras import Extras
-from pycollect.extras_delivery import with_extras
-from pycollect.layout import Key
-from pycollect.trajectory import split_trajectories
-from pycollect.worker import Episode
+from pycollect.weights import Weights
 
-_METHODS_TO_COME = frozenset(
-    {
-        "add_collectors",
-        "ledger",
-        "load_state_dict",
-        "pause",
-        "remove_collectors",
-        "reset",
-        "start",
-        "state_dict",
-        "stop_remote_collectors",
-    }
-)
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """The arguments that concern the stream of batches, checked.
-
-    Attributes:
-        total_frames: None: without an end.
-        init_random_frames: 0: none.
-        device: what ``td.device`` of a batch says.
-    """
-
-    frames_per_batch: int
-    total_frames: int | None
-    init_random_frames: int
-    postproc: Callable[[TensorDictBase], TensorDictBase] | None
-    split_trajs: bool
-    device: torch.device | None
-    progress: bool
-
-    @classmethod
-    def checked(
-        cls,
-        *,
-        frames_per_batch: Any,
-        total_frames: Any,
-        init_random_frames: Any,
-        postproc: Any,
-        split_trajs: Any,
-        device: torch.device | None,
-        progress: Any,
-    ) -> StreamOptions:
-        """Check each; the errors name the argument."""
-        return cls(
-            frames_per_batch=check.check_positive("frames_per_batch", frames_per_batch),
-            total_frames=check.check_total_frames(total_frames),
-            init_random_frames=check.check_count("init_random_frames", init_random_frames),
-            postproc=check.check_callable("postproc", postproc),
-            split_trajs=bool(split_trajs),
-            device=device,
-            progress=bool(progress),
-        )
-
-
-@dataclass(frozen=True)
-class Batch:
-    """An assembled batch before it is delivered.
-
-    Attributes:
-        shape: its batch dimensions, time last.
-        frames: collected ones; uncollected cells are not counted.
-        leaves: what a frame consists of.
-        extras: of its shape each; None where there are none.
-    """
-
-    tensors: dict[Key, torch.Tensor]
-    shape: Sequence[int]
-    frames: int
-    episodes: Sequence[Episode]
-    leaves: BatchLeaves
-    extras: Extras | None = None
+_METHODS_TO_COME = frozenset({"pause", "start"})
 
 
 class CollectorBase(ABC):
@@ -109,34 +35,41 @@ class CollectorBase(ABC):
     def __init__(self, options: StreamOptions) -> None:
         self._options = options
         self._statistics = Statistics()
+        self._ledger = Ledger()
         self._ids = TrajectoryIds()
         self._policy_version = 0
+        self._entropy = secrets.randbits(64)  # what a resumed run's streams come from
         self._failure: BaseException | None = None
         self._closed = False
         self._progress: Progress | None = None
+        self._stream = threading.RLock()  # held by whoever moves the stream on
 
     # The stream
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
+    def __iter__(self) -> Iterator[TensorDictBase | None]:
         return self
 
-    def __next__(self) -> TensorDictBase:
-        batch = self.next()
-        if batch is None:
-            raise StopIteration
-        return batch
+    def __next__(self) -> TensorDictBase | None:
+        with self._stream:
+            if self._has_ended:
+                self._close_progress()
+                raise StopIteration
+            return self._advance()
 
     def next(self) -> TensorDictBase | None:
         """The next batch, or None once `total_frames` were delivered.
+
+        With a replay buffer the batch goes there, and what is returned is always None.
 
         Raises:
             RuntimeError: the collector was shut down before its end.
             WorkerError: a worker died.
             Exception: what an environment or the policy raised; again at every later call.
         """
-        if self._has_ended:
-            self._close_progress()
-            return None
+        return next(self, None)
+
+    def _advance(self) -> TensorDictBase | None:
+        """Collect a batch and deliver it."""
         if self._closed:
             raise RuntimeError("the collector was shut down: no more batches can be collected")
         if self._failure is not None:
@@ -147,35 +80,40 @@ class CollectorBase(ABC):
         except Exception as error:
             self._failure = error
             raise
-        self._statistics.count(batch.frames, batch.episodes)
+        self._count(batch)
         with self._statistics.timed("deliver"):
-            td = self._deliver(batch)
+            td = deliver(batch, self._options)
+            self._before_delivery(td)
+            if self._options.replay_buffer is not None:
+                extend(td, self._options)
         self._show_progress(batch.frames)
         self._statistics.left()
-        return td
+        return None if self._options.replay_buffer is not None else td
 
     @abstractmethod
     def _collect(self) -> Batch:
-        """Produce the next batch."""
+        """Produce the next batch. Its frames are in flight in the ledger."""
 
-    def _deliver(self, batch: Batch) -> TensorDictBase:
-        td: TensorDictBase = to_tensordict(
-            batch.tensors, batch.shape, self._options.device, batch.leaves.shapes
-        )
-        if parcel := batch.leaves.parcel(batch.extras):
-            td = with_extras(td, parcel)
-        if self._options.split_trajs:
-            td = split_trajectories(td)
-        if self._options.postproc is not None:
-            td = self._options.postproc(td)
-            if td is None:
-                raise TypeError("postproc: expected it to return the batch, got None")
-        return td
+    def _count(self, batch: Batch) -> None:
+        for worker, frames in batch.frames_of.items():
+            self._ledger.deliver(worker, frames)
+        self._statistics.count(batch.frames, batch.episodes)
+
+    def _before_delivery(self, td: TensorDictBase) -> None:  # noqa: B027
+        """A batch is about to be given away: for subclasses with something to do then."""
 
     @property
     def _has_ended(self) -> bool:
         total = self._options.total_frames
-        return total is not None and self._statistics.frames >= total
+        return total is not None and self._ledger.delivered >= total
+
+    @property
+    def _is_random(self) -> bool:
+        """Whether a rollout that is handed out now has random actions.
+
+        Rollouts that were lost do not count: who asked for so many random frames gets them.
+        """
+        return self._ledger.delivered + self._ledger.in_flight < self._options.init_random_frames
 
     def __bool__(self) -> bool:
         return True
@@ -231,16 +169,115 @@ class CollectorBase(ABC):
     def stats(self) -> dict[str, Any]:
         """Frames, batches, episodes, workers and where the time went; JSON-able."""
 
-    @abstractmethod
+    def ledger(self) -> dict[str, Any]:
+        """What became of every frame that was asked for.
+
+        Returns:
+            ``{"total": L, "workers": {id: L}}`` with L = ``{"issued", "delivered", "in_flight",
+            "lost", "reasons": {reason: frames}}``, ints; issued = delivered + in_flight + lost in
+            every L, and the total is the sum of the workers, former ones included. A rollout is
+            issued at its full length when it is handed to a worker; frames that it turns out not
+            to have (uncollected cells) are taken back. Reasons are worker_died, worker_timeout,
+            env_error, set_seed, reset, load_state_dict, shutdown and incomplete.
+        """
+        return self._ledger.report()
+
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments, policy noise and random actions, and reset everything.
 
         Environments get the seeds of TorchRL's chain in (worker, env) order: the first `seed`, each
         next the following one, or all `seed` with `static_seed`. Rollouts in flight are dropped.
+        From then on the collector has random generators of its own.
 
         Returns:
             The next seed of the chain.
         """
+        root = check.check_seed(seed)
+        with self._stream:
+            check_open(self._closed, self._failure)
+            self._ledger.lose_in_flight("set_seed")
+            self._entropy = root
+            return self._seed_workers(root, bool(static_seed))
+
+    @abstractmethod
+    def _seed_workers(self, root: int, static: bool) -> int:
+        """Drop what is in flight, seed and reset; the next seed of the chain."""
+
+    def reset(self) -> None:
+        """Reset all environments. Rollouts in flight are dropped."""
+        with self._stream:
+            check_open(self._closed, self._failure)
+            self._ledger.lose_in_flight("reset")
+            self._reset_workers()
+
+    @abstractmethod
+    def _reset_workers(self) -> None:
+        """Drop what is in flight and reset."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands after the last delivered batch.
+
+        Made without asking a worker: what is in flight goes on undisturbed. Holds the policy's
+        weights and version, counters, the ledger, and where the workers' random generators stand.
+        ``torch.load(weights_only=True)`` takes it.
+        """
+        with self._stream:
+            return CollectorState(
+                entropy=self._entropy,
+                batches=self._statistics.batches,
+                episodes=self._statistics.episodes,
+                trajectories=self._ids.next,
+                policy_version=self._policy_version,
+                policy=dict(self._current_weights()),
+                ledger=self._ledger.state(),
+                workers=self._worker_states(),
+            ).to_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Go on where another run was when it made this state.
+
+        Rollouts in flight are dropped and all environments are reset, with seeds that follow from
+        the state: two runs resumed from one state give the same data, where collection is sync.
+
+        Args:
+            state_dict: what `state_dict()` returned; or TorchRL's, or a list of one per collector
+                as its distributed ones give, of which weights and counters are taken.
+
+        Raises:
+            ValueError, TypeError: it is none of these, or of another policy or other workers;
+                nothing was changed then.
+        """
+        with self._stream:
+            check_open(self._closed, self._failure)
+            state = CollectorState.from_dict(state_dict, self._worker_states())
+            if state.policy:
+                self._check_weights(state.policy)
+            dropped = self._ledger.in_flight_of_each()
+            self._ledger.restore(state.ledger)
+            for worker, frames in dropped.items():
+                self._ledger.issue(worker, frames)
+                self._ledger.lose(worker, frames, "load_state_dict")
+            self._statistics.restore(self._ledger.delivered, state.batches, state.episodes)
+            self._ids = TrajectoryIds.from_state((state.trajectories, []))
+            self._entropy = state.entropy
+            self._policy_version = state.policy_version
+            self._resume_workers(state)
+
+    @abstractmethod
+    def _current_weights(self) -> Weights:
+        """The policy's weights as the collector knows them."""
+
+    @abstractmethod
+    def _check_weights(self, weights: Weights) -> None:
+        """Raise ValueError unless weights fit all workers' policies."""
+
+    @abstractmethod
+    def _worker_states(self) -> dict[int, WorkerState]:
+        """Of each present worker, at the end of its last delivered rollout."""
+
+    @abstractmethod
+    def _resume_workers(self, state: CollectorState) -> None:
+        """Drop what is in flight; give workers weights, version and generators; reset."""
 
     @abstractmethod
     def update_policy_weights_(
@@ -275,10 +312,11 @@ class CollectorBase(ABC):
         return to_come
 
     def shutdown(self) -> None:
-        """Close environments and end workers. Idempotent."""
+        """Close environments and end workers; what is in flight is lost. Idempotent."""
         if not self._closed:
             self._closed = True
             self._close_progress()
+            self._ledger.lose_in_flight("shutdown")
             self._shutdown()
 
     @abstractmethod

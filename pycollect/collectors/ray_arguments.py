@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import cloudpickle
 import torch
 
 from pycollect.collectors import arguments as check
+from pycollect.collectors.pickling import pickled_policies, pickled_spec
+from pycollect.collectors.ray_engine import actor_options
 from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.collectors.workforce import WorkerPlan
 from pycollect.envs.info import check_info_keys
 from pycollect.policy import check_policy_state
 from pycollect.worker import WorkerOptions
@@ -30,7 +32,13 @@ WORKER_ARGUMENTS = (
     "policy_factory",
     "policy_state",
     "exploration_type",
+    "track_traj_ids",
     "track_policy_version",
+    "extend_buffer",
+    "init_fn",
+    "pre_collect_hook",
+    "post_collect_hook",
+    "compact_obs",
     "num_threads",
 )
 _OURS_ALONE = (
@@ -174,7 +182,44 @@ def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
         exploration_type=check.check_exploration(arguments["exploration_type"]),
         track_policy_version=bool(arguments["track_policy_version"]),
         num_threads=check.check_threads(arguments["num_threads"]),
+        compact_obs=bool(arguments["compact_obs"]),
+        **{
+            name: check.check_callable(name, arguments[name])
+            for name in ("init_fn", "pre_collect_hook", "post_collect_hook")
+        },
     )
+
+
+def worker_plans(
+    entries: Sequence[Any],
+    arguments: Sequence[Mapping[str, Any]],
+    configs: Sequence[Mapping[str, Any]],
+    sources: Sequence[Any],
+    built_by_workers: bool,
+    share: int,
+) -> list[WorkerPlan]:
+    """What each actor is made from; TypeError by the argument's name for what does not pickle.
+
+    Args:
+        share: frames of one rollout.
+    """
+    specs = [
+        WorkerSpec(
+            index,
+            entry,
+            check.check_env_kwargs(own["create_env_kwargs"]),
+            worker_options(own, share),
+            builds_policy=built_by_workers,
+        )
+        for index, (entry, own) in enumerate(zip(entries, arguments, strict=True))
+    ]
+    for spec in specs:
+        pickled_spec(spec)
+    policies = pickled_policies(sources, built_by_workers)
+    return [
+        WorkerPlan(spec, policy, actor_options(config))
+        for spec, policy, config in zip(specs, policies, configs, strict=True)
+    ]
 
 
 def common_value(name: str, arguments: Sequence[Mapping[str, Any]]) -> Any:
@@ -265,27 +310,3 @@ def check_prefetch(value: Any, sync: bool) -> int:
     if number < 0:
         raise ValueError(f"prefetch: expected an int >= 0, got {number}")
     return number
-
-
-def pickled(name: str, value: Any) -> bytes:
-    """The value, pickled for another process; TypeError that names the argument if it cannot."""
-    try:
-        data: bytes = cloudpickle.dumps(value)
-    except Exception as error:
-        raise TypeError(
-            f"{name}: expected something that can be pickled, to be sent to a worker: {error}"
-        ) from error
-    return data
-
-
-def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
-    """Each actor's policy or factory, pickled; those that are the same object share their bytes."""
-    name = "policy_factory" if are_factories else "policy"
-    known = {id(source): source for source in sources}
-    data = {key: pickled(name, source) for key, source in known.items()}
-    return [data[id(source)] for source in sources]
-
-
-def pickled_spec(spec: WorkerSpec) -> bytes:
-    """A worker's spec, pickled."""
-    return pickled("create_env_fn", spec)

@@ -9,22 +9,24 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from pycollect.collectors.engine import Rollout
+from pycollect.collectors.pickling import pickled_spec
 from pycollect.collectors.remote_worker import (
-    Buffer,
     ErrorReport,
     RemoteWorker,
-    RolloutNote,
     WorkerInfo,
+    WorkerSpec,
 )
-from pycollect.errors import WorkerError
+from pycollect.errors import WorkerDied
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
 _GIB = 1024**3
 _CLOSE_SECONDS = 5.0
+_LOG_CHARACTERS = 2000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -74,16 +76,6 @@ class _Session:
 _session = _Session()
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """A rollout that arrived: its bytes (read-only, in the object store) and its note."""
-
-    worker: int
-    incarnation: int
-    note: RolloutNote
-    buffer: Buffer
-
-
 class RayEngine:
     """Ray, joined or started for one collector.
 
@@ -116,7 +108,7 @@ class RayEngine:
                     f"{name} in all, the cluster has {_amount(name, total.get(name, 0.0))}"
                 )
 
-    def check_store(self, needed: int) -> None:
+    def check_memory(self, needed: int) -> None:
         """Raise ValueError if the object store cannot hold that many bytes of rollouts."""
         capacity = int(self._ray.cluster_resources().get("object_store_memory", 0))
         if needed > capacity:
@@ -129,20 +121,17 @@ class RayEngine:
         """A reference to a value in the object store."""
         return self._ray.put(value)
 
-    def start(
-        self, index: int, incarnation: int, spec: bytes, policy: Any, options: Mapping[str, Any]
-    ) -> RemoteHandle:
+    def start(self, spec: WorkerSpec, policy: Any, options: Mapping[str, Any]) -> RayHandle:
         """Start the actor of one worker, which builds its environments at once.
 
         Args:
-            spec: the pickled WorkerSpec.
             policy: a reference to the pickled policy.
             options: the actor's options.
         """
-        actor = _actor_class().options(**options).remote(spec, policy)
-        return RemoteHandle(self._ray, index, incarnation, actor)
+        actor = _actor_class().options(**options).remote(pickled_spec(spec), policy)
+        return RayHandle(self._ray, spec.index, spec.incarnation, actor)
 
-    def wait_any(self, handles: Sequence[RemoteHandle], timeout: float) -> RemoteHandle | None:
+    def wait_any(self, handles: Sequence[RayHandle], timeout: float) -> RayHandle | None:
         """One whose oldest call has an answer, the first such in the order given; None: none has.
 
         A dead worker's call counts as answered.
@@ -151,44 +140,54 @@ class RayEngine:
         ready, _ = self._ray.wait(list(by_ref), num_returns=1, timeout=timeout, fetch_local=True)
         return by_ref[ready[0]] if ready else None
 
+    def wait_closed(self, handles: Sequence[RayHandle]) -> None:
+        """Let workers close their environments, for a few seconds at most, then end them."""
+        if sys.is_finalizing():  # Ray ends its processes by itself, and nothing can be imported
+            return
+        if not self._ray.is_initialized():
+            return
+        with contextlib.suppress(Exception):  # dead actors have nothing to close
+            closing = [handle.request("close") for handle in handles]
+            self._ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
+        for handle in handles:
+            handle.kill()
 
-class RemoteHandle:
+
+class RayHandle:
     """The driver's end of one actor: what was asked of it and not read yet, oldest first."""
 
     def __init__(self, ray: Any, index: int, incarnation: int, actor: Any) -> None:
         self._ray = ray
         self._actor = actor
         self._calls: deque[Any] = deque([actor.build.remote()])
-        self._assigned: tuple[int, Any] = (0, None)
-        self._sent_version = 0
+        self._assigned: tuple[int, int, Any] = (0, 0, None)
+        self._sent_edition = 0
+        self._steps_call: Any = None
         self.index = index
         self.incarnation = incarnation
-        self.info: WorkerInfo
+        self._pid: int | None = None
 
     @property
     def oldest(self) -> Any:
         """The reference of the oldest unread call."""
         return self._calls[0]
 
-    @property
-    def outstanding(self) -> int:
-        """How many calls are running, waiting or finished and unread."""
-        return len(self._calls)
-
     def read_info(self) -> WorkerInfo:
-        """The answer to the building of the worker. Blocks."""
-        self.info = self._answer()
+        """The answer to the building of the worker, its first call. Waits."""
+        info: WorkerInfo = self.answer(self._calls[0])
         self.pop()
-        return self.info
+        self._pid = info.pid
+        return info
 
     def submit(self, random: bool) -> None:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
-        version, weights = self._assigned
-        sent = version <= self._sent_version
-        self._sent_version = version
-        self._calls.append(self._actor.collect.remote(random, version, None if sent else weights))
+        edition, version, weights = self._assigned
+        sent = edition <= self._sent_edition
+        self._sent_edition = edition
+        weights = None if sent else weights
+        self._calls.append(self._actor.collect.remote(random, edition, version, weights))
 
-    def assign(self, version: int, weights: Any, acknowledge: bool) -> Any:
+    def assign(self, edition: int, version: int, weights: Any, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts.
 
         They travel with the next rollout that is queued here. If some are queued already, or with
@@ -197,81 +196,76 @@ class RemoteHandle:
         Returns:
             What to wait for until the worker has them, or None if nothing was sent now.
         """
-        self._assigned = (version, weights)
+        self._assigned = (edition, version, weights)
         if not (self._calls or acknowledge):
             return None
-        call = self._actor.set_weights.options(concurrency_group="control")
-        return call.remote(version, weights)
+        return self._past_the_queue("set_weights", edition, version, weights)
 
     def rollout(self) -> Rollout:
-        """The oldest rollout, which stays the oldest until `pop`. Blocks.
+        """The oldest rollout, which stays the oldest until `pop`. Waits.
 
         An interrupt between the two loses nothing: the same rollout is given again.
         """
-        note, buffer = self._answer()
+        note, buffer = self.answer(self._calls[0])
         return Rollout(self.index, self.incarnation, note, buffer)
 
     def pop(self) -> None:
         """The oldest call is done with."""
         self._calls.popleft()
 
-    def drop_rollouts(self) -> int:
-        """Forget the rollouts that were not read, and return how many there were."""
-        dropped = len(self._calls)
+    def drop_rollouts(self) -> None:
+        """Forget the rollouts that were not read."""
         self._calls.clear()
-        return dropped
 
-    def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """Queue a set_seed; `await_seeded` waits for it."""
-        self._calls.append(self._actor.set_seed.remote(list(seeds), root))
+    def request(self, method: str, *arguments: Any) -> Any:
+        """Queue a call of one of RemoteWorker's methods behind what is queued already."""
+        return getattr(self._actor, method).remote(*arguments)
 
-    def await_seeded(self) -> None:
-        """Wait for the set_seed that is the oldest call. Blocks."""
-        self._answer()
-        self.pop()
+    def _past_the_queue(self, method: str, *arguments: Any) -> Any:
+        """Call a method that may run beside a rollout."""
+        call = getattr(self._actor, method).options(concurrency_group="control")
+        return call.remote(*arguments)
 
-    def _answer(self) -> Any:
-        """The oldest call's answer; what went wrong in the worker is raised."""
-        answer = self.await_call(self._calls[0])
-        if isinstance(answer, ErrorReport):
-            raise answer.rebuild(self.index, self.incarnation)
-        return answer
-
-    def await_call(self, call: Any) -> Any:
-        """What a call of this actor returned; WorkerError if it cannot come any more. Blocks."""
+    def answer(self, call: Any) -> Any:
+        """What a call returned; what went wrong in the worker is raised. Waits."""
         try:
-            return self._ray.get(call)
+            answer = self._ray.get(call)
         except self._ray.exceptions.RayError as error:
-            raise WorkerError(
+            raise WorkerDied(
                 f"worker {self.index} died: {_end_of(error)}",
                 self.index,
                 self.incarnation,
                 str(error),
             ) from error
+        if isinstance(answer, ErrorReport):
+            raise answer.rebuild(self.index, self.incarnation)
+        return answer
 
-    def request_close(self) -> Any:
-        """Ask for the environments to be closed; returns a reference to wait for."""
-        return self._actor.close.remote()
+    def steps(self) -> int | None:
+        """Steps of the worker's life so far, None if no answer came yet. Does not wait."""
+        if self._steps_call is None:
+            self._steps_call = self._past_the_queue("steps")
+        ready, _ = self._ray.wait([self._steps_call], timeout=0)
+        if not ready:
+            return None
+        call, self._steps_call = self._steps_call, None
+        with contextlib.suppress(WorkerDied):  # who waits for its rollout will hear of it
+            return int(self.answer(call))
+        return None
+
+    def last_words(self) -> str:
+        """The end of what the actor's process logged, if it ran on this machine; else nothing."""
+        with contextlib.suppress(Exception):  # the place of the logs is not part of Ray's API
+            folder = Path(self._ray._private.worker._global_node.get_logs_dir_path())
+            files = sorted(folder.glob(f"worker-*-{self._pid}.err"))
+            return "".join(file.read_text(errors="replace") for file in files)[-_LOG_CHARACTERS:]
+        return ""
 
     def kill(self) -> None:
         """End the actor's process."""
         self._calls.clear()
         with contextlib.suppress(Exception):  # it is gone already, or Ray is
             self._ray.kill(self._actor)
-
-
-def close_all(handles: Sequence[RemoteHandle]) -> None:
-    """Close environments, for a few seconds at most, then end the processes."""
-    if sys.is_finalizing():  # Ray ends its processes by itself, and nothing can be imported
-        return
-    ray = import_ray()
-    if not ray.is_initialized():
-        return
-    with contextlib.suppress(Exception):  # dead actors have nothing to close
-        closing = [handle.request_close() for handle in handles]
-        ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
-    for handle in handles:
-        handle.kill()
 
 
 def _actor_class() -> Any:

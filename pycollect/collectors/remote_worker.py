@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import Leaf, Placement, SlabPool
-from pycollect.batch import BatchLeaves, check_lease, make_pool
+from pycollect._core import Leaf, Placement, Slab, SlabPool
+from pycollect.batch import BatchLeaves, check_lease, make_pool, slab_tensors, to_tensordict
 from pycollect.errors import WorkerError
 from pycollect.extras import Extra, Extras, joined
+from pycollect.generators import GeneratorState
 from pycollect.layout import dotted
 from pycollect.policy import build
 from pycollect.weights import WeightSlab, weight_leaves, weights_from
@@ -78,23 +79,26 @@ class WorkerInfo:
         return Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
 
 
-def check_alike(infos: Sequence[WorkerInfo]) -> None:
+def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
     """Raise ValueError if workers of a sync collector deliver different things."""
-    first = infos[0]
-    for index, info in enumerate(infos):
-        if info.batch_size != first.batch_size:
+    (first, reference), *others = infos.items()
+    for index, info in others:
+        if info.batch_size != reference.batch_size:
             raise ValueError(
                 "create_env_fn: expected environments alike in all workers of a sync collector; "
-                f"worker 0 has the batch size {list(first.batch_size)}, "
+                f"worker {first} has the batch size {list(reference.batch_size)}, "
                 f"worker {index} {list(info.batch_size)}"
             )
-        ours: tuple[Leaf | Extra, ...] = (*first.leaves.layout().leaves, *first.leaves.extras)
+        ours: tuple[Leaf | Extra, ...] = (
+            *reference.leaves.layout().leaves,
+            *reference.leaves.extras,
+        )
         theirs: tuple[Leaf | Extra, ...] = (*info.leaves.layout().leaves, *info.leaves.extras)
         if ours != theirs:
             odd = [leaf for leaf in [*ours, *theirs] if (leaf in ours) != (leaf in theirs)]
             raise ValueError(
                 "create_env_fn: expected the same keys, dtypes and shapes from all workers of a "
-                f"sync collector; worker {index} differs from worker 0 in "
+                f"sync collector; worker {index} differs from worker {first} in "
                 f"{sorted({dotted(leaf.key) for leaf in odd})}"
             )
 
@@ -105,6 +109,7 @@ class RolloutNote:
 
     Attributes:
         extras: pickled; None where there are none.
+        generators: where the worker's own stand at its end; None if it has none.
     """
 
     episodes: list[Episode]
@@ -112,6 +117,7 @@ class RolloutNote:
     stepped: int
     slow_paths: tuple[str, ...]
     extras: bytes | None = None
+    generators: GeneratorState | None = None
 
 
 def pickled_extras(extras: Extras | None) -> bytes | None:
@@ -186,8 +192,8 @@ class ErrorReport:
 class RemoteWorker:
     """A worker behind calls from another process.
 
-    Every method but `set_weights` is to run in one and the same thread, so that environments see
-    no other; `set_weights` may come at any time.
+    Every method but `set_weights` and `steps` is to run in one and the same thread, so that
+    environments see no other; these two may come at any time.
     """
 
     def __init__(self, spec: bytes, policy: bytes) -> None:
@@ -197,8 +203,10 @@ class RemoteWorker:
         self._pool: SlabPool | None = None
         self._weight_slab: WeightSlab | None = None
         self._lock = threading.Lock()
-        self._given: tuple[int, Buffer | None] = (0, None)
+        self._given: tuple[int, int, Buffer | None] = (0, 0, None)
+        self._edition = 0
         self._version = 0
+        self._post_hook: Callable[[Any], Any] | None = None
 
     def build(self) -> WorkerInfo | ErrorReport:
         """Make the environments and try the policy once."""
@@ -217,6 +225,7 @@ class RemoteWorker:
             spec.index, spec.entry, spec.env_kwargs, policy, spec.options, spec.incarnation
         )
         self._worker = worker
+        self._post_hook = spec.options.post_collect_hook
         self._pool = make_pool(worker.placement, 2)
         weights = weights_from(policy) if isinstance(policy, torch.nn.Module) else {}
         self._weight_slab = WeightSlab(weight_leaves(weights)) if weights else None
@@ -231,53 +240,77 @@ class RemoteWorker:
         )
 
     def collect(
-        self, random: bool, version: int, weights: Buffer | None
+        self, random: bool, edition: int, version: int, weights: Buffer | None
     ) -> tuple[RolloutNote, Buffer] | ErrorReport:
         """One rollout, as its slab's bytes.
 
         Args:
             random: random actions instead of the policy's.
-            version: of the weights that the caller knows to be the newest.
+            edition: of the weights that the caller knows to be the newest.
+            version: the policy version that they make.
             weights: these, None if they were sent before or never changed.
         """
-        self.set_weights(version, weights)
+        self.set_weights(edition, version, weights)
         return _answer(lambda: self._collect(random))
 
     def _collect(self, random: bool) -> tuple[RolloutNote, Buffer]:
-        assert self._worker is not None
+        worker = self._built
         assert self._pool is not None
-        self._take_weights(self._worker)
+        self._take_weights(worker)
         slab = self._pool.acquire()
-        report = self._worker.collect(slab, 0, self._version, random)
+        report = worker.collect(slab, 0, self._version, random)
         check_lease(slab, slab.header())
+        self._show(worker, slab)
         note = RolloutNote(
             report.episodes,
             report.seconds,
             report.stepped,
             report.slow_paths,
             pickled_extras(report.extras),
+            worker.generator_state(),
         )
         return note, slab.array()
 
-    def set_weights(self, version: int, weights: Buffer | None) -> None:
+    def _show(self, worker: Worker, slab: Slab) -> None:
+        """The hook's rollout is the one that travels: what it writes there arrives."""
+        if self._post_hook is not None:
+            tensors = slab_tensors(slab, worker.batch_shape, worker.leaves.keys)
+            self._post_hook(to_tensordict(tensors, worker.batch_shape))
+
+    def set_weights(self, edition: int, version: int, weights: Buffer | None) -> None:
         """Keep weights for the next rollout to start, if they are newer than what is there."""
         with self._lock:
-            if weights is not None and version > self._given[0]:
-                self._given = (version, weights)
+            if weights is not None and edition > self._given[0]:
+                self._given = (edition, version, weights)
 
     def _take_weights(self, worker: Worker) -> None:
         with self._lock:
-            version, buffer = self._given
-        if buffer is not None and version > self._version:
+            edition, version, buffer = self._given
+        if buffer is not None and edition > self._edition:
             if self._weight_slab is not None:
                 worker.load_weights(self._weight_slab.unpack(buffer))
-            self._version = version
+            self._edition, self._version = edition, version
 
     def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
         """Seed and reset everything."""
+        return _answer(lambda: self._built.set_seed(seeds, root))
+
+    def resume(self, state: GeneratorState, seeds: Sequence[int]) -> ErrorReport | None:
+        """Reset everything, and go on with generators that stood so."""
+        return _answer(lambda: self._built.resume(state, seeds))
+
+    def reset(self) -> ErrorReport | None:
+        """Reset all environments."""
+        return _answer(lambda: self._built.reset())
+
+    def steps(self) -> int:
+        """Steps of single environments recorded so far. May be asked at any time."""
+        return 0 if self._worker is None else self._worker.stepped
+
+    @property
+    def _built(self) -> Worker:
         assert self._worker is not None
-        worker = self._worker
-        return _answer(lambda: worker.set_seed(seeds, root))
+        return self._worker
 
     def close(self) -> None:
         """Close the environments."""

@@ -15,20 +15,28 @@ from tensordict.nn import InteractionType
 from pycollect.batch import TRAJ_IDS, check_lease, make_pool, slab_tensors
 from pycollect.collectors import arguments as check
 from pycollect.collectors.base import (
-    Batch,
     CollectorBase,
-    StreamOptions,
     check_open,
     check_worker_ids,
     no_weights_given,
 )
+from pycollect.collectors.delivery import Batch
+from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.envs.info import check_info_keys
 from pycollect.errors import WorkerError
 from pycollect.extras import joined
-from pycollect.generators import seed_chain
+from pycollect.generators import derived_seeds, seed_chain
 from pycollect.policy import build, check_policy_state
-from pycollect.weights import load_weights, weights_from, weights_of
+from pycollect.weights import (
+    Weights,
+    check_same,
+    load_weights,
+    weight_leaves,
+    weights_from,
+    weights_of,
+)
 from pycollect.worker import RolloutReport, Worker, WorkerOptions
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
@@ -65,7 +73,15 @@ class SyncDataCollector(CollectorBase):
         postproc: called with each batch, its result is delivered.
         split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
         exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
+        track_traj_ids: False: leave out ("collector", "traj_ids").
         track_policy_version: add ("collector", "policy_version").
+        replay_buffer: anything with ``extend``: batches go there, and the iterator yields None.
+        extend_buffer: False: single frames go there, not whole batches.
+        init_fn: called without arguments before the environments are made.
+        pre_collect_hook: called without arguments before each batch is collected.
+        post_collect_hook: called with each batch that is about to be delivered.
+        compact_obs: leave out ("next", key) of observations and recurrent states, which the next
+            root has but at a trajectory's end; reward and flags stay.
         num_threads: torch threads while it collects; None: as they are.
         progress: show a bar.
         others: TorchRL's hints are accepted without effect; what is refused says why.
@@ -97,7 +113,14 @@ class SyncDataCollector(CollectorBase):
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
         exploration_type: InteractionType | str = InteractionType.RANDOM,
+        track_traj_ids: bool = True,
         track_policy_version: bool = False,
+        replay_buffer: Any = None,
+        extend_buffer: bool = True,
+        init_fn: Callable[[], Any] | None = None,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+        compact_obs: bool = False,
         num_threads: int | None = None,
         progress: bool = False,
         **others: Any,
@@ -119,6 +142,9 @@ class SyncDataCollector(CollectorBase):
                 init_random_frames=init_random_frames,
                 postproc=postproc,
                 split_trajs=split_trajs,
+                track_traj_ids=track_traj_ids,
+                replay_buffer=replay_buffer,
+                extend_buffer=extend_buffer,
                 device=devices["storing_device"] or devices["device"],
                 progress=progress,
             )
@@ -136,7 +162,12 @@ class SyncDataCollector(CollectorBase):
             exploration_type=check.check_exploration(exploration_type),
             track_policy_version=bool(track_policy_version),
             num_threads=check.check_threads(num_threads),
+            compact_obs=bool(compact_obs),
+            init_fn=check.check_callable("init_fn", init_fn),
+            pre_collect_hook=check.check_callable("pre_collect_hook", pre_collect_hook),
+            post_collect_hook=check.check_callable("post_collect_hook", post_collect_hook),
         )
+        self._post_hook = options.post_collect_hook
         env_kwargs = check.check_env_kwargs(create_env_kwargs, 1)
         if isinstance(env_kwargs, list):
             env_kwargs = env_kwargs[0]
@@ -145,7 +176,6 @@ class SyncDataCollector(CollectorBase):
         self._worker = Worker(0, entry, env_kwargs, self._policy, options)
         self._pool = make_pool(self._worker.placement, _SLABS_KEPT)
         self._batch_frames = self._worker.env.num_envs * self._worker.steps
-        self._issued = 0
         self._report: RolloutReport | None = None
         try:
             warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=3)
@@ -154,18 +184,23 @@ class SyncDataCollector(CollectorBase):
             raise
 
     def _collect(self) -> Batch:
-        random = self._issued < self._options.init_random_frames
-        self._issued += self._batch_frames
+        random = self._is_random
+        self._ledger.issue(0, self._batch_frames)
         slab = self._pool.acquire()
         try:
             with self._statistics.timed("collect"):
                 report = self._worker.collect(slab, 0, self._policy_version, random)
         except Exception as error:
+            self._ledger.lose_in_flight("env_error")
             text = f"worker 0 raised {type(error).__name__}: {error}"
             failure = WorkerError(text, 0, 0, traceback.format_exc())
             failure.__cause__ = error.__cause__
             raise error from failure
+        except BaseException:  # an interrupt: the rollout was given up
+            self._ledger.lose_in_flight("incomplete")
+            raise
         self._report = report
+        self._ledger.take_back(0, self._batch_frames - report.header.frames)
         with self._statistics.timed("assemble"):
             check_lease(slab, slab.header())
             tensors = slab_tensors(slab, self._worker.batch_shape, self._worker.leaves.keys)
@@ -173,7 +208,11 @@ class SyncDataCollector(CollectorBase):
             self._ids.renumber(0, ids.view(self._worker.env.num_envs, self._worker.steps))
             extras = report.extras and joined([report.extras], -1, self._worker.env.batch_size)
         leaves, shape = self._worker.leaves, self._worker.batch_shape
-        return Batch(tensors, shape, report.header.frames, report.episodes, leaves, extras)
+        return Batch(tensors, shape, {0: report.header.frames}, report.episodes, leaves, extras)
+
+    def _before_delivery(self, td: TensorDictBase) -> None:
+        if self._post_hook is not None:
+            self._post_hook(td)
 
     @property
     def policy_lag(self) -> dict[int, int]:
@@ -203,13 +242,33 @@ class SyncDataCollector(CollectorBase):
             },
         }
 
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """See :meth:`CollectorBase.set_seed`."""
-        check_open(self._closed, self._failure)
-        seed = check.check_seed(seed)
-        seeds, following = seed_chain(seed, self._worker.env.num_envs, static_seed)
-        self._worker.set_seed(seeds, seed)
+    def _seed_workers(self, root: int, static: bool) -> int:
+        seeds, following = seed_chain(root, self._worker.env.num_envs, static)
+        self._worker.set_seed(seeds, root)
         return following
+
+    def _reset_workers(self) -> None:
+        self._worker.reset()
+
+    def _worker_states(self) -> dict[int, WorkerState]:
+        return {0: WorkerState(self._worker.generator_state())}
+
+    def _current_weights(self) -> Weights:
+        return weights_of(self._policy)
+
+    def _check_weights(self, weights: Weights) -> None:
+        check_same(weight_leaves(self._current_weights()), weights)
+
+    def _resume_workers(self, state: CollectorState) -> None:
+        if state.policy:
+            load_weights(self._current_weights(), state.policy)
+        own = state.workers[0].generators
+        seeds = derived_seeds(self._worker.env.num_envs, state.entropy, state.batches, 0)
+        if own is None:
+            self._worker.set_seed(seeds, derived_seeds(1, state.entropy, state.batches)[0])
+        else:
+            self._worker.resume(own, seeds)
+        self._report = None
 
     def update_policy_weights_(
         self,

@@ -22,6 +22,7 @@ class Statistics:
         self.episodes = 0
         self._recent: deque[Episode] = deque(maxlen=RECENT_EPISODES)
         self._seconds: dict[str, float] = {}
+        self._restored = 0  # frames that an earlier run delivered
         self._started: float | None = None
         self._returned: float | None = None
 
@@ -59,6 +60,14 @@ class Statistics:
             self.episodes += 1
             self._recent.append(episode)
 
+    def restore(self, frames: int, batches: int, episodes: int) -> None:
+        """Go on from counts of another run; the time starts anew."""
+        self.frames, self.batches, self.episodes = frames, batches, episodes
+        self._restored = frames
+        self._recent.clear()
+        self._seconds.clear()
+        self._started = self._returned = None
+
     @property
     def episode_return(self) -> float | None:
         """The mean return of the last 100 episodes, None before the first has ended."""
@@ -70,7 +79,7 @@ class Statistics:
         return {
             "frames": self.frames,
             "batches": self.batches,
-            "frames_per_second": self.frames / elapsed if elapsed else 0.0,
+            "frames_per_second": (self.frames - self._restored) / elapsed if elapsed else 0.0,
             "episodes": self.episodes,
             "episode_return": self.episode_return,
             "episode_length": mean(float(length) for _, _, length in self._recent),

@@ -33,7 +33,8 @@ struct RecorderOptions {
   bool set_truncated = false;  // flag the last collected frame of every env in every rollout
 };
 
-// What an environment shows of itself after each step, and after a reset.
+// What an environment shows of itself after each step, and after a reset. A carried one may lack
+// the leaf ("next", key): its successor is then only the next step's root.
 struct ObservationSpec {
   Key key;
   // The caller's memory, contiguous, which outlives the recorder: always the observation that the
@@ -48,7 +49,7 @@ struct ObservationSpec {
 };
 
 // What a policy passes on to its own next call (a recurrent state): it reads `key` and writes
-// ("next", key). Both are leaves.
+// ("next", key). Both are leaves; the latter may be missing.
 struct StateSpec {
   Key key;
   TensorView current;  // as in ObservationSpec; live
@@ -132,14 +133,14 @@ class Recorder {
  private:
   struct Observation {
     std::optional<LeafRows> root;
-    LeafRows next;
+    std::optional<LeafRows> next;
     std::optional<LeafRows> current;
     TensorView view;  // of current
     bool live;
   };
   struct State {
     LeafRows root;
-    LeafRows next;
+    std::optional<LeafRows> next;
     LeafRows current;
     TensorView view;     // of current
     TensorView initial;  // of the shape of current
@@ -162,6 +163,7 @@ class Recorder {
   };
 
   LeafRows rows(const Key& key) const;
+  std::optional<LeafRows> rows_if_any(const Key& key) const;
   LeafRows bound(const Key& key, const TensorView& memory) const;
   void add_optional(const Key& key, std::vector<LeafRows>& group) const;
   void add(const ObservationSpec& spec);

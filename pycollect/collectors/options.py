@@ -1,0 +1,63 @@
+"""The arguments of a stream of batches, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from pycollect.collectors import arguments as check
+
+
+@dataclass(frozen=True)
+class StreamOptions:
+    """What concerns the stream, whoever collects.
+
+    Attributes:
+        total_frames: None: without an end.
+        init_random_frames: 0: none.
+        device: what ``td.device`` of a batch says.
+    """
+
+    frames_per_batch: int
+    total_frames: int | None
+    init_random_frames: int
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None
+    split_trajs: bool
+    track_traj_ids: bool
+    replay_buffer: Any
+    extend_buffer: bool
+    device: torch.device | None
+    progress: bool
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        frames_per_batch: Any,
+        total_frames: Any,
+        init_random_frames: Any,
+        postproc: Any,
+        split_trajs: Any,
+        track_traj_ids: Any,
+        replay_buffer: Any,
+        extend_buffer: Any,
+        device: torch.device | None,
+        progress: Any,
+    ) -> StreamOptions:
+        """Check each; the errors name the argument."""
+        return cls(
+            frames_per_batch=check.check_positive("frames_per_batch", frames_per_batch),
+            total_frames=check.check_total_frames(total_frames),
+            init_random_frames=check.check_count("init_random_frames", init_random_frames),
+            postproc=check.check_callable("postproc", postproc),
+            split_trajs=bool(split_trajs),
+            track_traj_ids=bool(track_traj_ids),
+            replay_buffer=check.check_replay_buffer(replay_buffer),
+            extend_buffer=bool(extend_buffer),
+            device=device,
+            progress=bool(progress),
+        )

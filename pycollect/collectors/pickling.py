@@ -1,0 +1,34 @@
+"""What is sent to workers, pickled; what cannot be is refused by the argument's name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import cloudpickle
+
+from pycollect.collectors.remote_worker import WorkerSpec
+
+
+def pickled(name: str, value: Any) -> bytes:
+    """The value, pickled for another process; TypeError that names the argument if it cannot."""
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise TypeError(
+            f"{name}: expected something that can be pickled, to be sent to a worker: {error}"
+        ) from error
+    return data
+
+
+def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
+    """Each actor's policy or factory, pickled; those that are the same object share their bytes."""
+    name = "policy_factory" if are_factories else "policy"
+    known = {id(source): source for source in sources}
+    data = {key: pickled(name, source) for key, source in known.items()}
+    return [data[id(source)] for source in sources]
+
+
+def pickled_spec(spec: WorkerSpec) -> bytes:
+    """A worker's spec, pickled."""
+    return pickled("create_env_fn", spec)

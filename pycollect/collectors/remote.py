@@ -1,0 +1,466 @@
+"""What collectors share whose workers run elsewhere: asking, awaiting, replacing, delivering."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycollect._core import RolloutHeader
+from pycollect.collectors.assembly import Assembly, in_flight_bytes
+from pycollect.collectors.base import (
+    CollectorBase,
+    check_open,
+    check_worker_ids,
+    no_weights_given,
+)
+from pycollect.collectors.delivery import Batch
+from pycollect.collectors.engine import Engine, Rollout
+from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.remote_worker import RolloutNote, check_alike
+from pycollect.collectors.single import warn_of_rounding
+from pycollect.collectors.state import CollectorState, WorkerState
+from pycollect.collectors.statistics import count_slow_paths
+from pycollect.collectors.watch import Watch
+from pycollect.collectors.weight_sender import WeightSender
+from pycollect.collectors.workforce import Member, WorkerPlan, Workforce
+from pycollect.errors import WorkerDied
+from pycollect.generators import derived_seeds, seed_chain
+from pycollect.weights import Weights, load_weights, same_values, weights_from, weights_of
+
+_SILENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How work is handed to workers elsewhere, and what happens when one fails.
+
+    Attributes:
+        sync: a batch is complete when all workers have delivered.
+        joined: how their rollouts are joined; None where not sync.
+        prefetch: rollouts per worker beyond the one being consumed.
+        update_each: workers get the policy's weights without being told.
+        update_interval: a worker is updated after so many batches at the latest; 0: never.
+        built_by_workers: a factory makes the policy in each worker, there is none here.
+        timeout: seconds without a step after which a worker is ended; None: it is waited for.
+    """
+
+    sync: bool
+    joined: str | int | None
+    prefetch: int
+    update_each: bool
+    update_interval: int
+    built_by_workers: bool
+    init_timeout: float
+    timeout: float | None
+    max_restarts: int
+    restart_on_error: bool
+
+
+class RemoteCollector(CollectorBase):
+    """Schedules workers behind an engine. Subclasses check their arguments and choose the engine.
+
+    Args:
+        plans: one per worker.
+        policy: the caller's, whose weights are sent; None: random actions, or built by workers.
+        engine: is left when the collector is shut down, or could not be made.
+    """
+
+    def __init__(
+        self,
+        options: StreamOptions,
+        remote: RemoteOptions,
+        plans: Sequence[WorkerPlan],
+        policy: Any,
+        engine: Engine[Any],
+    ) -> None:
+        super().__init__(options)
+        self._remote = remote
+        self._policy = policy
+        self._first_weights = {name: value.clone() for name, value in weights_of(policy).items()}
+        self._engine = engine
+        self._force = Workforce(engine, remote.init_timeout, remote.max_restarts)
+        self._weights = WeightSender(engine.put)
+        self._assembly = Assembly(remote.joined if remote.sync else None)
+        self._watch = Watch(remote.timeout)
+        self._line: list[Member] = []  # whoever was served longest ago first
+        self._served: Member | None = None  # whose rollout was delivered last, async
+        self._failing: Exception | None = None  # to be raised once what is done was delivered
+        try:
+            self._start(plans)
+            warn_of_rounding(options.frames_per_batch, self._batch_frames, stacklevel=5)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def _start(self, plans: Sequence[WorkerPlan]) -> None:
+        self._line = self._force.start(plans)
+        infos = {member.index: member.info for member in self._members}
+        if self._remote.sync:
+            check_alike(infos)
+        self._engine.check_memory(in_flight_bytes(infos, self._remote.prefetch + 1))
+        frames = [info.frames for info in infos.values()]
+        self._batch_frames = sum(frames) if self._remote.sync else max(frames)
+
+    @property
+    def _members(self) -> list[Member]:
+        return self._force.members
+
+    # Collecting
+
+    def _collect(self) -> Batch:
+        self._update_weights()
+        return self._collect_sync() if self._remote.sync else self._collect_async()
+
+    def _collect_sync(self) -> Batch:
+        self._top_up(max(self._remote.prefetch, 1))
+        members = list(self._members)
+        rows = {member.index: row for row, member in enumerate(members)}
+        slab = self._assembly.acquire(members[0].info, len(members))
+        waiting = members.copy()
+        placed: dict[int, tuple[RolloutHeader, RolloutNote]] = {}
+        while waiting:
+            member = self._await_any(waiting)
+            rollout = self._receive(member)
+            if rollout is None:
+                continue
+            waiting.remove(member)
+            with self._statistics.timed("assemble"):
+                header = self._assembly.place(slab, rows[member.index], rollout, member.info)
+            placed[member.index] = (header, rollout.note)
+        with self._statistics.timed("assemble"):
+            info = members[0].info
+            tensors = self._assembly.tensors(slab, info, list(rows), self._ids)
+            extras = self._assembly.extras([placed[index][1] for index in rows], info)
+            shape = self._assembly.shape(info, len(members))
+        for member in members:
+            self._take_off(member, *placed[member.index])
+        self._top_up(self._remote.prefetch)
+        frames_of = {index: header.frames for index, (header, _) in placed.items()}
+        episodes = [episode for index in rows for episode in placed[index][1].episodes]
+        return Batch(tensors, shape, frames_of, episodes, info.leaves, extras)
+
+    def _collect_async(self) -> Batch:
+        if self._failing is None:
+            self._top_up(max(self._remote.prefetch, 1))
+        member, rollout = self._first_ready()
+        info = member.info
+        with self._statistics.timed("assemble"):
+            slab = self._assembly.acquire(info, 1)
+            header = self._assembly.place(slab, 0, rollout, info)
+            tensors = self._assembly.tensors(slab, info, [member.index], self._ids)
+            extras = self._assembly.extras([rollout.note], info)
+        # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
+        self._line.remove(member)
+        self._line.append(member)
+        self._served = member
+        self._take_off(member, header, rollout.note)
+        if self._failing is None:
+            self._top_up(self._remote.prefetch)
+        frames_of, episodes = {member.index: header.frames}, rollout.note.episodes
+        shape = self._assembly.shape(info, 1)
+        return Batch(tensors, shape, frames_of, episodes, info.leaves, extras)
+
+    def _first_ready(self) -> tuple[Member, Rollout]:
+        """The first rollout that is there. One that failed is raised after those that are done."""
+        while True:
+            waiting = [member for member in self._line if member.orders or member.starting]
+            if self._failing is None:
+                member = self._await_any(waiting)
+            else:
+                ready = [member for member in waiting if not member.starting]
+                handle = self._engine.wait_any([m.handle for m in ready], 0.0) if ready else None
+                if handle is None:
+                    raise self._failing
+                member = self._force.of(handle)
+            try:
+                rollout = self._receive(member)
+            except Exception as error:
+                self._failing = self._failing or error
+                self._line.remove(member)
+                self._force.release(member)
+                continue
+            if rollout is not None:
+                return member, rollout
+
+    # Asking
+
+    def _top_up(self, depth: int) -> None:
+        """Queue rollouts until each worker has that many, one each in turn.
+
+        Sync rounds are queued for all workers or for none.
+        """
+        for level in range(1, depth + 1):
+            lacking = [member for member in self._members if len(member.orders) < level]
+            if self._remote.sync and not self._more_needed:
+                return
+            random = self._is_random
+            for member in lacking:
+                if not self._remote.sync:
+                    random = self._is_random
+                    if not self._more_needed:
+                        return
+                self._ledger.issue(member.index, member.info.frames)
+                member.order(random)
+
+    @property
+    def _more_needed(self) -> bool:
+        total = self._options.total_frames
+        return total is None or self._ledger.delivered + self._ledger.in_flight < total
+
+    # Awaiting
+
+    def _await_any(self, waiting: Sequence[Member]) -> Member:
+        """One of them whose oldest call has an answer. Says who is awaited when it takes long."""
+        since = time.monotonic()
+        warned = False
+        with self._statistics.timed("wait"):
+            while True:
+                patience = self._watch.patience(_SILENCE_SECONDS)
+                handle = self._engine.wait_any([member.handle for member in waiting], patience)
+                if handle is not None:
+                    return self._force.of(handle)
+                for member in self._watch.overdue(waiting):
+                    self._give_up(member)
+                if not warned and time.monotonic() - since >= _SILENCE_SECONDS:
+                    warn_of_silence([member.index for member in waiting])
+                    warned = True
+
+    def _receive(self, member: Member) -> Rollout | None:
+        """The worker's oldest rollout; None where it only started, or is being replaced."""
+        self._watch.heard_of(member)
+        try:
+            if member.starting:
+                self._welcome(member)
+                return None
+            with self._statistics.timed("transport"):
+                return member.handle.rollout()
+        except WorkerDied as death:
+            self._replace(member, death, "worker_died")
+        except Exception as error:
+            if not self._remote.restart_on_error:
+                self._lose(member, "env_error")
+                raise
+            text = f"worker {member.index} raised {type(error).__name__}: {error}"
+            self._replace(member, _end_of(member, text, error), "env_error")
+        return None
+
+    def _give_up(self, member: Member) -> None:
+        """End a worker from which nothing comes any more, and replace it."""
+        text = f"worker {member.index} made no step for {self._remote.timeout} s (worker_timeout)"
+        self._replace(member, _end_of(member, text), "worker_timeout")
+
+    def _replace(self, member: Member, death: WorkerDied, reason: str) -> None:
+        """Start a worker anew; what was asked of the old one is lost, and asked of the new one."""
+        frames = member.info.frames
+        self._lose(member, reason)
+        self._ids.forget(member.index)
+        self._force.replace(member, death, self._statistics.batches)
+        if member.note is not None and member.note.generators is not None:
+            member.beginning = self._resumption(
+                member, member.note.generators, member.plan.spec.incarnation
+            )
+        for _ in member.orders:
+            self._ledger.issue(member.index, frames)
+
+    def _lose(self, member: Member, reason: str) -> None:
+        self._ledger.lose(member.index, len(member.orders) * member.info.frames, reason)
+
+    def _welcome(self, member: Member) -> None:
+        """A replaced worker is there: it goes on where the old one was."""
+        before = member.info
+        self._force.welcome(member)
+        if self._remote.sync:
+            check_alike({-1: before, member.index: member.info})
+        self._weights.give(member)
+        if member.beginning is not None:
+            member.handle.request(*member.beginning)
+        for random in member.orders:
+            member.handle.submit(random)
+
+    def _take_off(self, member: Member, header: RolloutHeader, note: RolloutNote) -> None:
+        """The worker's oldest rollout is part of a batch now."""
+        member.handle.pop()
+        member.orders.popleft()
+        self._ledger.take_back(member.index, member.info.frames - header.frames)
+        member.note = note
+        member.collecting += note.seconds
+        member.version = header.policy_version
+        member.frames += header.frames
+        member.since_update += 1
+
+    # What it is and does
+
+    @property
+    def policy_lag(self) -> dict[int, int]:
+        """Per worker: how many versions its last delivered rollout was behind."""
+        return {m.index: self._policy_version - m.version for m in self._members if m.note}
+
+    def stats(self) -> dict[str, Any]:
+        """See :meth:`CollectorBase.stats`.
+
+        "seconds" has the phases wait (for rollouts), transport, assemble, deliver, user, and
+        "collect", which runs in the workers and adds up over them. "slow_paths" counts workers
+        that go through one TensorDict per step, or have extras.
+        """
+        everyone = sorted([*self._members, *self._force.former], key=lambda m: m.index)
+        notes = [member.note for member in everyone if member.note]
+        report = self._statistics.report()
+        report["seconds"]["collect"] = sum(member.collecting for member in everyone)
+        return {
+            **report,
+            "frames_stepped": sum(note.stepped for note in notes),
+            "slow_paths": count_slow_paths(note.slow_paths for note in notes),
+            "workers": {
+                member.index: {
+                    "pid": member.info.pid,
+                    "node": member.info.node,
+                    "version": member.version,
+                    "restarts": member.plan.spec.incarnation,
+                    "frames": member.frames,
+                }
+                for member in everyone
+            },
+        }
+
+    # Seeds and state
+
+    def _drop(self) -> None:
+        """Forget all rollouts that were asked for."""
+        self._failing = None
+        for member in self._members:
+            member.drop()
+
+    def _seed_workers(self, root: int, static: bool) -> int:
+        self._drop()
+        seeds: dict[int, list[int]] = {}
+        following = root
+        for member in sorted(self._members, key=lambda member: member.index):
+            envs = member.info.num_envs
+            seeds[member.index], following = seed_chain(following, envs, static)
+            member.note = None
+        self._ask_all({index: ("set_seed", own, root) for index, own in seeds.items()})
+        return following
+
+    def _reset_workers(self) -> None:
+        self._drop()
+        self._ask_all({member.index: ("reset",) for member in self._members})
+
+    def _ask_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
+        self._force.ask_all(lambda member: calls[member.index], self._statistics.batches)
+
+    def _worker_states(self) -> dict[int, WorkerState]:
+        return {
+            member.index: WorkerState(member.note.generators if member.note else None)
+            for member in self._members
+        }
+
+    def _current_weights(self) -> Weights:
+        return weights_of(self._policy) or self._weights.newest
+
+    def _check_weights(self, weights: Weights) -> None:
+        self._weights.check(weights, self._members)
+
+    def _resume_workers(self, state: CollectorState) -> None:
+        self._drop()
+        if state.policy:
+            if self._policy is not None:
+                load_weights(weights_of(self._policy), state.policy)
+            self._weights.send(state.policy, self._members, state.policy_version)
+        calls: dict[int, tuple[Any, ...]] = {}
+        for member in self._members:
+            own = state.workers[member.index].generators
+            if own is None:
+                seeds = self._seeds_for(member, state.batches)
+                root = derived_seeds(1, state.entropy, state.batches)[0]
+                calls[member.index] = ("set_seed", seeds, root)
+            else:
+                calls[member.index] = self._resumption(member, own, state.batches)
+            member.note = None
+            member.version = state.policy_version
+        self._ask_all(calls)
+
+    def _resumption(self, member: Member, generators: Any, moment: int) -> tuple[Any, ...]:
+        return ("resume", generators, self._seeds_for(member, moment))
+
+    def _seeds_for(self, member: Member, moment: int) -> list[int]:
+        """Seeds of a worker's envs for a reset at some moment of the run."""
+        return derived_seeds(member.info.num_envs, self._entropy, moment, member.index)
+
+    # Weights
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        worker_ids: int | Sequence[int] | None = None,
+        wait: bool = False,
+    ) -> None:
+        """See :meth:`CollectorBase.update_policy_weights_`.
+
+        Returns at once, also while rollouts run; a rollout that is queued already takes the new
+        weights when it starts.
+        """
+        check_open(self._closed, None)
+        ids = check_worker_ids(worker_ids, sorted(member.index for member in self._members))
+        if policy_or_weights is None and self._remote.built_by_workers:
+            raise no_weights_given()
+        weights = (
+            weights_of(self._policy)
+            if policy_or_weights is None
+            else weights_from(policy_or_weights)
+        )
+        members = [member for member in self._members if member.index in ids]
+        self._weights.check(weights, members)
+        sent = self._push(weights, members, wait)
+        if wait:
+            for member, call in sent:
+                member.handle.answer(call)
+
+    def _update_weights(self) -> None:
+        """Send what is due by itself: the caller's policy as it is now."""
+        due: list[Member] = []
+        if self._remote.update_each:
+            due = self._members if self._remote.sync else [self._served] if self._served else []
+        every = self._remote.update_interval
+        late = [m for m in self._members if every and m.since_update >= every and m not in due]
+        self._push_policy([member for member in (*due, *late) if member in self._members])
+
+    def _push_policy(self, members: Sequence[Member]) -> None:
+        """Send the policy's weights, unless they are the ones that the workers were made with."""
+        weights = weights_of(self._policy)
+        if not weights or not members:
+            return
+        untouched = self._policy_version == 0 and self._statistics.batches == 0
+        if untouched and same_values(weights, self._first_weights):
+            return
+        self._push(weights, members, False)
+
+    def _push(
+        self, weights: Weights, members: Sequence[Member], acknowledge: bool
+    ) -> list[tuple[Member, Any]]:
+        """One more version for these workers; the calls that can be waited for."""
+        self._policy_version += 1
+        return self._weights.send(weights, members, self._policy_version, acknowledge)
+
+    def _shutdown(self) -> None:
+        self._force.close()
+        self._engine.leave()
+
+
+def _end_of(member: Member, text: str, cause: Exception | None = None) -> WorkerDied:
+    """What is known of a worker that the collector itself gives up."""
+    end = WorkerDied(text, member.index, member.handle.incarnation, str(cause or ""))
+    end.__cause__ = cause
+    return end
+
+
+def warn_of_silence(workers: Sequence[int]) -> None:
+    """Say who is awaited."""
+    warnings.warn(
+        f"no rollout for {_SILENCE_SECONDS:.0f} s; waiting for workers {list(workers)}",
+        UserWarning,
+        stacklevel=6,
+    )

@@ -1,0 +1,186 @@
+"""The workers of a collector: started, awaited, replaced when they die, ended."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pycollect.collectors.engine import Engine, WorkerHandle
+from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, WorkerSpec
+from pycollect.errors import WorkerDied, WorkerError
+
+_BATCHES_REMEMBERED = 100  # a death is forgotten after so many delivered batches
+
+
+@dataclass(frozen=True)
+class WorkerPlan:
+    """What a worker is made from, as often as it has to be.
+
+    Attributes:
+        policy: the pickled policy or factory.
+        options: of the engine, for the worker's process.
+    """
+
+    spec: WorkerSpec
+    policy: bytes
+    options: Mapping[str, Any]
+
+
+@dataclass
+class Member:
+    """What the driver knows of one worker, whichever incarnation of it is there.
+
+    Attributes:
+        orders: of rollouts that were asked for and not taken off, oldest first: whether with
+            random actions.
+        starting: it was not heard of yet; its orders wait here.
+        beginning: what is asked of it before its first rollout: a method and its arguments.
+        since_update: batches that it delivered since it last got weights.
+        deaths: after how many delivered batches.
+    """
+
+    plan: WorkerPlan
+    handle: WorkerHandle
+    info: WorkerInfo = field(init=False)
+    orders: deque[bool] = field(default_factory=deque)
+    starting: bool = True
+    beginning: tuple[Any, ...] | None = None
+    note: RolloutNote | None = None
+    version: int = 0
+    frames: int = 0
+    collecting: float = 0.0
+    since_update: int = 0
+    deaths: list[int] = field(default_factory=list)
+
+    @property
+    def index(self) -> int:
+        """The worker's id."""
+        return self.plan.spec.index
+
+    def order(self, random: bool) -> None:
+        """Ask for one more rollout."""
+        self.orders.append(random)
+        if not self.starting:
+            self.handle.submit(random)
+
+    def drop(self) -> None:
+        """Forget the rollouts that were asked for."""
+        self.orders.clear()
+        if not self.starting:
+            self.handle.drop_rollouts()
+
+
+class Workforce:
+    """All workers of a collector, by id.
+
+    Args:
+        init_timeout: seconds until a worker must have built its environments.
+        max_restarts: how often one worker is replaced; see `replace`.
+    """
+
+    def __init__(self, engine: Engine[Any], init_timeout: float, max_restarts: int) -> None:
+        self._engine = engine
+        self._init_timeout = init_timeout
+        self._max_restarts = max_restarts
+        self._policies: dict[bytes, Any] = {}
+        self.members: list[Member] = []
+        self.former: list[Member] = []
+
+    def start(self, plans: Sequence[WorkerPlan]) -> list[Member]:
+        """Start new workers and wait until they are built."""
+        everyone = [*(member.plan for member in self.members), *plans]
+        self._engine.check_resources([plan.options for plan in everyone])
+        members = [Member(plan, self._started(plan)) for plan in plans]
+        self.members = [*self.members, *members]
+        self._await(members)
+        for member in members:
+            self.welcome(member)
+        return members
+
+    def _started(self, plan: WorkerPlan) -> WorkerHandle:
+        if plan.policy not in self._policies:
+            self._policies[plan.policy] = self._engine.put(plan.policy)
+        policy = self._policies[plan.policy]
+        handle: WorkerHandle = self._engine.start(plan.spec, policy, plan.options)
+        return handle
+
+    def _await(self, members: Sequence[Member]) -> None:
+        deadline = time.monotonic() + self._init_timeout
+        waiting = {id(member.handle): member for member in members}
+        while waiting:
+            handles = [member.handle for member in waiting.values()]
+            ready = self._engine.wait_any(handles, max(deadline - time.monotonic(), 0.0))
+            if ready is None:
+                raise ValueError(
+                    f"remote_configs: workers {[handle.index for handle in handles]} did not start "
+                    f"within {self._init_timeout:.0f} s (worker_init_timeout); their CPU, memory "
+                    "or other resources are in use, or their environments take longer to build"
+                )
+            del waiting[id(ready)]
+
+    def welcome(self, member: Member) -> None:
+        """A worker that was starting is built: read what it turned out to be."""
+        member.info = member.handle.read_info()
+        member.starting = False
+
+    def replace(self, member: Member, cause: WorkerDied, batches: int) -> None:
+        """Start a worker anew from its factories, in the place of one that died.
+
+        Args:
+            batches: delivered so far. A death is forgotten after 100 more.
+
+        Raises:
+            WorkerError: it died too often; with its id, the cause and its last log lines.
+        """
+        words = member.handle.last_words()
+        member.handle.kill()
+        recent = [death for death in member.deaths if death > batches - _BATCHES_REMEMBERED]
+        member.deaths = [*recent, batches]
+        if len(member.deaths) > self._max_restarts:
+            text = f"{cause}; it was replaced {len(recent)} times (max_worker_restarts)"
+            raise WorkerError(
+                f"{text}\nits last log lines:\n{words}" if words else text,
+                member.index,
+                cause.incarnation,
+                cause.remote_traceback,
+            ) from cause
+        spec = replace(member.plan.spec, incarnation=member.plan.spec.incarnation + 1)
+        member.plan = replace(member.plan, spec=spec)
+        member.handle = self._started(member.plan)
+        member.starting = True
+
+    def release(self, member: Member) -> None:
+        """A worker is not one of the present ones any more."""
+        # A list of its own: another thread may be going through the old one.
+        self.members = [other for other in self.members if other is not member]
+        self.former.append(member)
+
+    def of(self, handle: WorkerHandle) -> Member:
+        """Whose handle that is."""
+        return next(member for member in self.members if member.handle is handle)
+
+    def ask_all(self, method: Callable[[Member], tuple[Any, ...]], batches: int) -> None:
+        """Queue a call for each worker, and wait for all of them.
+
+        Args:
+            method: gives a worker's method and arguments. A worker that is starting, or that dies
+                on the way, is asked once it is there.
+        """
+        calls = []
+        for member in self.members:
+            member.beginning = method(member)
+            if not member.starting:
+                calls.append((member, member.handle.request(*member.beginning)))
+        for member, call in calls:
+            try:
+                member.handle.answer(call)
+            except WorkerDied as death:
+                self.replace(member, death, batches)
+
+    def close(self) -> None:
+        """End all workers."""
+        members = [*self.members, *self.former]
+        self._engine.wait_closed([member.handle for member in members])

@@ -1,0 +1,198 @@
+"""The ledger: issued = delivered + in flight + lost, for every worker, at every moment."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from collect_support import (
+    ASYNC,
+    ENTRIES,
+    IN_PROCESS,
+    STACK,
+    Way,
+    collecting,
+    echo_fns,
+    parity_policy,
+)
+from envs_for_tests import EnvBrokeError, RaisingEnv
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pycollect import SyncDataCollector
+
+T = 5
+AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
+WAYS = [
+    pytest.param(IN_PROCESS),
+    *[pytest.param(way, marks=pytest.mark.ray) for way in (STACK, AHEAD, ASYNC[0], ASYNC[2])],
+]
+
+
+def one(worker: int) -> Any:
+    return echo_fns(worker)[0]
+
+
+def check(ledger: dict[str, Any]) -> dict[str, Any]:
+    """The equation, and the total as the sum of the workers."""
+    assert set(ledger) == {"total", "workers"}
+    for account in (ledger["total"], *ledger["workers"].values()):
+        assert set(account) == {"issued", "delivered", "in_flight", "lost", "reasons"}
+        assert account["issued"] == (account["delivered"] + account["in_flight"] + account["lost"])
+        assert account["lost"] == sum(account["reasons"].values())
+        assert min(account[key] for key in ("issued", "delivered", "in_flight", "lost")) >= 0
+    for key in ("issued", "delivered", "in_flight", "lost"):
+        assert ledger["total"][key] == sum(w[key] for w in ledger["workers"].values())
+    total: dict[str, Any] = ledger["total"]
+    return total
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_a_run_to_its_end_loses_nothing(way: Way) -> None:
+    workers = way.workers if way.sync else 1
+    with collecting(way, one, parity_policy(), frames=T, total_frames=6 * T * workers) as collector:
+        assert check(collector.ledger())["issued"] == 0
+        delivered = 0
+        for td in collector:
+            delivered += td.numel()
+            assert check(collector.ledger())["delivered"] == delivered
+        total = check(collector.ledger())
+    assert total == {
+        "issued": 6 * T * workers,
+        "delivered": 6 * T * workers,
+        "in_flight": 0,
+        "lost": 0,
+        "reasons": {},
+    }
+    assert check(collector.ledger()) == total  # after shutdown
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_what_is_in_flight_is_lost_by_name(way: Way) -> None:
+    prefetch = way.arguments.get("prefetch", 0)
+    with collecting(way, one, parity_policy(), frames=T) as collector:
+        # Async, the actor that did not deliver has a rollout to go even with nothing ahead.
+        ahead = {0: {0, T} if way.ray and not way.sync else {0}}.get(prefetch, {2 * prefetch * T})
+        collector.next()
+        state = collector.state_dict()
+        expected: dict[str, int] = {}
+        for reason, act in {
+            "set_seed": partial(collector.set_seed, 1),
+            "reset": collector.reset,
+            "load_state_dict": partial(collector.load_state_dict, state),
+            "shutdown": collector.shutdown,
+        }.items():
+            collector.next()
+            in_flight = check(collector.ledger())["in_flight"]
+            assert in_flight in ahead
+            act()
+            if reason == "load_state_dict":  # the ledger is the loaded one's
+                expected = {}
+            if in_flight:
+                expected[reason] = in_flight
+            total = check(collector.ledger())
+            assert total["reasons"] == expected
+            assert total["in_flight"] == 0
+
+
+def test_uncollected_cells_were_never_issued() -> None:
+    collector = SyncDataCollector(ENTRIES["ignores masks"](0), None, frames_per_batch=3 * 7)
+    frames = sum(int(collector.next()["collector", "mask"].sum()) for _ in range(3))
+    total = check(collector.ledger())
+    assert frames < 3 * 3 * 7
+    assert total["issued"] == total["delivered"] == frames
+    collector.shutdown()
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[3]], ids=lambda way: way.name)
+def test_an_exception_loses_its_rollout(way: Way) -> None:
+    def entry(worker: int) -> Any:
+        return partial(RaisingEnv, at=2 * T + 3, number=10 * worker)
+
+    with collecting(way, entry, parity_policy(), frames=T) as collector:
+        with pytest.raises(EnvBrokeError):
+            list(collector)
+        total = check(collector.ledger())
+        assert total["reasons"]["env_error"] >= T
+        with pytest.raises(EnvBrokeError):
+            collector.next()
+        assert collector.state_dict()["batches"] == collector.stats()["batches"]
+    total = check(collector.ledger())
+    assert total["in_flight"] == 0
+
+
+def test_an_interrupted_rollout_is_incomplete() -> None:
+    class Interrupting(RaisingEnv):
+        def step(self, action: Any) -> Any:
+            try:
+                return super().step(action)
+            except EnvBrokeError:
+                raise KeyboardInterrupt from None
+
+    collector = SyncDataCollector(partial(Interrupting, at=T + 2), None, frames_per_batch=T)
+    collector.next()
+    with pytest.raises(KeyboardInterrupt):
+        collector.next()
+    assert check(collector.ledger())["reasons"] == {"incomplete": T}
+    collector.next()  # an interrupt ends nothing
+    assert check(collector.ledger())["delivered"] == 2 * T
+    collector.shutdown()
+
+
+class Program(RuleBasedStateMachine):
+    """Any program of calls of a collector in process keeps the equation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collector = SyncDataCollector(
+            ENTRIES["ignores masks"](0), None, frames_per_batch=3 * 4, total_frames=300
+        )
+        self.saved: list[Any] = []
+        self.ended = False
+
+    @precondition(lambda self: not self.ended)
+    @rule()
+    def collect(self) -> None:
+        before = self.collector.ledger()["total"]["delivered"]
+        td = self.collector.next()
+        frames = 0 if td is None else int(td["collector", "mask"].sum())
+        assert self.collector.ledger()["total"]["delivered"] == before + frames
+
+    @precondition(lambda self: not self.ended)
+    @rule(seed=st.integers(0, 9))
+    def seed(self, seed: int) -> None:
+        self.collector.set_seed(seed)
+
+    @precondition(lambda self: not self.ended)
+    @rule()
+    def reset(self) -> None:
+        self.collector.reset()
+
+    @rule()
+    def save(self) -> None:
+        self.saved.append((self.collector.state_dict(), self.collector.ledger()["total"]))
+
+    @precondition(lambda self: self.saved and not self.ended)
+    @rule(data=st.data())
+    def load(self, data: Any) -> None:
+        state, total = data.draw(st.sampled_from(self.saved))
+        self.collector.load_state_dict(state)
+        assert self.collector.ledger()["total"]["delivered"] == total["delivered"]
+
+    @rule()
+    def shut_down(self) -> None:
+        self.ended = True
+        self.collector.shutdown()
+
+    @invariant()
+    def holds(self) -> None:
+        check(self.collector.ledger())
+
+    def teardown(self) -> None:
+        self.collector.shutdown()
+
+
+TestProgram = Program.TestCase
+TestProgram.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)

@@ -1,0 +1,229 @@
+"""Deaths are weather: a worker that dies is replaced, and what is lost with it is said."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from collect_support import (
+    ASYNC,
+    STACK,
+    EchoEnv,
+    GateEnv,
+    Way,
+    collecting,
+    parity_policy,
+    wait_until,
+)
+from envs_for_tests import CountingEnv, EnvBrokeError
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from pycollect import WorkerError
+
+pytestmark = pytest.mark.ray
+
+T = 5
+AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
+WAYS = [STACK, AHEAD, ASYNC[0], ASYNC[2]]
+
+
+def kill(collector: Any, worker: int) -> None:
+    pid = collector.stats()["workers"][worker]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def endless(worker: int) -> Any:
+    return partial(EchoEnv, 10 * worker, (4,))
+
+
+def check_ledger(collector: Any) -> dict[str, Any]:
+    ledger = collector.ledger()
+    for account in (ledger["total"], *ledger["workers"].values()):
+        assert account["issued"] == (
+            account["delivered"] + account["in_flight"] + account["lost"]
+        ), ledger
+        assert account["lost"] == sum(account["reasons"].values())
+        assert account["in_flight"] >= 0
+    for key in ("issued", "delivered", "in_flight", "lost"):
+        assert ledger["total"][key] == sum(w[key] for w in ledger["workers"].values())
+    return ledger
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_a_killed_worker_is_replaced_and_nothing_comes_twice(way: Way) -> None:
+    batches = 8
+    total = batches * T * (2 if way.sync else 1)
+    with collecting(way, endless, parity_policy(), frames=T, total_frames=total) as collector:
+        ids, per_worker = [], {0: 0, 1: 0}
+        for index, td in enumerate(collector):
+            ids.append(td["collector", "traj_ids"].flatten())
+            for number in td["observation"][..., 0].flatten().tolist():
+                per_worker[number // 10] += 1
+            if index == 2:
+                kill(collector, 1)
+        ledger = check_ledger(collector)
+        stats = collector.stats()
+    assert sum(per_worker.values()) == total == ledger["total"]["delivered"]
+    assert {w: account["delivered"] for w, account in ledger["workers"].items()} == per_worker
+    assert torch.cat(ids).unique().tolist() == list(range(int(torch.cat(ids).max()) + 1))
+    lost = ledger["total"]["reasons"]
+    if way.sync:
+        assert set(lost) <= {"worker_died"}
+        assert stats["workers"][1]["restarts"] == 1
+        assert per_worker[0] == per_worker[1]
+
+
+def test_a_rollout_that_dies_on_the_way_is_lost_and_asked_for_again(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def entry(worker: int) -> Any:
+        return partial(GateEnv, gate, T + 3, number=10, length=(4,)) if worker else endless(0)
+
+    with collecting(STACK, entry, parity_policy(), frames=T, total_frames=4 * 2 * T) as collector:
+        collector.next()
+        pid = collector.stats()["workers"][1]["pid"]
+        killer = killing_when(gate.with_suffix(".reached"), pid, then=gate)
+        batches = list(collector)
+        killer.join()
+        ledger = check_ledger(collector)
+    assert ledger["workers"][1]["reasons"] == {"worker_died": T}
+    assert ledger["total"]["delivered"] == 4 * 2 * T
+    assert [td.shape for td in batches] == [(2, T)] * 3
+    # The frames after the death begin with an episode of the new env.
+    assert batches[0]["observation"][1, 0, 2] == 0
+
+
+def killing_when(reached: Path, pid: int, then: Path) -> Any:
+    """A thread that kills a process once it has reached something, and then opens its gate."""
+    import threading
+
+    def run() -> None:
+        wait_until(reached.exists)
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(pid))
+        then.touch()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+class Bias(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        return torch.zeros((), dtype=torch.int64), self.bias.clone()
+
+
+@pytest.mark.parametrize("way", [STACK, ASYNC[0]], ids=lambda way: way.name)
+def test_the_new_one_has_the_newest_weights(way: Way) -> None:
+    policy = TensorDictModule(Bias(), ["observation"], ["action", "bias"])
+    with collecting(
+        way, endless, policy, frames=T, track_policy_version=True, worker_init_timeout=60
+    ) as collector:
+        collector.next()
+        with torch.no_grad():
+            policy.module.bias += 3.0
+        collector.update_policy_weights_()
+        kill(collector, 1)
+        seen = []
+        while not (seen and collector.stats()["workers"][1]["restarts"]) or len(seen) < 6:
+            td = collector.next()
+            seen.append((td["bias"].max().item(), int(td["collector", "policy_version"].max())))
+    assert seen[-1] == (3.0, 1)
+    assert {bias for bias, version in seen if version == 1} == {3.0}
+
+
+class ExitingEnv(CountingEnv):
+    def step(self, action: Any) -> Any:
+        print("goodbye, world", file=sys.stderr, flush=True)
+        os._exit(37)
+
+
+def test_past_the_limit_the_end_is_told() -> None:
+    with collecting(
+        Way("one", 1, {}), lambda w: ExitingEnv, frames=T, max_worker_restarts=2
+    ) as collector:
+        with pytest.raises(WorkerError, match="worker 0 died") as caught:
+            collector.next()
+        for _ in range(2):
+            with pytest.raises(WorkerError, match="replaced 2 times"):
+                collector.next()
+        ledger = check_ledger(collector)
+    assert (caught.value.worker, caught.value.incarnation) == (0, 2)
+    assert "goodbye, world" in str(caught.value)
+    assert ledger["total"]["reasons"]["worker_died"] >= 3 * T
+    assert ledger["total"]["in_flight"] == 0
+
+
+class Hanging(CountingEnv):
+    """Hangs in its step number `at`, in its first life."""
+
+    def __init__(self, folder: str, at: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.first, self.at = Path(folder) / "first", at
+        self.steps = 0
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.steps == self.at and not self.first.exists():
+            self.first.touch()
+            signal.pause()
+        return super().step(action)
+
+
+@pytest.mark.parametrize("way", [STACK, ASYNC[2]], ids=lambda way: way.name)
+def test_a_hang_is_ended(way: Way, tmp_path: Path) -> None:
+    def entry(worker: int) -> Any:
+        kwargs = {"number": 10 * worker, "length": (4,)}
+        if worker == 0:
+            return partial(CountingEnv, **kwargs)
+        return partial(Hanging, str(tmp_path), T + 2, **kwargs)
+
+    with collecting(way, entry, parity_policy(), frames=T, worker_timeout=1.0) as collector:
+        while not collector.ledger()["total"]["reasons"]:
+            collector.next()
+        for _ in range(4):
+            collector.next()
+        ledger = check_ledger(collector)
+    assert set(ledger["workers"][1]["reasons"]) == {"worker_timeout"}
+    assert ledger["workers"][0]["reasons"] == {}
+
+
+class RaisingOnce(CountingEnv):
+    def __init__(self, folder: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.first = Path(folder) / "first"
+
+    def step(self, action: Any) -> Any:
+        if not self.first.exists():
+            self.first.touch()
+            raise EnvBrokeError("once")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("way", [STACK, ASYNC[0]], ids=lambda way: way.name)
+def test_an_exception_is_retried_where_that_is_asked_for(way: Way, tmp_path: Path) -> None:
+    def entry(worker: int) -> Any:
+        return partial(RaisingOnce, str(tmp_path), number=10 * worker)
+
+    total = 4 * T * (2 if way.sync else 1)
+    with collecting(
+        way, entry, parity_policy(), frames=T, restart_on_error=True, total_frames=total
+    ) as collector:
+        frames = sum(td.numel() for td in collector)
+        ledger = check_ledger(collector)
+    assert frames == total
+    assert "env_error" in ledger["total"]["reasons"]

@@ -1,0 +1,202 @@
+"""state_dict and load_state_dict: a run that is resumed goes on as another that is."""
+
+from __future__ import annotations
+
+import io
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from collect_support import ASYNC, IN_PROCESS, STACK, Way, collecting
+from envs_for_tests import CountingEnv
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from pycollect import SyncDataCollector
+
+T = 6
+AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
+SYNC = [
+    pytest.param(IN_PROCESS),
+    *[pytest.param(way, marks=pytest.mark.ray) for way in (STACK, AHEAD)],
+]
+ALL = [*SYNC, pytest.param(ASYNC[2], marks=pytest.mark.ray)]
+
+
+class DiceEnv(CountingEnv):
+    """Its reward comes from its own generator, which only a seed sets."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, terminated, truncated, info = super().step(action)
+        return observation, float(self.np_random.random()), terminated, truncated, info
+
+
+class Noisy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+        self.register_buffer("scale", torch.ones(1))
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        noise = torch.randn(*observation.shape[:-1], 1)
+        return (noise > 0).long().squeeze(-1), noise * self.scale + self.bias
+
+
+def noisy() -> TensorDictModule:
+    return TensorDictModule(Noisy(), ["observation"], ["action", "noise"])
+
+
+def dice(worker: int) -> Any:
+    return [lambda p=p: DiceEnv(10 * worker + p, (3, 4)) for p in range(2)]
+
+
+def through_a_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def same(a: Any, b: Any) -> bool:
+    keys = set(a.keys(True, True))
+    return keys == set(b.keys(True, True)) and all(torch.equal(a[k], b[k]) for k in keys)
+
+
+def resumed(way: Way, state: Any, policy: Any, **arguments: Any) -> list[Any]:
+    with collecting(way, dice, policy, frames=2 * T, **arguments) as collector:
+        collector.load_state_dict(state)
+        return [collector.next() for _ in range(3)]
+
+
+@pytest.mark.parametrize("policy", [noisy, lambda: None], ids=["module", "random"])
+@pytest.mark.parametrize("seeded", [True, False], ids=["seeded", "unseeded"])
+@pytest.mark.parametrize("way", SYNC, ids=lambda way: way.name)
+def test_two_runs_resumed_from_one_state_are_the_same(way: Way, seeded: bool, policy: Any) -> None:
+    with collecting(way, dice, policy(), frames=2 * T) as collector:
+        if seeded:
+            collector.set_seed(7)
+        first = [collector.next() for _ in range(2)]
+        state = through_a_file(collector.state_dict())
+        collector.next()
+    a, b = (resumed(way, state, policy()) for _ in range(2))
+    assert all(same(x, y) for x, y in zip(a, b, strict=True))
+    assert not same(a[0], a[1])
+    assert not same(a[0].exclude("collector"), first[0].exclude("collector"))
+    ids = torch.cat([td["collector", "traj_ids"].flatten() for td in (*first, *a)])
+    assert ids.unique().tolist() == list(range(int(ids.max()) + 1))
+    before = max(int(td["collector", "traj_ids"].max()) for td in first)
+    assert int(a[0]["collector", "traj_ids"].min()) == before + 1  # all envs were reset
+
+
+@pytest.mark.parametrize("way", ALL, ids=lambda way: way.name)
+def test_weights_versions_and_counters_come_back(way: Way) -> None:
+    policy = noisy()
+    arguments: dict[str, Any] = {"total_frames": 12 * T * (2 * way.workers if way.sync else 2)}
+    with collecting(way, dice, policy, frames=2 * T, **arguments) as collector:
+        with torch.no_grad():
+            policy.module.bias += 5.0
+            policy.module.scale *= 2.0
+        collector.update_policy_weights_()
+        for _ in range(3):
+            td = collector.next()
+        in_flight = collector.ledger()["total"]["in_flight"]
+        state = collector.state_dict()
+        assert collector.ledger()["total"]["in_flight"] == in_flight  # went on undisturbed
+        frames, batch = collector.stats()["frames"], td.numel()
+    fresh = noisy()
+    with collecting(way, dice, fresh, frames=2 * T, **arguments) as collector:
+        collector.next()
+        collector.update_policy_weights_()
+        collector.update_policy_weights_()
+        collector.load_state_dict(through_a_file(state))
+        assert (fresh.module.bias, fresh.module.scale) == (5.0, 2.0)
+        assert collector.policy_version == 1
+        assert (collector.stats()["frames"], collector.stats()["batches"]) == (frames, 3)
+        rest = list(collector)
+        assert collector.ledger()["total"]["delivered"] == frames + len(rest) * batch
+    assert len(rest) == 9
+    assert rest[0]["noise"].mean() > 2.0  # the workers have the weights
+    with collecting(way, dice, fresh, frames=2 * T, track_policy_version=True) as collector:
+        for _ in range(3):
+            collector.update_policy_weights_()
+        collector.next()
+        collector.load_state_dict(state)
+        versions = [collector.next()["collector", "policy_version"].max() for _ in range(2)]
+    assert versions == [1, 1]
+
+
+@pytest.mark.parametrize("way", [SYNC[0], SYNC[1]], ids=lambda way: way.name)
+def test_a_bad_state_is_refused_and_changes_nothing(way: Way) -> None:
+    policy = noisy()
+    with collecting(way, dice, policy, frames=2 * T) as collector:
+        collector.set_seed(3)
+        collector.next()
+        good = collector.state_dict()
+        for change, error in BAD.values():
+            bad = deepcopy(good)
+            change(bad)
+            with pytest.raises(error, match=r"state_dict|policy_or_weights"):
+                collector.load_state_dict(bad)
+        for bad in (3, "state", None):
+            with pytest.raises(TypeError, match="state_dict"):
+                collector.load_state_dict(bad)
+        assert collector.stats()["batches"] == 1
+        assert collector.policy_version == 0
+        following = collector.next()
+    with collecting(way, dice, noisy(), frames=2 * T) as collector:
+        collector.set_seed(3)
+        collector.next()
+        assert same(collector.next().exclude("noise"), following.exclude("noise"))
+
+
+BAD: dict[str, tuple[Any, Any]] = {
+    "empty": (lambda s: s.clear(), ValueError),
+    "another format": (lambda s: s.update(format="pycollect 0"), ValueError),
+    "a negative count": (lambda s: s.update(batches=-1), ValueError),
+    "no number": (lambda s: s.update(trajectories="many"), ValueError),
+    "other workers": (lambda s: s["workers"].update({"7": None}), ValueError),
+    "other weights": (lambda s: s["policy"].pop("module.bias"), ValueError),
+    "other shapes": (lambda s: s["policy"].update({"module.bias": torch.zeros(2)}), ValueError),
+    "a broken generator": (lambda s: s["workers"]["0"].pop("torch"), ValueError),
+    "a cut generator": (
+        lambda s: s["workers"]["0"].update(torch=torch.zeros(3, dtype=torch.uint8)),
+        ValueError,
+    ),
+    "a broken ledger": (lambda s: s["ledger"].update({"0": {"delivered": 3}}), ValueError),
+}
+
+
+def test_a_state_has_tensors_of_its_own() -> None:
+    policy = noisy()
+    collector = SyncDataCollector(dice(0), policy, frames_per_batch=2 * T)
+    state = collector.state_dict()
+    with torch.no_grad():
+        policy.module.bias += 1.0
+    assert state["policy"]["module.bias"] == 0.0
+    collector.shutdown()
+
+
+def test_torchrls_states_give_weights_and_counters() -> None:
+    weights = {"module.bias": torch.full((1,), 4.0), "module.scale": torch.ones(1)}
+    theirs = {"policy_state_dict": weights, "env_state_dict": {}, "iter": 3, "frames": 60}
+    for state in (theirs, [theirs]):
+        policy = noisy()
+        collector = SyncDataCollector(dice(0), policy, frames_per_batch=2 * T, total_frames=84)
+        collector.load_state_dict(state)
+        assert policy.module.bias == 4.0
+        assert collector.stats()["batches"] == 3
+        assert len(list(collector)) == 2
+        collector.shutdown()
+
+
+def test_reset_starts_new_trajectories() -> None:
+    collector = SyncDataCollector(dice(0), None, frames_per_batch=4)
+    first, second = collector.next(), None
+    collector.reset()
+    second = collector.next()
+    assert second["observation"][:, 0, 2].tolist() == [0, 0]
+    assert second["collector", "traj_ids"].min() == first["collector", "traj_ids"].max() + 1
+    assert isinstance(second, TensorDict)
+    collector.shutdown()
