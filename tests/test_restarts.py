@@ -105,7 +105,6 @@ def test_a_rollout_that_dies_on_the_way_is_lost_and_asked_for_again(tmp_path: Pa
 
 def killing_when(reached: Path, pid: int, then: Path) -> Any:
     """A thread that kills a process once it has reached something, and then opens its gate."""
-    import threading
 
     def run() -> None:
         wait_until(reached.exists)

@@ -218,12 +218,12 @@ class RemoteCollector(CollectorBase):
         warned = False
         with self._statistics.timed("wait"):
             while True:
+                for member in self._watch.overdue(waiting):
+                    self._give_up(member)
                 patience = self._watch.patience(_SILENCE_SECONDS)
                 handle = self._engine.wait_any([member.handle for member in waiting], patience)
                 if handle is not None:
                     return self._force.of(handle)
-                for member in self._watch.overdue(waiting):
-                    self._give_up(member)
                 if not warned and time.monotonic() - since >= _SILENCE_SECONDS:
                     warn_of_silence([member.index for member in waiting])
                     warned = True

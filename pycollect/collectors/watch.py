@@ -26,6 +26,7 @@ class Watch:
     def __init__(self, timeout: float | None) -> None:
         self._timeout = timeout
         self._seen: dict[int, _Seen] = {}
+        self._looked = time.monotonic()
 
     def patience(self, most: float) -> float:
         """How long to wait before the workers are looked at again, seconds."""
@@ -36,9 +37,14 @@ class Watch:
         self._seen.pop(member.index, None)
 
     def overdue(self, members: Sequence[Member]) -> list[Member]:
-        """Those of them that made no step for the time-out. Workers that start are left alone."""
-        if self._timeout is None:
+        """Those of them that made no step for the time-out. Workers that start are left alone.
+
+        Looks only now and then, so that it may be asked before every batch.
+        """
+        now = time.monotonic()
+        if self._timeout is None or now - self._looked < self._timeout / 4:
             return []
+        self._looked = now
         return [member for member in members if not member.starting and self._is_late(member)]
 
     def _is_late(self, member: Member) -> bool:
