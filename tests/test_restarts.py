@@ -173,13 +173,13 @@ class Hanging(CountingEnv):
     def __init__(self, folder: str, at: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.first, self.at = Path(folder) / "first", at
-        self.steps = 0
+        self.taken = 0
 
     def step(self, action: Any) -> Any:
-        self.steps += 1
-        if self.steps == self.at and not self.first.exists():
+        self.taken += 1
+        if self.taken == self.at and not self.first.exists():
             self.first.touch()
-            signal.pause()
+            threading.Event().wait()
         return super().step(action)
 
 
