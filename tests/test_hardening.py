@@ -81,16 +81,6 @@ def test_a_postproc_that_returns_nothing_is_an_error_not_an_end() -> None:
         next(collector)
 
 
-def test_outputs_that_are_no_tensors_are_refused() -> None:
-    def policy(td: Any) -> Any:
-        td["action"] = torch.zeros(1)
-        td.set_non_tensor("said", "a")
-        return td
-
-    with pytest.raises(ValueError, match="said"):
-        SyncDataCollector(Flipped, policy, frames_per_batch=3)
-
-
 def test_a_default_device_does_not_move_the_collectors_memory() -> None:
     with torch.device("meta"):
         collector = SyncDataCollector(Flipped, None, frames_per_batch=3)
