@@ -439,6 +439,7 @@ class Recorder:
         states: (key, current, initial) each: what the policy passes on to its next call.
             `initial` is one frame, or one per env.
         is_init: bool [1] or [P, 1]: whether the next step is a trajectory's first.
+        step_count: int64 [1] or [P, 1]: how many steps its trajectory has had; the layout has it.
 
     Raises:
         ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes.
@@ -457,6 +458,7 @@ class Recorder:
         set_truncated: bool = False,
         states: Sequence[tuple[_Key, _Array, _Array]] = (),
         is_init: _Array | None = None,
+        step_count: _Array | None = None,
     ) -> None: ...
     @property
     def done(self) -> npt.NDArray[np.bool_]:

@@ -144,6 +144,7 @@ class Worker:
                 self._current,
                 policy_state=options.policy_state,
                 extras=self._extras.current,
+                counts_steps=bool(self._cut),
             )
         self._extras.outputs = self._runner.extra_outputs
         self._random = (
@@ -200,6 +201,7 @@ class Worker:
             set_truncated=options.set_truncated,
             states=[(state.leaf.key, state.current, state.initial) for state in runner.states],
             is_init=runner.is_init,
+            step_count=runner.step_count,
         )
 
     @property

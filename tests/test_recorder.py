@@ -204,6 +204,7 @@ def run(case: Case) -> None:
         leaf.key: torch.zeros((*lead, *leaf.shape), dtype=getattr(torch, leaf.dtype))
         for leaf in case.leaves
     }
+    counts = torch.full((*lead, 1), -1)
     recorder = Recorder(
         layout,
         [(key, tensor, True) for key, tensor in current.items()],
@@ -213,6 +214,7 @@ def run(case: Case) -> None:
         max_frames_per_traj=case.max_frames,
         skips_after_done=case.skips,
         set_truncated=case.set_truncated,
+        step_count=counts if leaves.step_count else None,
     )
     pool = SlabPool(Placement(layout, case.rows, case.envs, case.steps), 1)
 
@@ -230,13 +232,19 @@ def run(case: Case) -> None:
         slab.array()[:] = FILL
         recorder.begin(slab, case.rows - 1, 7)
         model.begin()
+        counted = []
         for _ in range(case.steps):
+            counted.append(counts.view(case.envs, 1).numpy().copy())
             check_current(current, model, case)
             one_step(case, source, model, recorder, leaves)
         header = recorder.finish(3, 2, number)
         rollout = model.finish()
         check_rollout(case, slab, rollout)
-        collected = int((rollout["collector", "traj_ids"] >= 0).sum())
+        is_frame = rollout["collector", "traj_ids"] >= 0
+        collected = int(is_frame.sum())
+        if leaves.step_count:
+            told = np.stack(counted, 1)[is_frame]
+            np.testing.assert_array_equal(told, rollout[("step_count",)][is_frame])
         frames += collected
         assert (header.worker, header.incarnation, header.sequence) == (3, 2, number)
         assert (header.frames, header.policy_version) == (collected, 7)

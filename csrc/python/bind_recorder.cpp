@@ -96,10 +96,12 @@ class BoundRecorder {
  public:
   BoundRecorder(const Layout& layout, const std::vector<py::tuple>& observations,
                 const std::vector<py::tuple>& outputs, const RecorderOptions& options,
-                const std::vector<py::tuple>& states, const py::object& is_init)
-      : held_{py::cast(observations), py::cast(states), is_init},
+                const std::vector<py::tuple>& states, const py::object& is_init,
+                const py::object& step_count)
+      : held_{py::cast(observations), py::cast(states), is_init, step_count},
         recorder_(layout, observation_specs(observations), keys_from(outputs), options,
-                  state_specs(states), optional_view(is_init, "is_init")),
+                  state_specs(states), optional_view(is_init, "is_init"),
+                  optional_view(step_count, "step_count")),
         observation_(observations.size(), "observation"),
         outputs_(outputs.size(), "outputs"),
         states_(states.size(), "states"),
@@ -127,7 +129,7 @@ class BoundRecorder {
   Recorder& recorder() { return recorder_; }
 
  private:
-  py::object held_[3];  // keeps the memory that the recorder reads and writes
+  py::object held_[4];  // keeps the memory that the recorder reads and writes
   Recorder recorder_;
   Views observation_;
   Views outputs_;
@@ -163,18 +165,18 @@ void bind_recorder(py::module_& module) {
                        const std::vector<py::tuple>& outputs, std::int64_t envs, bool batched,
                        std::int64_t max_frames_per_traj, bool skips_after_done, bool own_flags,
                        bool set_truncated, const std::vector<py::tuple>& states,
-                       const py::object& is_init) {
+                       const py::object& is_init, const py::object& step_count) {
              return std::make_unique<BoundRecorder>(
                  layout, observations, outputs,
                  RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done, own_flags,
                                  set_truncated},
-                 states, is_init);
+                 states, is_init, step_count);
            }),
            py::arg("layout"), py::arg("observations"), py::arg("outputs"), py::arg("envs"),
            py::arg("batched"), py::arg("max_frames_per_traj") = 0,
            py::arg("skips_after_done") = false, py::arg("own_flags") = false,
            py::arg("set_truncated") = false, py::arg("states") = py::tuple(),
-           py::arg("is_init") = py::none())
+           py::arg("is_init") = py::none(), py::arg("step_count") = py::none())
       .def_property_readonly("done", &done_of, "bool [P]: must be reset now; changes in place.")
       .def_property_readonly("frames", [](BoundRecorder& self) { return self.recorder().frames(); })
       .def("restart", &BoundRecorder::restart, py::arg("observation"))

@@ -42,7 +42,8 @@ void read_flat(const char* name, const TensorView& view, DType dtype, std::span<
 
 Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observations,
                    const std::vector<Key>& outputs, RecorderOptions options,
-                   const std::vector<StateSpec>& states, const std::optional<TensorView>& is_init)
+                   const std::vector<StateSpec>& states, const std::optional<TensorView>& is_init,
+                   const std::optional<TensorView>& step_count)
     : layout_(std::move(layout)), options_(options), ids_(rows({"collector", "traj_ids"})) {
   if (options.envs < 1 || (!options.batched && options.envs != 1)) {
     throw std::invalid_argument("envs: expected 1 where not batched, else >= 1, got " +
@@ -72,6 +73,9 @@ Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observatio
   if (!options.own_flags) {
     add_optional({"step_count"}, step_counts_);
     add_optional({"next", "step_count"}, step_counts_);
+  }
+  if (step_count) {
+    steps_had_ = bound({"step_count"}, *step_count);
   }
   list_all();
 
@@ -332,6 +336,13 @@ void Recorder::set_is_init(std::int64_t p, std::int64_t step, bool first) {
   }
 }
 
+void Recorder::set_length(std::int64_t p, std::int64_t length) {
+  envs_[static_cast<std::size_t>(p)].length = length;
+  if (steps_had_) {
+    steps_had_->put(p, 0, length);
+  }
+}
+
 void Recorder::collect(std::int64_t p, double reward, bool terminated, bool truncated) {
   Env& env = envs_[static_cast<std::size_t>(p)];
   ids_.put(p, step_, env.trajectory);
@@ -345,7 +356,7 @@ void Recorder::collect(std::int64_t p, double reward, bool terminated, bool trun
     step_counts_[0].put(p, step_, env.length);
     step_counts_[1].put(p, step_, env.length + 1);
   }
-  ++env.length;
+  set_length(p, env.length + 1);
   env.total_reward += reward;
   env.last_collected = step_;
   ++collected_;
@@ -377,7 +388,7 @@ void Recorder::clear_cell(std::int64_t p) {
 void Recorder::start_trajectory(std::int64_t p, std::int64_t step) {
   Env& env = envs_[static_cast<std::size_t>(p)];
   ++env.trajectory;
-  env.length = 0;
+  set_length(p, 0);
   env.total_reward = 0;
   env.skip = false;
   for (const State& state : states_) {

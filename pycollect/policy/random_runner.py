@@ -33,6 +33,7 @@ class RandomRunner:
     states: tuple[Any, ...] = ()
     through_env: tuple[Leaf, ...] = ()
     is_init: torch.Tensor | None = None
+    step_count: torch.Tensor | None = None
 
     def __init__(
         self,

@@ -24,9 +24,10 @@ from pycollect.policy.outputs import (
     check_output_keys,
     output_leaves,
 )
+from pycollect.policy.own_entries import IS_INIT, STEP_COUNT, OwnEntries
 from pycollect.policy.plan import Fingerprint, chain_of
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.states import IS_INIT, Form, PolicyState, StateForms
+from pycollect.policy.states import Form, PolicyState, StateForms
 from pycollect.policy.steps import (
     CallStep,
     CannotUnwrapError,
@@ -67,14 +68,11 @@ class PolicyRunner:
             order, behind those of `outputs`.
         through_env: next values of states that are the env's own (see `passes_states_on`), with the
             keys ("next", ...); `act` returns them last, for the env alone.
-        is_init: bool [1] or [P, 1], which the Recorder keeps true where a trajectory begins; None
-            for a policy that does not read it.
         extra_outputs: what it returns without a fixed shape and numeric dtype, see `said`.
     """
 
     states: tuple[PolicyState, ...] = ()
     through_env: tuple[Leaf, ...] = ()
-    is_init: torch.Tensor | None = None
     extra_outputs: tuple[Extra, ...] = ()
 
     def __init__(
@@ -84,9 +82,11 @@ class PolicyRunner:
         current: Mapping[Key, torch.Tensor],
         policy_state: Mapping[Any, Any] | None = None,
         extras: ExtraValues | None = None,
+        counts_steps: bool = False,
     ) -> None:
         self.policy = policy
         self._env = env
+        self._own = OwnEntries(env, counts_steps)
         self._current = {leaf.key: current[leaf.key] for leaf in env.observation}
         self._given = dict(self._current)
         self._private: dict[Key, Any] = {}  # what the policy, given a TensorDict, noted there last
@@ -123,6 +123,22 @@ class PolicyRunner:
             self.outputs = output_leaves(delivered, env)
             self._raw = {key: _Raw.of(value) for key, value in values.items()}
             self._bind(program)
+
+    @property
+    def is_init(self) -> torch.Tensor | None:
+        """Bool [1] or [P, 1], which the Recorder keeps true where a trajectory begins.
+
+        None for a policy that does not read it.
+        """
+        return self._own.given.get(IS_INIT)
+
+    @property
+    def step_count(self) -> torch.Tensor | None:
+        """Int64 [1] or [P, 1], in which the Recorder counts the steps of each trajectory.
+
+        None for a policy that does not read it.
+        """
+        return self._own.given.get(STEP_COUNT)
 
     def refresh(self, steps: int) -> None:
         """To be called before each rollout of at most `steps` steps.
@@ -162,20 +178,20 @@ class PolicyRunner:
     def _state_forms(
         self, program: Program | None, policy_state: Mapping[Any, Any] | None
     ) -> dict[Key, Sequence[Form]]:
-        """The states with their possible forms, after a check of all keys; gives `is_init` too."""
+        """The states with their possible forms, after a check of all keys; gives own entries."""
         read, written = self._keys_of(program)
         forms = StateForms(self.policy, self._env, policy_state).find(read, written, self._env)
         nexts = {("next", *key) for key in forms}
         self._check_written(key for key in written if key not in nexts)
         known = (*self._current, *forms)
-        if (IS_INIT in (read or ()) or _asks_for_is_init(self.policy)) and not _overlaps(
-            IS_INIT, known
-        ):
-            self._give_is_init()
+        asked = [*(read or ()), *([IS_INIT] if _asks_for_is_init(self.policy) else [])]
+        for key in asked:
+            if self._own.offers(key) and not _overlaps(key, known):
+                self._given[key] = self._own.give(key)
         if program is None:  # what it reads may be a part of the TensorDict, or its own output
             read = [key for key in read or () if not _overlaps(key, (*known, *written))]
         others = (key for key in read or () if not _overlaps(key, self._extra_keys))
-        check_inputs((key for key in others if key not in (*forms, IS_INIT)), self._env)
+        check_inputs((key for key in others if key not in (*forms, *self._own.given)), self._env)
         return forms
 
     def _check_written(self, keys: Iterable[Key]) -> None:
@@ -193,10 +209,6 @@ class PolicyRunner:
         if not (hasattr(policy, "in_keys") and hasattr(policy, "out_keys")):
             return None, ()
         return [as_key(key) for key in policy.in_keys], [as_key(key) for key in policy.out_keys]
-
-    def _give_is_init(self) -> None:
-        self.is_init = torch.ones((*self._env.batch_size, 1), dtype=torch.bool)
-        self._given[IS_INIT] = self.is_init
 
     def _probe_in_forms(
         self, program: Program | None, forms: Mapping[Key, Sequence[Form]]
@@ -252,13 +264,14 @@ class PolicyRunner:
         return [key for key in keys if key not in written]
 
     def _probe_with_tensordict(self) -> Values:
-        try:
-            return self._outputs_with_tensordict()
-        except KeyError as error:
-            if IS_INIT in self._given or IS_INIT[0] not in str(error):
-                raise
-        self._give_is_init()  # it did not say that it reads it
-        return self._outputs_with_tensordict()
+        while True:
+            try:
+                return self._outputs_with_tensordict()
+            except KeyError as error:  # it did not say that it reads it
+                missing = self._own.missing(error)
+                if missing is None or _overlaps(missing, self._given):
+                    raise
+            self._given[missing] = self._own.give(missing)
 
     def _outputs_with_tensordict(self) -> Values:
         with undisturbed(self.policy):
@@ -325,7 +338,7 @@ class PolicyRunner:
             if self._redrawn:
                 self.act = self._redrawing(self.act)
             return
-        known = {*self.inputs, *self._carried, *([] if self.is_init is None else [IS_INIT])}
+        known = {*self.inputs, *self._carried, *self._own.given}
         unread = [key for key in program.read if key not in known]
         if unread:
             raise PolicyOutputError(
@@ -476,6 +489,7 @@ def make_policy_runner(
     rng: np.random.Generator | Sequence[np.random.Generator] | None = None,
     policy_state: Mapping[Any, Any] | None = None,
     extras: ExtraValues | None = None,
+    counts_steps: bool = False,
 ) -> PolicyRunner | RandomRunner:
     """A runner for a policy in any of the accepted forms.
 
@@ -490,6 +504,7 @@ def make_policy_runner(
         policy_state: shapes of one env, or first values, of the policy's states by key, for those
             that neither a primer nor an RNN layer of the policy tells.
         extras: the current observation's, kept up to date like `current`.
+        counts_steps: whoever collects counts the steps of each trajectory in `step_count`.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often
@@ -508,7 +523,7 @@ def make_policy_runner(
             "policy: expected a TensorDictModule, an nn.Module, a callable or None, "
             f"but {policy!r} came"
         )
-    return PolicyRunner(policy, env, current, policy_state, extras)
+    return PolicyRunner(policy, env, current, policy_state, extras, counts_steps)
 
 
 def _watched(program: Program) -> tuple[nn.Module, ...]:

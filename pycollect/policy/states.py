@@ -18,9 +18,8 @@ from torch import nn
 from pycollect._core import Leaf
 from pycollect.envs.base import EnvBatch
 from pycollect.layout import Key, dtype_name
+from pycollect.policy.own_entries import IS_INIT
 from pycollect.policy.steps import as_key, show
-
-IS_INIT: Key = ("is_init",)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from tensordict import TensorDictBase, is_tensor_collection
 from torch import nn
 
 from pycollect.layout import Key
-from pycollect.policy.states import IS_INIT
+from pycollect.policy.own_entries import IS_INIT
 from pycollect.policy.steps import CallStep, Program, show_all
 
 _TENSORDICT_NAMES = ("td", "tensordict")

@@ -268,6 +268,22 @@ def nested_counting() -> Any:
     return TensorDictModule(act, [("data", "states")], [("data", "action")])
 
 
+def by_flags() -> Any:
+    """Reads the flags of the state that it acts on, which are false."""
+    flags = ("done", "terminated", "truncated")
+
+    def act(*flags: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        seen = torch.cat(flags, -1)
+        return 1 - seen.any(-1).long(), seen
+
+    return TensorDictModule(act, list(flags), ["action", "seen"])
+
+
+def by_step_count(td: TensorDictBase) -> TensorDictBase:
+    """Reads the step count, which TorchRL adds with `max_frames_per_traj`."""
+    return td.update({"action": td["step_count"].squeeze(-1) % 2, "seen": td["step_count"] + 0})
+
+
 POLICIES: dict[str, Callable[[], Any]] = {
     "random": lambda: None,
     "linear": linear,
@@ -305,6 +321,8 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "LSTM of 2 layers": partial(recurrent, "LSTM", num_layers=2),
     "GRU of 2 layers": partial(recurrent, "GRU", num_layers=2),
     "greedy": greedy_index,
+    "by flags": by_flags,
+    "by step count": lambda: by_step_count,
     "counting": counting,
     "nested counting": nested_counting,
     "Box": by_sum(2, 2),

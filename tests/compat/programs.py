@@ -157,6 +157,11 @@ def discrete() -> list[Program]:
         Program("CartPole in a list", "random", acts_alike=False),
         *(Program("one-hot CartPole", name, draws=True) for name in ("one-hot", "epsilon-greedy")),
         Program("one-hot CartPole", "Q values"),
+        *(
+            Program(env, policy, {"max_frames_per_traj": 7})
+            for env in ("CartPole", "CartPole in a list")
+            for policy in ("by flags", "by step count")
+        ),
         Program("Corridor", "masked", draws=True),
         Program(
             "Corridor", "masked", {"exploration_type": ExplorationType.DETERMINISTIC}, draws=True

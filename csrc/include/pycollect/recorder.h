@@ -89,13 +89,15 @@ struct RolloutControl {
 class Recorder {
  public:
   // `outputs` are the keys of the policy's outputs. `is_init`, bool [P, 1] or [1], is the caller's
-  // memory that says whether the next step is a trajectory's first; it is a leaf then.
+  // memory that says whether the next step is a trajectory's first; it is a leaf then. So does
+  // `step_count`, int64, say how many steps its trajectory has had, where the layout has that leaf.
   // Throws std::invalid_argument where the layout lacks a leaf that the contract promises, or has
   // one that nobody writes.
   Recorder(Layout layout, const std::vector<ObservationSpec>& observations,
            const std::vector<Key>& outputs, RecorderOptions options,
            const std::vector<StateSpec>& states = {},
-           const std::optional<TensorView>& is_init = std::nullopt);
+           const std::optional<TensorView>& is_init = std::nullopt,
+           const std::optional<TensorView>& step_count = std::nullopt);
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 
@@ -172,6 +174,7 @@ class Recorder {
   void write_observations(std::span<const TensorView> observation);
   void write_states(std::span<const TensorView> states);
   void set_is_init(std::int64_t env, std::int64_t step, bool first);
+  void set_length(std::int64_t env, std::int64_t length);
   void clear_cell(std::int64_t env);
   void clear_root_flags();
   void collect(std::int64_t env, double reward, bool terminated, bool truncated);
@@ -189,6 +192,7 @@ class Recorder {
   std::optional<IsInit> is_init_;
   LeafRows ids_;
   std::vector<LeafRows> step_counts_;  // none, or root and next
+  std::optional<LeafRows> steps_had_;  // the caller's memory that is the next root step count
   std::vector<LeafRows> versions_;     // none or one
   std::vector<LeafRows> masks_;        // none or one
   std::vector<LeafRows*> all_;         // every leaf of the layout, each once
