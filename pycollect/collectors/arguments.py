@@ -236,6 +236,16 @@ def check_device(name: str, value: Any, workers: int | None = None) -> torch.dev
     return device
 
 
+def check_devices(given: Mapping[str, Any], workers: int | None = None) -> torch.device | None:
+    """Check the four arguments that name devices; return what ``td.device`` of a batch says.
+
+    That is `storing_device`, else `device`, else what `env_device` and `policy_device` both say.
+    """
+    names = ("storing_device", "device", "env_device", "policy_device")
+    stored, default, env, policy = (check_device(name, given[name], workers) for name in names)
+    return stored or default or (env if env == policy else None)
+
+
 def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
     """None, a dict, or a list with one dict per worker."""
     if isinstance(value, (list, tuple)):

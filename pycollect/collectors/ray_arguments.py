@@ -167,8 +167,7 @@ def policy_sources(arguments: Sequence[Mapping[str, Any]], policy: Any) -> tuple
 
 def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
     """The checked options of one actor's worker, which collects `frames` frames per rollout."""
-    for name in _DEVICES:
-        check.check_device(name, arguments[name])
+    check.check_devices(arguments)
     return WorkerOptions(
         frames=frames,
         autoreset_mode=check.check_autoreset_mode(arguments["autoreset_mode"]),
@@ -233,11 +232,7 @@ def common_value(name: str, arguments: Sequence[Mapping[str, Any]]) -> Any:
 
 def storing_device(arguments: Sequence[Mapping[str, Any]], sync: bool) -> torch.device | None:
     """Where batches lie: one device for all workers where batches are joined."""
-    devices = [
-        check.check_device("storing_device", own["storing_device"])
-        or check.check_device("device", own["device"])
-        for own in arguments
-    ]
+    devices = [check.check_devices(own) for own in arguments]
     if sync and any(device != devices[0] for device in devices):
         raise ValueError(
             "storing_device: expected one device for all workers of a sync collector, got "

@@ -54,7 +54,8 @@ class SyncDataCollector(CollectorBase):
         frames_per_batch: frames in one batch; rounded up to a multiple of P, with a warning.
         total_frames: a lower bound; None or a negative number: for ever.
         device: "cpu" or None, like the three that follow.
-        storing_device: where batches lie; None: `device`.
+        storing_device: where batches lie, and what `td.device` says; None: `device`, else where
+            `env_device` and `policy_device` agree.
         env_device: where environments lie; None: `device`.
         policy_device: where the policy lies; None: `device`.
         create_env_kwargs: keyword arguments of the env callables.
@@ -127,13 +128,10 @@ class SyncDataCollector(CollectorBase):
     ) -> None:
         check.check_others(type(self), others)
         devices = {
-            name: check.check_device(name, value, 1)
-            for name, value in (
-                ("storing_device", storing_device),
-                ("device", device),
-                ("env_device", env_device),
-                ("policy_device", policy_device),
-            )
+            "device": device,
+            "storing_device": storing_device,
+            "env_device": env_device,
+            "policy_device": policy_device,
         }
         super().__init__(
             StreamOptions.checked(
@@ -145,7 +143,7 @@ class SyncDataCollector(CollectorBase):
                 track_traj_ids=track_traj_ids,
                 replay_buffer=replay_buffer,
                 extend_buffer=extend_buffer,
-                device=devices["storing_device"] or devices["device"],
+                device=check.check_devices(devices, 1),
                 progress=progress,
             )
         )

@@ -219,6 +219,8 @@ ARGUMENTS: list[dict[str, Any]] = [
     {"device": "cpu"},
     {"storing_device": "cpu"},
     {"policy_device": "cpu"},
+    {"env_device": "cpu"},
+    {"env_device": "cpu", "policy_device": "cpu"},
     {"trust_policy": True, "use_buffers": False, "no_cuda_sync": True, "reset_when_done": True},
     {"postproc": MultiStep(0.9, 3)},
     {"postproc": RewardScaling(0.0, 2.0, in_keys=[("next", "reward")])},
