@@ -316,7 +316,7 @@ class Worker:
         """Seed everything anew and reset all environments.
 
         Args:
-            seeds: one per env.
+            seeds: of the environments, `env.num_seeds` of them.
             root: random actions of env p come from ``SeedSequence(root, spawn_key=(worker, p))``,
                 everything that the policy draws from ``SeedSequence(root, spawn_key=(worker,))``.
         """
@@ -328,7 +328,7 @@ class Worker:
         self.reset(seeds)
 
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
-        """Go on with generators that stood so, after a reset with these seeds, one per env."""
+        """Go on with generators that stood so, after a reset with `env.num_seeds` seeds."""
         self._generators = Generators.of(state)
         self._random.rng = state.action_generators()
         self.reset(seeds)

@@ -338,8 +338,8 @@ class RemoteCollector(CollectorBase):
         seeds: dict[int, list[int]] = {}
         following = root
         for member in sorted(self._members, key=lambda member: member.index):
-            envs = member.info.num_envs
-            seeds[member.index], following = seed_chain(following, envs, static)
+            count = member.info.num_seeds
+            seeds[member.index], following = seed_chain(following, count, static)
             member.note = None
         self._ask_all({index: ("set_seed", own, root) for index, own in seeds.items()})
         return following
@@ -387,7 +387,7 @@ class RemoteCollector(CollectorBase):
 
     def _seeds_for(self, member: Member, moment: int) -> list[int]:
         """Seeds of a worker's envs for a reset at some moment of the run."""
-        return derived_seeds(member.info.num_envs, self._entropy, moment, member.index)
+        return derived_seeds(member.info.num_seeds, self._entropy, moment, member.index)
 
     # Weights
 

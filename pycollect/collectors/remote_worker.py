@@ -57,11 +57,13 @@ class WorkerInfo:
     """What a worker turned out to be once it was built.
 
     Attributes:
+        num_seeds: how many its environments are reset with.
         weights: names, dtypes and shapes of the policy's parameters and buffers.
     """
 
     leaves: BatchLeaves
     num_envs: int
+    num_seeds: int
     batch_size: tuple[int, ...]
     steps: int
     pid: int
@@ -232,6 +234,7 @@ class RemoteWorker:
         return WorkerInfo(
             leaves=worker.leaves,
             num_envs=worker.env.num_envs,
+            num_seeds=worker.env.num_seeds,
             batch_size=worker.env.batch_size,
             steps=worker.steps,
             pid=os.getpid(),

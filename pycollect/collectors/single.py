@@ -241,7 +241,7 @@ class SyncDataCollector(CollectorBase):
         }
 
     def _seed_workers(self, root: int, static: bool) -> int:
-        seeds, following = seed_chain(root, self._worker.env.num_envs, static)
+        seeds, following = seed_chain(root, self._worker.env.num_seeds, static)
         self._worker.set_seed(seeds, root)
         return following
 
@@ -261,7 +261,7 @@ class SyncDataCollector(CollectorBase):
         if state.policy:
             load_weights(self._current_weights(), state.policy)
         own = state.workers[0].generators
-        seeds = derived_seeds(self._worker.env.num_envs, state.entropy, state.batches, 0)
+        seeds = derived_seeds(self._worker.env.num_seeds, state.entropy, state.batches, 0)
         if own is None:
             self._worker.set_seed(seeds, derived_seeds(1, state.entropy, state.batches)[0])
         else:

@@ -103,6 +103,11 @@ class EnvBatch(ABC):
         """The batch dimensions before time: () for one env, (P,) for a batch."""
         return (self.num_envs,) if self.batched else ()
 
+    @property
+    def num_seeds(self) -> int:
+        """How many seeds `reset` takes: P, or fewer for a batch that one seed is enough for."""
+        return self.num_envs
+
     def truncate_after(self, frames: int) -> bool:
         """Ask the env to truncate trajectories itself after so many frames; before any reset.
 
@@ -136,10 +141,10 @@ class EnvBatch(ABC):
 
     @abstractmethod
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
-        """Reset every env, with one seed each (P of them), and return the observations.
+        """Reset every env, with `num_seeds` seeds if any, and return the observations.
 
         Raises:
-            ValueError: the number of seeds is not P.
+            ValueError: that is not the number of seeds.
         """
 
     @abstractmethod
@@ -163,12 +168,12 @@ class EnvBatch(ABC):
         """Close the envs. Idempotent; errors of an env that is already broken are swallowed."""
 
 
-def check_seeds(seeds: Sequence[int], num_envs: int) -> list[int]:
+def check_seeds(seeds: Sequence[int], count: int) -> list[int]:
     """Return `seeds` as Python ints, as Gymnasium asks for.
 
     Raises:
-        ValueError: there are not `num_envs` of them.
+        ValueError: there are not `count` of them.
     """
-    if len(seeds) != num_envs:
-        raise ValueError(f"seeds: expected one per env ({num_envs}), got {len(seeds)}")
+    if len(seeds) != count:
+        raise ValueError(f"seeds: expected one per env ({count}), got {len(seeds)}")
     return [int(seed) for seed in seeds]

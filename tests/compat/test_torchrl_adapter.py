@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl_support import (
+    ENVS,
     IDS,
     MAX_STEPS,
     Make,
@@ -36,6 +37,8 @@ with warnings.catch_warnings():
         ActionMask,
         EnvBase,
         EnvCreator,
+        ParallelEnv,
+        RewardSum,
         SerialEnv,
         StepCounter,
         TicTacToeEnv,
@@ -213,6 +216,34 @@ def test_seeds_follow_torchrls_chain() -> None:
             collector.shutdown()
 
     assert torch.equal(rewards(pycollect.SyncDataCollector), rewards(Collector))
+
+
+def serial(make: Make = mock.CountingEnv, count: int = 2) -> Any:
+    return SerialEnv(count, make)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        mock.CountingEnv,
+        ENVS["CountingEnv [3]"],
+        ENVS["CountingBatchedEnv [2, 3]"],
+        lambda: serial(count=3),
+        lambda: serial(ENVS["CountingEnv [3]"]),
+        lambda: serial(serial),
+        lambda: ParallelEnv(2, mock.CountingEnv, mp_start_method="fork"),
+        lambda: TransformedEnv(serial(count=3), RewardSum()),
+    ],
+    ids=["one", "[3]", "[2, 3]", "Serial", "Serial of [3]", "nested", "Parallel", "transformed"],
+)
+def test_the_seed_that_follows_is_torchrls(make: Make) -> None:
+    """One env of a batch size takes one seed, whatever the size; a SerialEnv one per worker."""
+    following = []
+    for kind in (pycollect.SyncDataCollector, Collector):
+        collector = kind(make(), None, frames_per_batch=6, total_frames=6)
+        following.append(collector.set_seed(5))
+        collector.shutdown()
+    assert following[0] == following[1]
 
 
 def test_set_seed_repeats_random_actions() -> None:

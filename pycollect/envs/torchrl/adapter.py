@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.envs import EnvBase, StepCounter, TransformedEnv
+from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 
 from pycollect._core import Leaf
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
@@ -101,6 +101,11 @@ class TorchRLEnv(EnvBatch):
         """The env's own."""
         return self._size
 
+    @property
+    def num_seeds(self) -> int:
+        """As many as `env.set_seed` uses: one, in a SerialEnv or ParallelEnv one per worker."""
+        return _seeds_of(self._env)
+
     def truncate_after(self, frames: int) -> bool:
         """Append a StepCounter, as TorchRL's collectors do.
 
@@ -155,7 +160,7 @@ class TorchRLEnv(EnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset all; with seeds, `env.set_seed` goes before, which chains from the first one."""
         if seeds is not None:
-            first, *others = check_seeds(seeds, self.num_envs)
+            first, *others = check_seeds(seeds, self.num_seeds)
             self._env.set_seed(first, static_seed=bool(others) and set(others) == {first})
         with torch.no_grad():
             self._carrier = self._shown = self._env.reset()
@@ -236,6 +241,14 @@ def _leaves_in_nodes(extras: Sequence[Extra], leaves: Sequence[Leaf]) -> dict[Ke
         for extra in extras
         if extra.kind is Kind.NODE
     }
+
+
+def _seeds_of(env: Any) -> int:
+    while isinstance(env, TransformedEnv):
+        env = env.base_env
+    if isinstance(env, SerialEnv):
+        return sum(map(_seeds_of, env._envs))
+    return env.num_workers if isinstance(env, ParallelEnv) else 1
 
 
 def _draws_by_spec(env: Any) -> bool:
