@@ -73,6 +73,8 @@ class EnvBatch(ABC):
         step_only: leaves that a step gives and a reset does not; they lie under "next" alone. In
             `Arrays` they follow the observation, also in those of a reset (any values there).
         takes_tensors: `step` is given torch tensors instead of numpy arrays.
+        casts_actions: a policy's actions are cast to the dtypes of `action`; else they are recorded
+            and given to `step` in its own.
         passes_states_on: a policy may write ("next", k) for a key k of the observation; `step` is
             given it, and it comes back as the next observation's k.
         extras: what belongs to an observation and has no fixed shape and numeric dtype.
@@ -92,6 +94,7 @@ class EnvBatch(ABC):
     own_flags: bool = False
     step_only: tuple[Leaf, ...] = ()
     takes_tensors: bool = False
+    casts_actions: bool = True
     passes_states_on: bool = False
     extras: tuple[Extra, ...] = ()
     step_extras: tuple[Extra, ...] = ()
@@ -151,8 +154,9 @@ class EnvBatch(ABC):
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step every env; return (true next observation, reward, terminated, truncated).
 
-        `action` has the dtypes of `self.action` and belongs to the env from then on. Reward and
-        flags are scalars where the env is not batched, else arrays [P].
+        `action` belongs to the env from then on and has the dtypes of `self.action`, unless
+        `casts_actions` is False. Reward and flags are scalars where the env is not batched, else
+        arrays [P].
         """
 
     @abstractmethod

@@ -68,7 +68,8 @@ def _is_taken(key: Key, observation: set[Key]) -> bool:
 def output_leaves(values: Mapping[Key, torch.Tensor], env: EnvBatch) -> tuple[Leaf, ...]:
     """The leaves to record, in the order of `values`: what a first call of the policy returned.
 
-    An action's leaf is the environment's own. Raises ValueError naming the key, what was expected
+    An action's leaf is the environment's own, but of the policy's dtype where the environment says
+    so. Raises ValueError naming the key, what was expected
     and what came, for missing actions, wrong shapes, and dtypes that cannot be recorded.
     """
     missing = [leaf.key for leaf in env.action if leaf.key not in values]
@@ -129,7 +130,13 @@ def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
         raise ValueError(
             f"policy: {show(leaf.key)}: expected {leaf.dtype}, but {tensor.dtype} came"
         )
-    return leaf
+    if env.casts_actions or _is_unknown_to_arrays(tensor, env):
+        return leaf
+    return _leaf(leaf.key, tensor, env)
+
+
+def _is_unknown_to_arrays(action: torch.Tensor, env: EnvBatch) -> bool:
+    return action.dtype is torch.bfloat16 and not env.takes_tensors
 
 
 def _space_at(space: Any, key: Key) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from pycollect._core import Leaf
@@ -69,7 +70,7 @@ class RandomRunner:
     def _draw(self, steps: int) -> None:
         arrays = self._sampler.draw(steps, self.rng)
         columns = [
-            self._zeros(leaf, steps) if place is None else torch.from_numpy(arrays[place]).unbind(0)
+            self._zeros(leaf, steps) if place is None else _rows(arrays[place], leaf)
             for leaf, place in zip(self.outputs, self._places, strict=True)
         ]
         self._rows = list(zip(*columns, strict=True)) if columns else [()] * steps
@@ -79,3 +80,8 @@ class RandomRunner:
         shape = (*self._batch, *leaf.shape)
         zeros = torch.zeros(shape, dtype=torch_dtype(leaf.dtype), device="cpu")
         return (zeros,) * steps
+
+
+def _rows(actions: npt.NDArray[Any], leaf: Leaf) -> tuple[torch.Tensor, ...]:
+    """A tensor per step; a policy's leaf may have another dtype than what was drawn."""
+    return torch.from_numpy(actions).to(torch_dtype(leaf.dtype)).unbind(0)

@@ -59,9 +59,9 @@ class PolicyRunner:
             shapes of one frame of one env; fixed at construction.
         inputs: the observation keys that the policy reads.
         act: calls the policy on the current observation and returns one tensor per output, with the
-            env's batch shape ([*frame] or [P, *frame]) and, for actions, the space's dtype. The
-            tensors may be written again by the next call: copy what is to stay. May be another
-            function after `refresh`.
+            env's batch shape ([*frame] or [P, *frame]) and, for actions, the space's dtype, where
+            the env asks for it. The tensors may be written again by the next call: copy what is to
+            stay. May be another function after `refresh`.
         reuses_memory: True if `act` returns the very same tensors each time.
         slow_path: True if the policy is called with a TensorDict per step.
         states: what the policy passes on to its next call; `act` returns their next values, in this

@@ -234,7 +234,7 @@ def pixels() -> Any:
         nn.LazyLinear(7),
     )
     return TensorDictModule(
-        lambda pixels: nn.functional.one_hot(net(pixels).argmax(-1), 7).bool(),
+        lambda pixels: nn.functional.one_hot(net(pixels).argmax(-1), 7),
         ["pixels"],
         ["action"],
     )
@@ -284,6 +284,13 @@ def by_step_count(td: TensorDictBase) -> TensorDictBase:
     return td.update({"action": td["step_count"].squeeze(-1) % 2, "seen": td["step_count"] + 0})
 
 
+def of_dtype(name: str, dtype: torch.dtype) -> Any:
+    """That policy, its action of another dtype than the environment's."""
+    return TensorDictSequential(
+        POLICIES[name](), TensorDictModule(lambda action: action.to(dtype), ["action"], ["action"])
+    )
+
+
 POLICIES: dict[str, Callable[[], Any]] = {
     "random": lambda: None,
     "linear": linear,
@@ -321,6 +328,9 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "LSTM of 2 layers": partial(recurrent, "LSTM", num_layers=2),
     "GRU of 2 layers": partial(recurrent, "GRU", num_layers=2),
     "greedy": greedy_index,
+    "linear in float64": partial(of_dtype, "linear", torch.float64),
+    "Q values in float32": partial(of_dtype, "Q values", torch.float32),
+    "counting in int64": partial(of_dtype, "counting", torch.int64),
     "by flags": by_flags,
     "by step count": lambda: by_step_count,
     "counting": counting,

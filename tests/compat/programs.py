@@ -190,6 +190,9 @@ def torchrl_kinds() -> list[Program]:
         # There, a collector of nested flags cannot be reset, which a seed asks for.
         *(Program(f"NestedCountingEnv{s}", "nested counting", draws=True) for s in ("", " [3]")),
         Program("DiscreteActionConvMockEnv", "pixels"),
+        *(Program(name, "counting in int64") for name in ("CountingEnv", "SerialEnv")),
+        *(Program(name, "linear in float64") for name in ("GymWrapper", "Pendulum, InitTracker")),
+        Program("one-hot CartPole", "Q values in float32"),
         Program("MultiKeyCountingEnv [2]", "random", draws=True),
         Program("SerialEnv", "counting", {"frames_per_batch": 7, "total_frames": 30}),
         Program("SerialEnv", "counting", {"reset_at_each_iter": True}),

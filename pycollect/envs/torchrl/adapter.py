@@ -40,6 +40,7 @@ class TorchRLEnv(EnvBatch):
 
     own_flags = True
     takes_tensors = True
+    casts_actions = False
     passes_states_on = True
 
     def __init__(self, env: EnvBase) -> None:

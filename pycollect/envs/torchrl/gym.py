@@ -134,6 +134,8 @@ class Unwrapped(SingleEnv):
         observation: the leaves, each with its encoding, in the order of the inner env's space.
     """
 
+    casts_actions = False
+
     def __init__(
         self,
         env: Any,
