@@ -23,6 +23,7 @@ from pycollect.extras_recorder import ExtrasRecorder
 from pycollect.generators import Generators, GeneratorState
 from pycollect.layout import Key, dotted, torch_dtype
 from pycollect.policy import PolicyRunner, RandomRunner, make_policy_runner
+from pycollect.step_timer import StepTimer, WorkerSeconds
 from pycollect.weights import Weights, load_weights, weights_from
 
 Runner = PolicyRunner | RandomRunner
@@ -68,7 +69,7 @@ class RolloutReport:
     """What comes back beside the frames of a rollout.
 
     Attributes:
-        seconds: how long the rollout took, wall time.
+        seconds: where the worker's time went so far.
         stepped: steps of single envs since the worker was made, best effort.
         slow_paths: the names of those that the rollout took.
         extras: [P, T] each; None where there are none.
@@ -76,7 +77,7 @@ class RolloutReport:
 
     header: RolloutHeader
     episodes: list[Episode]
-    seconds: float
+    seconds: WorkerSeconds
     stepped: int
     slow_paths: tuple[str, ...]
     extras: Extras | None = None
@@ -107,6 +108,7 @@ class Worker:
         self.policy = policy
         self._options = options
         self._generators: Generators | None = None
+        self._timer = StepTimer()
         self._sequence = 0
         self._must_reset = False  # the last rollout was given up on the way
         self._fresh = True  # all environments were reset and not stepped since
@@ -210,6 +212,11 @@ class Worker:
         return [*self.env.batch_size, self.steps]
 
     @property
+    def seconds(self) -> WorkerSeconds:
+        """Where its time went so far."""
+        return self._timer.seconds
+
+    @property
     def stepped(self) -> int:
         """Steps of single environments recorded since the worker was made."""
         return self._recorder.frames
@@ -234,7 +241,7 @@ class Worker:
             random: random actions instead of the policy's; its other outputs are zeros.
             control: ends the rollout early, if somebody wants that.
         """
-        start = time.perf_counter()
+        self._timer.begin()
         if self._options.pre_collect_hook is not None:
             self._options.pre_collect_hook()
         runner = self._random if random else self._runner
@@ -249,13 +256,13 @@ class Worker:
             header = self._recorder.finish(self.index, self.incarnation, self._sequence)
         finally:
             self._recorder.abandon()
+            self._timer.end()
         self._must_reset = False
         self._sequence += 1
-        seconds = time.perf_counter() - start
         return RolloutReport(
             header,
             self._recorder.take_episodes(),
-            seconds,
+            self._timer.seconds,
             self._recorder.frames,
             self._slow_paths(runner),
             self._extras.finish(self.steps) if self.leaves.extras else None,
@@ -289,15 +296,42 @@ class Worker:
             extras = self._extras
             act = extras.beside_act(act, runner.said)
             record, reset_done = extras.beside_step(record), extras.beside_reset(reset_done)
-        for _ in range(self.steps):
-            outputs = act()
-            observation, reward, terminated, truncated = env_step(to_env(outputs))
-            resets = record(observation, reward, terminated, truncated, outputs)
-            if resets:
-                if resets != _STOPPED:
-                    record_reset(reset_done(done))
-                if resets < 0:
-                    return
+        for plain, then_timed in self._timer.stretches(self.steps):
+            for _ in range(plain):
+                outputs = act()
+                observation, reward, terminated, truncated = env_step(to_env(outputs))
+                resets = record(observation, reward, terminated, truncated, outputs)
+                if resets:
+                    if resets != _STOPPED:
+                        record_reset(reset_done(done))
+                    if resets < 0:
+                        return
+            if then_timed and self._timed_step(act, record, reset_done) < 0:
+                return
+
+    def _timed_step(
+        self,
+        act: Callable[[], tuple[torch.Tensor, ...]],
+        record: Callable[..., int],
+        reset_done: Callable[..., Arrays],
+    ) -> int:
+        """One step as all others, with a look at the clock between its parts."""
+        timer, clock = self._timer, time.perf_counter
+        start = clock()
+        outputs = act()
+        chosen = clock()
+        result = self.env.step(self._to_env(outputs))
+        stepped = clock()
+        resets = record(*result, outputs)
+        end = recorded = clock()
+        if resets and resets != _STOPPED:
+            observation = reset_done(self._recorder.done)
+            end = clock()
+            self._recorder.reset(observation)
+        timer.policy += chosen - start
+        timer.env += stepped - chosen + end - recorded
+        timer.record += recorded - stepped
+        return resets
 
     def _with_states(self, record: Callable[..., int]) -> Callable[..., int]:
         """The recorder's step where the policy's states follow its outputs."""

@@ -42,12 +42,10 @@ def test_stats(way: Way) -> None:
     assert not any(stats["slow_paths"].values())
     assert stats["frames_per_second"] > 0
     check_workers(stats["workers"], way, 6 * batch)
-    phases = {"collect", "assemble", "deliver", "user"}
-    phases |= {"wait", "transport"} if way.ray else set()
+    phases = {"assemble", "deliver", "user"}
+    phases |= {"idle", "transport"} if way.ray else {"env", "policy", "record"}
     assert stats["seconds"].keys() == phases | {"elapsed"}
-    assert all(seconds >= 0 for seconds in stats["seconds"].values())
-    own = {"wait", "transport", "assemble", "deliver", "user"} & phases
-    assert sum(stats["seconds"][phase] for phase in own) <= stats["seconds"]["elapsed"] + 0.01
+    check_seconds(stats["seconds"], phases)
     assert json.loads(json.dumps(stats))["frames"] == 6 * batch
 
 
@@ -62,8 +60,36 @@ def check_workers(workers: dict[int, Any], way: Way, frames: int) -> None:
         assert pids == {os.getpid()}
         assert psutil.pid_exists(os.getpid())
     for worker in workers.values():
+        assert worker["seconds"].keys() == {"env", "policy", "record", "idle"}
+        assert all(seconds >= 0 for seconds in worker["seconds"].values())
         assert worker["node"] == socket.gethostname()
         assert (worker["version"], worker["restarts"]) == (0, 0)
+
+
+def check_seconds(seconds: dict[str, float], phases: set[str]) -> None:
+    assert all(value >= 0 for value in seconds.values())
+    assert sum(seconds[phase] for phase in phases) <= seconds["elapsed"] + 0.01
+
+
+def test_the_parts_add_up_to_the_whole() -> None:
+    with collecting(IN_PROCESS, lambda w: CountingEnv, parity_policy(), frames=1000) as collector:
+        for _ in range(10):
+            collector.next()
+        seconds = collector.stats()["seconds"]
+    elapsed = seconds.pop("elapsed")
+    assert 0.95 * elapsed <= sum(seconds.values()) <= elapsed
+
+
+def test_an_env_that_takes_its_time_is_seen() -> None:
+    class Slow(CountingEnv):
+        def step(self, action: Any) -> Any:
+            sum(range(20_000))
+            return super().step(action)
+
+    with collecting(IN_PROCESS, lambda w: Slow, parity_policy(), frames=300) as collector:
+        collector.next()
+        seconds = collector.stats()["seconds"]
+    assert seconds["env"] > seconds["policy"] + seconds["record"]
 
 
 def test_episodes_cut_by_the_collector_count() -> None:

@@ -216,7 +216,7 @@ class RemoteCollector(CollectorBase):
         """One of them whose oldest call has an answer. Says who is awaited when it takes long."""
         since = time.monotonic()
         warned = False
-        with self._statistics.timed("wait"):
+        with self._statistics.timed("idle"):
             while True:
                 for member in self._watch.overdue(waiting):
                     self._give_up(member)
@@ -286,7 +286,6 @@ class RemoteCollector(CollectorBase):
         member.orders.popleft()
         self._ledger.take_back(member.index, member.info.frames - header.frames)
         member.note = note
-        member.collecting += note.seconds
         member.version = header.policy_version
         member.frames += header.frames
         member.since_update += 1
@@ -301,14 +300,14 @@ class RemoteCollector(CollectorBase):
     def stats(self) -> dict[str, Any]:
         """See :meth:`CollectorBase.stats`.
 
-        "seconds" has the phases wait (for rollouts), transport, assemble, deliver, user, and
-        "collect", which runs in the workers and adds up over them. "slow_paths" counts workers
-        that go through one TensorDict per step, or have extras.
+        "seconds" of the collector has the phases idle (waiting for rollouts), transport, assemble,
+        deliver and user, which add up to "elapsed"; "seconds" of each worker has env, policy,
+        record and idle, since its first rollout began. "slow_paths" counts workers that go through
+        one TensorDict per step, or have extras.
         """
         everyone = sorted([*self._members, *self._force.former], key=lambda m: m.index)
         notes = [member.note for member in everyone if member.note]
         report = self._statistics.report()
-        report["seconds"]["collect"] = sum(member.collecting for member in everyone)
         return {
             **report,
             "frames_stepped": sum(note.stepped for note in notes),
@@ -320,6 +319,7 @@ class RemoteCollector(CollectorBase):
                     "version": member.version,
                     "restarts": member.plan.spec.incarnation,
                     "frames": member.frames,
+                    "seconds": member.note.seconds.report() if member.note else {},
                 }
                 for member in everyone
             },

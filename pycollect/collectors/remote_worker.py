@@ -28,6 +28,7 @@ from pycollect.extras import Extra, Extras, joined
 from pycollect.generators import GeneratorState
 from pycollect.layout import dotted
 from pycollect.policy import build
+from pycollect.step_timer import WorkerSeconds
 from pycollect.weights import WeightSlab, weight_leaves, weights_from
 from pycollect.worker import Episode, Worker, WorkerOptions
 
@@ -115,7 +116,7 @@ class RolloutNote:
     """
 
     episodes: list[Episode]
-    seconds: float
+    seconds: WorkerSeconds
     stepped: int
     slow_paths: tuple[str, ...]
     extras: bytes | None = None

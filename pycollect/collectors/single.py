@@ -186,8 +186,7 @@ class SyncDataCollector(CollectorBase):
         self._ledger.issue(0, self._batch_frames)
         slab = self._pool.acquire()
         try:
-            with self._statistics.timed("collect"):
-                report = self._worker.collect(slab, 0, self._policy_version, random)
+            report = self._worker.collect(slab, 0, self._policy_version, random)
         except Exception as error:
             self._ledger.lose_in_flight("env_error")
             text = f"worker 0 raised {type(error).__name__}: {error}"
@@ -221,12 +220,16 @@ class SyncDataCollector(CollectorBase):
     def stats(self) -> dict[str, Any]:
         """See :meth:`CollectorBase.stats`.
 
-        "seconds" has the phases collect, assemble, deliver, user; "slow_paths" counts what goes
+        "seconds" has the phases env, policy, record, assemble, deliver and user, which add up to
+        "elapsed"; the first three are split by a sample of the steps. "slow_paths" counts what goes
         through one TensorDict per step (the policy, the environment), and "extras".
         """
         report = self._report
+        statistics = self._statistics.report()
+        own = self._worker.seconds.report()
+        statistics["seconds"].update({phase: own[phase] for phase in ("env", "policy", "record")})
         return {
-            **self._statistics.report(),
+            **statistics,
             "frames_stepped": report.stepped if report else 0,
             "slow_paths": count_slow_paths([report.slow_paths] if report else []),
             "workers": {
@@ -236,6 +239,7 @@ class SyncDataCollector(CollectorBase):
                     "version": report.header.policy_version if report else 0,
                     "restarts": 0,
                     "frames": self._statistics.frames,
+                    "seconds": own,
                 }
             },
         }

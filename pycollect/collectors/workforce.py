@@ -51,7 +51,6 @@ class Member:
     note: RolloutNote | None = None
     version: int = 0
     frames: int = 0
-    collecting: float = 0.0
     since_update: int = 0
     deaths: list[int] = field(default_factory=list)
 
