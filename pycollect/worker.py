@@ -212,6 +212,11 @@ class Worker:
         return [*self.env.batch_size, self.steps]
 
     @property
+    def bounded(self) -> bool:
+        """Whether its episodes are known to end."""
+        return bool(self._options.max_frames_per_traj) or self.env.time_limit
+
+    @property
     def seconds(self) -> WorkerSeconds:
         """Where its time went so far."""
         return self._timer.seconds

@@ -91,6 +91,8 @@ COMMON: list[tuple[str, Any, type[Exception], str]] = [
         for name in ("init_fn", "pre_collect_hook", "post_collect_hook")
     ],
     ("replay_buffer", print, TypeError, "extend"),
+    ("traj_format", "flat", ValueError, "cat"),
+    ("trajs_per_batch", 1.5, TypeError, "1.5"),
 ]
 
 
@@ -224,8 +226,6 @@ REFUSED = (
     "trajs_per_write",
 )
 LATER = {
-    "trajs_per_batch": 3,
-    "traj_format": "cat",
     "observation_dtype": torch.bfloat16,
     "observation_scale": 1 / 255,
     "compile_policy": True,

@@ -13,6 +13,7 @@ import torch
 from tensordict.nn import InteractionType
 
 from pycollect.envs.vector_api import parse_autoreset
+from pycollect.worker import WorkerOptions
 
 # TorchRL's arguments that only hint at how to go about it.
 HINTS = frozenset(
@@ -47,8 +48,6 @@ LATER: dict[str, tuple[Any, ...]] = {
     "observation_dtype": (None,),
     "observation_scale": (None,),
     "preemptive_threshold": (None,),
-    "traj_format": ("padded",),
-    "trajs_per_batch": (None, 0, -1),
 }
 
 
@@ -122,6 +121,15 @@ def check_seconds(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         raise ValueError(f"{name}: expected a number of seconds > 0, got {value!r}")
     return float(value)
+
+
+def check_whole_trajectories(trajs_per_batch: int, options: WorkerOptions) -> None:
+    """Trajectories that are delivered whole may not be cut by every batch."""
+    if trajs_per_batch and options.reset_at_each_iter:
+        raise ValueError(
+            "reset_at_each_iter: expected False with trajs_per_batch, whose trajectories go on "
+            "over several rollouts"
+        )
 
 
 def check_total_frames(value: Any) -> int | None:

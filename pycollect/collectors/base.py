@@ -12,12 +12,13 @@ from tensordict import TensorDictBase
 
 from pycollect._core import TrajectoryIds
 from pycollect.collectors import arguments as check
-from pycollect.collectors.delivery import Batch, deliver, extend
+from pycollect.collectors.delivery import Batch, assembled, extend, finished, rollouts_of
 from pycollect.collectors.ledger import Ledger
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.progress import Progress
 from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import Statistics
+from pycollect.trajectory_queue import TrajectoryQueue
 from pycollect.weights import Weights
 
 _METHODS_TO_COME = frozenset({"pause", "start"})
@@ -43,6 +44,7 @@ class CollectorBase(ABC):
         self._closed = False
         self._progress: Progress | None = None
         self._stream = threading.RLock()  # held by whoever moves the stream on
+        self._queue = self._new_queue(0)  # of trajectories, where batches are made of these
 
     # The stream
 
@@ -52,7 +54,7 @@ class CollectorBase(ABC):
     def __next__(self) -> TensorDictBase | None:
         with self._stream:
             if self._has_ended:
-                self._close_progress()
+                self._end()
                 raise StopIteration
             return self._advance()
 
@@ -76,17 +78,19 @@ class CollectorBase(ABC):
             raise self._failure
         self._statistics.entered()
         try:
-            batch = self._collect()
+            td, frames_of = self._whole_trajectories() if self._queue else self._batch()
         except Exception as error:
             self._failure = error
             raise
-        self._count(batch)
+        for worker, frames in frames_of.items():
+            self._ledger.deliver(worker, frames)
+        self._statistics.count_batch(sum(frames_of.values()))
         with self._statistics.timed("deliver"):
-            td = deliver(batch, self._options)
+            td = finished(td, self._options)
             self._before_delivery(td)
             if self._options.replay_buffer is not None:
                 extend(td, self._options)
-        self._show_progress(batch.frames)
+        self._show_progress(sum(frames_of.values()))
         self._statistics.left()
         return None if self._options.replay_buffer is not None else td
 
@@ -94,10 +98,62 @@ class CollectorBase(ABC):
     def _collect(self) -> Batch:
         """Produce the next batch. Its frames are in flight in the ledger."""
 
-    def _count(self, batch: Batch) -> None:
-        for worker, frames in batch.frames_of.items():
-            self._ledger.deliver(worker, frames)
-        self._statistics.count(batch.frames, batch.episodes)
+    def _batch(self) -> tuple[TensorDictBase, Mapping[int, int]]:
+        """A batch as it was collected, and the frames that each worker has in it."""
+        batch = self._collect()
+        self._statistics.count_episodes(batch.episodes)
+        with self._statistics.timed("deliver"):
+            return assembled(batch, self._options), batch.frames_of
+
+    def _whole_trajectories(self) -> tuple[TensorDictBase, Mapping[int, int]]:
+        """The next complete trajectories, and the frames that each worker has in them.
+
+        What is collected meanwhile stays in flight until its trajectory is delivered.
+        """
+        assert self._queue is not None
+        while (popped := self._queue.pop()) is None:
+            batch = self._collect()
+            self._statistics.count_episodes(batch.episodes)
+            with self._statistics.timed("deliver"):
+                parts = rollouts_of(assembled(batch, self._options), batch)
+                for worker, rollout in parts.items():
+                    self._ledger.lose(worker, self._queue.push(worker, rollout), "incomplete")
+        return popped.td, popped.frames
+
+    def _new_queue(self, next_id: int) -> TrajectoryQueue | None:
+        if not self._options.trajs_per_batch:
+            return None
+        return TrajectoryQueue(self._options.trajs_per_batch, self._options.traj_format, next_id)
+
+    def _check_bounded(self, bounded: bool) -> None:
+        """Raise ValueError where a trajectory might stay open for ever."""
+        if self._queue is not None and not bounded:
+            raise ValueError(
+                "trajs_per_batch: expected episodes that are bounded, but this environment has no "
+                "time limit that is known; pass max_frames_per_traj"
+            )
+
+    def _cut_trajectories(self, worker: int, reason: str) -> None:
+        """A worker's open trajectories end unfinished."""
+        if self._queue is not None:
+            self._ledger.lose(worker, self._queue.cut(worker), reason)
+
+    def _drop_all(self, reason: str) -> None:
+        """Whatever is in flight is lost: rollouts, and trajectories that wait to be delivered."""
+        self._ledger.lose_in_flight(reason)
+        if self._queue is not None:
+            self._queue.clear()
+        self._drop_rollouts()
+
+    @abstractmethod
+    def _drop_rollouts(self) -> None:
+        """Forget the rollouts that workers were asked for."""
+
+    def _end(self) -> None:
+        """All frames were delivered; what whole trajectories left over is lost."""
+        if self._queue is not None and not self._closed:
+            self._drop_all("incomplete")
+        self._close_progress()
 
     def _before_delivery(self, td: TensorDictBase) -> None:  # noqa: B027
         """A batch is about to be given away: for subclasses with something to do then."""
@@ -120,6 +176,8 @@ class CollectorBase(ABC):
 
     def __len__(self) -> int:
         """The number of batches in all, delivered ones included, if every batch is full."""
+        if self._queue is not None:
+            raise TypeError("len() of batches of whole trajectories: it depends on their lengths")
         if self._options.total_frames is None:
             raise TypeError(
                 f"len() of a {type(self).__name__} without an end: total_frames was not given"
@@ -195,7 +253,7 @@ class CollectorBase(ABC):
         root = check.check_seed(seed)
         with self._stream:
             check_open(self._closed, self._failure)
-            self._ledger.lose_in_flight("set_seed")
+            self._drop_all("set_seed")
             self._entropy = root
             return self._seed_workers(root, bool(static_seed))
 
@@ -207,7 +265,7 @@ class CollectorBase(ABC):
         """Reset all environments. Rollouts in flight are dropped."""
         with self._stream:
             check_open(self._closed, self._failure)
-            self._ledger.lose_in_flight("reset")
+            self._drop_all("reset")
             self._reset_workers()
 
     @abstractmethod
@@ -226,7 +284,7 @@ class CollectorBase(ABC):
                 entropy=self._entropy,
                 batches=self._statistics.batches,
                 episodes=self._statistics.episodes,
-                trajectories=self._ids.next,
+                trajectories=self._queue.next_id if self._queue else self._ids.next,
                 policy_version=self._policy_version,
                 policy=dict(self._current_weights()),
                 ledger=self._ledger.state(),
@@ -253,12 +311,14 @@ class CollectorBase(ABC):
             if state.policy:
                 self._check_weights(state.policy)
             dropped = self._ledger.in_flight_of_each()
+            self._drop_all("load_state_dict")
             self._ledger.restore(state.ledger)
             for worker, frames in dropped.items():
                 self._ledger.issue(worker, frames)
                 self._ledger.lose(worker, frames, "load_state_dict")
             self._statistics.restore(self._ledger.delivered, state.batches, state.episodes)
             self._ids = TrajectoryIds.from_state((state.trajectories, []))
+            self._queue = self._new_queue(state.trajectories)
             self._entropy = state.entropy
             self._policy_version = state.policy_version
             self._resume_workers(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,9 +23,11 @@ class Batch:
 
     Attributes:
         shape: its batch dimensions, time last.
-        frames_of: collected frames of each worker; uncollected cells are not counted.
+        frames_of: collected frames of each worker, in the order of their rows; uncollected cells
+            are not counted.
         leaves: what a frame consists of.
         extras: of its shape each; None where there are none.
+        joined: how its workers' rollouts are joined: "stack", 0 or -1; None: it is of one worker.
     """
 
     tensors: dict[Key, torch.Tensor]
@@ -34,6 +36,7 @@ class Batch:
     episodes: Sequence[Episode]
     leaves: BatchLeaves
     extras: Extras | None = None
+    joined: str | int | None = None
 
     @property
     def frames(self) -> int:
@@ -41,14 +44,33 @@ class Batch:
         return sum(self.frames_of.values())
 
 
-def deliver(batch: Batch, options: StreamOptions) -> TensorDictBase:
-    """The batch as the caller gets it: split, without ids where they are not wanted, processed."""
+def assembled(batch: Batch, options: StreamOptions) -> TensorDictBase:
+    """The batch as a TensorDict."""
     td: TensorDictBase = to_tensordict(
         batch.tensors, batch.shape, options.device, batch.leaves.shapes
     )
     if parcel := batch.leaves.parcel(batch.extras):
         td = with_extras(td, parcel)
-    if options.split_trajs:
+    return td
+
+
+def rollouts_of(td: TensorDictBase, batch: Batch) -> dict[int, TensorDictBase]:
+    """Each worker's part of a batch, [T], or [P, T]."""
+    workers = list(batch.frames_of)
+    if len(workers) == 1 and batch.joined is None:
+        parts: Iterable[TensorDictBase] = [td]
+    elif batch.joined == "stack":
+        parts = td.unbind(0)
+    else:
+        dim = td.ndim - 1 if batch.joined == -1 else 0
+        parts = td.split(td.shape[dim] // len(workers), dim)
+    flat = (part if part.ndim <= 2 else part.flatten(0, part.ndim - 2) for part in parts)
+    return dict(zip(workers, flat, strict=True))
+
+
+def finished(td: TensorDictBase, options: StreamOptions) -> TensorDictBase:
+    """What the caller gets: split, without ids where they are not wanted, processed."""
+    if options.split_trajs and not options.trajs_per_batch:
         td = split_trajectories(td)
     if not options.track_traj_ids:
         td = _without_ids(td)

@@ -19,6 +19,7 @@ class StreamOptions:
     Attributes:
         total_frames: None: without an end.
         init_random_frames: 0: none.
+        trajs_per_batch: 0: batches are of frames.
         device: what ``td.device`` of a batch says.
     """
 
@@ -27,6 +28,8 @@ class StreamOptions:
     init_random_frames: int
     postproc: Callable[[TensorDictBase], TensorDictBase] | None
     split_trajs: bool
+    trajs_per_batch: int
+    traj_format: str
     track_traj_ids: bool
     replay_buffer: Any
     extend_buffer: bool
@@ -42,6 +45,8 @@ class StreamOptions:
         init_random_frames: Any,
         postproc: Any,
         split_trajs: Any,
+        trajs_per_batch: Any,
+        traj_format: Any,
         track_traj_ids: Any,
         replay_buffer: Any,
         extend_buffer: Any,
@@ -55,6 +60,8 @@ class StreamOptions:
             init_random_frames=check.check_count("init_random_frames", init_random_frames),
             postproc=check.check_callable("postproc", postproc),
             split_trajs=bool(split_trajs),
+            trajs_per_batch=check.check_count("trajs_per_batch", trajs_per_batch),
+            traj_format=check.check_choice("traj_format", traj_format, ("padded", "cat")),
             track_traj_ids=bool(track_traj_ids),
             replay_buffer=check.check_replay_buffer(replay_buffer),
             extend_buffer=bool(extend_buffer),

@@ -49,6 +49,9 @@ class RayCollector(RemoteCollector):
             where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
         split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
+        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here;
+            episodes must be bounded, by `max_frames_per_traj` or a time limit of the environment.
+        traj_format: of these: "padded", [N, T] with a mask, or "cat", one after the other, [F].
         exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
         track_traj_ids: False: leave out ("collector", "traj_ids").
         track_policy_version: add ("collector", "policy_version").
@@ -120,6 +123,8 @@ class RayCollector(RemoteCollector):
         policy_state: Mapping[Any, Any] | None = None,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
+        trajs_per_batch: int | None = None,
+        traj_format: str = "padded",
         exploration_type: InteractionType | str = InteractionType.RANDOM,
         track_traj_ids: bool = True,
         track_policy_version: bool = False,
@@ -160,6 +165,8 @@ class RayCollector(RemoteCollector):
             init_random_frames=parse.common_value("init_random_frames", arguments),
             postproc=postproc,
             split_trajs=split_trajs,
+            trajs_per_batch=trajs_per_batch,
+            traj_format=traj_format,
             track_traj_ids=parse.common_value("track_traj_ids", arguments),
             replay_buffer=replay_buffer,
             extend_buffer=parse.common_value("extend_buffer", arguments),
@@ -186,6 +193,8 @@ class RayCollector(RemoteCollector):
         share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         configs = parse.check_remote_configs(remote_configs, len(entries))
         plans = parse.worker_plans(entries, arguments, configs, sources, built_by_workers, share)
+        for plan in plans:
+            check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
         init_config = parse.check_init_config(ray_init_config)
         check_actor_options(configs)
         super().__init__(options, remote, plans, policy, RayEngine(init_config))

@@ -100,6 +100,7 @@ class RemoteCollector(CollectorBase):
         infos = {member.index: member.info for member in self._members}
         if self._remote.sync:
             check_alike(infos)
+        self._check_bounded(all(info.bounded for info in infos.values()))
         self._engine.check_memory(in_flight_bytes(infos, self._remote.prefetch + 1))
         frames = [info.frames for info in infos.values()]
         self._batch_frames = sum(frames) if self._remote.sync else max(frames)
@@ -140,7 +141,8 @@ class RemoteCollector(CollectorBase):
         self._top_up(self._remote.prefetch)
         frames_of = {index: header.frames for index, (header, _) in placed.items()}
         episodes = [episode for index in rows for episode in placed[index][1].episodes]
-        return Batch(tensors, shape, frames_of, episodes, info.leaves, extras)
+        joined = self._remote.joined
+        return Batch(tensors, shape, frames_of, episodes, info.leaves, extras, joined)
 
     def _collect_async(self) -> Batch:
         if self._failing is None:
@@ -208,7 +210,9 @@ class RemoteCollector(CollectorBase):
     @property
     def _more_needed(self) -> bool:
         total = self._options.total_frames
-        return total is None or self._ledger.delivered + self._ledger.in_flight < total
+        if total is None or self._queue is not None:  # of what it holds some may never be whole
+            return True
+        return self._ledger.delivered + self._ledger.in_flight < total
 
     # Awaiting
 
@@ -256,6 +260,7 @@ class RemoteCollector(CollectorBase):
         """Start a worker anew; what was asked of the old one is lost, and asked of the new one."""
         frames = member.info.frames
         self._lose(member, reason)
+        self._cut_trajectories(member.index, reason)
         self._ids.forget(member.index)
         self._force.replace(member, death, self._statistics.batches)
         if member.note is not None and member.note.generators is not None:
@@ -327,14 +332,12 @@ class RemoteCollector(CollectorBase):
 
     # Seeds and state
 
-    def _drop(self) -> None:
-        """Forget all rollouts that were asked for."""
+    def _drop_rollouts(self) -> None:
         self._failing = None
         for member in self._members:
             member.drop()
 
     def _seed_workers(self, root: int, static: bool) -> int:
-        self._drop()
         seeds: dict[int, list[int]] = {}
         following = root
         for member in sorted(self._members, key=lambda member: member.index):
@@ -345,7 +348,6 @@ class RemoteCollector(CollectorBase):
         return following
 
     def _reset_workers(self) -> None:
-        self._drop()
         self._ask_all({member.index: ("reset",) for member in self._members})
 
     def _ask_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
@@ -364,7 +366,6 @@ class RemoteCollector(CollectorBase):
         self._weights.check(weights, self._members)
 
     def _resume_workers(self, state: CollectorState) -> None:
-        self._drop()
         if state.policy:
             if self._policy is not None:
                 load_weights(weights_of(self._policy), state.policy)

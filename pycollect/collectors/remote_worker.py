@@ -59,6 +59,7 @@ class WorkerInfo:
 
     Attributes:
         num_seeds: how many its environments are reset with.
+        bounded: its episodes are known to end.
         weights: names, dtypes and shapes of the policy's parameters and buffers.
     """
 
@@ -69,6 +70,7 @@ class WorkerInfo:
     steps: int
     pid: int
     node: str
+    bounded: bool
     weights: tuple[Leaf, ...] = ()
 
     @property
@@ -240,6 +242,7 @@ class RemoteWorker:
             steps=worker.steps,
             pid=os.getpid(),
             node=socket.gethostname(),
+            bounded=worker.bounded,
             weights=weight_leaves(weights),
         )
 

@@ -73,6 +73,9 @@ class SyncDataCollector(CollectorBase):
             where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
         split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
+        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here;
+            episodes must be bounded, by `max_frames_per_traj` or a time limit of the environment.
+        traj_format: of these: "padded", [N, T] with a mask, or "cat", one after the other, [F].
         exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
         track_traj_ids: False: leave out ("collector", "traj_ids").
         track_policy_version: add ("collector", "policy_version").
@@ -113,6 +116,8 @@ class SyncDataCollector(CollectorBase):
         policy_state: Mapping[Any, Any] | None = None,
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
+        trajs_per_batch: int | None = None,
+        traj_format: str = "padded",
         exploration_type: InteractionType | str = InteractionType.RANDOM,
         track_traj_ids: bool = True,
         track_policy_version: bool = False,
@@ -140,6 +145,8 @@ class SyncDataCollector(CollectorBase):
                 init_random_frames=init_random_frames,
                 postproc=postproc,
                 split_trajs=split_trajs,
+                trajs_per_batch=trajs_per_batch,
+                traj_format=traj_format,
                 track_traj_ids=track_traj_ids,
                 replay_buffer=replay_buffer,
                 extend_buffer=extend_buffer,
@@ -171,13 +178,15 @@ class SyncDataCollector(CollectorBase):
             env_kwargs = env_kwargs[0]
         entry = _only_entry(create_env_fn)
         self._policy = check.check_policy(policy) if factories is None else build(factories[0])
+        check.check_whole_trajectories(self._options.trajs_per_batch, options)
         self._worker = Worker(0, entry, env_kwargs, self._policy, options)
         self._pool = make_pool(self._worker.placement, _SLABS_KEPT)
         self._batch_frames = self._worker.env.num_envs * self._worker.steps
         self._report: RolloutReport | None = None
         try:
+            self._check_bounded(self._worker.bounded)
             warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=3)
-        except UserWarning:  # where warnings are errors
+        except (UserWarning, ValueError):  # a warning where these are errors
             self.shutdown()
             raise
 
@@ -248,6 +257,9 @@ class SyncDataCollector(CollectorBase):
         seeds, following = seed_chain(root, self._worker.env.num_seeds, static)
         self._worker.set_seed(seeds, root)
         return following
+
+    def _drop_rollouts(self) -> None:
+        """There are none beside the one that is being collected."""
 
     def _reset_workers(self) -> None:
         self._worker.reset()

@@ -52,10 +52,13 @@ class Statistics:
         """The caller has its batch."""
         self._returned = time.perf_counter()
 
-    def count(self, frames: int, episodes: Iterable[Episode]) -> None:
-        """One more batch, of so many frames, and the episodes that ended in it."""
+    def count_batch(self, frames: int) -> None:
+        """One more batch is delivered, of so many frames."""
         self.frames += frames
         self.batches += 1
+
+    def count_episodes(self, episodes: Iterable[Episode]) -> None:
+        """Episodes that ended."""
         for episode in episodes:
             self.episodes += 1
             self._recent.append(episode)

@@ -15,6 +15,7 @@ from .info import with_info
 from .random_actions import ActionSampler
 from .single import close_quietly, make_single_env
 from .spaces import describe
+from .time_limit import has_time_limit
 from .vector import make_vector_env
 from .vector_api import is_vector_env
 
@@ -113,8 +114,8 @@ def _make_callables(entry: list[Any] | tuple[Any, ...], kwargs: dict[str, Any]) 
                 )
             from .torchrl import make_torchrl_batch
 
-            return make_torchrl_batch(envs)
-        return CallablesEnv(envs)
+            return _limited(make_torchrl_batch(envs), envs)
+        return _limited(CallablesEnv(envs), envs)
     except BaseException:
         for env in envs:
             close_quietly(env)
@@ -147,9 +148,15 @@ def _wrap(env: Any, autoreset_mode: Any) -> EnvBatch:
     if is_torchrl_env(env):
         from .torchrl import make_torchrl_env
 
-        return make_torchrl_env(env)
+        return _limited(make_torchrl_env(env), [env])
     # EnvPool's envs are both; the vector interface is the one that they have.
-    return make_vector_env(env, autoreset_mode) if is_vector_env(env) else make_single_env(env)
+    batch = make_vector_env(env, autoreset_mode) if is_vector_env(env) else make_single_env(env)
+    return _limited(batch, [env])
+
+
+def _limited(batch: EnvBatch, envs: Sequence[Any]) -> EnvBatch:
+    batch.time_limit = all(map(has_time_limit, envs))
+    return batch
 
 
 def is_torchrl_env(value: Any) -> bool:

@@ -77,6 +77,7 @@ class EnvBatch(ABC):
             and given to `step` in its own.
         passes_states_on: a policy may write ("next", k) for a key k of the observation; `step` is
             given it, and it comes back as the next observation's k.
+        time_limit: episodes are known to end after some number of steps.
         extras: what belongs to an observation and has no fixed shape and numeric dtype.
         step_extras: the same of what a step alone gives.
         action_extras: the same of the action.
@@ -96,6 +97,7 @@ class EnvBatch(ABC):
     takes_tensors: bool = False
     casts_actions: bool = True
     passes_states_on: bool = False
+    time_limit: bool = False
     extras: tuple[Extra, ...] = ()
     step_extras: tuple[Extra, ...] = ()
     action_extras: tuple[Extra, ...] = ()

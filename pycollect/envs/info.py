@@ -111,6 +111,7 @@ class InfoEnv(EnvBatch):
         self.observation, self.extras = env.observation, env.extras
         self.action, self.action_space = env.action, env.action_space
         self.skips_after_done, self.can_reset = env.skips_after_done, env.can_reset
+        self.time_limit = env.time_limit
         self._single = len(env.observation) == 1
         self._rows = (env.num_envs,) if env.batched else ()
         entries = self._probe(keys)

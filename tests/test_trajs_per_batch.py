@@ -1,0 +1,150 @@
+"""Batches of whole trajectories: each from its start to its done, none twice, none in silence."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from collect_support import ASYNC, CAT_0, CAT_TIME, IN_PROCESS, STACK, Way, collecting, echo_fns
+from envs_for_tests import CountingEnv
+from test_ledger import check
+
+from pycollect import SyncDataCollector
+
+T = 5
+N = 4
+WAYS = [
+    pytest.param(IN_PROCESS),
+    *[
+        pytest.param(way, marks=pytest.mark.ray)
+        for way in (STACK, CAT_0, CAT_TIME, ASYNC[0], ASYNC[2])
+    ],
+]
+
+
+def one(worker: int) -> Any:
+    return echo_fns(worker)[0]
+
+
+@pytest.mark.parametrize("entry", [one, echo_fns], ids=["one", "list"])
+@pytest.mark.parametrize("form", ["padded", "cat"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_trajectories_are_whole_and_come_once(way: Way, form: str, entry: Any) -> None:
+    """An episode of length 7 spans rollouts of 5 steps and is cut at 6 by max_frames_per_traj."""
+
+    def envs(worker: int) -> Any:
+        made = entry(worker)
+        if isinstance(made, list):
+            return [partial(CountingEnv, 10 * worker + p, (3, 7, 1)) for p in range(3)]
+        return partial(CountingEnv, 10 * worker, (3, 7, 1))
+
+    seen: list[tuple[int, int]] = []
+    with collecting(
+        way,
+        envs,
+        frames=3 * T,
+        total_frames=150,
+        trajs_per_batch=N,
+        traj_format=form,
+        max_frames_per_traj=6,
+    ) as collector:
+        for index, td in enumerate(collector):
+            for at, trajectory in enumerate(split(td, form)):
+                ids = trajectory["collector", "traj_ids"]
+                assert ids.unique().tolist() == [index * N + at]
+                number, episode = trajectory["observation"][0, :2].tolist()
+                seen.append((int(number), int(episode)))
+                length = min((3, 7, 1)[int(episode) % 3], 6)
+                assert trajectory["observation"][:, 2].tolist() == list(range(length))
+                assert trajectory["next", "done"].flatten().tolist() == [False] * (length - 1) + [
+                    True
+                ]
+            assert check(collector.ledger())["delivered"] == collector.stats()["frames"]
+        total = check(collector.ledger())
+    assert total["delivered"] >= 150
+    assert total["in_flight"] == 0
+    assert set(total["reasons"]) <= {"incomplete"}
+    assert len(set(seen)) == len(seen) == N * collector.stats()["batches"]
+
+
+def split(td: Any, form: str) -> list[Any]:
+    if form == "padded":
+        assert td.shape[0] == N
+        assert td.ndim == 2
+        return [row[mask] for row, mask in zip(td, td["collector", "mask"], strict=True)]
+    assert td.ndim == 1
+    ids = td["collector", "traj_ids"]
+    return [td[ids == i] for i in ids.unique().tolist()]
+
+
+def test_episodes_have_to_be_bounded() -> None:
+    with pytest.raises(ValueError, match=r"trajs_per_batch.*max_frames_per_traj"):
+        SyncDataCollector(CountingEnv, None, frames_per_batch=T, trajs_per_batch=2)
+    for make in (
+        lambda: gymnasium.make("CartPole-v1"),
+        [lambda: gymnasium.make("CartPole-v1")] * 2,
+        lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"),
+        lambda: gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="vector_entry_point"),
+    ):
+        collector = SyncDataCollector(make, None, frames_per_batch=20, trajs_per_batch=2)
+        assert collector.next().shape[0] == 2
+        with pytest.raises(TypeError, match="whole trajectories"):
+            len(collector)
+        collector.shutdown()
+
+
+@pytest.mark.ray
+def test_actors_envs_have_to_be_bounded() -> None:
+    with (
+        pytest.raises(ValueError, match="trajs_per_batch"),
+        collecting(STACK, lambda w: CountingEnv, frames=T, trajs_per_batch=2),
+    ):
+        pass
+
+
+def test_resets_at_each_batch_would_cut_them() -> None:
+    with pytest.raises(ValueError, match="reset_at_each_iter"):
+        SyncDataCollector(
+            CountingEnv,
+            None,
+            frames_per_batch=T,
+            trajs_per_batch=2,
+            max_frames_per_traj=3,
+            reset_at_each_iter=True,
+        )
+
+
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[1]], ids=lambda way: way.name)
+def test_what_waits_is_in_flight_and_lost_by_name(way: Way) -> None:
+    with collecting(
+        way, one, frames=T, trajs_per_batch=2, max_frames_per_traj=20, split_trajs=True
+    ) as collector:
+        collector.next()
+        waiting = check(collector.ledger())["in_flight"]
+        collector.set_seed(3)
+        total = check(collector.ledger())
+        assert total["in_flight"] == 0
+        assert total["reasons"].get("set_seed", 0) == waiting
+        state = collector.next(), collector.state_dict()
+        first_id = int(state[0]["collector", "traj_ids"].max()) + 1
+        collector.load_state_dict(state[1])
+        ids = collector.next()["collector", "traj_ids"]
+        assert ids[ids >= 0].min() == first_id
+
+
+def test_a_vector_env_that_skips_cells() -> None:
+    from collect_support import foreign_vector
+
+    env = foreign_vector(0, ignores_mask=True)
+    env.spec = gymnasium.envs.registration.EnvSpec("Foreign-v0", max_episode_steps=10)
+    collector = SyncDataCollector(env, None, frames_per_batch=3 * T, trajs_per_batch=3)
+    for _ in range(3):
+        td = collector.next()
+        lengths = td["collector", "mask"].sum(-1)
+        last = td["next", "done"][torch.arange(3), lengths - 1]
+        assert last.all()
+        check(collector.ledger())
+    collector.shutdown()
