@@ -206,6 +206,11 @@ class Worker:
             step_count=runner.step_count,
         )
 
+    def set_share(self, frames: int) -> None:
+        """Collect that many frames per rollout from now on, rounded up as `WorkerOptions.frames`."""
+        self.steps = -(-frames // self.env.num_envs)
+        self.placement = _placement(self.leaves, self.env.num_envs, self.steps)
+
     @property
     def batch_shape(self) -> list[int]:
         """The env's batch dimensions and time: [T] for one env, [P, T] for a batch."""

@@ -40,6 +40,7 @@ class CollectorBase(ABC):
         self._ids = TrajectoryIds()
         self._policy_version = 0
         self._entropy = secrets.randbits(64)  # what a resumed run's streams come from
+        self._seeded = False
         self._failure: BaseException | None = None
         self._closed = False
         self._progress: Progress | None = None
@@ -254,7 +255,7 @@ class CollectorBase(ABC):
         with self._stream:
             check_open(self._closed, self._failure)
             self._drop_all("set_seed")
-            self._entropy = root
+            self._entropy, self._seeded = root, True
             return self._seed_workers(root, bool(static_seed))
 
     @abstractmethod
@@ -319,7 +320,7 @@ class CollectorBase(ABC):
             self._statistics.restore(self._ledger.delivered, state.batches, state.episodes)
             self._ids = TrajectoryIds.from_state((state.trajectories, []))
             self._queue = self._new_queue(state.trajectories)
-            self._entropy = state.entropy
+            self._entropy, self._seeded = state.entropy, True
             self._policy_version = state.policy_version
             self._resume_workers(state)
 

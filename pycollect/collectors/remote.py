@@ -87,6 +87,7 @@ class RemoteCollector(CollectorBase):
         self._watch = Watch(remote.timeout)
         self._line: list[Member] = []  # whoever was served longest ago first
         self._served: Member | None = None  # whose rollout was delivered last, async
+        self._changed = False  # sync: the workers are not those that share the frames now
         self._failing: Exception | None = None  # to be raised once what is done was delivered
         try:
             self._start(plans)
@@ -112,12 +113,18 @@ class RemoteCollector(CollectorBase):
     # Collecting
 
     def _collect(self) -> Batch:
+        self._settle()
+        if not self._members:
+            raise RuntimeError("all workers were stopped: add_collectors() before the next batch")
         self._update_weights()
         return self._collect_sync() if self._remote.sync else self._collect_async()
 
+    def _settle(self) -> None:
+        """Workers may come or go now."""
+
     def _collect_sync(self) -> Batch:
         self._top_up(max(self._remote.prefetch, 1))
-        members = list(self._members)
+        members = [member for member in self._members if member.orders]
         rows = {member.index: row for row, member in enumerate(members)}
         slab = self._assembly.acquire(members[0].info, len(members))
         waiting = members.copy()
@@ -139,7 +146,7 @@ class RemoteCollector(CollectorBase):
         for member in members:
             self._take_off(member, *placed[member.index])
         self._top_up(self._remote.prefetch)
-        frames_of = {index: header.frames for index, (header, _) in placed.items()}
+        frames_of = {index: placed[index][0].frames for index in rows}
         episodes = [episode for index in rows for episode in placed[index][1].episodes]
         joined = self._remote.joined
         return Batch(tensors, shape, frames_of, episodes, info.leaves, extras, joined)
@@ -194,8 +201,11 @@ class RemoteCollector(CollectorBase):
 
         Sync rounds are queued for all workers or for none.
         """
+        if self._changed and any(member.orders for member in self._members):
+            return  # what was asked of the workers before they changed comes first
+        members = [member for member in self._members if not member.leaving]
         for level in range(1, depth + 1):
-            lacking = [member for member in self._members if len(member.orders) < level]
+            lacking = [member for member in members if len(member.orders) < level]
             if self._remote.sync and not self._more_needed:
                 return
             random = self._is_random

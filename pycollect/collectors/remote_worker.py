@@ -29,7 +29,7 @@ from pycollect.generators import GeneratorState
 from pycollect.layout import dotted
 from pycollect.policy import build
 from pycollect.step_timer import WorkerSeconds
-from pycollect.weights import WeightSlab, weight_leaves, weights_from
+from pycollect.weights import WeightSlab, weight_leaves, weights_of
 from pycollect.worker import Episode, Worker, WorkerOptions
 
 Buffer = npt.NDArray[np.uint8]
@@ -232,8 +232,12 @@ class RemoteWorker:
         self._worker = worker
         self._post_hook = spec.options.post_collect_hook
         self._pool = make_pool(worker.placement, 2)
-        weights = weights_from(policy) if isinstance(policy, torch.nn.Module) else {}
+        weights = weights_of(policy)
         self._weight_slab = WeightSlab(weight_leaves(weights)) if weights else None
+        return self._info()
+
+    def _info(self) -> WorkerInfo:
+        worker = self._built
         return WorkerInfo(
             leaves=worker.leaves,
             num_envs=worker.env.num_envs,
@@ -243,7 +247,7 @@ class RemoteWorker:
             pid=os.getpid(),
             node=socket.gethostname(),
             bounded=worker.bounded,
-            weights=weight_leaves(weights),
+            weights=weight_leaves(weights_of(worker.policy)),
         )
 
     def collect(
@@ -305,6 +309,15 @@ class RemoteWorker:
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> ErrorReport | None:
         """Reset everything, and go on with generators that stood so."""
         return _answer(lambda: self._built.resume(state, seeds))
+
+    def resize(self, frames: int) -> WorkerInfo | ErrorReport:
+        """Collect that many frames per rollout from now on."""
+        return _answer(lambda: self._resize(frames))
+
+    def _resize(self, frames: int) -> WorkerInfo:
+        self._built.set_share(frames)
+        self._pool = make_pool(self._built.placement, 2)
+        return self._info()
 
     def reset(self) -> ErrorReport | None:
         """Reset all environments."""

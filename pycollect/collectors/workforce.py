@@ -40,6 +40,7 @@ class Member:
         beginning: what is asked of it before its first rollout: a method and its arguments.
         since_update: batches that it delivered since it last got weights.
         deaths: after how many delivered batches.
+        leaving: it is asked for nothing more.
     """
 
     plan: WorkerPlan
@@ -53,6 +54,7 @@ class Member:
     frames: int = 0
     since_update: int = 0
     deaths: list[int] = field(default_factory=list)
+    leaving: bool = False
 
     @property
     def index(self) -> int:
