@@ -207,7 +207,7 @@ class Worker:
         )
 
     def set_share(self, frames: int) -> None:
-        """Collect that many frames per rollout from now on, rounded up as `WorkerOptions.frames`."""
+        """Collect that many frames per rollout from now on, as `WorkerOptions.frames`."""
         self.steps = -(-frames // self.env.num_envs)
         self.placement = _placement(self.leaves, self.env.num_envs, self.steps)
 

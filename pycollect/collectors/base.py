@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import secrets
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from tensordict import TensorDictBase
 
 from pycollect._core import TrajectoryIds
 from pycollect.collectors import arguments as check
+from pycollect.collectors.background import Background
 from pycollect.collectors.delivery import Batch, assembled, extend, finished, rollouts_of
 from pycollect.collectors.ledger import Ledger
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.progress import Progress
 from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import Statistics
+from pycollect.collectors.turnstile import Turnstile
 from pycollect.trajectory_queue import TrajectoryQueue
 from pycollect.weights import Weights
 
-_METHODS_TO_COME = frozenset({"pause", "start"})
+_ENDED: Any = object()
 
 
 class CollectorBase(ABC):
@@ -44,7 +46,8 @@ class CollectorBase(ABC):
         self._failure: BaseException | None = None
         self._closed = False
         self._progress: Progress | None = None
-        self._stream = threading.RLock()  # held by whoever moves the stream on
+        self._stream = Turnstile()  # held by whoever moves the stream on
+        self._background = Background(self._fill)
         self._queue = self._new_queue(0)  # of trajectories, where batches are made of these
 
     # The stream
@@ -362,19 +365,46 @@ class CollectorBase(ABC):
             TypeError: `policy_or_weights` is none of these.
         """
 
-    def __getattr__(self, name: str) -> Any:
-        """Methods that are to come: calling one raises NotImplementedError that names it."""
-        if name not in _METHODS_TO_COME:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    def start(self) -> None:
+        """Collect into the replay buffer in a thread of this process, until the end or `pause`.
 
-        def to_come(*args: Any, **kwargs: Any) -> Any:
-            raise NotImplementedError(f"{type(self).__name__}.{name}() is not implemented yet")
+        An exception ends the thread and is shown there; `next()` raises it again.
 
-        return to_come
+        Raises:
+            RuntimeError: there is no replay buffer, or the collector was shut down.
+        """
+        if self._options.replay_buffer is None:
+            raise RuntimeError("start: expected a collector with a replay_buffer, which fills")
+        check_open(self._closed, self._failure)
+        self._background.start()
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Stop what `start` began, once the present batch is in the buffer.
+
+        Returns:
+            A context manager, for whom wants that it goes on afterwards:
+            ``with collector.pause(): ...``.
+        """
+        was_running = self._background.stop()
+        return self._paused(was_running)
+
+    @contextmanager
+    def _paused(self, was_running: bool) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            if was_running and not self._closed and self._failure is None:
+                self._background.start()
+
+    def _fill(self) -> bool:
+        """One more batch for the replay buffer; whether there is another."""
+        with self._stream:
+            return next(self, _ENDED) is not _ENDED
 
     def shutdown(self) -> None:
         """Close environments and end workers; what is in flight is lost. Idempotent."""
         if not self._closed:
+            self._background.stop()
             self._closed = True
             self._close_progress()
             self._ledger.lose_in_flight("shutdown")

@@ -10,13 +10,15 @@ from tensordict.nn import InteractionType
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors import ray_arguments as parse
+from pycollect.collectors.base import check_open
+from pycollect.collectors.elastic import ElasticCollector
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.ray_engine import RayEngine, check_actor_options
-from pycollect.collectors.remote import RemoteCollector, RemoteOptions
+from pycollect.collectors.remote import RemoteOptions
 from pycollect.collectors.single import SyncDataCollector
 
 
-class RayCollector(RemoteCollector):
+class RayCollector(ElasticCollector):
     """Collects in Ray actors, on one machine or a cluster.
 
     Args:
@@ -190,11 +192,73 @@ class RayCollector(RemoteCollector):
             max_restarts=check.check_count("max_worker_restarts", max_worker_restarts),
             restart_on_error=bool(restart_on_error),
         )
-        share = -(-options.frames_per_batch // (len(entries) if sync else 1))
+        self._share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         configs = parse.check_remote_configs(remote_configs, len(entries))
-        plans = parse.worker_plans(entries, arguments, configs, sources, built_by_workers, share)
+        plans = parse.worker_plans(
+            entries, arguments, configs, sources, built_by_workers, self._share
+        )
+        self._values, self._collector_kwargs = values, collector_kwargs
+        self._remote_configs, self._next_index = remote_configs, len(entries)
         for plan in plans:
             check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
         init_config = parse.check_init_config(ray_init_config)
         check_actor_options(configs)
         super().__init__(options, remote, plans, policy, RayEngine(init_config))
+
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int = 1,
+        policy: Any = None,
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Start more actors, with the arguments of the others. Blocks until they are built.
+
+        Async they are asked for rollouts at once; sync they are part of the first batch that is
+        not asked for yet, from which on every actor collects an equal share.
+
+        Args:
+            create_env_fn: one entry, or a list with one per new actor.
+            num_envs: environments per actor, stepped as a batch.
+            policy: of the collector's policy's parameters; None: the collector's.
+            collector_kwargs: as the collector's; None: what it was given, if that is one dict.
+            remote_configs: likewise.
+
+        Returns:
+            The ids of the new workers.
+
+        Raises:
+            ValueError: also for actors that deliver other things than those of a sync collector.
+        """
+        with self._stream:
+            check_open(self._closed, self._failure)
+            many = isinstance(create_env_fn, (list, tuple))
+            entries = parse.env_entries(create_env_fn, None if many else 1, num_envs)
+            kwargs = parse.one_for_all(collector_kwargs, self._collector_kwargs)
+            values = {name: parse.one_for_all(None, value) for name, value in self._values.items()}
+            arguments = parse.worker_arguments(values, self._passed, kwargs, len(entries))
+            factory = any(own["policy_factory"] is not None for own in arguments)
+            policy = self._policy if policy is None and not factory else policy
+            sources, built_by_workers = parse.policy_sources(arguments, policy)
+            configs = parse.check_remote_configs(
+                parse.one_for_all(remote_configs, self._remote_configs), len(entries)
+            )
+            plans = parse.worker_plans(
+                entries,
+                arguments,
+                configs,
+                sources,
+                built_by_workers,
+                self._share,
+                self._next_index,
+            )
+            check_actor_options(configs)
+            self._next_index += len(plans)
+            return self._add(plans)
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """The actors' handles, Ray's own, in worker order."""
+        handles: list[Any] = [member.handle for member in self._members]
+        return [handle.actor for handle in handles]

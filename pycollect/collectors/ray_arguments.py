@@ -189,6 +189,13 @@ def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
     )
 
 
+def one_for_all(given: Any, before: Any) -> Any:
+    """What is given; else what the collector was given, unless that is one per actor."""
+    if given is not None or isinstance(before, (list, tuple)):
+        return given
+    return before
+
+
 def worker_plans(
     entries: Sequence[Any],
     arguments: Sequence[Mapping[str, Any]],
@@ -196,11 +203,13 @@ def worker_plans(
     sources: Sequence[Any],
     built_by_workers: bool,
     share: int,
+    first: int = 0,
 ) -> list[WorkerPlan]:
     """What each actor is made from; TypeError by the argument's name for what does not pickle.
 
     Args:
         share: frames of one rollout.
+        first: the id of the first one.
     """
     specs = [
         WorkerSpec(
@@ -210,7 +219,7 @@ def worker_plans(
             worker_options(own, share),
             builds_policy=built_by_workers,
         )
-        for index, (entry, own) in enumerate(zip(entries, arguments, strict=True))
+        for index, (entry, own) in enumerate(zip(entries, arguments, strict=True), first)
     ]
     for spec in specs:
         pickled_spec(spec)

@@ -158,7 +158,7 @@ class RayHandle:
 
     def __init__(self, ray: Any, index: int, incarnation: int, actor: Any) -> None:
         self._ray = ray
-        self._actor = actor
+        self.actor = actor
         self._calls: deque[Any] = deque([actor.build.remote()])
         self._assigned: tuple[int, int, Any] = (0, 0, None)
         self._sent_edition = 0
@@ -185,7 +185,7 @@ class RayHandle:
         sent = edition <= self._sent_edition
         self._sent_edition = edition
         weights = None if sent else weights
-        self._calls.append(self._actor.collect.remote(random, edition, version, weights))
+        self._calls.append(self.actor.collect.remote(random, edition, version, weights))
 
     def assign(self, edition: int, version: int, weights: Any, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts.
@@ -219,11 +219,11 @@ class RayHandle:
 
     def request(self, method: str, *arguments: Any) -> Any:
         """Queue a call of one of RemoteWorker's methods behind what is queued already."""
-        return getattr(self._actor, method).remote(*arguments)
+        return getattr(self.actor, method).remote(*arguments)
 
     def _past_the_queue(self, method: str, *arguments: Any) -> Any:
         """Call a method that may run beside a rollout."""
-        call = getattr(self._actor, method).options(concurrency_group="control")
+        call = getattr(self.actor, method).options(concurrency_group="control")
         return call.remote(*arguments)
 
     def answer(self, call: Any) -> Any:
@@ -265,7 +265,7 @@ class RayHandle:
         """End the actor's process."""
         self._calls.clear()
         with contextlib.suppress(Exception):  # it is gone already, or Ray is
-            self._ray.kill(self._actor)
+            self._ray.kill(self.actor)
 
 
 def _actor_class() -> Any:
