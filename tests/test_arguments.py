@@ -403,12 +403,3 @@ def test_names_that_are_to_come_say_so(name: str) -> None:
         getattr(pycollect, name)
     with pytest.raises(AttributeError, match="NoSuchName"):
         pycollect.NoSuchName  # noqa: B018
-
-
-@pytest.mark.parametrize("name", ["pause", "start"])
-def test_methods_that_are_to_come_say_so(name: str) -> None:
-    collector = SyncDataCollector(ENV, None, frames_per_batch=4)
-    with pytest.raises(NotImplementedError, match=rf"SyncDataCollector\.{name}\(\)"):
-        getattr(collector, name)()
-    with pytest.raises(AttributeError, match="no_such_method"):
-        collector.no_such_method()

@@ -201,8 +201,9 @@ class RemoteCollector(CollectorBase):
 
         Sync rounds are queued for all workers or for none.
         """
-        if self._changed and any(member.orders for member in self._members):
-            return  # what was asked of the workers before they changed comes first
+        self._settle()
+        if self._changed:  # what was asked of the workers before they changed comes first
+            return
         members = [member for member in self._members if not member.leaving]
         for level in range(1, depth + 1):
             lacking = [member for member in members if len(member.orders) < level]

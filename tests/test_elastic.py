@@ -1,0 +1,129 @@
+"""Workers that come and go while batches are collected."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from collect_support import ASYNC, CAT_0, STACK, Way, collecting, wait_until
+from envs_for_tests import CountingEnv
+from tensordict.nn import TensorDictModule
+from test_ledger import check
+from torch import nn
+
+pytestmark = pytest.mark.ray
+
+T = 4
+AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
+
+
+def endless(worker: int) -> Any:
+    return partial(CountingEnv, 10 * worker, (4,))
+
+
+def numbers(td: Any) -> list[int]:
+    """Which workers a batch is of."""
+    return sorted({int(number) // 10 for number in td["observation"][..., 0].flatten().tolist()})
+
+
+def changed(collector: Any, change: Callable[[], Any], warning: str) -> list[Any]:
+    """The three batches after a change: what was asked for before comes first."""
+    with pytest.warns(UserWarning, match=rf"{warning}.*shape"):
+        return [change(), *itertools.islice(collector, 3)][1:]
+
+
+class Bias(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        return torch.zeros((), dtype=torch.int64), self.bias.clone()
+
+
+@pytest.mark.parametrize("way", [STACK, AHEAD, CAT_0], ids=lambda way: way.name)
+def test_sync_shares_are_recomputed(way: Way) -> None:
+    policy = TensorDictModule(Bias(), ["observation"], ["action", "bias"])
+    cells = 0
+    with collecting(way, endless, policy, frames=6) as collector:
+        cells += collector.next().numel()
+        with torch.no_grad():
+            policy.module.bias += 2.0
+        collector.update_policy_weights_()
+        batches = changed(collector, lambda: collector.add_collectors([endless(2)]), "3 workers")
+        td = batches[-1]
+        assert numbers(td) == [0, 1, 2]
+        assert td.shape == ((12,) if way is CAT_0 else (3, 4))
+        assert td["bias"].unique().tolist() == [2.0]
+        cells += sum(batch.numel() for batch in batches)
+        pid = collector.stats()["workers"][0]["pid"]
+        batches = changed(collector, lambda: collector.remove_collectors(0), "2 workers")
+        cells += sum(batch.numel() for batch in batches)
+        assert numbers(batches[-1]) == [1, 2]
+        assert batches[-1].numel() == 12
+        wait_until(lambda: not psutil.pid_exists(pid))
+        batches = changed(collector, lambda: collector.add_collectors(endless(3)), "3 workers")
+        cells += sum(batch.numel() for batch in batches)
+        assert numbers(batches[-1]) == [1, 2, 3]  # ids are not given again
+        total = check(collector.ledger())
+    assert total["reasons"] == {}
+    assert total["delivered"] == cells
+
+
+@pytest.mark.parametrize("way", [ASYNC[0], ASYNC[2]], ids=lambda way: way.name)
+def test_async_workers_come_and_go_at_once(way: Way) -> None:
+    with collecting(way, endless, frames=T) as collector:
+        collector.next()
+        collector.add_collectors([endless(2), endless(3)])
+        seen: set[int] = set()
+        while not seen >= {2, 3}:
+            seen |= set(numbers(collector.next()))
+        collector.remove_collectors([0, 2])
+        in_flight = collector.ledger()["workers"]
+        owed = {w: in_flight[w]["in_flight"] for w in (0, 2)}
+        late = {0: 0, 2: 0}
+        after = 0
+        while after < 10:  # batches after the last that they owed: none of them is theirs
+            td = collector.next()
+            (worker,) = numbers(td)
+            if worker in late:
+                late[worker] += td.numel()
+            after += late == owed
+        assert late == owed
+        assert set(collector.policy_lag) == {1, 3}
+        total = check(collector.ledger())
+        assert total["reasons"] == {}
+        ids = [collector.next()["collector", "traj_ids"] for _ in range(3)]
+        assert all((i >= 0).all() for i in ids)
+
+
+def test_all_may_be_stopped_and_new_ones_come() -> None:
+    with collecting(ASYNC[2], endless, frames=T) as collector:
+        collector.next()
+        assert len(collector.remote_collectors) == 2
+        collector.stop_remote_collectors()
+        assert collector.remote_collectors == []
+        assert check(collector.ledger())["reasons"].keys() == {"shutdown"}
+        with pytest.raises(RuntimeError, match="add_collectors"):
+            collector.next()
+    with collecting(ASYNC[2], endless, frames=T) as collector:
+        collector.stop_remote_collectors()
+        assert collector.add_collectors([endless(2)]) == [2]
+        assert numbers(collector.next()) == [2]
+
+
+def test_what_cannot_be_removed_or_added() -> None:
+    with collecting(STACK, endless, frames=T) as collector:
+        for ids in (5, [0, 7]):
+            with pytest.raises(ValueError, match="worker_ids"):
+                collector.remove_collectors(ids)
+        with pytest.raises(ValueError, match="at least one worker"):
+            collector.remove_collectors([0, 1])
+        with pytest.raises(ValueError, match=r"create_env_fn.*worker 2 differs"):
+            collector.add_collectors([partial(CountingEnv, dtype="float64")])
+        assert collector.next().shape == (2, T)
