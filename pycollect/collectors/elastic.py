@@ -9,7 +9,6 @@ from pycollect.collectors.base import check_open, check_worker_ids
 from pycollect.collectors.remote import RemoteCollector
 from pycollect.collectors.remote_worker import check_alike
 from pycollect.collectors.workforce import Member, WorkerPlan
-from pycollect.generators import derived_seeds
 
 
 class ElasticCollector(RemoteCollector):
@@ -44,9 +43,7 @@ class ElasticCollector(RemoteCollector):
         """A new worker has the newest weights and, where there is a seed, streams from it."""
         self._weights.give(member)
         if self._seeded:
-            seeds = derived_seeds(
-                member.info.num_envs, self._entropy, self._statistics.batches, member.index
-            )
+            seeds = self._seeds_for(member, self._statistics.batches)
             member.handle.answer(member.handle.request("set_seed", seeds, self._entropy))
 
     def remove_collectors(self, worker_ids: int | Sequence[int]) -> None:
