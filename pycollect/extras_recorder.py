@@ -71,8 +71,10 @@ class ExtrasRecorder:
 
         def act_and_keep() -> Any:
             outputs = act()
-            self._said = said()
-            self._env.hear(self._said)
+            heard = said()
+            # Copied before the step, in which the environment may write into what it hears.
+            self._said = {key: [private(value) for value in heard[key]] for key in heard}
+            self._env.hear(heard)
             return outputs
 
         return act_and_keep
@@ -108,7 +110,7 @@ class ExtrasRecorder:
         root = dict(self.current)
         for extra in self.outputs:
             said = self._said.get(extra.key) or self._absent(extra)
-            root[extra.key] = _merged(root.get(extra.key), [private(value) for value in said])
+            root[extra.key] = _merged(root.get(extra.key), said)
         following = self._read((*self._env.extras, *self._env.step_extras))
         if self._env.skips_after_done:
             self._leave_out_dummies(root, following, np.asarray(terminated) | truncated)

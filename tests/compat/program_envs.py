@@ -12,6 +12,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 import torch
+import torchrl.testing.mocking_classes as mock
 import torchrl_support
 from gymnasium import spaces
 from gymnasium.utils import seeding
@@ -198,6 +199,11 @@ def transformed(make: Make, make_transform: Make) -> Make:
     return lambda: TransformedEnv(GymWrapper(make()), make_transform())
 
 
+def macro(make: Make) -> Any:
+    """Takes several actions per step; dense, since the rewards between are not kept."""
+    return TransformedEnv(make(), envs.MultiAction(stack_rewards=False))
+
+
 def as_given(max_episode_steps: int) -> Any:
     """Made with keyword arguments by the collector."""
     return GymWrapper(short_pendulum(max_episode_steps=max_episode_steps))
@@ -243,6 +249,10 @@ ENVS: dict[str, EnvPair] = {
     "CartPole": gym(cart_pole, **INDEX),
     "CartPole in a list": EnvPair(lambda _: three_cart_poles, lambda _: CART_POLES),
     "CartPole in a vector": EnvPair(lambda _: three_cart_poles, lambda _: cart_pole_vector),
+    "MultiAction": torchrl(partial(macro, partial(mock.CountingEnv, max_steps=7))),
+    "SerialEnv, MultiAction": torchrl(
+        partial(macro, lambda: SerialEnv(2, partial(mock.CountingEnv, max_steps=7)))
+    ),
     "MountainCar": gym(partial(registered, "MountainCarContinuous-v0", max_episode_steps=40)),
     "Corridor": gym(lambda: Restarting(Corridor()), **INDEX),
     "Pendulum, InitTracker there": EnvPair(

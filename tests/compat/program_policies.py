@@ -284,6 +284,15 @@ def by_step_count(td: TensorDictBase) -> TensorDictBase:
     return td.update({"action": td["step_count"].squeeze(-1) % 2, "seen": td["step_count"] + 0})
 
 
+def three_at_once() -> Any:
+    """Three steps on, in one action of MultiAction."""
+    return TensorDictModule(
+        lambda seen: torch.ones((*seen.shape[:-1], 3, 1), dtype=torch.int8),
+        OBSERVATION,
+        ["action"],
+    )
+
+
 def of_dtype(name: str, dtype: torch.dtype) -> Any:
     """That policy, its action of another dtype than the environment's."""
     return TensorDictSequential(
@@ -334,6 +343,7 @@ POLICIES: dict[str, Callable[[], Any]] = {
     "by flags": by_flags,
     "by step count": lambda: by_step_count,
     "counting": counting,
+    "three at once": three_at_once,
     "nested counting": nested_counting,
     "Box": by_sum(2, 2),
     "Discrete": by_sum(most=5),

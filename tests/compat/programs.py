@@ -190,6 +190,8 @@ def torchrl_kinds() -> list[Program]:
         # There, a collector of nested flags cannot be reset, which a seed asks for.
         *(Program(f"NestedCountingEnv{s}", "nested counting", draws=True) for s in ("", " [3]")),
         Program("DiscreteActionConvMockEnv", "pixels"),
+        *(Program(name, "three at once") for name in ("MultiAction", "SerialEnv, MultiAction")),
+        Program("MultiAction", "three at once", {"max_frames_per_traj": 2}),
         *(Program(name, "counting in int64") for name in ("CountingEnv", "SerialEnv")),
         *(Program(name, "linear in float64") for name in ("GymWrapper", "Pendulum, InitTracker")),
         Program("one-hot CartPole", "Q values in float32"),

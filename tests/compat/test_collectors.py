@@ -22,6 +22,7 @@ with warnings.catch_warnings():
     from program_policies import POLICIES
     from programs import Program
     from torchrl.collectors import Collector
+    from torchrl.data import LazyTensorStorage, ReplayBuffer
     from torchrl.envs import ExplorationType, SerialEnv, set_exploration_type
     from torchrl_support import IDS
 
@@ -258,3 +259,61 @@ def test_iteration_goes_on_where_it_was(kind: Any) -> None:
     collector.shutdown()
     seen = torch.cat([batch["observation"] for batch in first]).flatten().tolist()
     assert seen == [n % 6 for n in range(8)]
+
+
+@BOTH
+def test_hooks_are_called_around_each_rollout(kind: Any) -> None:
+    """The latter with what is about to be delivered, after `postproc`; it may change that."""
+    calls: list[Any] = []
+
+    def note(td: TensorDictBase) -> TensorDictBase:
+        calls.append("postproc")
+        return td.set("new", td["observation"].float())
+
+    def after(td: TensorDictBase) -> None:
+        calls.append(("after", td.shape, set(td.keys()) >= {"new"}))
+        td["new"] += 100
+
+    collector = kind(
+        ENVS["CountingEnv"].theirs(None)(),
+        ones,
+        frames_per_batch=4,
+        total_frames=8,
+        postproc=note,
+        pre_collect_hook=lambda: calls.append("before"),
+        post_collect_hook=after,
+    )
+    batches = list(collector)
+    collector.shutdown()
+    assert calls == ["before", "postproc", ("after", (4,), True)] * 2
+    assert all(torch.equal(td["new"], td["observation"].float() + 100) for td in batches)
+
+
+@BOTH
+def test_a_hook_sees_what_goes_to_a_replay_buffer(kind: Any) -> None:
+    seen: list[TensorDictBase] = []
+    buffer = ReplayBuffer(storage=LazyTensorStorage(100), batch_size=8)
+    collector = kind(
+        ENVS["CountingEnv"].theirs(None)(),
+        ones,
+        frames_per_batch=4,
+        total_frames=8,
+        replay_buffer=buffer,
+        post_collect_hook=lambda td: seen.append(td.clone()),
+    )
+    assert list(collector) == [None, None]
+    collector.shutdown()
+    assert torch.equal(torch.cat(seen)["observation"], buffer[:]["observation"])
+
+
+@BOTH
+@pytest.mark.parametrize("hook", ["pre_collect_hook", "post_collect_hook"])
+def test_an_error_of_a_hook_comes_through(kind: Any, hook: str) -> None:
+    def fail(*td: TensorDictBase) -> None:
+        raise LookupError("the hook's own")
+
+    env = ENVS["CountingEnv"].theirs(None)()
+    collector = kind(env, ones, frames_per_batch=4, total_frames=8, **{hook: fail})
+    with pytest.raises(LookupError, match="the hook's own"):
+        next(iter(collector))
+    collector.shutdown()

@@ -17,6 +17,7 @@ import torch
 from collect_support import GateEnv, TallyEnv, parity_policy, wait_until
 from envs_for_tests import CountingEnv, DiscreteEnv, ReusedBufferEnv
 from gymnasium import spaces
+from tensordict import LazyStackedTensorDict, TensorDict
 from tensordict.nn import InteractionType, TensorDictModule
 
 import pycollect
@@ -24,8 +25,9 @@ import pycollect
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
-    from torchrl.envs import GymWrapper, SerialEnv
+    from torchrl.envs import GymWrapper, MultiAction, SerialEnv, TransformedEnv
     from torchrl_support import IDS
 
 T = 12
@@ -63,6 +65,45 @@ def test_reused_observation_buffers_are_safe() -> None:
     (ours, _), (theirs, _) = ours_and_theirs(partial(ReusedBufferEnv, length=T))
     assert ours["observation"][:, 2].tolist() == list(range(T))
     assert len(theirs["observation"].unique(dim=0)) == 1
+
+
+def of_torchrl(collector_class: Any, env: Any, policy: Any = None) -> Any:
+    """The first batch of a TorchRL environment."""
+    torch.manual_seed(0)
+    collector = collector_class(env, policy, frames_per_batch=T, total_frames=T)
+    try:
+        (batch,) = collector
+        return batch
+    finally:
+        collector.shutdown()
+
+
+def test_what_an_env_writes_later_is_not_in_the_batch() -> None:
+    """This one adds to the observation that it returned before: there, to that frame's too."""
+    largest = {}
+    for kind in (pycollect.SyncDataCollector, Collector):
+        batch = of_torchrl(kind, mock.AutoResetHeteroCountingEnv(4, auto_reset=True))
+        largest[kind] = [
+            max(float(agent["camera"].max()) for agent in place["lazy"].unbind(-1))
+            for place in (batch["next"][1:-1], batch[1:-1])
+        ]
+    assert largest[pycollect.SyncDataCollector] == [0.0, 0.0]  # as they were returned and acted on
+    assert min(largest[Collector]) > 0
+
+
+def test_entries_of_changing_shapes_are_lazy_whatever_their_lengths() -> None:
+    """There, a batch is dense where all happen to be of one length."""
+    policy = TensorDictModule(
+        lambda seen: torch.ones((3, 1), dtype=torch.int8), ["observation"], ["action"]
+    )
+    ours, theirs = (
+        of_torchrl(kind, TransformedEnv(mock.CountingEnv(max_steps=99), MultiAction()), policy)
+        for kind in (pycollect.SyncDataCollector, Collector)
+    )
+    assert isinstance(ours["next"], LazyStackedTensorDict)
+    assert isinstance(theirs["next"], TensorDict)
+    assert torch.equal(ours["next", "reward"], theirs["next", "reward"])
+    assert ours["next", "reward"].shape == (T, 3, 1)
 
 
 class Counter(torch.nn.Module):
