@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,9 +23,9 @@ with warnings.catch_warnings():
     from program_envs import ENVS
     from program_policies import POLICIES
     from programs import Program
-    from torchrl.collectors import Collector
+    from torchrl.collectors import Collector, MultiSyncCollector
     from torchrl.data import LazyTensorStorage, ReplayBuffer
-    from torchrl.envs import ExplorationType, SerialEnv, set_exploration_type
+    from torchrl.envs import EnvCreator, ExplorationType, SerialEnv, set_exploration_type
     from torchrl_support import IDS
 
 OURS = pycollect.SyncDataCollector
@@ -317,3 +319,31 @@ def test_an_error_of_a_hook_comes_through(kind: Any, hook: str) -> None:
     with pytest.raises(LookupError, match="the hook's own"):
         next(iter(collector))
     collector.shutdown()
+
+
+@pytest.mark.parametrize("kind", [OURS, MultiSyncCollector], ids=["ours", "torchrl"])
+def test_init_fn_runs_before_the_env_is_made(kind: Any, tmp_path: Path) -> None:
+    """There, only collectors with processes of their own take it."""
+    diary = tmp_path / "diary"
+
+    def write(line: str) -> None:
+        with open(diary, "a") as file:
+            file.write(f"{line} in {os.getpid()}\n")
+
+    def make() -> Any:
+        write("env")
+        return mock.CountingEnv()
+
+    policy = TensorDictModule(
+        lambda seen: (seen * 0 + 1).to(torch.int8), ["observation"], ["action"]
+    )
+    entry = make if kind is OURS else [EnvCreator(make)]
+    collector = kind(
+        entry, policy, frames_per_batch=4, total_frames=4, init_fn=lambda: write("init")
+    )
+    assert [batch.numel() for batch in collector] == [4]
+    collector.shutdown()
+    lines = diary.read_text().splitlines()
+    (init,) = (line for line in lines if line.startswith("init"))
+    worker = [line for line in lines if line.split()[-1] == init.split()[-1]]
+    assert [line.split()[0] for line in worker[:2]] == ["init", "env"]
