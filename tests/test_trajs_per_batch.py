@@ -29,8 +29,7 @@ def one(worker: int) -> Any:
     return echo_fns(worker)[0]
 
 
-@pytest.mark.parametrize("entry", [one, echo_fns], ids=["one", "list"])
-@pytest.mark.parametrize("form", ["padded", "cat"])
+@pytest.mark.parametrize(("entry", "form"), [(one, "padded"), (echo_fns, "cat")])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_trajectories_are_whole_and_come_once(way: Way, form: str, entry: Any) -> None:
     """An episode of length 7 spans rollouts of 5 steps and is cut at 6 by max_frames_per_traj."""
