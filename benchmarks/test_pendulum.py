@@ -48,10 +48,12 @@ def torchrl(frames: int) -> Iterator[int]:
         collector.shutdown()
 
 
-def plain_loop(frames: int) -> Iterator[int]:
+def plain_loop(
+    frames: int, module: Callable[[], torch.nn.Module] = workloads.linear
+) -> Iterator[int]:
     """What one writes by hand: the bare module, and preallocated arrays."""
     env = workloads.pendulum()
-    policy = workloads.linear()
+    policy = module()
     observations = np.empty((frames, 3), np.float32)
     actions = np.empty((frames, 1), np.float32)
     rewards = np.empty((frames, 1), np.float32)
@@ -138,6 +140,20 @@ def test_opaque_policy(compare: Callable[..., None]) -> None:
         ],
         frame_bytes=FRAME_BYTES,
         wanted={"plain loop": 0.9},
+    )
+
+
+@pytest.mark.full
+def test_slow_policy(compare: Callable[..., None]) -> None:
+    """A policy of 1 ms: what a collector adds should not show."""
+    compare(
+        "Pendulum, in process, T=200, a policy of 1 ms",
+        [
+            Side("pycollect", ours, {"frames": 200, "policy": workloads.slow_policy}),
+            Side("plain loop", plain_loop, {"frames": 200, "module": workloads.slow}),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={"plain loop": 0.95},
     )
 
 

@@ -1,9 +1,10 @@
 """The environments, policies and readers that all sides of a benchmark share."""
 
-from collections.abc import Callable
+from collections.abc import time
 from functools import partial
 from typing import Any
 
+import Callable
 import gymnasium
 import numpy as np
 import torch
@@ -49,6 +50,25 @@ def opaque_policy() -> TensorDictModule:
     """The same policy, but written by somebody else."""
     torch.manual_seed(0)
     return TensorDictModule(OwnLinear(3, 1), in_keys=["observation"], out_keys=["action"])
+
+
+class SlowLinear(nn.Linear):
+    """A policy that takes a millisecond."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.001)
+        return super().forward(input)
+
+
+def slow() -> nn.Linear:
+    """The bare policy for Pendulum, a millisecond each."""
+    torch.manual_seed(0)
+    return SlowLinear(3, 1)
+
+
+def slow_policy() -> TensorDictModule:
+    """The same policy as users of collectors write it."""
+    return TensorDictModule(slow(), in_keys=["observation"], out_keys=["action"])
 
 
 def mlp() -> nn.Sequential:

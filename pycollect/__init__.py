@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pycollect.collectors.single import SyncDataCollector as Collector
     from pycollect.errors import WorkerError
     from pycollect.multistep import MultiStep
+    from pycollect.stats_writer import StatsWriter
     from pycollect.trajectory import split_trajectories
 
 __version__ = "0.1.0"
@@ -18,6 +19,7 @@ __all__ = [
     "Collector",
     "MultiStep",
     "RayCollector",
+    "StatsWriter",
     "SyncDataCollector",
     "WorkerError",
     "split_trajectories",
@@ -29,6 +31,7 @@ _HOMES = {
     "Collector": ("pycollect.collectors.single", "SyncDataCollector"),
     "MultiStep": ("pycollect.multistep", "MultiStep"),
     "RayCollector": ("pycollect.collectors.ray", "RayCollector"),
+    "StatsWriter": ("pycollect.stats_writer", "StatsWriter"),
     "SyncDataCollector": ("pycollect.collectors.single", "SyncDataCollector"),
     "WorkerError": ("pycollect.errors", "WorkerError"),
     "split_trajectories": ("pycollect.trajectory", "split_trajectories"),

@@ -1,0 +1,110 @@
+"""A collector's `stats()` over time, for TensorBoard or as a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+
+class HasStats(Protocol):
+    """A collector, as far as a StatsWriter is concerned."""
+
+    def stats(self) -> dict[str, Any]:
+        """See :meth:`pycollect.SyncDataCollector.stats`."""
+
+
+class StatsWriter:
+    """Writes the numbers of a collector's `stats()`, one point or row per call.
+
+    Nested entries have names such as "seconds/env" and "workers/0/frames". A context manager.
+
+    Args:
+        target: a file that ends in ".csv", or a folder for TensorBoard, which the package
+            "tensorboard" is needed for. The CSV file is written anew; its columns are those of the
+            first row.
+
+    Raises:
+        ImportError: TensorBoard is asked for and not installed.
+    """
+
+    def __init__(self, target: str | os.PathLike[str]) -> None:
+        path = Path(target)
+        self._sink: _Csv | _TensorBoard = (
+            _Csv(path) if path.suffix == ".csv" else _TensorBoard(path)
+        )
+
+    def write(self, collector: HasStats, step: int | None = None) -> None:
+        """Write how the collector stands.
+
+        Args:
+            step: the point on the horizontal axis; None: the frames delivered so far.
+        """
+        stats = collector.stats()
+        self._sink.write(dict(_numbers(stats)), int(stats["frames"]) if step is None else step)
+
+    def close(self) -> None:
+        """Write out what is buffered. Idempotent."""
+        self._sink.close()
+
+    def __enter__(self) -> StatsWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _numbers(stats: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
+    """The numbers in nested dicts, by their path."""
+    for name, value in stats.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{path}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield path, float(value)
+
+
+class _Csv:
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("w", newline="")
+        self._writer: csv.DictWriter[str] | None = None
+
+    def write(self, numbers: dict[str, float], step: int) -> None:
+        row = {"step": float(step), **numbers}
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(row), extrasaction="ignore")
+            self._writer.writeheader()
+        self._writer.writerow(row)
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _TensorBoard:
+    def __init__(self, path: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                "StatsWriter needs TensorBoard for a folder: pip install 'pycollect[tensorboard]'; "
+                "a file that ends in .csv needs nothing"
+            ) from error
+        self._writer = SummaryWriter(str(path))
+
+    def write(self, numbers: dict[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        self._writer.close()
