@@ -1,10 +1,10 @@
 """The environments, policies and readers that all sides of a benchmark share."""
 
-from collections.abc import time
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import Callable
 import gymnasium
 import numpy as np
 import torch
