@@ -12,7 +12,15 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from pycollect._core import Layout, Leaf, Placement, RolloutHeader, Slab, SlabPool
+from pycollect._core import (
+    Layout,
+    Leaf,
+    Placement,
+    RolloutHeader,
+    SharedSlabPool,
+    Slab,
+    SlabPool,
+)
 from pycollect.extras import Extra, Extras
 from pycollect.extras_delivery import Parcel
 from pycollect.layout import Key, Node, is_delivered
@@ -121,7 +129,50 @@ class BatchLeaves:
 
 def make_pool(placement: Placement, max_free: int) -> SlabPool:
     """A pool of slabs; ``PYCOLLECT_POISON=1`` fills each with 0xA5 when it comes back."""
-    return SlabPool(placement, max_free, os.environ.get("PYCOLLECT_POISON") == "1")
+    return SlabPool(placement, max_free, _poisons())
+
+
+def make_shared_pool(placement: Placement, working: int, spare: int) -> SharedSlabPool:
+    """The same of slabs that other processes write; see :class:`SharedSlabPool`."""
+    return SharedSlabPool(placement, working, spare, _poisons())
+
+
+def _poisons() -> bool:
+    return os.environ.get("PYCOLLECT_POISON") == "1"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The rows of a slab that one worker's rollout is written into.
+
+    Attributes:
+        order: of the slab's placement: "stack" or "time".
+    """
+
+    slab: Slab
+    row: int = 0
+    order: str = "stack"
+
+    def header(self) -> RolloutHeader:
+        """The checked header of the rollout that was written there, of this very lease."""
+        header = self.slab.header(self.row)
+        check_lease(self.slab, header)
+        return header
+
+    def tensors(
+        self, batch_shape: Sequence[int], keys: Sequence[Key | None]
+    ) -> dict[Key, torch.Tensor]:
+        """The rollout's leaves by key, `[*batch_shape, *frame]`; not contiguous in any order."""
+        placement = self.slab.placement
+        extents = [placement.workers, placement.envs]
+        if self.order == "time":
+            extents.reverse()
+        whole = slab_tensors(self.slab, [*extents, placement.steps], keys)
+        dim = 1 if self.order == "time" else 0
+        return {
+            key: (own := tensor.select(dim, self.row)).view(*batch_shape, *own.shape[2:])
+            for key, tensor in whole.items()
+        }
 
 
 def check_lease(slab: Slab, header: RolloutHeader) -> None:

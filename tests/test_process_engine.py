@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ import pytest
 import torch
 from torch import nn
 
-from pycollect._core import Placement, SharedSlabPool
-from pycollect.batch import slab_tensors
-from pycollect.collectors.process_engine import ProcessEngine, ProcessHandle, Target
-from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect._core import Placement, SharedSlabPool, Slab
+from pycollect.batch import Target, slab_tensors
+from pycollect.collectors.engine import Order
+from pycollect.collectors.process_engine import ProcessEngine, ProcessHandle
+from pycollect.collectors.remote_worker import WorkerInfo, WorkerSpec
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.weights import WeightSlab, weight_leaves, weights_from
 from pycollect.worker import WorkerOptions
@@ -85,7 +87,7 @@ class ClosingEnv(CountingEnv):
 
 @pytest.fixture
 def engine() -> Iterator[ProcessEngine]:
-    engine = ProcessEngine(depth=2)
+    engine = ProcessEngine()
     yield engine
     engine.leave()
 
@@ -95,10 +97,24 @@ def start(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> 
     return engine.start(spec, engine.put(cloudpickle.dumps(Constant())), {})
 
 
-def started(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> ProcessHandle:
+@dataclass(frozen=True)
+class Started:
+    """A worker that is built, and what it turned out to be."""
+
+    handle: ProcessHandle
+    info: WorkerInfo
+
+    def ask(self, random: bool = False) -> Slab:
+        """Ask for a rollout; the slab that it is to be in."""
+        slab = SharedSlabPool(self.info.placement, 1, 0).acquire()
+        assert slab is not None
+        self.handle.submit(Order(random, Target(slab)))
+        return slab
+
+
+def started(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> Started:
     handle = start(engine, entry, index, **options)
-    handle.read_info()
-    return handle
+    return Started(handle, handle.read_info())
 
 
 def is_gone(pid: int) -> bool:
@@ -127,7 +143,7 @@ def test_workers_write_into_the_rows_of_one_batch(engine: ProcessEngine) -> None
             slab = pool.acquire()
             assert slab is not None
             for row, handle in enumerate(handles):
-                handle.submit(False, Target(slab, row, order))
+                handle.submit(Order(False, Target(slab, row, order)))
             waiting = list(handles)
             while waiting:
                 handle = engine.wait_any(waiting, LONG)
@@ -143,36 +159,30 @@ def test_workers_write_into_the_rows_of_one_batch(engine: ProcessEngine) -> None
             del slab, numbers
 
 
-def test_a_rollout_without_a_target_comes_with_its_bytes(engine: ProcessEngine) -> None:
-    handle = started(engine, CountingEnv)
-    for _ in range(2):
-        handle.submit(True)
-    for _ in range(2):
-        rollout = handle.rollout()
-        assert rollout.buffer is not None
-        assert rollout.buffer.nbytes == handle.rollout().buffer.nbytes  # type: ignore[union-attr]
-        assert rollout.note.stepped >= STEPS
-        handle.pop()
-    assert handle.steps() == 2 * STEPS
+def test_rollouts_that_are_queued_each_have_their_slab(engine: ProcessEngine) -> None:
+    worker = started(engine, CountingEnv)
+    slabs = [worker.ask(random=True) for _ in range(2)]
+    for sequence, slab in enumerate(slabs):
+        assert worker.handle.rollout().note.stepped >= STEPS
+        worker.handle.pop()
+        assert slab.header().sequence == sequence
+    assert worker.handle.steps() == 2 * STEPS
 
 
 def test_the_newest_weights_are_taken_by_rollouts_that_are_queued(engine: ProcessEngine) -> None:
-    handle = started(engine, SlowEnv)
-    policy = Constant()
+    worker = started(engine, SlowEnv)
+    handle, policy = worker.handle, Constant()
     packer = WeightSlab(weight_leaves(weights_from(policy)))
-    handle.submit(False)
-    handle.submit(False)
+    worker.ask()
+    slab = worker.ask()
     for edition in range(1, 4):
         with torch.no_grad():
             policy.number.fill_(edition % 2)
         weights = engine.put(packer.pack(weights_from(policy)))
         assert handle.assign(edition, 10 * edition, weights, True) is None
-    placement = handle._info.placement  # type: ignore[union-attr]
     handle.rollout()
     handle.pop()
-    slab = SharedSlabPool(placement, 1, 0).acquire()
-    assert slab is not None
-    slab.array()[:] = handle.rollout().buffer
+    handle.rollout()
     assert slab.header().policy_version == 30
     assert (slab_tensors(slab, [STEPS])["action",] == 1).all()
 
@@ -181,9 +191,10 @@ def test_the_newest_weights_are_taken_by_rollouts_that_are_queued(engine: Proces
 def test_an_error_is_raised_as_it_was_and_the_worker_goes_on(
     engine: ProcessEngine, length: int
 ) -> None:
-    handle = started(engine, lambda: BrokenEnv(9, length))
+    worker = started(engine, lambda: BrokenEnv(9, length))
+    handle = worker.handle
     for _ in range(3):
-        handle.submit(False)
+        worker.ask()
     handle.rollout()
     handle.pop()
     with pytest.raises(EnvBrokeError, match="x" * 10) as caught:
@@ -195,8 +206,9 @@ def test_an_error_is_raised_as_it_was_and_the_worker_goes_on(
 
 
 def test_requests_wait_their_turn_and_answer(engine: ProcessEngine) -> None:
-    handle = started(engine, CountingEnv)
-    handle.submit(False)
+    worker = started(engine, CountingEnv)
+    handle = worker.handle
+    worker.ask()
     assert handle.answer(handle.request("set_seed", [3], 3)) is None
     assert handle.has_answer
     handle.drop_rollouts()
@@ -206,30 +218,29 @@ def test_requests_wait_their_turn_and_answer(engine: ProcessEngine) -> None:
 
 
 def test_dropped_rollouts_end_soon_and_are_not_heard_of(engine: ProcessEngine) -> None:
-    handle = started(engine, SlowEnv)
+    worker = started(engine, SlowEnv)
+    handle = worker.handle
     for _ in range(100):  # more than the mailbox has room for
-        handle.submit(False)
+        worker.ask()
         handle.drop_rollouts()
-    handle.submit(False)
+    worker.ask()
     rollout = handle.rollout()
     assert rollout.note.stepped < 100 * STEPS
 
 
 def test_stop_ends_the_oldest_rollout_early(engine: ProcessEngine) -> None:
-    handle = started(engine, SlowEnv, mask=True)
-    slab = SharedSlabPool(handle._info.placement, 1, 0).acquire()  # type: ignore[union-attr]
-    assert slab is not None
-    handle.submit(False, Target(slab, 0), min_steps=2)
-    handle.stop()
-    handle.rollout()
-    assert 2 <= slab.lengths()[0] < STEPS
+    worker = started(engine, SlowEnv, mask=True)
+    slab = worker.ask()
+    worker.handle.stop()
+    worker.handle.rollout()
+    assert 1 <= slab.lengths()[0] < STEPS
 
 
 def test_a_killed_worker_is_noticed_wherever_one_waits(engine: ProcessEngine) -> None:
     for read in ("rollout", "wait_any", "answer"):
-        handle = started(engine, SlowEnv, 3)
-        pid = handle._info.pid  # type: ignore[union-attr]
-        handle.submit(False)
+        worker = started(engine, SlowEnv, 3)
+        handle, pid = worker.handle, worker.info.pid
+        worker.ask()
         call = handle.request("set_seed", [1], 1)
         os.kill(pid, signal.SIGKILL)
         since = time.monotonic()
@@ -249,10 +260,11 @@ def test_what_environments_started_ends_with_their_worker(
 ) -> None:
     note = tmp_path / "pid"
     for ended_by_itself in (False, True):
-        handle = started(engine, lambda: ParentEnv(str(note)))
+        worker = started(engine, lambda: ParentEnv(str(note)))
+        handle = worker.handle
         child = int(note.read_text())
         if ended_by_itself:
-            os.kill(handle._info.pid, signal.SIGKILL)  # type: ignore[union-attr]
+            os.kill(worker.info.pid, signal.SIGKILL)
             assert engine.wait_any([handle], 0.1) is None or handle.is_dead
         assert not is_gone(child)
         handle.kill()
@@ -261,12 +273,11 @@ def test_what_environments_started_ends_with_their_worker(
 
 def test_environments_are_closed(engine: ProcessEngine, tmp_path: Path) -> None:
     note = tmp_path / "note"
-    handles = [started(engine, lambda: ClosingEnv(str(note)))]
-    handles[0].submit(False)
-    pid = handles[0]._info.pid  # type: ignore[union-attr]
-    engine.wait_closed(handles)
+    worker = started(engine, lambda: ClosingEnv(str(note)))
+    worker.ask()
+    engine.wait_closed([worker.handle])
     assert note.read_text() == "closed"
-    assert is_gone(pid)
+    assert is_gone(worker.info.pid)
 
 
 def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
@@ -284,20 +295,19 @@ def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:
 DRIVER = """
 import sys, time
 from pycollect.collectors.process_engine import ProcessEngine
-from tests.test_process_engine import ParentEnv, start
+from tests.test_process_engine import ParentEnv, Started, start
 def main():
-    engine = ProcessEngine(depth=2)
+    engine = ProcessEngine()
     handles = [start(engine, lambda i=i: ParentEnv(sys.argv[1] + str(i)), i) for i in range(2)]
     print(*(handle._process.pid for handle in handles), flush=True)
-    for handle in handles:
-        handle.read_info()
+    workers = [Started(handle, handle.read_info()) for handle in handles]
     print("built", flush=True)
     while True:
-        for handle in handles:
-            handle.submit(False)
-        for handle in handles:
-            handle.rollout()
-            handle.pop()
+        for worker in workers:
+            worker.ask()
+        for worker in workers:
+            worker.handle.rollout()
+            worker.handle.pop()
 if __name__ == "__main__":
     main()
 """
@@ -349,10 +359,10 @@ def test_an_engine_that_is_left_alone_ends_its_workers_at_exit(tmp_path: Path) -
 def test_no_descriptor_is_left() -> None:
     def run() -> None:
         engine = ProcessEngine()
-        handle = started(engine, CountingEnv)
-        handle.submit(False)
-        handle.rollout()
-        engine.wait_closed([handle])
+        worker = started(engine, CountingEnv)
+        worker.ask()
+        worker.handle.rollout()
+        engine.wait_closed([worker.handle])
         engine.leave()
 
     run()  # what multiprocessing starts once, it keeps

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pycollect._core import Placement, RolloutHeader, Slab, SlabPool, TrajectoryIds, place_rollout
-from pycollect.batch import TRAJ_IDS, make_pool, slab_tensors
-from pycollect.collectors.engine import Rollout
+from pycollect.batch import TRAJ_IDS, Target, make_pool, slab_tensors
+from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, join_extras
+from pycollect.collectors.shared_slabs import SharedSlabs
 from pycollect.extras import Extras
 from pycollect.layout import Key
 
@@ -22,25 +23,57 @@ class Assembly:
 
     Args:
         joined: how rollouts are joined into one batch: "stack", 0 or -1; None: each is a batch.
+        depth: how many rollouts of a worker there are at a time, running, queued or unread.
+        in_place: workers write into the batch's own rows, in shared memory.
     """
 
-    def __init__(self, joined: str | int | None) -> None:
+    def __init__(self, joined: str | int | None, depth: int, in_place: bool) -> None:
         self._joined = joined
+        self._order = "time" if joined == -1 else "stack"
         self._pools: dict[tuple[int, ...], SlabPool] = {}
+        self._shared = SharedSlabs(depth) if in_place else None
 
-    def acquire(self, info: WorkerInfo, workers: int) -> Slab:
-        """A slab for the rollouts of so many workers, which are all like this one."""
+    def prepare(self, infos: Mapping[int, WorkerInfo]) -> None:
+        """Make the slabs that these workers will write; errors as SharedSlabs.prepare's."""
+        if self._shared is not None:
+            for group in [list(infos)] if self._joined is not None else [[i] for i in infos]:
+                self._shared.prepare(group, self._placement(infos[group[0]], len(group)))
+
+    def targets(self, infos: Mapping[int, WorkerInfo]) -> Sequence[Target | None]:
+        """Where these workers are to write the rollouts of one batch; None where they do not."""
+        if self._shared is None:
+            return [None] * len(infos)
+        placement = self._placement(next(iter(infos.values())), len(infos))
+        slab = self._shared.acquire(list(infos), placement)
+        return [Target(slab, row, self._order) for row in range(len(infos))]
+
+    def slab_for(self, order: Order, info: WorkerInfo, workers: int) -> Slab:
+        """The batch's slab: what the order names, else one for so many workers like this one."""
+        if order.target is not None:
+            return order.target.slab
         layout = info.leaves.layout()
         kind = (layout.fingerprint, workers, info.num_envs, info.steps)
         if kind not in self._pools:
-            order = "time" if self._joined == -1 else "stack"
-            placement = Placement(layout, workers, info.num_envs, info.steps, order)
-            self._pools[kind] = make_pool(placement, _SLABS_KEPT)
+            self._pools[kind] = make_pool(self._placement(info, workers), _SLABS_KEPT)
         return self._pools[kind].acquire()
 
+    def _placement(self, info: WorkerInfo, workers: int) -> Placement:
+        return Placement(info.leaves.layout(), workers, info.num_envs, info.steps, self._order)
+
     def place(self, slab: Slab, row: int, rollout: Rollout, info: WorkerInfo) -> RolloutHeader:
-        """Copy a rollout into its row of a batch."""
+        """Copy a rollout into its row of a batch, unless it was written there."""
+        if rollout.buffer is None:
+            return Target(slab, row, self._order).header()
         return place_rollout(slab, row, rollout.buffer, info.placement)
+
+    def deliver(self, slab: Slab, workers: Sequence[int]) -> Slab:
+        """A batch's slab for the user to keep: that one or a copy of it."""
+        return slab if self._shared is None else self._shared.deliver(workers, slab)
+
+    def close(self) -> None:
+        """Let shared memory go, but for what the user still has."""
+        if self._shared is not None:
+            self._shared.close()
 
     def tensors(
         self, slab: Slab, info: WorkerInfo, workers: Sequence[int], ids: TrajectoryIds

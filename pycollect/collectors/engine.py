@@ -4,19 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from pycollect.batch import Target
 from pycollect.collectors.remote_worker import Buffer, RolloutNote, WorkerInfo, WorkerSpec
 
 
 @dataclass(frozen=True)
+class Order:
+    """One rollout, as it is asked for.
+
+    Attributes:
+        random: with random actions instead of the policy's.
+        target: where it is to be written; None: it comes with its own bytes. These rows are used
+            until the rollout is there, also if it is dropped, or the worker's process is gone.
+    """
+
+    random: bool
+    target: Target | None = None
+
+
+@dataclass(frozen=True)
 class Rollout:
-    """A rollout that arrived: its bytes, read-only, and its note."""
+    """A rollout that arrived: its note, and its bytes, read-only.
+
+    Attributes:
+        buffer: None where it was written into its order's target.
+    """
 
     worker: int
     incarnation: int
     note: RolloutNote
-    buffer: Buffer
+    buffer: Buffer | None
 
 
 class WorkerHandle(Protocol):
@@ -32,7 +51,7 @@ class WorkerHandle(Protocol):
     def read_info(self) -> WorkerInfo:
         """The answer to the building of the worker, its first call. Waits."""
 
-    def submit(self, random: bool) -> None:
+    def submit(self, order: Order) -> None:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
 
     def assign(self, edition: int, version: int, weights: Any, acknowledge: bool) -> Any:
@@ -70,14 +89,20 @@ class WorkerHandle(Protocol):
         """The last lines that its process logged, as far as they can be had."""
 
     def kill(self) -> None:
-        """End the worker's process."""
+        """End the worker's process. Where it shares memory with this one, it is gone then."""
 
 
 H = TypeVar("H", bound=WorkerHandle)
 
 
 class Engine(Protocol[H]):
-    """Starts workers and waits for them."""
+    """Starts workers and waits for them.
+
+    Attributes:
+        in_place: workers write into the rows that an order names: every order names some.
+    """
+
+    in_place: ClassVar[bool]
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Raise ValueError that names a resource of which there is too little for these workers."""

@@ -10,87 +10,49 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from multiprocessing import util
-from typing import Any
-
-import cloudpickle
+from typing import Any, ClassVar
 
 from pycollect._core import (
     Bell,
     Mailbox,
     Memory,
     SharedMemoryError,
-    SharedSlabPool,
-    Slab,
     available_memory,
     shared_memory_why_not,
 )
+from pycollect.batch import Target
+from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.parcel import pack, share, unpack
+from pycollect.collectors.pickling import pickled_spec
 from pycollect.collectors.process_worker import QUESTIONS, Lease, serve
-from pycollect.collectors.remote_worker import (
-    Buffer,
-    ErrorReport,
-    RolloutNote,
-    WorkerInfo,
-    WorkerSpec,
-)
+from pycollect.collectors.remote_worker import ErrorReport, RolloutNote, WorkerInfo, WorkerSpec
 from pycollect.errors import WorkerDied
 
 _LOOK_SECONDS = 0.02  # how often a driver that waits looks whether its workers live
 _CLOSE_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Target:
-    """The rows of a shared slab that a rollout is written into.
-
-    Attributes:
-        order: of the slab's placement.
-    """
-
-    slab: Slab
-    row: int
-    order: str = "stack"
-
-    @property
-    def lease(self) -> Lease:
-        """The same for another process."""
-        address = self.slab.memory.address
-        if address is None:
-            raise ValueError("slab: expected one in shared memory, got a private one")
-        workers = self.slab.placement.workers
-        return Lease(address, self.slab.generation, workers, self.order, self.row)
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """A rollout that arrived: its bytes and its note.
-
-    Attributes:
-        buffer: None where it was written in place, into its target.
-    """
-
-    worker: int
-    incarnation: int
-    note: RolloutNote
-    buffer: Buffer | None
+def _lease(target: Target) -> Lease:
+    """The rows of a slab in shared memory, as another process is told of them."""
+    slab = target.slab
+    address = slab.memory.address
+    assert address is not None, "slab: expected one in shared memory"
+    return Lease(address, slab.generation, slab.placement.workers, target.order, target.row)
 
 
 class ProcessEngine:
     """Starts worker processes and waits for them. They end with this process, whatever ends it.
 
-    Args:
-        depth: how many rollouts of a worker there are at a time, running, queued or unread.
-
     Raises:
         SharedMemoryError: processes cannot share memory here.
     """
 
-    def __init__(self, depth: int = 1) -> None:
+    in_place: ClassVar[bool] = True
+
+    def __init__(self) -> None:
         if why_not := shared_memory_why_not():
             raise SharedMemoryError(why_not)
-        self._depth = depth
         self._context = multiprocessing.get_context("spawn")
         self._bell = Bell()
         self._handles: list[ProcessHandle] = []
@@ -132,7 +94,7 @@ class ProcessEngine:
             daemon=False,  # a daemon may not have processes of its own, but environments do
         )
         process.start()
-        handle = ProcessHandle(spec, policy, process, mailbox, self._bell, self._depth)
+        handle = ProcessHandle(spec, policy, process, mailbox, self._bell)
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle
 
@@ -178,7 +140,6 @@ class ProcessHandle:
         process: Any,
         mailbox: Mailbox,
         bell: Bell,
-        depth: int,
     ) -> None:
         self.index = spec.index
         self.incarnation = spec.incarnation
@@ -186,16 +147,12 @@ class ProcessHandle:
         self._process = process
         self._mailbox = mailbox
         self._bell = bell
-        self._depth = depth
-        self._pool: SharedSlabPool | None = None
-        self._info: WorkerInfo | None = None
         self._weights: Memory | None = None
         self._taken = 0
         self._kept: dict[int, tuple[Any, ...]] = {}  # what a question needs until it is answered
         self._answers: dict[int, Any] = {}
-        self._buffers: dict[int, Slab] = {}  # of rollouts without a target
         self._unwanted: set[int] = set()
-        question = ("build", (cloudpickle.dumps(spec), policy.address))
+        question = ("build", (pickled_spec(spec), policy.address))
         self._calls: deque[int] = deque([self._ask(question, policy)])
 
     # What the collector asks
@@ -204,24 +161,13 @@ class ProcessHandle:
         """The answer to the building of the worker, its first call. Waits."""
         info: WorkerInfo = self._read(self._calls[0])
         self.pop()
-        self._info = info
         return info
 
-    def submit(self, random: bool, target: Target | None = None, min_steps: int = 1) -> None:
-        """Queue one rollout.
-
-        Args:
-            target: where it is to be written; None: it comes with its own bytes. The slab's
-                rows are used until the rollout is there, also if it is dropped.
-            min_steps: it has at least so many steps, also if `stop` ends it.
-        """
-        own = target is None
-        if target is None:
-            target = Target(self._own_slab(), 0)
-        number = self._ask(("write", (random, target.lease, min_steps)), target.slab)
-        self._calls.append(number)
-        if own:
-            self._buffers[number] = target.slab
+    def submit(self, order: Order) -> None:
+        """Queue one rollout."""
+        assert order.target is not None, "every order names rows where workers write in place"
+        question = ("write", (order.random, _lease(order.target)))
+        self._calls.append(self._ask(question, order.target.slab))
 
     def stop(self) -> None:
         """The oldest rollout is to end after its current step. Does not wait."""
@@ -241,10 +187,8 @@ class ProcessHandle:
 
         An interrupt between the two loses nothing: the same rollout is given again.
         """
-        number = self._calls[0]
-        note: RolloutNote = self._read(number)
-        slab = self._buffers.get(number)
-        return Rollout(self.index, self.incarnation, note, slab.array() if slab else None)
+        note: RolloutNote = self._read(self._calls[0])
+        return Rollout(self.index, self.incarnation, note, None)
 
     def pop(self) -> None:
         """The oldest rollout is done with."""
@@ -299,9 +243,9 @@ class ProcessHandle:
         self._process.join()
         self._process.close()
         self._calls.clear()
-        for held in (self._kept, self._answers, self._buffers):
-            held.clear()
-        self._pool = self._weights = None
+        self._kept.clear()
+        self._answers.clear()
+        self._weights = None
 
     # What it has answered
 
@@ -370,18 +314,6 @@ class ProcessHandle:
 
     def _forget(self, number: int) -> None:
         self._answers.pop(number, None)
-        self._buffers.pop(number, None)
-
-    def _own_slab(self) -> Slab:
-        assert self._info is not None, "read_info comes first"
-        placement = self._info.placement
-        if self._pool is None:
-            self._pool = SharedSlabPool(placement, self._depth, 1)
-        slab = self._pool.acquire()
-        if slab is None:  # rollouts that were dropped still run
-            slab = SharedSlabPool(placement, 1, 0).acquire()
-            assert slab is not None
-        return slab
 
     def _death(self) -> WorkerDied:
         text = f"worker {self.index} died: {_end_of(self._process.pid)}"

@@ -13,17 +13,15 @@ from pycollect._core import (
     Placement,
     RolloutControl,
     SharedMemoryError,
-    Slab,
     WorkerMailbox,
     end_with_process,
 )
-from pycollect.batch import check_lease
+from pycollect.batch import Target
 from pycollect.collectors.parcel import pack, unpack
 from pycollect.collectors.remote_worker import (
     ErrorReport,
     RemoteWorker,
     RolloutNote,
-    pickled_extras,
 )
 from pycollect.worker import Worker
 
@@ -96,45 +94,29 @@ class ProcessWorker(RemoteWorker):
         self._mailbox = mailbox
         self._edition = 0
         self._mappings: dict[Address, Memory] = {}
-        self._placements: dict[tuple[int, str], Placement] = {}
+        self._placements: dict[tuple[int, int, str], Placement] = {}
 
-    def write(self, random: bool, lease: Lease, min_steps: int) -> RolloutNote:
-        """One rollout, into the driver's slab.
+    def write(self, random: bool, lease: Lease) -> RolloutNote:
+        """One rollout, into the driver's slab."""
+        mailbox = self._mailbox
+        control = RolloutControl(mailbox.stop, mailbox.number, steps=mailbox.steps)
+        return self._collect_into(self._target(lease), random, control)
 
-        Args:
-            min_steps: it has at least so many steps, also where it is stopped.
-        """
-        assert self._worker is not None
-        worker = self._worker
-        self._take_weights(worker)
-        slab = self._slab(lease, worker)
-        control = RolloutControl(
-            self._mailbox.stop, self._mailbox.number, min_steps, self._mailbox.steps
-        )
-        report = worker.collect(slab, lease.row, self._version, random, control)
-        check_lease(slab, slab.header(lease.row))
-        return RolloutNote(
-            report.episodes,
-            report.seconds,
-            report.stepped,
-            report.slow_paths,
-            pickled_extras(report.extras),
-        )
-
-    def _slab(self, lease: Lease, worker: Worker) -> Slab:
+    def _target(self, lease: Lease) -> Target:
         """The driver's slab. Mapped once: to map it costs more than to fill a part of it."""
         memory = self._mappings.get(lease.address)
         if memory is None:
             memory = self._mappings[lease.address] = Memory.attach(lease.address)
             if len(self._mappings) > _MAPPINGS_KEPT:
                 del self._mappings[next(iter(self._mappings))]
-        form = (lease.workers, lease.order)
+        own = self._built.placement
+        form = (lease.workers, own.steps, lease.order)
         if form not in self._placements:
-            own = worker.placement
             self._placements[form] = Placement(
                 own.layout, lease.workers, own.envs, own.steps, lease.order
             )
-        return memory.slab(self._placements[form], lease.generation)
+        slab = memory.slab(self._placements[form], lease.generation)
+        return Target(slab, lease.row, lease.order)
 
     def _take_weights(self, worker: Worker) -> None:
         """Load the weights that were published last, if they are new."""

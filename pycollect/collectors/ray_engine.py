@@ -10,9 +10,9 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from pycollect.collectors.engine import Rollout
+from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.pickling import pickled_spec
 from pycollect.collectors.remote_worker import (
     ErrorReport,
@@ -82,6 +82,8 @@ class RayEngine:
     Args:
         init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
     """
+
+    in_place: ClassVar[bool] = False
 
     def __init__(self, init_config: Mapping[str, Any] | None) -> None:
         _session.enter(init_config)
@@ -179,13 +181,13 @@ class RayHandle:
         self._pid = info.pid
         return info
 
-    def submit(self, random: bool) -> None:
+    def submit(self, order: Order) -> None:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
         edition, version, weights = self._assigned
         sent = edition <= self._sent_edition
         self._sent_edition = edition
         weights = None if sent else weights
-        self._calls.append(self.actor.collect.remote(random, edition, version, weights))
+        self._calls.append(self.actor.collect.remote(order.random, edition, version, weights))
 
     def assign(self, edition: int, version: int, weights: Any, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts.

@@ -17,7 +17,7 @@ from pycollect.collectors.base import (
     no_weights_given,
 )
 from pycollect.collectors.delivery import Batch
-from pycollect.collectors.engine import Engine, Rollout
+from pycollect.collectors.engine import Engine, Order, Rollout
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote_worker import RolloutNote, check_alike
 from pycollect.collectors.single import warn_of_rounding
@@ -83,7 +83,8 @@ class RemoteCollector(CollectorBase):
         self._engine = engine
         self._force = Workforce(engine, remote.init_timeout, remote.max_restarts)
         self._weights = WeightSender(engine.put)
-        self._assembly = Assembly(remote.joined if remote.sync else None)
+        depth = max(remote.prefetch, 1)
+        self._assembly = Assembly(remote.joined if remote.sync else None, depth, engine.in_place)
         self._watch = Watch(remote.timeout)
         self._line: list[Member] = []  # whoever was served longest ago first
         self._served: Member | None = None  # whose rollout was delivered last, async
@@ -103,6 +104,7 @@ class RemoteCollector(CollectorBase):
             check_alike(infos)
         self._check_bounded(all(info.bounded for info in infos.values()))
         self._engine.check_memory(in_flight_bytes(infos, self._remote.prefetch + 1))
+        self._assembly.prepare(infos)
         frames = [info.frames for info in infos.values()]
         self._batch_frames = sum(frames) if self._remote.sync else max(frames)
 
@@ -126,7 +128,7 @@ class RemoteCollector(CollectorBase):
         self._top_up(max(self._remote.prefetch, 1))
         members = [member for member in self._members if member.orders]
         rows = {member.index: row for row, member in enumerate(members)}
-        slab = self._assembly.acquire(members[0].info, len(members))
+        slab = self._assembly.slab_for(members[0].orders[0], members[0].info, len(members))
         waiting = members.copy()
         placed: dict[int, tuple[RolloutHeader, RolloutNote]] = {}
         while waiting:
@@ -140,6 +142,7 @@ class RemoteCollector(CollectorBase):
             placed[member.index] = (header, rollout.note)
         with self._statistics.timed("assemble"):
             info = members[0].info
+            slab = self._assembly.deliver(slab, list(rows))
             tensors = self._assembly.tensors(slab, info, list(rows), self._ids)
             extras = self._assembly.extras([placed[index][1] for index in rows], info)
             shape = self._assembly.shape(info, len(members))
@@ -157,8 +160,9 @@ class RemoteCollector(CollectorBase):
         member, rollout = self._first_ready()
         info = member.info
         with self._statistics.timed("assemble"):
-            slab = self._assembly.acquire(info, 1)
+            slab = self._assembly.slab_for(member.orders[0], info, 1)
             header = self._assembly.place(slab, 0, rollout, info)
+            slab = self._assembly.deliver(slab, [member.index])
             tensors = self._assembly.tensors(slab, info, [member.index], self._ids)
             extras = self._assembly.extras([rollout.note], info)
         # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
@@ -207,16 +211,20 @@ class RemoteCollector(CollectorBase):
         members = [member for member in self._members if not member.leaving]
         for level in range(1, depth + 1):
             lacking = [member for member in members if len(member.orders) < level]
-            if self._remote.sync and not self._more_needed:
-                return
-            random = self._is_random
-            for member in lacking:
-                if not self._remote.sync:
-                    random = self._is_random
-                    if not self._more_needed:
-                        return
-                self._ledger.issue(member.index, member.info.frames)
-                member.order(random)
+            if not lacking:
+                continue
+            for group in [lacking] if self._remote.sync else [[member] for member in lacking]:
+                if not self._more_needed:
+                    return
+                self._order(group)
+
+    def _order(self, members: Sequence[Member]) -> None:
+        """Queue one rollout of each, which are to become one batch."""
+        random = self._is_random
+        targets = self._assembly.targets({member.index: member.info for member in members})
+        for member, target in zip(members, targets, strict=True):
+            self._ledger.issue(member.index, member.info.frames)
+            member.order(Order(random, target))
 
     @property
     def _more_needed(self) -> bool:
@@ -293,8 +301,8 @@ class RemoteCollector(CollectorBase):
         self._weights.give(member)
         if member.beginning is not None:
             member.handle.request(*member.beginning)
-        for random in member.orders:
-            member.handle.submit(random)
+        for order in member.orders:
+            member.handle.submit(order)
 
     def _take_off(self, member: Member, header: RolloutHeader, note: RolloutNote) -> None:
         """The worker's oldest rollout is part of a batch now."""
@@ -460,6 +468,7 @@ class RemoteCollector(CollectorBase):
     def _shutdown(self) -> None:
         self._force.close()
         self._engine.leave()
+        self._assembly.close()
 
 
 def _end_of(member: Member, text: str, cause: Exception | None = None) -> WorkerDied:

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import Leaf, Placement, Slab, SlabPool
-from pycollect.batch import BatchLeaves, check_lease, make_pool, slab_tensors, to_tensordict
+from pycollect._core import Leaf, Placement, RolloutControl, SlabPool
+from pycollect.batch import BatchLeaves, Target, make_pool, to_tensordict
 from pycollect.errors import WorkerError
 from pycollect.extras import Extra, Extras, joined
 from pycollect.generators import GeneratorState
@@ -30,7 +30,7 @@ from pycollect.layout import dotted
 from pycollect.policy import build
 from pycollect.step_timer import WorkerSeconds
 from pycollect.weights import WeightSlab, weight_leaves, weights_of
-from pycollect.worker import Episode, Worker, WorkerOptions
+from pycollect.worker import NO_CONTROL, Episode, Worker, WorkerOptions
 
 Buffer = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -205,7 +205,7 @@ class RemoteWorker:
         self._spec_bytes = spec
         self._policy_bytes = policy
         self._worker: Worker | None = None
-        self._pool: SlabPool | None = None
+        self._pool: SlabPool | None = None  # of rollouts that travel
         self._weight_slab: WeightSlab | None = None
         self._lock = threading.Lock()
         self._given: tuple[int, int, Buffer | None] = (0, 0, None)
@@ -231,7 +231,6 @@ class RemoteWorker:
         )
         self._worker = worker
         self._post_hook = spec.options.post_collect_hook
-        self._pool = make_pool(worker.placement, 2)
         weights = weights_of(policy)
         self._weight_slab = WeightSlab(weight_leaves(weights)) if weights else None
         return self._info()
@@ -265,14 +264,21 @@ class RemoteWorker:
         return _answer(lambda: self._collect(random))
 
     def _collect(self, random: bool) -> tuple[RolloutNote, Buffer]:
-        worker = self._built
-        assert self._pool is not None
-        self._take_weights(worker)
+        if self._pool is None:
+            self._pool = make_pool(self._built.placement, 2)
         slab = self._pool.acquire()
-        report = worker.collect(slab, 0, self._version, random)
-        check_lease(slab, slab.header())
-        self._show(worker, slab)
-        note = RolloutNote(
+        note = self._collect_into(Target(slab), random)
+        return note, slab.array()
+
+    def _collect_into(
+        self, target: Target, random: bool, control: RolloutControl = NO_CONTROL
+    ) -> RolloutNote:
+        worker = self._built
+        self._take_weights(worker)
+        report = worker.collect(target.slab, target.row, self._version, random, control)
+        target.header()
+        self._show(worker, target)
+        return RolloutNote(
             report.episodes,
             report.seconds,
             report.stepped,
@@ -280,12 +286,11 @@ class RemoteWorker:
             pickled_extras(report.extras),
             worker.generator_state(),
         )
-        return note, slab.array()
 
-    def _show(self, worker: Worker, slab: Slab) -> None:
-        """The hook's rollout is the one that travels: what it writes there arrives."""
+    def _show(self, worker: Worker, target: Target) -> None:
+        """The hook's rollout is the one that is delivered: what it writes there arrives."""
         if self._post_hook is not None:
-            tensors = slab_tensors(slab, worker.batch_shape, worker.leaves.keys)
+            tensors = target.tensors(worker.batch_shape, worker.leaves.keys)
             self._post_hook(to_tensordict(tensors, worker.batch_shape))
 
     def set_weights(self, edition: int, version: int, weights: Buffer | None) -> None:
@@ -316,7 +321,7 @@ class RemoteWorker:
 
     def _resize(self, frames: int) -> WorkerInfo:
         self._built.set_share(frames)
-        self._pool = make_pool(self._built.placement, 2)
+        self._pool = None
         return self._info()
 
     def reset(self) -> ErrorReport | None:

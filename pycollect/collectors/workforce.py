@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pycollect.collectors.engine import Engine, WorkerHandle
+from pycollect.collectors.engine import Engine, Order, WorkerHandle
 from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, WorkerSpec
 from pycollect.errors import WorkerDied, WorkerError
 
@@ -34,8 +34,7 @@ class Member:
     """What the driver knows of one worker, whichever incarnation of it is there.
 
     Attributes:
-        orders: of rollouts that were asked for and not taken off, oldest first: whether with
-            random actions.
+        orders: of rollouts that were asked for and not taken off, oldest first.
         starting: it was not heard of yet; its orders wait here.
         beginning: what is asked of it before its first rollout: a method and its arguments.
         since_update: batches that it delivered since it last got weights.
@@ -46,7 +45,7 @@ class Member:
     plan: WorkerPlan
     handle: WorkerHandle
     info: WorkerInfo = field(init=False)
-    orders: deque[bool] = field(default_factory=deque)
+    orders: deque[Order] = field(default_factory=deque)
     starting: bool = True
     beginning: tuple[Any, ...] | None = None
     note: RolloutNote | None = None
@@ -61,11 +60,11 @@ class Member:
         """The worker's id."""
         return self.plan.spec.index
 
-    def order(self, random: bool) -> None:
+    def order(self, order: Order) -> None:
         """Ask for one more rollout."""
-        self.orders.append(random)
+        self.orders.append(order)
         if not self.starting:
-            self.handle.submit(random)
+            self.handle.submit(order)
 
     def drop(self) -> None:
         """Forget the rollouts that were asked for."""
@@ -116,9 +115,9 @@ class Workforce:
             ready = self._engine.wait_any(handles, max(deadline - time.monotonic(), 0.0))
             if ready is None:
                 raise ValueError(
-                    f"remote_configs: workers {[handle.index for handle in handles]} did not start "
-                    f"within {self._init_timeout:.0f} s (worker_init_timeout); their CPU, memory "
-                    "or other resources are in use, or their environments take longer to build"
+                    f"worker_init_timeout: workers {[handle.index for handle in handles]} did not "
+                    f"start within {self._init_timeout:.0f} s; their CPU, memory or other "
+                    "resources are in use, or their environments take longer to build"
                 )
             del waiting[id(ready)]
 
@@ -185,3 +184,5 @@ class Workforce:
         """End all workers."""
         members = [*self.members, *self.former]
         self._engine.wait_closed([member.handle for member in members])
+        for member in members:
+            member.orders.clear()
