@@ -6,6 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pycollect.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector
+    from pycollect.collectors.multi import MultiaSyncDataCollector as MultiAsyncCollector
+    from pycollect.collectors.multi import MultiSyncDataCollector as MultiSyncCollector
     from pycollect.collectors.ray import RayCollector
     from pycollect.collectors.single import SyncDataCollector
     from pycollect.collectors.single import SyncDataCollector as Collector
@@ -17,7 +20,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "Collector",
+    "MultiAsyncCollector",
     "MultiStep",
+    "MultiSyncCollector",
+    "MultiSyncDataCollector",
+    "MultiaSyncDataCollector",
     "RayCollector",
     "StatsWriter",
     "SyncDataCollector",
@@ -29,7 +36,11 @@ __all__ = [
 # Gymnasium, and `import pycollect` takes no time.
 _HOMES = {
     "Collector": ("pycollect.collectors.single", "SyncDataCollector"),
+    "MultiAsyncCollector": ("pycollect.collectors.multi", "MultiaSyncDataCollector"),
     "MultiStep": ("pycollect.multistep", "MultiStep"),
+    "MultiSyncCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),
+    "MultiSyncDataCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),
+    "MultiaSyncDataCollector": ("pycollect.collectors.multi", "MultiaSyncDataCollector"),
     "RayCollector": ("pycollect.collectors.ray", "RayCollector"),
     "StatsWriter": ("pycollect.stats_writer", "StatsWriter"),
     "SyncDataCollector": ("pycollect.collectors.single", "SyncDataCollector"),
@@ -40,10 +51,6 @@ _HOMES = {
 
 _TO_COME = frozenset(
     {
-        "MultiAsyncCollector",
-        "MultiSyncCollector",
-        "MultiSyncDataCollector",
-        "MultiaSyncDataCollector",
         "OffPolicyCollectorConfig",
         "OnPolicyCollectorConfig",
         "make_collector_offpolicy",

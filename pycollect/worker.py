@@ -27,7 +27,7 @@ from pycollect.step_timer import StepTimer, WorkerSeconds
 from pycollect.weights import Weights, load_weights, weights_from
 
 Runner = PolicyRunner | RandomRunner
-NO_CONTROL = RolloutControl()
+_NO_CONTROL = RolloutControl()
 _STOPPED = -1  # what the recorder says of a last step after which no environment is reset
 Episode = tuple[int, float, int]
 """(env, return, length in frames) of an episode that ended."""
@@ -237,7 +237,7 @@ class Worker:
         row: int,
         policy_version: int,
         random: bool = False,
-        control: RolloutControl = NO_CONTROL,
+        control: RolloutControl = _NO_CONTROL,
     ) -> RolloutReport:
         """Record one rollout into that row of a slab.
 

@@ -10,13 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from envs_for_tests import CountingEnv, CountingVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
-from pycollect import RayCollector, SyncDataCollector
+from pycollect import (
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    RayCollector,
+    SyncDataCollector,
+)
 
 LENGTHS = (3, 1, 4)
 STEPS = 7  # of one env in one rollout: no multiple of the lengths' sum
@@ -133,12 +139,27 @@ class Way:
     arguments: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def ray(self) -> bool:
+    def remote(self) -> bool:
         return self.name != "in process"
 
     @property
+    def multi(self) -> bool:
+        return self.name.startswith("multi")
+
+    @property
     def sync(self) -> bool:
-        return "sync" in self.arguments
+        return "sync" in self.arguments or self.name.startswith("multi sync")
+
+    def collector(self, entries: Sequence[Any], policy: Any = None, **arguments: Any) -> Any:
+        """A collector of that class over these workers, with these arguments besides."""
+        arguments = {**self.arguments, **arguments}
+        if not self.remote:
+            return SyncDataCollector(entries[0], policy, **arguments)
+        if self.multi:
+            cls = MultiSyncDataCollector if self.sync else MultiaSyncDataCollector
+            return cls(list(entries), policy, **arguments)
+        arguments.setdefault("remote_configs", {"num_cpus": 1, "memory": 1024**3})
+        return RayCollector(list(entries), policy, **arguments)
 
     @property
     def cat(self) -> Any:
@@ -160,7 +181,7 @@ class Way:
         rows = []
         for w in range(self.workers if self.sync else 1):
             for p in range(envs):
-                worker = w if self.sync or not self.ray else None
+                worker = w if self.sync or not self.remote else None
                 rows.append((worker, p, self._row(td, w, p, envs, batched, steps)))
         return rows
 
@@ -183,6 +204,20 @@ STACK = Way("ray sync stack", ACTORS, {"sync": True})
 CAT_0 = Way("ray sync 0", ACTORS, {"sync": True, "cat_results": 0})
 CAT_TIME = Way("ray sync -1", ACTORS, {"sync": True, "cat_results": -1})
 ASYNC = [Way(f"ray async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
+MULTI_STACK = Way("multi sync stack", ACTORS)
+MULTI_0 = Way("multi sync 0", ACTORS, {"cat_results": 0})
+MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
+MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
+MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
+
+
+def marked(*ways: Way) -> list[Any]:
+    """The ways as parameters of a test; those through Ray are marked."""
+    own = [way.remote and not way.multi for way in ways]
+    return [
+        pytest.param(way, id=way.name, marks=[pytest.mark.ray] if ray else [])
+        for way, ray in zip(ways, own, strict=True)
+    ]
 
 
 @contextmanager
@@ -195,16 +230,9 @@ def collecting(
     **arguments: Any,
 ) -> Iterator[Any]:
     """A collector in that way, `frames` frames per worker and batch; shut down at the end."""
-    arguments = {**way.arguments, **arguments}
-    if not way.ray:
-        collector: Any = SyncDataCollector(entry(0), policy, frames_per_batch=frames, **arguments)
-    else:
-        per_batch = frames * way.workers if way.sync else frames
-        arguments.setdefault("remote_configs", {"num_cpus": 1, "memory": 1024**3})
-        collector = RayCollector(
-            [entry(w) for w in range(way.workers)], policy, frames_per_batch=per_batch, **arguments
-        )
-    with collector:
+    per_batch = frames * way.workers if way.sync else frames
+    entries = [entry(w) for w in range(way.workers)]
+    with way.collector(entries, policy, frames_per_batch=per_batch, **arguments) as collector:
         yield collector
 
 

@@ -16,7 +16,14 @@ from envs_for_tests import CountingEnv, OneOfEnv
 from tensordict.nn import TensorDictModule
 
 import pycollect
-from pycollect import Collector, RayCollector, SyncDataCollector
+from pycollect import (
+    Collector,
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    RayCollector,
+    SyncDataCollector,
+)
+from pycollect.collectors.process_engine import ProcessEngine
 
 ENV = echo_fns(0)[0]
 
@@ -29,6 +36,21 @@ def single(**arguments: Any) -> None:
 def actors(**arguments: Any) -> None:
     arguments = {"create_env_fn": [ENV, ENV], "policy": None, "frames_per_batch": 6, **arguments}
     RayCollector(**arguments).shutdown()
+
+
+def processes(cls: Any = MultiSyncDataCollector, **arguments: Any) -> None:
+    arguments = {"create_env_fn": [ENV, ENV], "policy": None, "frames_per_batch": 6, **arguments}
+    cls(**arguments).shutdown()
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started: these errors come before."""
+
+    def start(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(ProcessEngine, "start", start)
 
 
 @pytest.fixture
@@ -115,6 +137,52 @@ def test_bad_values_for_actors(name: str, value: Any, error: Any, text: str) -> 
     with pytest.raises(error, match=text) as caught:
         actors(**{name: value})
     assert name in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_processes")
+@pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
+@pytest.mark.parametrize(("name", "value", "error", "text"), COMMON)
+def test_bad_values_for_processes(cls: Any, name: str, value: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text) as caught:
+        processes(cls, **{name: value})
+    assert name in str(caught.value)
+
+
+PROCESSES_OWN: list[tuple[dict[str, Any], Any, str]] = [
+    ({"create_env_fn": ENV}, ValueError, "num_workers"),
+    ({"num_workers": 3}, ValueError, "num_workers: expected 2"),
+    ({"create_env_fn": ENV, "num_workers": 0}, ValueError, "num_workers"),
+    ({"create_env_fn": ENV, "num_workers": "2"}, TypeError, "num_workers"),
+    ({"frames_per_batch": [3]}, ValueError, r"frames_per_batch: .*\(2\), got 1"),
+    ({"frames_per_batch": [3, 0]}, ValueError, "frames_per_batch"),
+    ({"frames_per_batch": [3, "4"]}, TypeError, "frames_per_batch"),
+    ({"cat_results": 1}, ValueError, "cat_results"),
+    ({"cat_results": "time"}, ValueError, "cat_results"),
+    ({"collector_class": "threads"}, ValueError, "collector_class"),
+    ({"num_sub_threads": 0}, ValueError, "num_sub_threads"),
+    ({"prefetch": -1}, ValueError, "prefetch"),
+    ({"sync": True}, TypeError, "'sync'"),
+    ({"num_collectors": 2}, TypeError, "'num_collectors'"),
+    ({"policy": lambda: None, "policy_factory": lambda: None}, ValueError, "policy_factory"),
+    ({"create_env_fn": [ENV, partial(CountingEnv, threading.Lock())]}, TypeError, "create_env_fn"),
+    ({"worker_timeout": 0}, ValueError, "worker_timeout"),
+    ({"storing_device": ["cpu", None]}, ValueError, "storing_device"),
+]
+
+
+@pytest.mark.usefixtures("no_processes")
+@pytest.mark.parametrize(("arguments", "error", "text"), PROCESSES_OWN)
+def test_bad_values_that_only_processes_have(
+    arguments: dict[str, Any], error: Any, text: str
+) -> None:
+    with pytest.raises(error, match=text):
+        processes(**arguments)
+
+
+@pytest.mark.usefixtures("no_processes")
+def test_first_come_first_served_joins_nothing() -> None:
+    with pytest.raises(ValueError, match="cat_results"):
+        processes(MultiaSyncDataCollector, cat_results="stack")
 
 
 RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [

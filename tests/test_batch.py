@@ -10,7 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collect_support import ASYNC, CAT_TIME, ENTRIES, IN_PROCESS, Way, collecting, echo_fns
+from collect_support import (
+    ASYNC,
+    CAT_TIME,
+    ENTRIES,
+    IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    MULTI_TIME,
+    Way,
+    collecting,
+    echo_fns,
+    marked,
+)
 from tensordict import TensorDict
 
 from pycollect._core import Layout, Leaf, Placement, Recorder, Slab
@@ -20,7 +32,7 @@ T = 5
 BATCHES = 12
 WAYS = [
     IN_PROCESS,
-    *[pytest.param(way, marks=pytest.mark.ray) for way in (CAT_TIME, ASYNC[1])],
+    *marked(CAT_TIME, ASYNC[1], MULTI_STACK, MULTI_TIME, MULTI_ASYNC[1]),
 ]
 
 

@@ -17,6 +17,11 @@ from collect_support import (
     ENTRIES,
     IN_PROCESS,
     MODES,
+    MULTI_0,
+    MULTI_AHEAD,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    MULTI_TIME,
     STACK,
     STEPS,
     FrameOracle,
@@ -53,7 +58,7 @@ def check_counting(way: Way, kind: str, switches: tuple[int, bool, bool], policy
     }
     with collecting(way, ENTRIES[kind], policy, frames=envs * STEPS, **arguments) as collector:
         counted = 0
-        for _ in range(BATCHES * (1 if way.sync or not way.ray else way.workers)):
+        for _ in range(BATCHES * (1 if way.sync or not way.remote else way.workers)):
             td = collector.next()
             assert td.shape == way.shape(envs, batched, STEPS)
             oracle.check(way.rows(td, envs, batched))
@@ -107,6 +112,28 @@ def test_random_actions_in_process(kind: str) -> None:
     ids=lambda value: value.name if isinstance(value, Way) else str(value),
 )
 def test_every_frame_from_actors(way: Way, kind: str, switches: tuple[int, bool, bool]) -> None:
+    check_counting(way, kind, switches, parity_policy())
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "switches"),
+    [
+        (MULTI_STACK, "one", PLAIN),
+        (MULTI_STACK, "list", (2, True, True)),
+        (MULTI_0, "one", (2, False, False)),
+        (MULTI_0, "list", (0, True, False)),
+        (MULTI_TIME, "one", (0, True, True)),
+        (MULTI_TIME, "ignores masks", (0, False, True)),
+        (MULTI_TIME, "AsyncVectorEnv DISABLED pipes", (2, False, False)),
+        (MULTI_AHEAD, "list", PLAIN),
+        (MULTI_ASYNC[0], "AsyncVectorEnv SAME_STEP", (2, True, False)),
+        (MULTI_ASYNC[1], "one", (2, True, True)),
+        (MULTI_ASYNC[2], "list", (0, False, True)),
+        (MULTI_ASYNC[2], "ignores masks", (0, True, False)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Way) else str(value),
+)
+def test_every_frame_from_processes(way: Way, kind: str, switches: tuple[int, bool, bool]) -> None:
     check_counting(way, kind, switches, parity_policy())
 
 

@@ -20,11 +20,14 @@ import torch
 from collect_support import (
     ASYNC,
     IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
     STACK,
     EchoEnv,
     Way,
     collecting,
     echo_fns,
+    marked,
     parity,
     parity_policy,
     wait_until,
@@ -36,7 +39,7 @@ from tensordict.nn import TensorDictModule
 from pycollect import RayCollector, SyncDataCollector, WorkerError
 
 T = 5
-RAY_WAYS = [pytest.param(way, marks=pytest.mark.ray) for way in (STACK, ASYNC[2])]
+REMOTE_WAYS = marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
 ONE_ACTOR = Way("one actor", 1, {})
 
 
@@ -78,7 +81,7 @@ def test_an_env_that_raises_in_process() -> None:
         assert collector.stats()["frames"] == 2 * T
 
 
-@pytest.mark.parametrize("way", RAY_WAYS, ids=names)
+@pytest.mark.parametrize("way", REMOTE_WAYS, ids=names)
 def test_an_env_that_raises_in_an_actor(way: Way) -> None:
     """What was complete before it is delivered first, and whole."""
     frames = {0: 0, 1: 0}
@@ -236,7 +239,7 @@ def test_an_env_that_cannot_be_made_in_an_actor() -> None:
 # Deaths
 
 
-@pytest.mark.parametrize("way", RAY_WAYS, ids=names)
+@pytest.mark.parametrize("way", REMOTE_WAYS, ids=names)
 def test_a_killed_actor(way: Way) -> None:
     with collecting(
         way, mixed_without_end, parity_policy(), frames=T, max_worker_restarts=0

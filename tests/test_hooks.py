@@ -12,10 +12,13 @@ import torch
 from collect_support import (
     ASYNC,
     IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_TIME,
     STACK,
     Way,
     collecting,
     echo_fns,
+    marked,
     parity_policy,
 )
 from tensordict.nn import TensorDictModule
@@ -26,7 +29,7 @@ from pycollect import SyncDataCollector
 T = 5
 WAYS = [
     pytest.param(IN_PROCESS),
-    *[pytest.param(way, marks=pytest.mark.ray) for way in (STACK, ASYNC[0])],
+    *marked(STACK, ASYNC[0], MULTI_TIME, MULTI_ASYNC[0]),
 ]
 
 
@@ -85,7 +88,7 @@ def test_hooks_run_around_every_rollout_where_it_is_collected(way: Way, tmp_path
         batches = list(collector)
     pages = diary.pages()
     assert len(pages) == way.workers
-    assert (str(os.getpid()) in os.listdir(tmp_path)) == (not way.ray)
+    assert (str(os.getpid()) in os.listdir(tmp_path)) == (not way.remote)
     for page in pages:
         assert page[:2] == ["init", "env"]
         assert page[2:] == ["before", f"after:{T}"] * (len(page) // 2 - 1)
@@ -138,7 +141,7 @@ def test_compact_batches_leave_out_the_next_observation(way: Way) -> None:
     for compact_td, td in zip(*batches, strict=True):
         assert set(compact_td["next"].keys()) == kept
         assert set(td["next"].keys()) == {*kept, "observation"}
-        if way.sync or not way.ray:
+        if way.sync or not way.remote:
             assert (compact_td == td.exclude(("next", "observation"))).all()
 
 

@@ -10,10 +10,14 @@ from collect_support import (
     ASYNC,
     ENTRIES,
     IN_PROCESS,
+    MULTI_AHEAD,
+    MULTI_ASYNC,
+    MULTI_STACK,
     STACK,
     Way,
     collecting,
     echo_fns,
+    marked,
     parity_policy,
 )
 from envs_for_tests import EnvBrokeError, RaisingEnv
@@ -27,7 +31,7 @@ T = 5
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 WAYS = [
     pytest.param(IN_PROCESS),
-    *[pytest.param(way, marks=pytest.mark.ray) for way in (STACK, AHEAD, ASYNC[0], ASYNC[2])],
+    *marked(STACK, AHEAD, ASYNC[0], ASYNC[2], MULTI_STACK, MULTI_AHEAD, MULTI_ASYNC[2]),
 ]
 
 
@@ -74,7 +78,9 @@ def test_what_is_in_flight_is_lost_by_name(way: Way) -> None:
     prefetch = way.arguments.get("prefetch", 0)
     with collecting(way, one, parity_policy(), frames=T) as collector:
         # Async, the actor that did not deliver has a rollout to go even with nothing ahead.
-        ahead = {0: {0, T} if way.ray and not way.sync else {0}}.get(prefetch, {2 * prefetch * T})
+        ahead = {0: {0, T} if way.remote and not way.sync else {0}}.get(
+            prefetch, {2 * prefetch * T}
+        )
         collector.next()
         state = collector.state_dict()
         expected: dict[str, int] = {}
@@ -106,7 +112,7 @@ def test_uncollected_cells_were_never_issued() -> None:
     collector.shutdown()
 
 
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[3]], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[1], WAYS[3], WAYS[5]], ids=lambda way: way.name)
 def test_an_exception_loses_its_rollout(way: Way) -> None:
     def entry(worker: int) -> Any:
         return partial(RaisingEnv, at=2 * T + 3, number=10 * worker)

@@ -175,5 +175,5 @@ def test_what_is_refused(create: Any, kwargs: Any, error: type[Exception], match
 
 
 def test_some_actors_without_one() -> None:
-    with pytest.raises(ValueError, match="policy_factory: expected one for every actor"):
+    with pytest.raises(ValueError, match="policy_factory: expected one for every worker"):
         actors(collector_kwargs=[{"policy_factory": make_constant}, {}])

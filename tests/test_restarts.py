@@ -15,11 +15,16 @@ import pytest
 import torch
 from collect_support import (
     ASYNC,
+    MULTI_0,
+    MULTI_AHEAD,
+    MULTI_ASYNC,
+    MULTI_STACK,
     STACK,
     EchoEnv,
     GateEnv,
     Way,
     collecting,
+    marked,
     parity_policy,
     wait_until,
 )
@@ -29,11 +34,9 @@ from torch import nn
 
 from pycollect import WorkerError
 
-pytestmark = pytest.mark.ray
-
 T = 5
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
-WAYS = [STACK, AHEAD, ASYNC[0], ASYNC[2]]
+WAYS = marked(STACK, AHEAD, ASYNC[0], ASYNC[2], MULTI_0, MULTI_AHEAD, MULTI_ASYNC[2])
 
 
 def kill(collector: Any, worker: int) -> None:
@@ -59,7 +62,7 @@ def check_ledger(collector: Any) -> dict[str, Any]:
     return ledger
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", WAYS)
 def test_a_killed_worker_is_replaced_and_nothing_comes_twice(way: Way) -> None:
     batches = 8
     total = batches * T * (2 if way.sync else 1)
@@ -83,13 +86,16 @@ def test_a_killed_worker_is_replaced_and_nothing_comes_twice(way: Way) -> None:
         assert per_worker[0] == per_worker[1]
 
 
-def test_a_rollout_that_dies_on_the_way_is_lost_and_asked_for_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
+def test_a_rollout_that_dies_on_the_way_is_lost_and_asked_for_again(
+    way: Way, tmp_path: Path
+) -> None:
     gate = tmp_path / "gate"
 
     def entry(worker: int) -> Any:
         return partial(GateEnv, gate, T + 3, number=10, length=(4,)) if worker else endless(0)
 
-    with collecting(STACK, entry, parity_policy(), frames=T, total_frames=4 * 2 * T) as collector:
+    with collecting(way, entry, parity_policy(), frames=T, total_frames=4 * 2 * T) as collector:
         collector.next()
         pid = collector.stats()["workers"][1]["pid"]
         killer = killing_when(gate.with_suffix(".reached"), pid, then=gate)
@@ -126,7 +132,7 @@ class Bias(nn.Module):
         return torch.zeros((), dtype=torch.int64), self.bias.clone()
 
 
-@pytest.mark.parametrize("way", [STACK, ASYNC[0]], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
 def test_the_new_one_has_the_newest_weights(way: Way) -> None:
     policy = TensorDictModule(Bias(), ["observation"], ["action", "bias"])
     with collecting(
@@ -151,10 +157,9 @@ class ExitingEnv(CountingEnv):
         os._exit(37)
 
 
-def test_past_the_limit_the_end_is_told() -> None:
-    with collecting(
-        Way("one", 1, {}), lambda w: ExitingEnv, frames=T, max_worker_restarts=2
-    ) as collector:
+@pytest.mark.parametrize("way", marked(Way("one", 1), Way("multi async one", 1)))
+def test_past_the_limit_the_end_is_told(way: Way) -> None:
+    with collecting(way, lambda w: ExitingEnv, frames=T, max_worker_restarts=2) as collector:
         with pytest.raises(WorkerError, match="worker 0 died") as caught:
             collector.next()
         for _ in range(2):
@@ -162,7 +167,8 @@ def test_past_the_limit_the_end_is_told() -> None:
                 collector.next()
         ledger = check_ledger(collector)
     assert (caught.value.worker, caught.value.incarnation) == (0, 2)
-    assert "goodbye, world" in str(caught.value)
+    if not way.multi:  # what a process writes is seen where this one's output is
+        assert "goodbye, world" in str(caught.value)
     assert ledger["total"]["reasons"]["worker_died"] >= 3 * T
     assert ledger["total"]["in_flight"] == 0
 
@@ -183,7 +189,7 @@ class Hanging(CountingEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("way", [STACK, ASYNC[2]], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
 def test_a_hang_is_ended(way: Way, tmp_path: Path) -> None:
     def entry(worker: int) -> Any:
         kwargs = {"number": 10 * worker, "length": (4,)}
@@ -213,7 +219,7 @@ class RaisingOnce(CountingEnv):
         return super().step(action)
 
 
-@pytest.mark.parametrize("way", [STACK, ASYNC[0]], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
 def test_an_exception_is_retried_where_that_is_asked_for(way: Way, tmp_path: Path) -> None:
     def entry(worker: int) -> Any:
         return partial(RaisingOnce, str(tmp_path), number=10 * worker)

@@ -10,11 +10,16 @@ import torch
 from collect_support import (
     ASYNC,
     IN_PROCESS,
+    MULTI_0,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    MULTI_TIME,
     STACK,
     EchoEnv,
     Way,
     collecting,
     echo_fns,
+    marked,
     parity_policy,
 )
 from envs_for_tests import DiscreteEnv, NestedEnv, PixelEnv
@@ -24,8 +29,7 @@ from tensordict.nn import TensorDictModule
 T = 6
 WAYS = [
     IN_PROCESS,
-    pytest.param(STACK, marks=pytest.mark.ray),
-    pytest.param(ASYNC[1], marks=pytest.mark.ray),
+    *marked(STACK, ASYNC[1], MULTI_STACK, MULTI_0, MULTI_TIME, MULTI_ASYNC[1]),
 ]
 FLAGS = {"done": (1,), "terminated": (1,), "truncated": (1,)}
 

@@ -12,7 +12,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collect_support import ENTRIES, IN_PROCESS, STACK, Way, collecting, wait_until
+from collect_support import (
+    ENTRIES,
+    IN_PROCESS,
+    MULTI_AHEAD,
+    MULTI_STACK,
+    STACK,
+    Way,
+    collecting,
+    marked,
+    wait_until,
+)
 from envs_for_tests import CountingEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -196,14 +206,14 @@ class TurnsEnv(NoisyEnv):
 
 
 @pytest.mark.parametrize("policy", [None, noisy_policy()], ids=["random actions", "policy"])
-@pytest.mark.ray
-def test_same_seed_same_data_whoever_is_first(policy: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
+def test_same_seed_same_data_whoever_is_first(way: Way, policy: Any, tmp_path: Path) -> None:
     runs = []
     for first in (0, 10):
         folder = tmp_path / str(first)
         folder.mkdir()
         entry = partial(turns, str(folder), first)
-        with collecting(STACK, entry, policy, frames=T) as collector:
+        with collecting(way, entry, policy, frames=T) as collector:
             following = collector.set_seed(5)
             runs.append([collector.next() for _ in range(3)])
     assert following == torchrl_chain(5, 2)[2]
@@ -217,21 +227,21 @@ def turns(folder: str, first: int, worker: int) -> Callable[[], TurnsEnv]:
     return partial(TurnsEnv, folder, 10 * worker, first)
 
 
-@pytest.mark.ray
-def test_streams_of_actors_without_a_seed() -> None:
+@pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
+def test_streams_of_workers_without_a_seed(way: Way) -> None:
     """New processes start torch's generator at one constant: that must not show."""
-    with collecting(STACK, noisy, noisy_policy(), frames=2 * T) as collector:
+    with collecting(way, noisy, noisy_policy(), frames=2 * T) as collector:
         a, b = collector.next()
     assert not torch.equal(a["noise"], b["noise"])
     assert not torch.equal(a["observation"][..., 2], b["observation"][..., 2])
 
 
-@pytest.mark.ray
-def test_a_seed_drops_what_is_in_flight() -> None:
+@pytest.mark.parametrize(
+    "way", marked(ASYNC_ONE, Way("multi async, one worker", 1, {"prefetch": 2}))
+)
+def test_a_seed_drops_what_is_in_flight(way: Way) -> None:
     """The next batch is the first of the new stream; no id is left out, total_frames holds."""
-    with collecting(
-        ASYNC_ONE, noisy, noisy_policy(), frames=2 * T, total_frames=8 * 2 * T
-    ) as collector:
+    with collecting(way, noisy, noisy_policy(), frames=2 * T, total_frames=8 * 2 * T) as collector:
         for _ in range(3):
             before = collector.next()
         collector.set_seed(5)
@@ -248,9 +258,8 @@ def test_a_seed_drops_what_is_in_flight() -> None:
     assert ids.max() == last["collector", "traj_ids"].max()
 
 
-@pytest.mark.ray
-def test_a_sync_collector_that_collects_ahead() -> None:
-    way = Way("ahead", 2, {"sync": True, "prefetch": 1})
+@pytest.mark.parametrize("way", marked(Way("ahead", 2, {"sync": True, "prefetch": 1}), MULTI_AHEAD))
+def test_a_sync_collector_that_collects_ahead(way: Way) -> None:
     with collecting(way, noisy, noisy_policy(), frames=2 * T) as collector:
         collector.next()
         runs = []

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import ASYNC, IN_PROCESS, STACK, Way, collecting
+from collect_support import (
+    ASYNC,
+    IN_PROCESS,
+    MULTI_AHEAD,
+    MULTI_ASYNC,
+    MULTI_TIME,
+    STACK,
+    Way,
+    collecting,
+    marked,
+)
 from envs_for_tests import CountingEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -20,9 +30,9 @@ T = 6
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 SYNC = [
     pytest.param(IN_PROCESS),
-    *[pytest.param(way, marks=pytest.mark.ray) for way in (STACK, AHEAD)],
+    *marked(STACK, AHEAD, MULTI_TIME, MULTI_AHEAD),
 ]
-ALL = [*SYNC, pytest.param(ASYNC[2], marks=pytest.mark.ray)]
+ALL = [*SYNC, *marked(ASYNC[2], MULTI_ASYNC[2])]
 
 
 class DiceEnv(CountingEnv):

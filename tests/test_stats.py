@@ -10,13 +10,24 @@ from typing import Any
 
 import psutil
 import pytest
-from collect_support import ASYNC, ENTRIES, IN_PROCESS, STACK, Way, collecting, parity_policy
+from collect_support import (
+    ASYNC,
+    ENTRIES,
+    IN_PROCESS,
+    MULTI_0,
+    MULTI_ASYNC,
+    STACK,
+    Way,
+    collecting,
+    marked,
+    parity_policy,
+)
 from envs_for_tests import CountingEnv
 
 T = 6
 WAYS = [
     IN_PROCESS,
-    *[pytest.param(way, marks=pytest.mark.ray) for way in (STACK, ASYNC[2])],
+    *marked(STACK, ASYNC[2], MULTI_0, MULTI_ASYNC[2]),
 ]
 
 
@@ -43,7 +54,7 @@ def test_stats(way: Way) -> None:
     assert stats["frames_per_second"] > 0
     check_workers(stats["workers"], way, 6 * batch)
     phases = {"assemble", "deliver", "user"}
-    phases |= {"idle", "transport"} if way.ray else {"env", "policy", "record"}
+    phases |= {"idle", "transport"} if way.remote else {"env", "policy", "record"}
     assert stats["seconds"].keys() == phases | {"elapsed"}
     check_seconds(stats["seconds"], phases)
     assert json.loads(json.dumps(stats))["frames"] == 6 * batch
@@ -54,7 +65,7 @@ def check_workers(workers: dict[int, Any], way: Way, frames: int) -> None:
     assert sum(worker["frames"] for worker in workers.values()) == frames
     pids = {worker["pid"] for worker in workers.values()}
     assert len(pids) == way.workers
-    if way.ray:
+    if way.remote:
         assert os.getpid() not in pids
     else:
         assert pids == {os.getpid()}

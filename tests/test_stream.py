@@ -14,6 +14,8 @@ from collect_support import (
     ASYNC,
     ENTRIES,
     IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
     STACK,
     STEPS,
     FrameOracle,
@@ -21,6 +23,7 @@ from collect_support import (
     Way,
     collecting,
     echo_fns,
+    marked,
     parity,
     parity_policy,
 )
@@ -32,8 +35,7 @@ from pycollect import RayCollector, SyncDataCollector, split_trajectories
 
 ONE = ENTRIES["one"]
 T = 5
-RAY_WAYS = [pytest.param(way, marks=pytest.mark.ray) for way in (STACK, ASYNC[2])]
-WAYS = [IN_PROCESS, *RAY_WAYS]
+WAYS = [IN_PROCESS, *marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])]
 
 
 def names(value: Any) -> str | None:
@@ -104,8 +106,8 @@ def test_shares_are_rounded_up_with_a_warning() -> None:
         assert [td.shape for td in collector] == [(2, 3, 2)] * 2
 
 
-@pytest.mark.parametrize(("way", "total"), [(STACK, 17), (ASYNC[2], 20), (ASYNC[2], 17)])
-@pytest.mark.ray
+@pytest.mark.parametrize("total", [20, 17])
+@pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
 def test_nothing_is_collected_that_cannot_be_delivered(way: Way, total: int, tmp_path: Any) -> None:
     tally = tmp_path / "steps"
 
@@ -192,7 +194,7 @@ def test_random_frames_first(way: Way) -> None:
     policys = [bool((td["seen"] == td["observation"]).all()) for td in batches]
     # Async batches come first ready first, so that a worker's third may come before the other's.
     assert sorted(policys) == [False] * 3 + [True] * 3
-    if way.sync or not way.ray:
+    if way.sync or not way.remote:
         assert policys == sorted(policys)
     oracle = FrameOracle(acts=False)
     actions = []

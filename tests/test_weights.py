@@ -9,7 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collect_support import ENTRIES, IN_PROCESS, GateEnv, TallyEnv, Way, collecting, wait_until
+from collect_support import (
+    ENTRIES,
+    IN_PROCESS,
+    MULTI_STACK,
+    GateEnv,
+    TallyEnv,
+    Way,
+    collecting,
+    marked,
+    wait_until,
+)
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
@@ -17,6 +27,7 @@ T = 4
 ONE = ENTRIES["one"]
 SYNC = Way("sync", 2, {"sync": True})
 ASYNC_ONE = Way("async, one actor", 1, {"prefetch": 2})
+MULTI_ONE = Way("multi async, one worker", 1, {"prefetch": 2})
 VERSION = ("collector", "policy_version")
 
 
@@ -150,14 +161,12 @@ def test_each_worker_has_its_own_weights(ray_cluster: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("wait", [False, True])
-@pytest.mark.ray
-def test_a_queued_rollout_takes_the_newest(wait: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", marked(ASYNC_ONE, MULTI_ONE))
+def test_a_queued_rollout_takes_the_newest(way: Way, wait: bool, tmp_path: Path) -> None:
     """Rollout 1 is done, 2 is running (it waits at the gate), 3 is queued."""
     gate = tmp_path / "gate"
     policy = constant_policy()
-    with collecting(
-        ASYNC_ONE, lambda w: partial(GateEnv, gate, T + 1), policy, frames=T
-    ) as collector:
+    with collecting(way, lambda w: partial(GateEnv, gate, T + 1), policy, frames=T) as collector:
         assert seen(collector.next()) == {(0.0, 0)}
         wait_until(gate.with_suffix(".reached").exists)
         for value in (3.0, 6.0):
@@ -167,7 +176,7 @@ def test_a_queued_rollout_takes_the_newest(wait: bool, tmp_path: Path) -> None:
         gate.touch()
         assert seen(collector.next()) == {(0.0, 0)}
         queued = seen(collector.next())
-        if wait:
+        if wait or way.multi:
             assert queued == {(6.0, 6)}
             assert collector.policy_lag == {0: 0}
         else:  # what was not awaited may still be on its way when the rollout starts
@@ -176,12 +185,12 @@ def test_a_queued_rollout_takes_the_newest(wait: bool, tmp_path: Path) -> None:
         assert collector.policy_version == 2
 
 
-@pytest.mark.ray
-def test_update_after_each_batch_sync() -> None:
+@pytest.mark.parametrize("way", marked(SYNC, MULTI_STACK))
+def test_update_after_each_batch_sync(way: Way) -> None:
     """Strictly on-policy, the first batch included."""
     policy = constant_policy()
     with collecting(
-        SYNC, ONE, policy, frames=T, update_after_each_batch=True, track_policy_version=True
+        way, ONE, policy, frames=T, update_after_each_batch=True, track_policy_version=True
     ) as collector:
         for number in range(5):
             set_policy(policy, 3.0 * number)
@@ -191,12 +200,13 @@ def test_update_after_each_batch_sync() -> None:
             assert collector.policy_lag == {0: 0, 1: 0}
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
-@pytest.mark.ray
-def test_update_after_each_batch_async(prefetch: int) -> None:
+@pytest.mark.parametrize(
+    "way",
+    marked(*[Way(name, 1, {"prefetch": n}) for name in ("async", "multi async") for n in (0, 2)]),
+)
+def test_update_after_each_batch_async(way: Way) -> None:
     """At most prefetch + 1 versions old, and with prefetch 0 never old."""
-    policy = constant_policy()
-    way = Way("async", 1, {"prefetch": prefetch})
+    policy, prefetch = constant_policy(), way.arguments["prefetch"]
     with collecting(
         way, ONE, policy, frames=T, update_after_each_batch=True, track_policy_version=True
     ) as collector:
@@ -210,8 +220,8 @@ def test_update_after_each_batch_async(prefetch: int) -> None:
             assert collector.policy_version == number
 
 
-@pytest.mark.ray
-def test_actors_keep_going_while_the_learner_works(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", marked(ASYNC_ONE, MULTI_ONE))
+def test_workers_keep_going_while_the_learner_works(way: Way, tmp_path: Path) -> None:
     """Exactly `prefetch` rollouts beyond the one that was delivered."""
 
     entry = partial(TallyEnv, tmp_path / "steps")
@@ -219,7 +229,7 @@ def test_actors_keep_going_while_the_learner_works(tmp_path: Path) -> None:
     def steps() -> int:
         return (tmp_path / "steps").stat().st_size
 
-    with collecting(ASYNC_ONE, lambda w: entry, constant_policy(), frames=T) as collector:
+    with collecting(way, lambda w: entry, constant_policy(), frames=T) as collector:
         for delivered in range(1, 4):
             collector.next()
             ahead = (delivered + 2) * T

@@ -9,11 +9,12 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from pycollect.collectors import arguments as check
-from pycollect.collectors import ray_arguments as parse
+from pycollect.collectors import ray_arguments as ray_check
+from pycollect.collectors import worker_arguments as parse
 from pycollect.collectors.base import check_open
 from pycollect.collectors.elastic import ElasticCollector
 from pycollect.collectors.options import StreamOptions
-from pycollect.collectors.ray_engine import RayEngine, check_actor_options
+from pycollect.collectors.ray_engine import RayEngine, actor_options, check_actor_options
 from pycollect.collectors.remote import RemoteOptions
 from pycollect.collectors.single import SyncDataCollector
 
@@ -157,10 +158,11 @@ class RayCollector(ElasticCollector):
     ) -> None:
         values = {name: value for name, value in locals().items() if name in parse.WORKER_ARGUMENTS}
         check.check_others(type(self), others)
-        parse.check_collector_class(collector_class)
+        ray_check.check_collector_class(collector_class)
         sync = bool(sync)
-        entries = parse.env_entries(create_env_fn, num_collectors, num_workers_per_collector)
-        arguments = parse.worker_arguments(values, self._passed, collector_kwargs, len(entries))
+        entries = parse.env_entries(create_env_fn, "num_collectors", num_collectors)
+        entries = ray_check.batched(entries, num_workers_per_collector)
+        arguments = ray_check.actor_arguments(values, self._passed, collector_kwargs, len(entries))
         options = StreamOptions.checked(
             frames_per_batch=frames_per_batch,
             total_frames=total_frames,
@@ -176,32 +178,33 @@ class RayCollector(ElasticCollector):
             progress=progress,
         )
         sources, built_by_workers = parse.policy_sources(arguments, policy)
-        remote = RemoteOptions(
+        remote = RemoteOptions.checked(
             sync=sync,
-            joined=parse.check_cat_results(cat_results, sync),
-            prefetch=parse.check_prefetch(prefetch, sync),
-            update_each=bool(update_after_each_batch),
-            update_interval=check.check_count(
-                "max_weight_update_interval", max_weight_update_interval
-            ),
+            cat_results=cat_results,
+            prefetch=prefetch,
+            update_each=update_after_each_batch,
+            max_weight_update_interval=max_weight_update_interval,
             built_by_workers=built_by_workers,
-            init_timeout=check.check_seconds("worker_init_timeout", worker_init_timeout),
-            timeout=None
-            if worker_timeout is None
-            else check.check_seconds("worker_timeout", worker_timeout),
-            max_restarts=check.check_count("max_worker_restarts", max_worker_restarts),
-            restart_on_error=bool(restart_on_error),
+            worker_init_timeout=worker_init_timeout,
+            worker_timeout=worker_timeout,
+            max_worker_restarts=max_worker_restarts,
+            restart_on_error=restart_on_error,
         )
         self._share = -(-options.frames_per_batch // (len(entries) if sync else 1))
-        configs = parse.check_remote_configs(remote_configs, len(entries))
+        configs = ray_check.check_remote_configs(remote_configs, len(entries))
         plans = parse.worker_plans(
-            entries, arguments, configs, sources, built_by_workers, self._share
+            entries,
+            arguments,
+            sources,
+            built_by_workers,
+            [self._share] * len(entries),
+            [actor_options(config) for config in configs],
         )
         self._values, self._collector_kwargs = values, collector_kwargs
         self._remote_configs, self._next_index = remote_configs, len(entries)
         for plan in plans:
             check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
-        init_config = parse.check_init_config(ray_init_config)
+        init_config = ray_check.check_init_config(ray_init_config)
         check_actor_options(configs)
         super().__init__(options, remote, plans, policy, RayEngine(init_config))
 
@@ -234,23 +237,24 @@ class RayCollector(ElasticCollector):
         with self._stream:
             check_open(self._closed, self._failure)
             many = isinstance(create_env_fn, (list, tuple))
-            entries = parse.env_entries(create_env_fn, None if many else 1, num_envs)
+            entries = parse.env_entries(create_env_fn, "num_collectors", None if many else 1)
+            entries = ray_check.batched(entries, num_envs, "num_envs")
             kwargs = parse.one_for_all(collector_kwargs, self._collector_kwargs)
             values = {name: parse.one_for_all(None, value) for name, value in self._values.items()}
-            arguments = parse.worker_arguments(values, self._passed, kwargs, len(entries))
+            arguments = ray_check.actor_arguments(values, self._passed, kwargs, len(entries))
             factory = any(own["policy_factory"] is not None for own in arguments)
             policy = self._policy if policy is None and not factory else policy
             sources, built_by_workers = parse.policy_sources(arguments, policy)
-            configs = parse.check_remote_configs(
+            configs = ray_check.check_remote_configs(
                 parse.one_for_all(remote_configs, self._remote_configs), len(entries)
             )
             plans = parse.worker_plans(
                 entries,
                 arguments,
-                configs,
                 sources,
                 built_by_workers,
-                self._share,
+                [self._share] * len(entries),
+                [actor_options(config) for config in configs],
                 self._next_index,
             )
             check_actor_options(configs)

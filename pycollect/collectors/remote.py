@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycollect._core import RolloutHeader
+from pycollect.collectors import arguments as check
 from pycollect.collectors.assembly import Assembly, in_flight_bytes
 from pycollect.collectors.base import (
     CollectorBase,
@@ -25,6 +26,7 @@ from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.collectors.watch import Watch
 from pycollect.collectors.weight_sender import WeightSender
+from pycollect.collectors.worker_arguments import check_cat_results, check_prefetch
 from pycollect.collectors.workforce import Member, WorkerPlan, Workforce
 from pycollect.errors import WorkerDied
 from pycollect.generators import derived_seeds, seed_chain
@@ -57,6 +59,40 @@ class RemoteOptions:
     timeout: float | None
     max_restarts: int
     restart_on_error: bool
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        sync: bool,
+        cat_results: Any,
+        prefetch: Any,
+        update_each: Any,
+        max_weight_update_interval: Any,
+        built_by_workers: bool,
+        worker_init_timeout: Any,
+        worker_timeout: Any,
+        max_worker_restarts: Any,
+        restart_on_error: Any,
+    ) -> RemoteOptions:
+        """Check each; the errors name the argument."""
+        timeout = worker_timeout
+        if timeout is not None:
+            timeout = check.check_seconds("worker_timeout", timeout)
+        return cls(
+            sync=sync,
+            joined=check_cat_results(cat_results, sync),
+            prefetch=check_prefetch(prefetch, sync),
+            update_each=bool(update_each),
+            update_interval=check.check_count(
+                "max_weight_update_interval", max_weight_update_interval
+            ),
+            built_by_workers=built_by_workers,
+            init_timeout=check.check_seconds("worker_init_timeout", worker_init_timeout),
+            timeout=timeout,
+            max_restarts=check.check_count("max_worker_restarts", max_worker_restarts),
+            restart_on_error=bool(restart_on_error),
+        )
 
 
 class RemoteCollector(CollectorBase):

@@ -30,7 +30,7 @@ from pycollect.layout import dotted
 from pycollect.policy import build
 from pycollect.step_timer import WorkerSeconds
 from pycollect.weights import WeightSlab, weight_leaves, weights_of
-from pycollect.worker import NO_CONTROL, Episode, Worker, WorkerOptions
+from pycollect.worker import Episode, Worker, WorkerOptions
 
 Buffer = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -271,10 +271,11 @@ class RemoteWorker:
         return note, slab.array()
 
     def _collect_into(
-        self, target: Target, random: bool, control: RolloutControl = NO_CONTROL
+        self, target: Target, random: bool, control: RolloutControl | None = None
     ) -> RolloutNote:
         worker = self._built
         self._take_weights(worker)
+        control = control or RolloutControl()
         report = worker.collect(target.slab, target.row, self._version, random, control)
         target.header()
         self._show(worker, target)

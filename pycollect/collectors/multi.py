@@ -1,0 +1,304 @@
+"""The collectors that run in processes of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+
+from pycollect.collectors import arguments as check
+from pycollect.collectors import worker_arguments as parse
+from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.process_engine import ProcessEngine
+from pycollect.collectors.remote import RemoteCollector, RemoteOptions
+
+
+class _MultiCollector(RemoteCollector):
+    """What both have in common.
+
+    Args:
+        given: the arguments of the subclass by name.
+    """
+
+    def __init__(self, sync: bool, given: Mapping[str, Any]) -> None:
+        values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
+        if given["num_sub_threads"] is not None:
+            values["num_threads"] = check.check_positive(
+                "num_sub_threads", given["num_sub_threads"]
+            )
+        check.check_others(type(self), given["others"])
+        _check_collector_class(given["collector_class"])
+        entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
+        shares = frames_of_workers(given["frames_per_batch"], len(entries), sync)
+        arguments = parse.of_each_worker(values, len(entries))
+        options = StreamOptions.checked(
+            frames_per_batch=_frames_of_a_batch(given["frames_per_batch"], sync),
+            total_frames=given["total_frames"],
+            init_random_frames=given["init_random_frames"],
+            postproc=given["postproc"],
+            split_trajs=given["split_trajs"],
+            trajs_per_batch=given["trajs_per_batch"],
+            traj_format=given["traj_format"],
+            track_traj_ids=given["track_traj_ids"],
+            replay_buffer=given["replay_buffer"],
+            extend_buffer=given["extend_buffer"],
+            device=parse.storing_device(arguments, sync),
+            progress=given["progress"],
+        )
+        sources, built_by_workers = parse.policy_sources(arguments, given["policy"])
+        remote = RemoteOptions.checked(
+            sync=sync,
+            cat_results=given.get("cat_results"),
+            prefetch=given["prefetch"],
+            update_each=given["update_after_each_batch"] or given["update_at_each_batch"],
+            max_weight_update_interval=given["max_weight_update_interval"],
+            built_by_workers=built_by_workers,
+            worker_init_timeout=given["worker_init_timeout"],
+            worker_timeout=given["worker_timeout"],
+            max_worker_restarts=given["max_worker_restarts"],
+            restart_on_error=given["restart_on_error"],
+        )
+        plans = parse.worker_plans(
+            entries, arguments, sources, built_by_workers, shares, [{}] * len(entries)
+        )
+        for plan in plans:
+            check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
+        super().__init__(options, remote, plans, given["policy"], ProcessEngine())
+
+
+class MultiSyncDataCollector(_MultiCollector):
+    """Collects in processes of this machine; a batch is complete when all have delivered.
+
+    Workers write into the batch itself, in shared memory that has no name. They are started with
+    "spawn", so that a script needs its ``if __name__ == "__main__":``, may have processes of their
+    own, and end with this process, whatever ends it.
+
+    Args:
+        create_env_fn: a list with one entry per worker (a callable, a list of callables that are
+            stepped as a batch, or an environment that pickles), or one entry that is repeated
+            `num_workers` times.
+        policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
+            actions. Each worker gets a copy.
+        frames_per_batch: frames of all workers together, each collects its share, rounded up with
+            a warning; or a list with the share of each.
+        total_frames: a lower bound; None or a negative number: for ever.
+        num_workers: the number of workers, where `create_env_fn` is not a list.
+        device: "cpu" or None, or one per worker, like the three that follow.
+        storing_device: where batches lie; None: `device`.
+        env_device: where environments lie; None: `device`.
+        policy_device: where the policy lies; None: `device`.
+        create_env_kwargs: keyword arguments of the env callables, or one dict per worker.
+        autoreset_mode: of vector environments whose metadata does not tell it.
+        info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
+            recorded under "next", as :class:`SyncDataCollector` has them.
+        max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
+        init_random_frames: random actions until so many frames were issued, over all workers.
+        reset_at_each_iter: reset all environments at the start of every batch.
+        set_truncated: flag the last frame of every env in every rollout as truncated.
+        policy_factory: called without arguments in each worker, returns its policy; or one callable
+            per worker. Instead of `policy`; only the factory has to pickle.
+        policy_state: shapes of one env (or first values) of the policy's recurrent states by key,
+            where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
+        postproc: called with each batch, its result is delivered.
+        split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
+        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here;
+            episodes must be bounded, by `max_frames_per_traj` or a time limit of the environment.
+        traj_format: of these: "padded", [N, T] with a mask, or "cat", one after the other, [F].
+        exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
+        track_traj_ids: False: leave out ("collector", "traj_ids").
+        track_policy_version: add ("collector", "policy_version").
+        replay_buffer: anything with ``extend``: batches go there, and the iterator yields None.
+        extend_buffer: False: single frames go there, not whole batches.
+        init_fn: called without arguments in each worker before its environments are made.
+        pre_collect_hook: called without arguments in the worker before each of its rollouts.
+        post_collect_hook: called in the worker with each of its rollouts, [T] or [P, T]. Trajectory
+            ids are numbered by the worker there, not yet over all of them.
+        compact_obs: leave out ("next", key) of observations and recurrent states, which the next
+            root has but at a trajectory's end; reward and flags stay.
+        num_threads: torch threads in each worker.
+        num_sub_threads: the same under TorchRL's name; goes before `num_threads`, which is the
+            caller's own there.
+        progress: show a bar.
+        collector_class: what each worker runs: None, SyncDataCollector or "single".
+        cat_results: how rollouts are joined: "stack" (a new first dimension), 0 or -1.
+        update_after_each_batch: all workers get the policy's current weights before each
+            collection.
+        update_at_each_batch: the same under TorchRL's name.
+        max_weight_update_interval: a worker gets the policy's current weights at the latest after
+            it delivered so many batches since it last got some.
+        prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 0.
+            A batch is at most ``prefetch + 1`` versions old.
+        max_worker_restarts: how often a worker that died is replaced by a new one; a death is
+            forgotten after 100 delivered batches.
+        worker_timeout: a worker that made no step for so many seconds is ended and replaced; None:
+            it is waited for.
+        worker_init_timeout: seconds in which a worker must have built its environments.
+        restart_on_error: replace a worker whose environment or policy raised, too.
+        others: TorchRL's hints are accepted without effect; what is refused says why.
+
+    Yields:
+        TensorDicts. With B workers: "stack" [B, T] or [B, P, T]; 0: [B*T] or [B*P, T];
+        -1: [B*T] or [P, B*T]. The two newest batches lie in shared memory, what is kept of earlier
+        ones is private.
+
+    Raises:
+        ValueError: also for slabs that memory cannot hold.
+        SharedMemoryError: processes cannot share memory here; it says why.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        frames_per_batch: int | Sequence[int],
+        total_frames: int | None = -1,
+        num_workers: int | None = None,
+        device: Any = None,
+        storing_device: Any = None,
+        env_device: Any = None,
+        policy_device: Any = None,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        autoreset_mode: Any = None,
+        info_keys: Sequence[str | tuple[str, ...]] | None = None,
+        max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = None,
+        reset_at_each_iter: bool = False,
+        set_truncated: bool = False,
+        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+        policy_state: Mapping[Any, Any] | None = None,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        split_trajs: bool = False,
+        trajs_per_batch: int | None = None,
+        traj_format: str = "padded",
+        exploration_type: InteractionType | str = InteractionType.RANDOM,
+        track_traj_ids: bool = True,
+        track_policy_version: bool = False,
+        replay_buffer: Any = None,
+        extend_buffer: bool = True,
+        init_fn: Callable[[], Any] | None = None,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+        compact_obs: bool = False,
+        num_threads: int = 1,
+        num_sub_threads: int | None = None,
+        progress: bool = False,
+        collector_class: Any = None,
+        cat_results: str | int | None = None,
+        update_after_each_batch: bool = False,
+        update_at_each_batch: bool = False,
+        max_weight_update_interval: int | None = None,
+        prefetch: int | None = None,
+        max_worker_restarts: int = 3,
+        worker_timeout: float | None = None,
+        worker_init_timeout: float = 120.0,
+        restart_on_error: bool = False,
+        **others: Any,
+    ) -> None:
+        super().__init__(True, locals())
+
+
+class MultiaSyncDataCollector(_MultiCollector):
+    """Collects in processes of this machine; first ready, first served.
+
+    Args:
+        frames_per_batch: frames of one worker's batch, rounded up with a warning; or a list with
+            one number per worker.
+        update_after_each_batch: the worker that delivered gets the policy's current weights, for
+            its next rollout to start.
+        prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 2.
+            A batch is at most ``prefetch + 1`` versions old.
+        others: as all other arguments are those of :class:`MultiSyncDataCollector`, but for
+            `cat_results`: there is nothing to join.
+
+    Yields:
+        TensorDicts, [T] or [P, T], of one worker each. Of each worker, the two newest lie in shared
+        memory, what is kept of earlier ones is private.
+
+    Raises:
+        ValueError, SharedMemoryError: as :class:`MultiSyncDataCollector`.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        frames_per_batch: int | Sequence[int],
+        total_frames: int | None = -1,
+        num_workers: int | None = None,
+        device: Any = None,
+        storing_device: Any = None,
+        env_device: Any = None,
+        policy_device: Any = None,
+        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        autoreset_mode: Any = None,
+        info_keys: Sequence[str | tuple[str, ...]] | None = None,
+        max_frames_per_traj: int | None = None,
+        init_random_frames: int | None = None,
+        reset_at_each_iter: bool = False,
+        set_truncated: bool = False,
+        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+        policy_state: Mapping[Any, Any] | None = None,
+        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+        split_trajs: bool = False,
+        trajs_per_batch: int | None = None,
+        traj_format: str = "padded",
+        exploration_type: InteractionType | str = InteractionType.RANDOM,
+        track_traj_ids: bool = True,
+        track_policy_version: bool = False,
+        replay_buffer: Any = None,
+        extend_buffer: bool = True,
+        init_fn: Callable[[], Any] | None = None,
+        pre_collect_hook: Callable[[], Any] | None = None,
+        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+        compact_obs: bool = False,
+        num_threads: int = 1,
+        num_sub_threads: int | None = None,
+        progress: bool = False,
+        collector_class: Any = None,
+        update_after_each_batch: bool = False,
+        update_at_each_batch: bool = False,
+        max_weight_update_interval: int | None = None,
+        prefetch: int | None = None,
+        max_worker_restarts: int = 3,
+        worker_timeout: float | None = None,
+        worker_init_timeout: float = 120.0,
+        restart_on_error: bool = False,
+        **others: Any,
+    ) -> None:
+        super().__init__(False, locals())
+
+
+def frames_of_workers(value: Any, workers: int, sync: bool) -> list[int]:
+    """The frames of one rollout of each worker, from `frames_per_batch`.
+
+    Raises:
+        NotImplementedError: shares that differ where rollouts are joined.
+    """
+    name = "frames_per_batch"
+    if not isinstance(value, (list, tuple)):
+        whole = check.check_positive(name, value)
+        return [-(-whole // workers) if sync else whole] * workers
+    if len(value) != workers:
+        raise ValueError(f"{name}: expected one number per worker ({workers}), got {len(value)}")
+    shares = [check.check_positive(name, item) for item in value]
+    if sync and len(set(shares)) > 1:
+        raise NotImplementedError(f"{name}={value!r}: different shares of a batch are to come")
+    return shares
+
+
+def _frames_of_a_batch(value: Any, sync: bool) -> Any:
+    if not isinstance(value, (list, tuple)):
+        return value
+    return sum(value) if sync else max(value)
+
+
+def _check_collector_class(value: Any) -> None:
+    name = value if isinstance(value, str) else getattr(value, "__name__", value)
+    if name not in (None, "single", "SyncDataCollector", "Collector"):
+        raise ValueError(
+            f"collector_class: expected None, SyncDataCollector or 'single', got {value!r}"
+        )

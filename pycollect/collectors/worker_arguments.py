@@ -1,0 +1,225 @@
+"""The arguments of a collector with several workers, brought into one form per worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pycollect.collectors import arguments as check
+from pycollect.collectors.pickling import pickled_policies, pickled_spec
+from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.collectors.workforce import WorkerPlan
+from pycollect.envs.info import check_info_keys
+from pycollect.policy import check_policy_state
+from pycollect.worker import WorkerOptions
+
+# The arguments that concern what one worker does.
+WORKER_ARGUMENTS = (
+    "device",
+    "storing_device",
+    "env_device",
+    "policy_device",
+    "create_env_kwargs",
+    "autoreset_mode",
+    "info_keys",
+    "max_frames_per_traj",
+    "init_random_frames",
+    "reset_at_each_iter",
+    "set_truncated",
+    "policy_factory",
+    "policy_state",
+    "exploration_type",
+    "track_traj_ids",
+    "track_policy_version",
+    "extend_buffer",
+    "init_fn",
+    "pre_collect_hook",
+    "post_collect_hook",
+    "compact_obs",
+    "num_threads",
+)
+_DEVICES = ("device", "storing_device", "env_device", "policy_device")
+
+
+def env_entries(create_env_fn: Any, name: str, number: Any) -> list[Any]:
+    """One entry of `create_env_fn` per worker.
+
+    Args:
+        name: of the argument that tells how many workers there are.
+        number: its value, None if it was not given.
+
+    Raises:
+        ValueError: neither a list nor a number, or the list has another length.
+    """
+    count = None if number is None else check.check_positive(name, number)
+    if isinstance(create_env_fn, (list, tuple)):
+        entries = list(create_env_fn)
+        if not entries:
+            raise ValueError("create_env_fn: expected at least one entry, got an empty list")
+        if count is not None and count != len(entries):
+            raise ValueError(
+                f"{name}: expected {len(entries)}, the length of create_env_fn, got {count}"
+            )
+    else:
+        if count is None:
+            check.check_entry(create_env_fn)
+            raise ValueError(
+                f"{name}: expected a number of workers, because create_env_fn is not a list"
+            )
+        entries = [create_env_fn] * count
+    return [check.check_entry(entry) for entry in entries]
+
+
+def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, Any]]:
+    """The arguments of each worker: its own entry where there is one per worker."""
+    return [
+        {name: _of_worker(name, value, index, workers) for name, value in values.items()}
+        for index in range(workers)
+    ]
+
+
+def per_worker(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
+    """A dict, or one per worker, as a list of dicts of their own; None is an empty one."""
+    if value is None or isinstance(value, Mapping):
+        return [dict(value or {}) for _ in range(workers)]
+    if not isinstance(value, (list, tuple)) or not all(isinstance(v, Mapping) for v in value):
+        raise TypeError(f"{name}: expected a dict or a list of dicts, got {value!r}")
+    if len(value) != workers:
+        raise ValueError(f"{name}: expected one dict per worker ({workers}), got {len(value)}")
+    return [dict(item) for item in value]
+
+
+def _of_worker(name: str, value: Any, index: int, workers: int) -> Any:
+    """This worker's entry where a top-level value has one per worker."""
+    if not isinstance(value, (list, tuple)):
+        return value
+    if name in _DEVICES or name in ("create_env_kwargs", "policy_factory"):
+        if len(value) != workers:
+            raise ValueError(f"{name}: expected one per worker ({workers}), got {len(value)}")
+        return value[index]
+    return value
+
+
+def policy_sources(arguments: Sequence[Mapping[str, Any]], policy: Any) -> tuple[list[Any], bool]:
+    """What each worker has its policy from, and whether that is a factory."""
+    factories = [own["policy_factory"] for own in arguments]
+    for factory in factories:
+        check.check_factories(factory, policy, 1)
+    given = [factory is not None for factory in factories]
+    if not any(given):
+        return [check.check_policy(policy)] * len(arguments), False
+    if not all(given):
+        raise ValueError(
+            f"policy_factory: expected one for every worker, got none for {given.index(False)}"
+        )
+    return factories, True
+
+
+def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
+    """The checked options of one worker, which collects `frames` frames per rollout."""
+    check.check_devices(arguments)
+    return WorkerOptions(
+        frames=frames,
+        autoreset_mode=check.check_autoreset_mode(arguments["autoreset_mode"]),
+        info_keys=check_info_keys(arguments["info_keys"]),
+        max_frames_per_traj=check.check_count(
+            "max_frames_per_traj", arguments["max_frames_per_traj"]
+        ),
+        reset_at_each_iter=bool(arguments["reset_at_each_iter"]),
+        set_truncated=bool(arguments["set_truncated"]),
+        policy_state=check_policy_state(arguments["policy_state"]),
+        exploration_type=check.check_exploration(arguments["exploration_type"]),
+        track_policy_version=bool(arguments["track_policy_version"]),
+        num_threads=check.check_threads(arguments["num_threads"]),
+        compact_obs=bool(arguments["compact_obs"]),
+        **{
+            name: check.check_callable(name, arguments[name])
+            for name in ("init_fn", "pre_collect_hook", "post_collect_hook")
+        },
+    )
+
+
+def one_for_all(given: Any, before: Any) -> Any:
+    """What is given; else what the collector was given, unless that is one per worker."""
+    if given is not None or isinstance(before, (list, tuple)):
+        return given
+    return before
+
+
+def worker_plans(
+    entries: Sequence[Any],
+    arguments: Sequence[Mapping[str, Any]],
+    sources: Sequence[Any],
+    built_by_workers: bool,
+    shares: Sequence[int],
+    options: Sequence[Mapping[str, Any]],
+    first: int = 0,
+) -> list[WorkerPlan]:
+    """What each worker is made from; TypeError by the argument's name for what does not pickle.
+
+    Args:
+        shares: frames of one rollout of each.
+        options: of the engine, for each worker.
+        first: the id of the first one.
+    """
+    specs = [
+        WorkerSpec(
+            index,
+            entry,
+            check.check_env_kwargs(own["create_env_kwargs"]),
+            worker_options(own, share),
+            builds_policy=built_by_workers,
+        )
+        for index, (entry, own, share) in enumerate(
+            zip(entries, arguments, shares, strict=True), first
+        )
+    ]
+    for spec in specs:
+        pickled_spec(spec)
+    policies = pickled_policies(sources, built_by_workers)
+    return [
+        WorkerPlan(spec, policy, own)
+        for spec, policy, own in zip(specs, policies, options, strict=True)
+    ]
+
+
+def common_value(name: str, arguments: Sequence[Mapping[str, Any]]) -> Any:
+    """The value that all workers share; ValueError if they differ."""
+    first = arguments[0][name]
+    if any(other[name] != first for other in arguments):
+        values = [other[name] for other in arguments]
+        raise ValueError(f"{name}: expected one value for all workers, got {values}")
+    return first
+
+
+def storing_device(arguments: Sequence[Mapping[str, Any]], sync: bool) -> torch.device | None:
+    """Where batches lie: one device for all workers where batches are joined."""
+    devices = [check.check_devices(own) for own in arguments]
+    if sync and any(device != devices[0] for device in devices):
+        raise ValueError(
+            "storing_device: expected one device for all workers of a sync collector, got "
+            f"{[str(device) for device in devices]}"
+        )
+    return devices[0]
+
+
+def check_cat_results(value: Any, sync: bool) -> str | int:
+    """How sync results are joined; "stack" for None."""
+    if value is not None and not sync:
+        raise ValueError(f"cat_results: expected None without sync=True, got {value!r}")
+    choice: str | int = check.check_choice(
+        "cat_results", "stack" if value is None else value, ("stack", 0, -1)
+    )
+    return choice
+
+
+def check_prefetch(value: Any, sync: bool) -> int:
+    """Rollouts per worker beyond the one being consumed: by default 2, and 0 where sync."""
+    if value is None:
+        return 0 if sync else 2
+    number = check.check_integer("prefetch", value)
+    if number < 0:
+        raise ValueError(f"prefetch: expected an int >= 0, got {number}")
+    return number
