@@ -463,9 +463,7 @@ def test_the_callers_dicts_are_left_alone() -> None:
     assert ("collector", "policy_version") in td.keys(include_nested=True)
 
 
-@pytest.mark.parametrize(
-    "name", ["MultiSyncDataCollector", "make_collector_onpolicy", "sync_sync_collector"]
-)
+@pytest.mark.parametrize("name", ["make_collector_onpolicy", "sync_sync_collector"])
 def test_names_that_are_to_come_say_so(name: str) -> None:
     with pytest.raises(NotImplementedError, match=name):
         getattr(pycollect, name)
