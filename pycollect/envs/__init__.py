@@ -114,8 +114,10 @@ def _make_callables(entry: list[Any] | tuple[Any, ...], kwargs: dict[str, Any]) 
                 )
             from .torchrl import make_torchrl_batch
 
-            return _limited(make_torchrl_batch(envs), envs)
-        return _limited(CallablesEnv(envs), envs)
+            return make_torchrl_batch(envs)
+        batch = CallablesEnv(envs)
+        batch.time_limit = all(map(has_time_limit, envs))
+        return batch
     except BaseException:
         for env in envs:
             close_quietly(env)
@@ -148,14 +150,10 @@ def _wrap(env: Any, autoreset_mode: Any) -> EnvBatch:
     if is_torchrl_env(env):
         from .torchrl import make_torchrl_env
 
-        return _limited(make_torchrl_env(env), [env])
+        return make_torchrl_env(env)
     # EnvPool's envs are both; the vector interface is the one that they have.
     batch = make_vector_env(env, autoreset_mode) if is_vector_env(env) else make_single_env(env)
-    return _limited(batch, [env])
-
-
-def _limited(batch: EnvBatch, envs: Sequence[Any]) -> EnvBatch:
-    batch.time_limit = all(map(has_time_limit, envs))
+    batch.time_limit = has_time_limit(env)
     return batch
 
 

@@ -9,11 +9,10 @@ from typing import Any
 def has_time_limit(env: Any) -> bool:
     """Whether one can tell that no episode goes on for ever.
 
-    Gymnasium's `spec.max_episode_steps` tells it, of all envs of a vector env; EnvPool's `config`;
-    and of TorchRL a `StepCounter` with `max_steps`, or the Gymnasium env inside. False where it is
-    not known.
+    Gymnasium's `spec.max_episode_steps` tells it, of all envs of a vector env, and EnvPool's
+    `config`. False where it is not known.
     """
-    if _of_spec(env) or _of_config(env) or _of_transforms(env):
+    if _of_spec(env) or _of_config(env):
         return True
     inner = getattr(env, "envs", None)
     if isinstance(inner, list | tuple) and inner:
@@ -32,12 +31,3 @@ def _of_spec(env: Any) -> bool:
 def _of_config(env: Any) -> bool:
     config = getattr(env, "config", None)
     return isinstance(config, dict) and bool(config.get("max_episode_steps"))
-
-
-def _of_transforms(env: Any) -> bool:
-    """A TorchRL env: its own transforms, then what is inside."""
-    for transform in getattr(env, "transform", None) or ():
-        if getattr(transform, "max_steps", None):
-            return True
-    inner = getattr(env, "base_env", None) or getattr(env, "_env", None)
-    return inner is not None and inner is not env and has_time_limit(inner)

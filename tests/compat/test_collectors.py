@@ -25,7 +25,16 @@ with warnings.catch_warnings():
     from programs import Program
     from torchrl.collectors import Collector, MultiSyncCollector
     from torchrl.data import LazyTensorStorage, ReplayBuffer
-    from torchrl.envs import EnvCreator, ExplorationType, SerialEnv, set_exploration_type
+    from torchrl.envs import (
+        EnvCreator,
+        ExplorationType,
+        GymEnv,
+        RewardSum,
+        SerialEnv,
+        StepCounter,
+        TransformedEnv,
+        set_exploration_type,
+    )
     from torchrl_support import IDS
 
 OURS = pycollect.SyncDataCollector
@@ -347,3 +356,24 @@ def test_init_fn_runs_before_the_env_is_made(kind: Any, tmp_path: Path) -> None:
     (init,) = (line for line in lines if line.startswith("init"))
     worker = [line for line in lines if line.split()[-1] == init.split()[-1]]
     assert [line.split()[0] for line in worker[:2]] == ["init", "env"]
+
+
+def test_whole_trajectories_of_torchrls_envs() -> None:
+    """A time limit is found in a transform and in the Gymnasium env inside, else asked for."""
+
+    def pendulum() -> GymEnv:
+        return GymEnv("Pendulum-v1")
+
+    bounded = [
+        pendulum,
+        lambda: TransformedEnv(pendulum(), RewardSum()),
+        lambda: TransformedEnv(mock.ContinuousActionVecMockEnv(), StepCounter(5)),
+        [pendulum, pendulum],
+    ]
+    for make in bounded:
+        collector = pycollect.SyncDataCollector(make, None, frames_per_batch=200, trajs_per_batch=1)
+        assert collector.next()["next", "done"].any()
+        collector.shutdown()
+    for make in (mock.ContinuousActionVecMockEnv, lambda: SerialEnv(2, pendulum)):
+        with pytest.raises(ValueError, match="max_frames_per_traj"):
+            pycollect.SyncDataCollector(make, None, frames_per_batch=10, trajs_per_batch=1)

@@ -11,6 +11,7 @@ from pycollect.envs.base import EnvBatch
 
 from .adapter import TorchRLEnv
 from .gym import unwrapped
+from .limits import has_time_limit
 
 __all__ = ["make_torchrl_batch", "make_torchrl_env"]
 
@@ -22,9 +23,13 @@ def make_torchrl_env(env: Any) -> EnvBatch:
         NotImplementedError: it is not on the CPU.
         ValueError: a key that belongs to the collector.
     """
-    return unwrapped(env) or TorchRLEnv(env)
+    batch = unwrapped(env) or TorchRLEnv(env)
+    batch.time_limit = has_time_limit(env)
+    return batch
 
 
 def make_torchrl_batch(envs: Sequence[Any]) -> EnvBatch:
     """Several `EnvBase`, stepped one after the other by TorchRL's own SerialEnv: [P, ...]."""
-    return TorchRLEnv(SerialEnv(len(envs), [lambda env=env: env for env in envs]))
+    batch = TorchRLEnv(SerialEnv(len(envs), [lambda env=env: env for env in envs]))
+    batch.time_limit = all(map(has_time_limit, envs))
+    return batch
