@@ -86,7 +86,8 @@ class MultiSyncDataCollector(_MultiCollector):
         total_frames: a lower bound; None or a negative number: for ever.
         num_workers: the number of workers, where `create_env_fn` is not a list.
         device: "cpu" or None, or one per worker, like the three that follow.
-        storing_device: where batches lie; None: `device`.
+        storing_device: where batches lie, and what `td.device` says; None: `device`, else where
+            `env_device` and `policy_device` agree.
         env_device: where environments lie; None: `device`.
         policy_device: where the policy lies; None: `device`.
         create_env_kwargs: keyword arguments of the env callables, or one dict per worker.
