@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from envs_for_tests import CountingEnv, CountingVectorEnv
@@ -361,6 +362,14 @@ class FrameOracle:
 def collected_frames(td: TensorDict) -> int:
     """Cells that hold a frame."""
     return int((td["collector", "traj_ids"] >= 0).sum())
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process runs no more; it may wait for its parent to take note."""
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from collect_support import (
@@ -24,6 +23,7 @@ from collect_support import (
     GateEnv,
     Way,
     collecting,
+    is_gone,
     marked,
     parity_policy,
     wait_until,
@@ -42,7 +42,7 @@ WAYS = marked(STACK, AHEAD, ASYNC[0], ASYNC[2], MULTI_0, MULTI_AHEAD, MULTI_ASYN
 def kill(collector: Any, worker: int) -> None:
     pid = collector.stats()["workers"][worker]["pid"]
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(pid))
+    wait_until(lambda: is_gone(pid))
 
 
 def endless(worker: int) -> Any:
@@ -115,7 +115,7 @@ def killing_when(reached: Path, pid: int, then: Path) -> Any:
     def run() -> None:
         wait_until(reached.exists)
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: not psutil.pid_exists(pid))
+        wait_until(lambda: is_gone(pid))
         then.touch()
 
     thread = threading.Thread(target=run)

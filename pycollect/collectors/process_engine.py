@@ -55,6 +55,7 @@ class ProcessEngine:
             raise SharedMemoryError(why_not)
         self._context = multiprocessing.get_context("spawn")
         self._bell = Bell()
+        self._looked = 0.0
         self._handles: list[ProcessHandle] = []
         # Before multiprocessing, at exit, waits for processes that nobody has ended.
         self._leave = util.Finalize(self, _kill_all, (self._handles,), exitpriority=100)
@@ -106,17 +107,24 @@ class ProcessEngine:
         deadline = time.monotonic() + timeout
         while True:
             seen = self._bell.count
+            dead = self._one_that_died(handles)
+            if dead is not None:
+                return dead
             for handle in handles:
                 if handle.has_answer:
                     return handle
             left = deadline - time.monotonic()
-            rang = self._bell.wait_ring(seen, min(max(left, 0.0), _LOOK_SECONDS))
-            if not rang:
-                for handle in handles:
-                    if handle.is_dead:
-                        return handle
-            if left <= 0 and not rang:
+            if left <= 0:
                 return None
+            self._bell.wait_ring(seen, min(left, _LOOK_SECONDS))
+
+    def _one_that_died(self, handles: Sequence[ProcessHandle]) -> ProcessHandle | None:
+        """Looks every now and then, also while others ring all the time."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return None
+        self._looked = now
+        return next((handle for handle in handles if handle.is_dead), None)
 
     def wait_closed(self, handles: Sequence[ProcessHandle]) -> None:
         """Let workers close their environments, for a few seconds at most, then end them."""
@@ -317,7 +325,7 @@ class ProcessHandle:
 
     def _death(self) -> WorkerDied:
         text = f"worker {self.index} died: {_end_of(self._process.pid)}"
-        return WorkerDied(text, self.index, self.incarnation, "")
+        return WorkerDied(text, self.index, self.incarnation, text)
 
 
 def _end_of(pid: int | None) -> str:
@@ -326,10 +334,10 @@ def _end_of(pid: int | None) -> str:
         assert pid is not None
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if end is not None and end.si_code == os.CLD_EXITED:
-            return f"its process ended with exit code {end.si_status}"
+            return f"its process {pid} ended with exit code {end.si_status}"
         if end is not None:
-            return f"its process was ended by {signal.Signals(end.si_status).name}"
-    return "its process is gone"
+            return f"its process {pid} was ended by {signal.Signals(end.si_status).name}"
+    return f"its process {pid} is gone"
 
 
 def _kill_group(pid: int) -> None:
