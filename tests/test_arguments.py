@@ -180,6 +180,12 @@ def test_bad_values_that_only_processes_have(
 
 
 @pytest.mark.usefixtures("no_processes")
+def test_shares_that_differ_are_to_come_where_they_are_joined() -> None:
+    with pytest.raises(NotImplementedError, match="frames_per_batch"):
+        processes(frames_per_batch=[3, 4])
+
+
+@pytest.mark.usefixtures("no_processes")
 def test_first_come_first_served_joins_nothing() -> None:
     with pytest.raises(ValueError, match="cat_results"):
         processes(MultiaSyncDataCollector, cat_results="stack")
@@ -303,16 +309,16 @@ LATER = {
 }
 
 
-@pytest.mark.usefixtures("no_actors")
-@pytest.mark.parametrize("create", [single, actors])
+@pytest.mark.usefixtures("no_actors", "no_processes")
+@pytest.mark.parametrize("create", [single, actors, processes])
 def test_arguments_to_come_name_themselves(create: Callable[..., None]) -> None:
     for name, value in LATER.items():
         with pytest.raises(NotImplementedError, match=name):
             create(**{name: value})
 
 
-@pytest.mark.usefixtures("no_actors")
-@pytest.mark.parametrize("create", [single, actors])
+@pytest.mark.usefixtures("no_actors", "no_processes")
+@pytest.mark.parametrize("create", [single, actors, processes])
 def test_refused_arguments_say_what_to_use(create: Callable[..., None]) -> None:
     for name in REFUSED:
         with pytest.raises(ValueError, match=rf"{name}.*(use|says)"):
@@ -321,8 +327,8 @@ def test_refused_arguments_say_what_to_use(create: Callable[..., None]) -> None:
         create(reset_when_done=False)
 
 
-@pytest.mark.usefixtures("no_actors")
-@pytest.mark.parametrize("create", [single, actors])
+@pytest.mark.usefixtures("no_actors", "no_processes")
+@pytest.mark.parametrize("create", [single, actors, processes])
 def test_unknown_arguments_name_the_nearest(create: Callable[..., None]) -> None:
     for name, nearest in (
         ("frame_per_batch", "frames_per_batch"),
