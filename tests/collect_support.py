@@ -17,6 +17,7 @@ from envs_for_tests import CountingEnv, CountingVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torch import nn
 
 from pycollect import (
     MultiaSyncDataCollector,
@@ -72,6 +73,21 @@ def parity(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def parity_policy() -> TensorDictModule:
     return TensorDictModule(parity, ["observation"], ["action", "seen"])
+
+
+class Bias(nn.Module):
+    """Action 0, and its only parameter, so that batches show which weights a worker had."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        return torch.zeros((), dtype=torch.int64), self.bias.clone()
+
+
+def bias_policy() -> TensorDictModule:
+    return TensorDictModule(Bias(), ["observation"], ["action", "bias"])
 
 
 # Environments of worker w: env p has the number 10 * w + p.

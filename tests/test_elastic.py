@@ -10,11 +10,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from collect_support import ASYNC, CAT_0, STACK, Way, collecting, wait_until
+from collect_support import ASYNC, CAT_0, STACK, Way, bias_policy, collecting, wait_until
 from envs_for_tests import CountingEnv
-from tensordict.nn import TensorDictModule
 from test_ledger import check
-from torch import nn
 
 pytestmark = pytest.mark.ray
 
@@ -37,18 +35,9 @@ def changed(collector: Any, change: Callable[[], Any], warning: str) -> list[Any
         return [change(), *itertools.islice(collector, 3)][1:]
 
 
-class Bias(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(1))
-
-    def forward(self, observation: torch.Tensor) -> Any:
-        return torch.zeros((), dtype=torch.int64), self.bias.clone()
-
-
 @pytest.mark.parametrize("way", [STACK, AHEAD, CAT_0], ids=lambda way: way.name)
 def test_sync_shares_are_recomputed(way: Way) -> None:
-    policy = TensorDictModule(Bias(), ["observation"], ["action", "bias"])
+    policy = bias_policy()
     cells = 0
     with collecting(way, endless, policy, frames=6) as collector:
         cells += collector.next().numel()

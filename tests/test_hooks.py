@@ -16,6 +16,7 @@ from collect_support import (
     MULTI_TIME,
     STACK,
     Way,
+    bias_policy,
     collecting,
     echo_fns,
     marked,
@@ -158,19 +159,6 @@ def test_compact_batches_leave_out_the_next_state() -> None:
     td = collector.next()
     assert ("next", "hidden") not in td.keys(include_nested=True)
     assert td["hidden"][:, 0].tolist() == [0, 1, 2, 0, 0, 1]  # episodes of 3, 1 and 4
-
-
-class Bias(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(1))
-
-    def forward(self, observation: torch.Tensor) -> Any:
-        return torch.zeros((), dtype=torch.int64), self.bias.clone()
-
-
-def bias_policy() -> TensorDictModule:
-    return TensorDictModule(Bias(), ["observation"], ["action", "bias"])
 
 
 @pytest.mark.ray

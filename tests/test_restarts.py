@@ -22,6 +22,7 @@ from collect_support import (
     EchoEnv,
     GateEnv,
     Way,
+    bias_policy,
     collecting,
     is_gone,
     marked,
@@ -29,8 +30,6 @@ from collect_support import (
     wait_until,
 )
 from envs_for_tests import CountingEnv, EnvBrokeError
-from tensordict.nn import TensorDictModule
-from torch import nn
 
 from pycollect import WorkerError
 
@@ -123,18 +122,9 @@ def killing_when(reached: Path, pid: int, then: Path) -> Any:
     return thread
 
 
-class Bias(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(1))
-
-    def forward(self, observation: torch.Tensor) -> Any:
-        return torch.zeros((), dtype=torch.int64), self.bias.clone()
-
-
 @pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
 def test_the_new_one_has_the_newest_weights(way: Way) -> None:
-    policy = TensorDictModule(Bias(), ["observation"], ["action", "bias"])
+    policy = bias_policy()
     with collecting(
         way, endless, policy, frames=T, track_policy_version=True, worker_init_timeout=60
     ) as collector:
