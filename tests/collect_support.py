@@ -229,12 +229,18 @@ MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 
 
 
 def marked(*ways: Way) -> list[Any]:
-    """The ways as parameters of a test; those through Ray are marked."""
-    own = [way.remote and not way.multi for way in ways]
-    return [
-        pytest.param(way, id=way.name, marks=[pytest.mark.ray] if ray else [])
-        for way, ray in zip(ways, own, strict=True)
-    ]
+    """The ways as parameters of a test; those through Ray are marked.
+
+    Of the ways through processes, which share their scheduling with Ray's and take seconds to
+    start, one stands for the others in the usual run; these are marked as slow.
+    """
+    return [pytest.param(way, id=way.name, marks=_marks(way)) for way in ways]
+
+
+def _marks(way: Way) -> list[Any]:
+    if way.multi:
+        return [] if way is MULTI_ASYNC[2] else [pytest.mark.slow]
+    return [pytest.mark.ray] if way.remote else []
 
 
 @contextmanager
