@@ -79,7 +79,8 @@ std::optional<std::int64_t> left_in_cgroups(const fs::path& root) {
     if (second == std::string::npos) {
       continue;
     }
-    const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+    std::string controllers(",");
+    controllers.append(line, first + 1, second - first - 1).append(",");
     const std::string path = line.substr(second + 1);
     std::optional<std::int64_t> left;
     if (controllers == ",,") {

@@ -149,6 +149,10 @@ class CollectorBase(ABC):
             self._queue.clear()
         self._drop_rollouts()
 
+    def _check_open(self) -> None:
+        """Raise where the stream cannot go on: it was shut down, or something went wrong."""
+        check_open(self._closed, self._failure)
+
     @abstractmethod
     def _drop_rollouts(self) -> None:
         """Forget the rollouts that workers were asked for."""
@@ -256,7 +260,7 @@ class CollectorBase(ABC):
         """
         root = check.check_seed(seed)
         with self._stream:
-            check_open(self._closed, self._failure)
+            self._check_open()
             self._drop_all("set_seed")
             self._entropy, self._seeded = root, True
             return self._seed_workers(root, bool(static_seed))
@@ -268,7 +272,7 @@ class CollectorBase(ABC):
     def reset(self) -> None:
         """Reset all environments. Rollouts in flight are dropped."""
         with self._stream:
-            check_open(self._closed, self._failure)
+            self._check_open()
             self._drop_all("reset")
             self._reset_workers()
 
@@ -310,7 +314,7 @@ class CollectorBase(ABC):
                 nothing was changed then.
         """
         with self._stream:
-            check_open(self._closed, self._failure)
+            self._check_open()
             state = CollectorState.from_dict(state_dict, self._worker_states())
             if state.policy:
                 self._check_weights(state.policy)
@@ -375,7 +379,7 @@ class CollectorBase(ABC):
         """
         if self._options.replay_buffer is None:
             raise RuntimeError("start: expected a collector with a replay_buffer, which fills")
-        check_open(self._closed, self._failure)
+        self._check_open()
         self._background.start()
 
     def pause(self) -> AbstractContextManager[None]:

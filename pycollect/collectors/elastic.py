@@ -56,7 +56,7 @@ class ElasticCollector(RemoteCollector):
             ValueError: an unknown id, or no worker would be left.
         """
         with self._stream:
-            check_open(self._closed, self._failure)
+            self._check_open()
             staying = [member.index for member in self._members if not member.leaving]
             ids = check_worker_ids(worker_ids, staying)
             if len(set(ids)) == len(staying):

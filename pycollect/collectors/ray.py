@@ -11,7 +11,6 @@ from tensordict.nn import InteractionType
 from pycollect.collectors import arguments as check
 from pycollect.collectors import ray_arguments as ray_check
 from pycollect.collectors import worker_arguments as parse
-from pycollect.collectors.base import check_open
 from pycollect.collectors.elastic import ElasticCollector
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.ray_engine import RayEngine, actor_options, check_actor_options
@@ -235,7 +234,7 @@ class RayCollector(ElasticCollector):
             ValueError: also for actors that deliver other things than those of a sync collector.
         """
         with self._stream:
-            check_open(self._closed, self._failure)
+            self._check_open()
             many = isinstance(create_env_fn, (list, tuple))
             entries = parse.env_entries(create_env_fn, "num_collectors", None if many else 1)
             entries = ray_check.batched(entries, num_envs, "num_envs")

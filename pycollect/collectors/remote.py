@@ -148,6 +148,9 @@ class RemoteCollector(CollectorBase):
     def _members(self) -> list[Member]:
         return self._force.members
 
+    def _check_open(self) -> None:
+        check_open(self._closed, self._failure or self._failing)
+
     # Collecting
 
     def _collect(self) -> Batch:
@@ -388,7 +391,6 @@ class RemoteCollector(CollectorBase):
     # Seeds and state
 
     def _drop_rollouts(self) -> None:
-        self._failing = None
         for member in self._members:
             member.drop()
 
