@@ -10,6 +10,9 @@ import pytest
 from collect_support import ASYNC, CAT_TIME, IN_PROCESS, STACK, Way, collecting
 from envs_for_tests import CountingEnv
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
+from torchrl.envs import GymEnv, SerialEnv
+
+from pycollect import MultiSyncDataCollector
 
 T = 20
 SLICE = 4
@@ -68,6 +71,32 @@ def test_slices_never_cross_a_trajectory(
                 replay.extend(td)
             check_slices(replay.sample())
         assert len(replay) == collector.stats()["frames"]
+
+
+def test_batched_env_instances_in_processes() -> None:
+    """Each process gets its own copy of a SerialEnv that has not started."""
+
+    def pendulum() -> GymEnv:
+        return GymEnv("Pendulum-v1")
+
+    replay = buffer(3)
+    with MultiSyncDataCollector(
+        [SerialEnv(2, pendulum), SerialEnv(2, pendulum)],
+        None,
+        frames_per_batch=4 * T,
+        max_frames_per_traj=9,
+        replay_buffer=replay,
+    ) as collector:
+        for _ in range(3):
+            collector.next()
+            sample = replay.sample().reshape(-1, SLICE)
+            ids = sample["collector", "traj_ids"]
+            assert (ids == ids[:, :1]).all()
+            steps = sample["step_count"][..., 0]
+            assert (steps[:, 1:] == steps[:, :-1] + 1).all()
+            following = sample["next", "observation"][:, :-1]
+            assert (following == sample["observation"][:, 1:]).all()
+        assert len(replay) == 3 * 4 * T
 
 
 def test_flat_batches_of_any_shape() -> None:
