@@ -231,16 +231,16 @@ MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 
 def marked(*ways: Way) -> list[Any]:
     """The ways as parameters of a test; those through Ray are marked.
 
-    Of the ways through processes, which share their scheduling with Ray's and take seconds to
-    start, one stands for the others in the usual run; these are marked as slow.
+    Workers elsewhere take seconds to start: in the usual run two ways through Ray and one through
+    processes, which share the scheduling, stand for the others; these are marked as slow.
     """
     return [pytest.param(way, id=way.name, marks=_marks(way)) for way in ways]
 
 
 def _marks(way: Way) -> list[Any]:
-    if way.multi:
-        return [] if way is MULTI_ASYNC[2] else [pytest.mark.slow]
-    return [pytest.mark.ray] if way.remote else []
+    usual = not way.remote or way in (STACK, ASYNC[2], MULTI_ASYNC[2])
+    marks = [] if usual else [pytest.mark.slow]
+    return [*marks, pytest.mark.ray] if way.remote and not way.multi else marks
 
 
 @contextmanager

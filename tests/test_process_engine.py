@@ -313,7 +313,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize(
+    "moment", [0, *(pytest.param(moment, marks=pytest.mark.slow) for moment in range(1, 4))]
+)
 def test_a_killed_driver_leaves_nothing(moment: int, tmp_path: Path) -> None:
     """Killed while its workers start, or at some moment afterwards."""
     script = tmp_path / "driver.py"

@@ -8,7 +8,17 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from collect_support import ASYNC, CAT_0, CAT_TIME, IN_PROCESS, STACK, Way, collecting, echo_fns
+from collect_support import (
+    ASYNC,
+    CAT_0,
+    CAT_TIME,
+    IN_PROCESS,
+    STACK,
+    Way,
+    collecting,
+    echo_fns,
+    marked,
+)
 from envs_for_tests import CountingEnv
 from test_ledger import check
 
@@ -16,13 +26,7 @@ from pycollect import SyncDataCollector
 
 T = 5
 N = 4
-WAYS = [
-    pytest.param(IN_PROCESS),
-    *[
-        pytest.param(way, marks=pytest.mark.ray)
-        for way in (STACK, CAT_0, CAT_TIME, ASYNC[0], ASYNC[2])
-    ],
-]
+WAYS = marked(IN_PROCESS, STACK, CAT_0, CAT_TIME, ASYNC[0], ASYNC[2])
 
 
 def one(worker: int) -> Any:

@@ -52,7 +52,13 @@ def test_in_process(program: Program) -> None:
 
 @pytest.mark.ray
 @pytest.mark.parametrize(
-    ("program", "arguments"), ON_RAY, ids=[f"{program}; {how}" for program, how in ON_RAY]
+    ("program", "arguments"),
+    [
+        # Every third one in the usual run.
+        pytest.param(*case, marks=[pytest.mark.slow] if place % 3 else [])
+        for place, case in enumerate(ON_RAY)
+    ],
+    ids=[f"{program}; {how}" for program, how in ON_RAY],
 )
 def test_on_ray(program: Program, arguments: dict[str, Any], ray_cluster: Any) -> None:
     """Each actor's rows are what TorchRL's collector gives with that actor's seed."""
