@@ -86,6 +86,21 @@ def test_a_killed_worker_is_replaced_and_nothing_comes_twice(way: Way) -> None:
 
 
 @pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
+@pytest.mark.parametrize("act", ["set_seed", "reset"])
+def test_a_death_that_only_a_seed_or_a_reset_meets(way: Way, act: str) -> None:
+    with collecting(way, endless, parity_policy(), frames=T) as collector:
+        collector.set_seed(1)
+        ids = [collector.next()["collector", "traj_ids"]]
+        kill(collector, 1)
+        collector.set_seed(3) if act == "set_seed" else collector.reset()
+        ids += [collector.next()["collector", "traj_ids"] for _ in range(2)]
+        check_ledger(collector)
+        assert collector.stats()["workers"][1]["restarts"] == 1
+    every = torch.stack(ids)
+    assert every.unique().tolist() == list(range(int(every.max()) + 1))
+
+
+@pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
 def test_a_rollout_that_dies_on_the_way_is_lost_and_asked_for_again(
     way: Way, tmp_path: Path
 ) -> None:

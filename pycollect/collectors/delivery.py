@@ -38,11 +38,6 @@ class Batch:
     extras: Extras | None = None
     joined: str | int | None = None
 
-    @property
-    def frames(self) -> int:
-        """Collected frames of all workers."""
-        return sum(self.frames_of.values())
-
 
 def assembled(batch: Batch, options: StreamOptions) -> TensorDictBase:
     """The batch as a TensorDict."""

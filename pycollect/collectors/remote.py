@@ -401,14 +401,30 @@ class RemoteCollector(CollectorBase):
             count = member.info.num_seeds
             seeds[member.index], following = seed_chain(following, count, static)
             member.note = None
-        self._ask_all({index: ("set_seed", own, root) for index, own in seeds.items()})
+        self._begin_all({index: ("set_seed", own, root) for index, own in seeds.items()})
         return following
 
     def _reset_workers(self) -> None:
         self._ask_all({member.index: ("reset",) for member in self._members})
 
+    def _begin_all(self, beginnings: Mapping[int, tuple[Any, ...]]) -> None:
+        """Ask each worker for its beginning, which a worker that replaces it is asked for, too."""
+        for member in self._members:
+            member.beginning = beginnings[member.index]
+        self._ask_all(beginnings)
+
     def _ask_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
-        self._force.ask_all(lambda member: calls[member.index], self._statistics.batches)
+        """Queue a call for each worker that is there, and wait for all of them."""
+        asked = [
+            (member, member.handle.request(*calls[member.index]))
+            for member in self._members
+            if not member.starting
+        ]
+        for member, call in asked:
+            try:
+                member.handle.answer(call)
+            except WorkerDied as death:
+                self._replace(member, death, "worker_died")
 
     def _worker_states(self) -> dict[int, WorkerState]:
         return {
@@ -438,7 +454,7 @@ class RemoteCollector(CollectorBase):
                 calls[member.index] = self._resumption(member, own, state.batches)
             member.note = None
             member.version = state.policy_version
-        self._ask_all(calls)
+        self._begin_all(calls)
 
     def _resumption(self, member: Member, generators: Any, moment: int) -> tuple[Any, ...]:
         return ("resume", generators, self._seeds_for(member, moment))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -161,24 +161,6 @@ class Workforce:
     def of(self, handle: WorkerHandle) -> Member:
         """Whose handle that is."""
         return next(member for member in self.members if member.handle is handle)
-
-    def ask_all(self, method: Callable[[Member], tuple[Any, ...]], batches: int) -> None:
-        """Queue a call for each worker, and wait for all of them.
-
-        Args:
-            method: gives a worker's method and arguments. A worker that is starting, or that dies
-                on the way, is asked once it is there.
-        """
-        calls = []
-        for member in self.members:
-            member.beginning = method(member)
-            if not member.starting:
-                calls.append((member, member.handle.request(*member.beginning)))
-        for member, call in calls:
-            try:
-                member.handle.answer(call)
-            except WorkerDied as death:
-                self.replace(member, death, batches)
 
     def close(self) -> None:
         """End all workers."""
