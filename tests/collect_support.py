@@ -229,18 +229,14 @@ MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 
 
 
 def marked(*ways: Way) -> list[Any]:
-    """The ways as parameters of a test; those through Ray are marked.
-
-    Workers elsewhere take seconds to start: in the usual run two ways through Ray and one through
-    processes, which share the scheduling, stand for the others; these are marked as slow.
-    """
+    """The ways as parameters of a test, marked by where their workers are."""
     return [pytest.param(way, id=way.name, marks=_marks(way)) for way in ways]
 
 
 def _marks(way: Way) -> list[Any]:
-    usual = not way.remote or way in (STACK, ASYNC[2], MULTI_ASYNC[2])
-    marks = [] if usual else [pytest.mark.slow]
-    return [*marks, pytest.mark.ray] if way.remote and not way.multi else marks
+    if not way.remote:
+        return []
+    return [pytest.mark.processes if way.multi else pytest.mark.ray]
 
 
 @contextmanager

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import multiprocessing
 import os
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,9 +37,33 @@ def pytest_configure(config: pytest.Config) -> None:
     # A descendant whose parent has died stays our descendant, so that it is found.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # For processes of Gymnasium and TorchRL: a fork can stop the threads of Ray beside us for good.
+    multiprocessing.set_start_method("spawn")
     # Workers import the tests' environments by name.
     paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marker expression chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test's cases with workers elsewhere one runs in the usual run, the others are slow.
+
+    Such workers take seconds to start. Which case it is depends on the test's name, so that all
+    ways are met by some test; `ray(usual=n)` and `processes(usual=n)` ask for more of them.
+    """
+    for marker in ("ray", "processes"):
+        tests: dict[str, list[pytest.Item]] = {}
+        for item in items:
+            if item.get_closest_marker(marker) and not item.get_closest_marker("slow"):
+                tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+        for name, cases in tests.items():
+            asked = cases[0].get_closest_marker(marker)
+            count = min(asked.kwargs.get("usual", 1) if asked else 1, len(cases))
+            first = zlib.crc32(name.encode())
+            usual = {(first + n * len(cases) // count) % len(cases) for n in range(count)}
+            for place, case in enumerate(cases):
+                if place not in usual:
+                    case.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

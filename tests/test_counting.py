@@ -91,7 +91,7 @@ def test_random_actions_in_process(kind: str) -> None:
 
 
 # One env meets every switch in sync and in async; every other kind and way of joining meets some.
-@pytest.mark.ray
+@pytest.mark.ray(usual=4)
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
     [
@@ -115,6 +115,7 @@ def test_every_frame_from_actors(way: Way, kind: str, switches: tuple[int, bool,
     check_counting(way, kind, switches, parity_policy())
 
 
+@pytest.mark.processes(usual=6)
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
     [

@@ -50,14 +50,10 @@ def test_in_process(program: Program) -> None:
     assert_same_batches(program, ours.batches, theirs.batches)
 
 
-@pytest.mark.ray
+@pytest.mark.ray(usual=4)
 @pytest.mark.parametrize(
     ("program", "arguments"),
-    [
-        # Every third one in the usual run.
-        pytest.param(*case, marks=[pytest.mark.slow] if place % 3 else [])
-        for place, case in enumerate(ON_RAY)
-    ],
+    ON_RAY,
     ids=[f"{program}; {how}" for program, how in ON_RAY],
 )
 def test_on_ray(program: Program, arguments: dict[str, Any], ray_cluster: Any) -> None:

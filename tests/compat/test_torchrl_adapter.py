@@ -231,7 +231,10 @@ def serial(make: Make = mock.CountingEnv, count: int = 2) -> Any:
         lambda: serial(count=3),
         lambda: serial(ENVS["CountingEnv [3]"]),
         lambda: serial(serial),
-        lambda: ParallelEnv(2, mock.CountingEnv, mp_start_method="fork"),
+        pytest.param(
+            lambda: ParallelEnv(2, mock.CountingEnv, mp_start_method="spawn"),
+            marks=pytest.mark.slow,
+        ),
         lambda: TransformedEnv(serial(count=3), RewardSum()),
     ],
     ids=["one", "[3]", "[2, 3]", "Serial", "Serial of [3]", "nested", "Parallel", "transformed"],

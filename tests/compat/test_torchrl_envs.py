@@ -48,11 +48,11 @@ def test_frames_reset_at_each_iter(name: str) -> None:
     compare(ENVS[name], **MAX_STEPS, reset_at_each_iter=True)
 
 
-@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.parametrize("transformed", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_parallel_env(transformed: bool) -> None:
     def make() -> Any:
         env = ParallelEnv(
-            2, [lambda n=n: mock.CountingEnv(max_steps=n) for n in (3, 5)], mp_start_method="fork"
+            2, [lambda n=n: mock.CountingEnv(max_steps=n) for n in (3, 5)], mp_start_method="spawn"
         )
         return TransformedEnv(env, StepCounter()) if transformed else env
 
