@@ -13,6 +13,14 @@ if TYPE_CHECKING:
     from pycollect.collectors.single import SyncDataCollector
     from pycollect.collectors.single import SyncDataCollector as Collector
     from pycollect.errors import WorkerError
+    from pycollect.helpers import (
+        OffPolicyCollectorConfig,
+        OnPolicyCollectorConfig,
+        make_collector_offpolicy,
+        make_collector_onpolicy,
+        sync_async_collector,
+        sync_sync_collector,
+    )
     from pycollect.multistep import MultiStep
     from pycollect.stats_writer import StatsWriter
     from pycollect.trajectory import split_trajectories
@@ -25,11 +33,17 @@ __all__ = [
     "MultiSyncCollector",
     "MultiSyncDataCollector",
     "MultiaSyncDataCollector",
+    "OffPolicyCollectorConfig",
+    "OnPolicyCollectorConfig",
     "RayCollector",
     "StatsWriter",
     "SyncDataCollector",
     "WorkerError",
+    "make_collector_offpolicy",
+    "make_collector_onpolicy",
     "split_trajectories",
+    "sync_async_collector",
+    "sync_sync_collector",
 ]
 
 # Names are looked up when they are first asked for: the core alone needs no torch, splitting no
@@ -41,29 +55,21 @@ _HOMES = {
     "MultiSyncCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),
     "MultiSyncDataCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),
     "MultiaSyncDataCollector": ("pycollect.collectors.multi", "MultiaSyncDataCollector"),
+    "OffPolicyCollectorConfig": ("pycollect.helpers", "OffPolicyCollectorConfig"),
+    "OnPolicyCollectorConfig": ("pycollect.helpers", "OnPolicyCollectorConfig"),
     "RayCollector": ("pycollect.collectors.ray", "RayCollector"),
     "StatsWriter": ("pycollect.stats_writer", "StatsWriter"),
     "SyncDataCollector": ("pycollect.collectors.single", "SyncDataCollector"),
     "WorkerError": ("pycollect.errors", "WorkerError"),
+    "make_collector_offpolicy": ("pycollect.helpers", "make_collector_offpolicy"),
+    "make_collector_onpolicy": ("pycollect.helpers", "make_collector_onpolicy"),
     "split_trajectories": ("pycollect.trajectory", "split_trajectories"),
+    "sync_async_collector": ("pycollect.helpers", "sync_async_collector"),
+    "sync_sync_collector": ("pycollect.helpers", "sync_sync_collector"),
 }
 
 
-_TO_COME = frozenset(
-    {
-        "OffPolicyCollectorConfig",
-        "OnPolicyCollectorConfig",
-        "make_collector_offpolicy",
-        "make_collector_onpolicy",
-        "sync_async_collector",
-        "sync_sync_collector",
-    }
-)
-
-
 def __getattr__(name: str) -> Any:
-    if name in _TO_COME:
-        raise NotImplementedError(f"pycollect.{name} is not implemented yet")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _HOMES[name]

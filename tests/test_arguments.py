@@ -15,7 +15,6 @@ from collect_support import ENTRIES, echo_fns, parity_policy
 from envs_for_tests import CountingEnv, OneOfEnv
 from tensordict.nn import TensorDictModule
 
-import pycollect
 from pycollect import (
     Collector,
     MultiaSyncDataCollector,
@@ -467,11 +466,3 @@ def test_the_callers_dicts_are_left_alone() -> None:
     assert td["next", "truncated"][:, 1].all()  # a default gives way to collector_kwargs
     assert td.device == torch.device("cpu")  # device; storing_device was passed above
     assert ("collector", "policy_version") in td.keys(include_nested=True)
-
-
-@pytest.mark.parametrize("name", ["make_collector_onpolicy", "sync_sync_collector"])
-def test_names_that_are_to_come_say_so(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=name):
-        getattr(pycollect, name)
-    with pytest.raises(AttributeError, match="NoSuchName"):
-        pycollect.NoSuchName  # noqa: B018
