@@ -1,9 +1,10 @@
 """Two processes of this machine that collect for one learner.
 
 The limit is that many plain loops at once, each in a process of its own, which nobody has to wait
-for. Gymnasium's AsyncVectorEnv has one process per environment, and the policy in this one. Pixels
-come from an environment that is free, so that transport is measured: the limit is one thread that
-copies a batch of that size from memory to memory.
+for. Gymnasium's AsyncVectorEnv and Stable-Baselines3's SubprocVecEnv have one process per
+environment, and the policy in this one. Pixels come from an environment that is free, so that
+transport is measured: the limit is one thread that copies a batch of that size from memory to
+memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ WORKERS = 2
 STEPS = 400
 LOOPS = f"{WORKERS} plain loops"
 VECTOR = "AsyncVectorEnv"
+SUBPROC = "SubprocVecEnv"
 
 
 def cartpole() -> gymnasium.Env:
@@ -128,23 +130,34 @@ def plain_loop(name: str, envs: int) -> Iterator[int]:
 
 def vector(name: str, envs: int) -> Iterator[int]:
     """Gymnasium's AsyncVectorEnv over all environments, and the bare module."""
-    make, module, size = ENVS[name]
-    count = WORKERS * envs
-    env = gymnasium.vector.AsyncVectorEnv([make] * count)
+    env = gymnasium.vector.AsyncVectorEnv([ENVS[name][0]] * WORKERS * envs)
+    return _stepped_together(name, env, env.reset()[0])
+
+
+def subproc(name: str, envs: int) -> Iterator[int]:
+    """The same by Stable-Baselines3's SubprocVecEnv, as it starts its processes by default."""
+    from stable_baselines3.common.vec_env import SubprocVecEnv
+
+    env = SubprocVecEnv([ENVS[name][0]] * WORKERS * envs)
+    return _stepped_together(name, env, env.reset())
+
+
+def _stepped_together(name: str, env: Any, current: Any) -> Iterator[int]:
+    """Batches of an env that steps all its environments at once."""
+    _, module, size = ENVS[name]
     policy = module()
-    observations = np.empty((STEPS, count, size), np.float32)
-    rewards = np.empty((STEPS, count), np.float32)
+    observations = np.empty((STEPS, len(current), size), np.float32)
+    rewards = np.empty((STEPS, len(current)), np.float32)
     arrays = [torch.from_numpy(array) for array in (observations, rewards)]
-    current, _ = env.reset()
     try:
         while True:
             with torch.no_grad():
                 for t in range(STEPS):
                     action = policy(torch.from_numpy(current)).numpy()
                     observations[t] = current
-                    current, rewards[t], _, _, _ = env.step(action)
+                    current, rewards[t], *_ = env.step(action)
             workloads.read_tensors(*arrays)
-            yield STEPS * count
+            yield STEPS * len(current)
     finally:
         env.close()
 
@@ -161,6 +174,7 @@ def test_sync(compare: Callable[..., None], name: str, envs: int) -> None:
             Side(PEER, torchrl, work, needs="torchrl"),
             Side(LOOPS, plain_loop, work, processes=WORKERS),
             Side(VECTOR, vector, work),
+            Side(SUBPROC, subproc, work, needs="stable_baselines3"),
         ],
         frame_bytes=2 * ENVS[name][2] * 4,
         wanted={PEER: 8, LOOPS: 0.95} if envs == 1 else {LOOPS: 0.95},
