@@ -6,7 +6,18 @@ import threading
 from typing import Any
 
 import pytest
-from collect_support import ASYNC, IN_PROCESS, STACK, Way, collecting, parity_policy, wait_until
+from collect_support import (
+    ASYNC,
+    IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    STACK,
+    Way,
+    collecting,
+    marked,
+    parity_policy,
+    wait_until,
+)
 from envs_for_tests import CountingEnv, EnvBrokeError, RaisingEnv
 from test_ledger import check
 
@@ -23,13 +34,10 @@ class Buffer(list[Any]):
         self.append(td)
 
 
-WAYS = [
-    pytest.param(IN_PROCESS),
-    *[pytest.param(way, marks=pytest.mark.ray) for way in (STACK, ASYNC[2])],
-]
+WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", WAYS)
 def test_it_fills_until_it_is_paused(way: Way) -> None:
     taken = Buffer()
     with collecting(

@@ -9,7 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collect_support import CAT_TIME, IN_PROCESS, LENGTHS, STACK, Way, collected_frames, collecting
+from collect_support import (
+    ASYNC,
+    CAT_0,
+    CAT_TIME,
+    IN_PROCESS,
+    LENGTHS,
+    MULTI_0,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    MULTI_TIME,
+    STACK,
+    Way,
+    collected_frames,
+    collecting,
+    marked,
+)
 from envs_for_tests import TextEnv
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
@@ -17,8 +32,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from pycollect import SyncDataCollector, split_trajectories
 
-CAT_ENVS = Way("ray sync 0", 2, {"sync": True, "cat_results": 0})
-ASYNC = Way("ray async", 2)
+ACTORS = marked(STACK, CAT_0, CAT_TIME, ASYNC[2])
+PROCESSES = marked(MULTI_STACK, MULTI_0, MULTI_TIME, MULTI_ASYNC[2])
 
 
 def text_fns(worker: int, count: int = 3) -> list[Callable[[], TextEnv]]:
@@ -125,10 +140,9 @@ def test_random_actions() -> None:
         assert_true(frame)
 
 
-@pytest.mark.ray
-@pytest.mark.parametrize("way", [STACK, CAT_ENVS, CAT_TIME, ASYNC], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [*ACTORS, *PROCESSES])
 @pytest.mark.parametrize("kind", ["one", "list", "uncollected cells"])
-def test_on_ray(ray_cluster: Any, way: Way, kind: str) -> None:
+def test_from_workers(way: Way, kind: str) -> None:
     frames = 9 if kind == "one" else 27
     with collecting(way, ENTRIES[kind], echo, frames=frames) as collector:
         for _ in range(2):

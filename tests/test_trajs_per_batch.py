@@ -13,6 +13,9 @@ from collect_support import (
     CAT_0,
     CAT_TIME,
     IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    MULTI_TIME,
     STACK,
     Way,
     collecting,
@@ -26,7 +29,8 @@ from pycollect import SyncDataCollector
 
 T = 5
 N = 4
-WAYS = marked(IN_PROCESS, STACK, CAT_0, CAT_TIME, ASYNC[0], ASYNC[2])
+REMOTE_WAYS = (STACK, CAT_0, CAT_TIME, ASYNC[0], ASYNC[2], MULTI_STACK, MULTI_TIME, MULTI_ASYNC[2])
+WAYS = marked(IN_PROCESS, *REMOTE_WAYS)
 
 
 def one(worker: int) -> Any:
@@ -34,7 +38,7 @@ def one(worker: int) -> Any:
 
 
 @pytest.mark.parametrize(("entry", "form"), [(one, "padded"), (echo_fns, "cat")])
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", WAYS)
 def test_trajectories_are_whole_and_come_once(way: Way, form: str, entry: Any) -> None:
     """An episode of length 7 spans rollouts of 5 steps and is cut at 6 by max_frames_per_traj."""
 
