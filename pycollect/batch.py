@@ -29,7 +29,7 @@ TRAJ_IDS: Key = ("collector", "traj_ids")
 MASK: Key = ("collector", "mask")
 IS_INIT: Key = ("is_init",)
 
-_FLAGS = ("done", "terminated", "truncated")
+FLAGS = ("done", "terminated", "truncated")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class BatchLeaves:
     @cached_property
     def all(self) -> tuple[Leaf, ...]:
         """All leaves of a frame, in the order of the layout."""
-        flags = () if self.own_flags else tuple(Leaf((flag,), "bool", (1,)) for flag in _FLAGS)
+        flags = () if self.own_flags else tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
         reward = () if self.own_flags else (Leaf(("reward",), "float32", (1,)),)
         leaves = [*self.observation, *self.states, *self.outputs, *flags]
         if self.is_init:
@@ -89,7 +89,7 @@ class BatchLeaves:
         """What the root and "next" both have."""
         if not self.compact:
             return (*self.observation, *self.states)
-        return tuple(leaf for leaf in self.observation if leaf.key[-1] in _FLAGS)
+        return tuple(leaf for leaf in self.observation if leaf.key[-1] in FLAGS)
 
     @cached_property
     def keys(self) -> tuple[Key | None, ...]:

@@ -16,13 +16,14 @@ from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import Leaf, Placement, Recorder, RolloutControl, RolloutHeader, Slab, copy
 from pycollect.batch import BatchLeaves
+from pycollect.devices import CPU
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.extras import Extras
 from pycollect.extras_recorder import ExtrasRecorder
 from pycollect.generators import Generators, GeneratorState
 from pycollect.layout import Key, dotted, torch_dtype
-from pycollect.policy import PolicyRunner, RandomRunner, make_policy_runner
+from pycollect.policy import AS_IT_IS, Calling, PolicyRunner, RandomRunner, make_policy_runner
 from pycollect.step_timer import StepTimer, WorkerSeconds
 from pycollect.weights import Weights, load_weights, weights_from
 
@@ -42,6 +43,7 @@ class WorkerOptions:
         num_threads: torch threads while it collects; None leaves the caller's setting.
         mask: record ("collector", "mask") whatever the environment, since rollouts may be stopped.
         compact_obs: leave out ("next", key) of observations and states.
+        calling: whether the policy's modules are compiled or captured.
         init_fn: called before anything is built.
         pre_collect_hook: called before each rollout.
         post_collect_hook: called with each rollout, by whoever runs the worker.
@@ -59,6 +61,7 @@ class WorkerOptions:
     num_threads: int | None = None
     mask: bool = False
     compact_obs: bool = False
+    calling: Calling = AS_IT_IS
     init_fn: Callable[[], Any] | None = None
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
@@ -147,6 +150,7 @@ class Worker:
                 policy_state=options.policy_state,
                 extras=self._extras.current,
                 counts_steps=bool(self._cut),
+                calling=options.calling.on(CPU),
             )
         self._extras.outputs = self._runner.extra_outputs
         self._random = (

@@ -299,10 +299,6 @@ REFUSED = (
     "trajs_per_write",
 )
 LATER = {
-    "observation_dtype": torch.bfloat16,
-    "observation_scale": 1 / 255,
-    "compile_policy": True,
-    "cudagraph_policy": True,
     "preemptive_threshold": 0.5,
     "min_fraction": 0.5,
 }

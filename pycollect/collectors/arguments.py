@@ -42,11 +42,7 @@ REFUSED = {
 
 # Arguments of the contract that are not there yet, with the values that switch them off.
 LATER: dict[str, tuple[Any, ...]] = {
-    "compile_policy": (False, None),
-    "cudagraph_policy": (False, None),
     "min_fraction": (None,),
-    "observation_dtype": (None,),
-    "observation_scale": (None,),
     "preemptive_threshold": (None,),
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from pycollect._core import TrajectoryIds
+from pycollect.batch import BatchLeaves
 from pycollect.collectors import arguments as check
 from pycollect.collectors.background import Background
 from pycollect.collectors.delivery import Batch, assembled, extend, finished, rollouts_of
@@ -129,8 +130,14 @@ class CollectorBase(ABC):
             return None
         return TrajectoryQueue(self._options.trajs_per_batch, self._options.traj_format, next_id)
 
-    def _check_bounded(self, bounded: bool) -> None:
-        """Raise ValueError where a trajectory might stay open for ever."""
+    def _check_environment(self, leaves: BatchLeaves, bounded: bool) -> None:
+        """Raise ValueError for what a worker's environment does not have.
+
+        That is observations that are to be cast, and an end, without which a trajectory might stay
+        open for ever.
+        """
+        if self._options.cast is not None:
+            self._options.cast.check_keys(leaves)
         if self._queue is not None and not bounded:
             raise ValueError(
                 "trajs_per_batch: expected episodes that are bounded, but this environment has no "

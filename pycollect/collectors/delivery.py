@@ -40,10 +40,11 @@ class Batch:
 
 
 def assembled(batch: Batch, options: StreamOptions) -> TensorDictBase:
-    """The batch as a TensorDict."""
-    td: TensorDictBase = to_tensordict(
-        batch.tensors, batch.shape, options.device, batch.leaves.shapes
-    )
+    """The batch as a TensorDict, its observations in the dtype that was asked for."""
+    tensors = batch.tensors
+    if options.cast is not None:
+        tensors = options.cast.apply(tensors, batch.leaves)
+    td: TensorDictBase = to_tensordict(tensors, batch.shape, options.device, batch.leaves.shapes)
     if parcel := batch.leaves.parcel(batch.extras):
         td = with_extras(td, parcel)
     return td

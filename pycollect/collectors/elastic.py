@@ -26,7 +26,8 @@ class ElasticCollector(RemoteCollector):
             infos = {member.index: member.info for member in members}
             if self._remote.sync:
                 check_alike({**present, **infos})
-            self._check_bounded(all(info.bounded for info in infos.values()))
+            for info in infos.values():
+                self._check_environment(info.leaves, info.bounded)
             for member in members:
                 if self._current_weights():
                     self._weights.check(self._current_weights(), [member])

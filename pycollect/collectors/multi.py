@@ -46,6 +46,8 @@ class _MultiCollector(RemoteCollector):
             extend_buffer=given["extend_buffer"],
             device=parse.storing_device(arguments, sync),
             progress=given["progress"],
+            observation_dtype=given["observation_dtype"],
+            observation_scale=given["observation_scale"],
         )
         sources, built_by_workers = parse.policy_sources(arguments, given["policy"])
         remote = RemoteOptions.checked(
@@ -118,6 +120,15 @@ class MultiSyncDataCollector(_MultiCollector):
             ids are numbered by the worker there, not yet over all of them.
         compact_obs: leave out ("next", key) of observations and recurrent states, which the next
             root has but at a trajectory's end; reward and flags stay.
+        compile_policy: call the policy through ``torch.compile``; a dict: its arguments, and
+            "warmup", the number of calls before (1).
+        cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
+            of calls before (2). It is without effect, with a warning, where there is no CUDA.
+        observation_dtype: of the observations in a batch, root and next, instead of the
+            environment's (a dtype or its name); or a dict by observation key. Flags and, unless
+            they are named, bool and complex observations stay.
+        observation_scale: a number that observations are multiplied by after that cast (float32 for
+            integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
         num_threads: torch threads in each worker.
         num_sub_threads: the same under TorchRL's name; goes before `num_threads`, which is the
             caller's own there.
@@ -183,6 +194,10 @@ class MultiSyncDataCollector(_MultiCollector):
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
         compact_obs: bool = False,
+        compile_policy: bool | Mapping[str, Any] | None = None,
+        cudagraph_policy: bool | Mapping[str, Any] | None = None,
+        observation_dtype: Any = None,
+        observation_scale: Any = None,
         num_threads: int = 1,
         num_sub_threads: int | None = None,
         progress: bool = False,
@@ -256,6 +271,10 @@ class MultiaSyncDataCollector(_MultiCollector):
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
         compact_obs: bool = False,
+        compile_policy: bool | Mapping[str, Any] | None = None,
+        cudagraph_policy: bool | Mapping[str, Any] | None = None,
+        observation_dtype: Any = None,
+        observation_scale: Any = None,
         num_threads: int = 1,
         num_sub_threads: int | None = None,
         progress: bool = False,

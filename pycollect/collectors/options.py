@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect.collectors import arguments as check
+from pycollect.collectors.observation_cast import ObservationCast
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class StreamOptions:
         init_random_frames: 0: none.
         trajs_per_batch: 0: batches are of frames.
         device: what ``td.device`` of a batch says.
+        cast: what becomes of observations; None: they stay as they are.
     """
 
     frames_per_batch: int
@@ -35,6 +37,7 @@ class StreamOptions:
     extend_buffer: bool
     device: torch.device | None
     progress: bool
+    cast: ObservationCast | None = None
 
     @classmethod
     def checked(
@@ -52,6 +55,8 @@ class StreamOptions:
         extend_buffer: Any,
         device: torch.device | None,
         progress: Any,
+        observation_dtype: Any = None,
+        observation_scale: Any = None,
     ) -> StreamOptions:
         """Check each; the errors name the argument."""
         return cls(
@@ -67,4 +72,5 @@ class StreamOptions:
             extend_buffer=bool(extend_buffer),
             device=device,
             progress=bool(progress),
+            cast=ObservationCast.checked(observation_dtype, observation_scale),
         )

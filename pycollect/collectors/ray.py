@@ -65,6 +65,15 @@ class RayCollector(ElasticCollector):
             ids are numbered by the actor there, not yet over all of them.
         compact_obs: leave out ("next", key) of observations and recurrent states, which the next
             root has but at a trajectory's end; reward and flags stay.
+        compile_policy: call the policy through ``torch.compile``; a dict: its arguments, and
+            "warmup", the number of calls before (1).
+        cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
+            of calls before (2). It is without effect, with a warning, where there is no CUDA.
+        observation_dtype: of the observations in a batch, root and next, instead of the
+            environment's (a dtype or its name); or a dict by observation key. Flags and, unless
+            they are named, bool and complex observations stay.
+        observation_scale: a number that observations are multiplied by after that cast (float32 for
+            integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
         num_threads: torch threads in each actor.
         progress: show a bar.
         collector_class: what each actor runs: SyncDataCollector or "single".
@@ -136,6 +145,10 @@ class RayCollector(ElasticCollector):
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
         compact_obs: bool = False,
+        compile_policy: bool | Mapping[str, Any] | None = None,
+        cudagraph_policy: bool | Mapping[str, Any] | None = None,
+        observation_dtype: Any = None,
+        observation_scale: Any = None,
         num_threads: int = 1,
         progress: bool = False,
         collector_class: Any = SyncDataCollector,
@@ -175,6 +188,8 @@ class RayCollector(ElasticCollector):
             extend_buffer=parse.common_value("extend_buffer", arguments),
             device=parse.storing_device(arguments, sync),
             progress=progress,
+            observation_dtype=parse.common_value("observation_dtype", arguments),
+            observation_scale=parse.common_value("observation_scale", arguments),
         )
         sources, built_by_workers = parse.policy_sources(arguments, policy)
         remote = RemoteOptions.checked(

@@ -138,7 +138,8 @@ class RemoteCollector(CollectorBase):
         infos = {member.index: member.info for member in self._members}
         if self._remote.sync:
             check_alike(infos)
-        self._check_bounded(all(info.bounded for info in infos.values()))
+        for info in infos.values():
+            self._check_environment(info.leaves, info.bounded)
         self._engine.check_memory(in_flight_bytes(infos, self._remote.prefetch + 1))
         self._assembly.prepare(infos)
         frames = [info.frames for info in infos.values()]

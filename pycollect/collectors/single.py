@@ -28,7 +28,7 @@ from pycollect.envs.info import check_info_keys
 from pycollect.errors import WorkerError
 from pycollect.extras import joined
 from pycollect.generators import derived_seeds, seed_chain
-from pycollect.policy import build, check_policy_state
+from pycollect.policy import Calling, build, check_policy_state
 from pycollect.weights import (
     Weights,
     check_same,
@@ -86,6 +86,15 @@ class SyncDataCollector(CollectorBase):
         post_collect_hook: called with each batch that is about to be delivered.
         compact_obs: leave out ("next", key) of observations and recurrent states, which the next
             root has but at a trajectory's end; reward and flags stay.
+        compile_policy: call the policy through ``torch.compile``; a dict: its arguments, and
+            "warmup", the number of calls before (1).
+        cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
+            of calls before (2). It is without effect, with a warning, where there is no CUDA.
+        observation_dtype: of the observations in a batch, root and next, instead of the
+            environment's (a dtype or its name); or a dict by observation key. Flags and, unless
+            they are named, bool and complex observations stay.
+        observation_scale: a number that observations are multiplied by after that cast (float32 for
+            integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
         num_threads: torch threads while it collects; None: as they are.
         progress: show a bar.
         others: TorchRL's hints are accepted without effect; what is refused says why.
@@ -127,6 +136,10 @@ class SyncDataCollector(CollectorBase):
         pre_collect_hook: Callable[[], Any] | None = None,
         post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
         compact_obs: bool = False,
+        compile_policy: bool | Mapping[str, Any] | None = None,
+        cudagraph_policy: bool | Mapping[str, Any] | None = None,
+        observation_dtype: Any = None,
+        observation_scale: Any = None,
         num_threads: int | None = None,
         progress: bool = False,
         **others: Any,
@@ -152,6 +165,8 @@ class SyncDataCollector(CollectorBase):
                 extend_buffer=extend_buffer,
                 device=check.check_devices(devices, 1),
                 progress=progress,
+                observation_dtype=observation_dtype,
+                observation_scale=observation_scale,
             )
         )
         factories = check.check_factories(policy_factory, policy, 1)
@@ -168,6 +183,7 @@ class SyncDataCollector(CollectorBase):
             track_policy_version=bool(track_policy_version),
             num_threads=check.check_threads(num_threads),
             compact_obs=bool(compact_obs),
+            calling=Calling.checked(compile_policy, cudagraph_policy),
             init_fn=check.check_callable("init_fn", init_fn),
             pre_collect_hook=check.check_callable("pre_collect_hook", pre_collect_hook),
             post_collect_hook=check.check_callable("post_collect_hook", post_collect_hook),
@@ -184,7 +200,7 @@ class SyncDataCollector(CollectorBase):
         self._batch_frames = self._worker.env.num_envs * self._worker.steps
         self._report: RolloutReport | None = None
         try:
-            self._check_bounded(self._worker.bounded)
+            self._check_environment(self._worker.leaves, self._worker.bounded)
             warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=3)
         except (UserWarning, ValueError):  # a warning where these are errors
             self.shutdown()

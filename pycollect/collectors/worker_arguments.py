@@ -12,7 +12,7 @@ from pycollect.collectors.pickling import pickled_policies, pickled_spec
 from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.workforce import WorkerPlan
 from pycollect.envs.info import check_info_keys
-from pycollect.policy import check_policy_state
+from pycollect.policy import Calling, check_policy_state
 from pycollect.worker import WorkerOptions
 
 # The arguments that concern what one worker does.
@@ -38,6 +38,10 @@ WORKER_ARGUMENTS = (
     "pre_collect_hook",
     "post_collect_hook",
     "compact_obs",
+    "compile_policy",
+    "cudagraph_policy",
+    "observation_dtype",
+    "observation_scale",
     "num_threads",
 )
 _DEVICES = ("device", "storing_device", "env_device", "policy_device")
@@ -134,6 +138,7 @@ def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
         track_policy_version=bool(arguments["track_policy_version"]),
         num_threads=check.check_threads(arguments["num_threads"]),
         compact_obs=bool(arguments["compact_obs"]),
+        calling=Calling.checked(arguments["compile_policy"], arguments["cudagraph_policy"]),
         **{
             name: check.check_callable(name, arguments[name])
             for name in ("init_fn", "pre_collect_hook", "post_collect_hook")

@@ -1,5 +1,6 @@
 """Policies: any accepted policy as a function from the current observation to what is recorded."""
 
+from pycollect.policy.calling import AS_IT_IS, Calling
 from pycollect.policy.factory import build
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
@@ -7,6 +8,8 @@ from pycollect.policy.states import PolicyState, check_policy_state
 from pycollect.policy.weights import named_weights
 
 __all__ = [
+    "AS_IT_IS",
+    "Calling",
     "PolicyRunner",
     "PolicyState",
     "RandomRunner",

@@ -18,6 +18,7 @@ from pycollect.extras import Extra, ExtraValues, Kind
 from pycollect.extras_delivery import read_values, with_current
 from pycollect.layout import Key, is_delivered, torch_dtype
 from pycollect.policy.assemble import Samples, assemble, run_plainly
+from pycollect.policy.calling import AS_IT_IS, Calling
 from pycollect.policy.modules import unwrap
 from pycollect.policy.outputs import (
     check_inputs,
@@ -83,8 +84,10 @@ class PolicyRunner:
         policy_state: Mapping[Any, Any] | None = None,
         extras: ExtraValues | None = None,
         counts_steps: bool = False,
+        calling: Calling = AS_IT_IS,
     ) -> None:
         self.policy = policy
+        self._calling = calling
         self._env = env
         self._own = OwnEntries(env, counts_steps)
         self._current = {leaf.key: current[leaf.key] for leaf in env.observation}
@@ -277,7 +280,7 @@ class PolicyRunner:
         with undisturbed(self.policy):
             td = self._tensordict()
             given = td.clone()
-            out = self._call_with(td)
+            out = _called(self.policy, td)
         for leaf in self._env.observation:
             came = out.get(leaf.key, None)
             if came is not None and not _equal(came, given[leaf.key]):
@@ -353,7 +356,7 @@ class PolicyRunner:
             )
         with undisturbed(self.policy):
             self.act, self.reuses_memory = assemble(
-                program, self._given, wanted, self._samples, finish
+                self._calling.of_program(program), self._given, wanted, self._samples, finish
             )
         if self._redrawn:
             self.act = self._redrawing(self.act)
@@ -399,9 +402,10 @@ class PolicyRunner:
         keys = self._wanted()
         expected = {key for key in keys if key not in self._carried}
         expected.update(extra.key for extra in self.extra_outputs if extra.kind is not Kind.NODE)
+        policy = self._calling.of_whole(self.policy)
 
         def act() -> tuple[torch.Tensor, ...]:
-            out = self._call_with(self._tensordict().update(self._private))
+            out = _called(policy, self._tensordict().update(self._private))
             new = self._new_keys(out)
             self._private = {key: out.get(key) for key in new if not is_delivered(key)}
             came = {key for key in new if is_delivered(key) or key in expected}
@@ -431,14 +435,6 @@ class PolicyRunner:
             td = with_current(td, self._extras, self._env.extras, self._lead)
         return td
 
-    def _call_with(self, td: TensorDictBase) -> TensorDictBase:
-        out = self.policy(td)
-        if not isinstance(out, TensorDictBase):
-            raise PolicyOutputError(
-                f"policy: expected the TensorDict back, but a {type(out).__name__} came"
-            )
-        return out
-
     def _new_keys(self, out: TensorDictBase) -> list[Key]:
         keys: Iterable[Any] = out.keys(include_nested=True, leaves_only=True, is_leaf=_is_leaf)
         new = (key for key in map(as_key, keys) if key not in self._given)
@@ -463,6 +459,15 @@ class _Raw(NamedTuple):
     @classmethod
     def of(cls, value: torch.Tensor) -> _Raw:
         return cls(value.dtype, value.requires_grad, value.is_neg() or value.is_conj())
+
+
+def _called(policy: Any, td: TensorDictBase) -> TensorDictBase:
+    out = policy(td)
+    if not isinstance(out, TensorDictBase):
+        raise PolicyOutputError(
+            f"policy: expected the TensorDict back, but a {type(out).__name__} came"
+        )
+    return out
 
 
 def _resolve(value: torch.Tensor) -> torch.Tensor:
@@ -490,6 +495,7 @@ def make_policy_runner(
     policy_state: Mapping[Any, Any] | None = None,
     extras: ExtraValues | None = None,
     counts_steps: bool = False,
+    calling: Calling = AS_IT_IS,
 ) -> PolicyRunner | RandomRunner:
     """A runner for a policy in any of the accepted forms.
 
@@ -505,6 +511,7 @@ def make_policy_runner(
             that neither a primer nor an RNN layer of the policy tells.
         extras: the current observation's, kept up to date like `current`.
         counts_steps: whoever collects counts the steps of each trajectory in `step_count`.
+        calling: whether its modules are compiled or captured.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often
@@ -523,7 +530,7 @@ def make_policy_runner(
             "policy: expected a TensorDictModule, an nn.Module, a callable or None, "
             f"but {policy!r} came"
         )
-    return PolicyRunner(policy, env, current, policy_state, extras, counts_steps)
+    return PolicyRunner(policy, env, current, policy_state, extras, counts_steps, calling)
 
 
 def _watched(program: Program) -> tuple[nn.Module, ...]:

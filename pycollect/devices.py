@@ -1,0 +1,227 @@
+"""Torch's devices: whether they are there, their streams, events and pinned memory.
+
+What this package asks of a device goes through here, by `torch.<device type>`, so that torch's
+other accelerators are served where they have what CUDA has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+CPU = torch.device("cpu")
+
+
+def is_available(kind: str) -> bool:
+    """Whether torch has devices of that type here."""
+    return not why_not(torch.device(kind))
+
+
+def why_not(device: torch.device) -> str:
+    """Why nothing can lie on that device here; empty where it can."""
+    if device.type == "cpu":
+        return ""
+    module: Any = getattr(torch, device.type, None)
+    if not hasattr(module, "is_available"):
+        return f"torch has no devices of the type {device.type!r} that hold data"
+    if device.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        return f"torch {torch.__version__} was built without CUDA"
+    if not module.is_available():
+        return f"torch {torch.__version__} finds no {device.type} device and driver"
+    count = module.device_count()
+    if device.index is not None and device.index >= count:
+        return f"there are {count} devices of that type"
+    return ""
+
+
+class Event(Protocol):
+    """A place in a stream of work on a device."""
+
+    def query(self) -> bool:
+        """Whether all before it is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait, on the host, until all before it is done."""
+        ...
+
+
+class Accelerator(Protocol):
+    """What uploads and crossings need of a device.
+
+    Attributes:
+        device: with its index.
+    """
+
+    device: torch.device
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory, uninitialised, that the device reads and writes by itself."""
+        ...
+
+    def mark(self) -> Event:
+        """The end of all work that was given to the current stream so far."""
+        ...
+
+    def upload(
+        self, host: torch.Tensor, finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]]
+    ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
+        """Copy host memory to the device beside the current stream.
+
+        Args:
+            host: contiguous; asynchronous where it is pinned, to be left alone until the first
+                event then.
+            finish: what is made of the copy, on the copying stream.
+
+        Returns:
+            What `finish` returned, the end of the copy, and the end of all.
+        """
+        ...
+
+    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
+        """Let the current stream use tensors of the copying one once they are ready."""
+        ...
+
+
+class StreamAccelerator:
+    """A device with streams, as CUDA's and XPU's are."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module: Any = getattr(torch, device.type)
+        index = self._module.current_device() if device.index is None else device.index
+        self.device = torch.device(device.type, index)
+        self._stream = self._module.Stream(self.device)
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """See :class:`Accelerator`."""
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
+
+    def mark(self) -> Event:
+        """See :class:`Accelerator`."""
+        return self._record(self._module.current_stream(self.device))
+
+    def _record(self, stream: Any) -> Event:
+        event: Event = stream.record_event()
+        return event
+
+    def upload(
+        self, host: torch.Tensor, finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]]
+    ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
+        """See :class:`Accelerator`."""
+        # Memory that is taken on the copying stream is used again in that stream's order, so that
+        # the copy need not wait for what the current stream is doing.
+        with self._module.stream(self._stream):
+            target = torch.empty(host.shape, dtype=host.dtype, device=self.device)
+            target.copy_(host, non_blocking=True)
+            copied = self._record(self._stream)
+            result = finish(target)
+            return result, copied, self._record(self._stream)
+
+    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
+        """See :class:`Accelerator`."""
+        current = self._module.current_stream(self.device)
+        current.wait_event(ready)
+        for tensor in tensors:
+            tensor.record_stream(current)
+
+
+class _Done:
+    """The event of what is done when it is asked for."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class PlainAccelerator:
+    """A device of which torch shows no streams: every copy is waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """See :class:`Accelerator`; ordinary memory here."""
+        return torch.empty(tuple(shape), dtype=dtype, device="cpu")
+
+    def mark(self) -> Event:
+        """See :class:`Accelerator`; the end has come when this returns."""
+        module: Any = getattr(torch, self.device.type)
+        module.synchronize()
+        return _Done()
+
+    def upload(
+        self, host: torch.Tensor, finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]]
+    ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
+        """See :class:`Accelerator`."""
+        result = finish(host.to(self.device))
+        return result, _Done(), _Done()
+
+    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
+        """See :class:`Accelerator`."""
+
+
+_accelerators: dict[torch.device, Accelerator] = {}
+
+
+def accelerator(device: torch.device) -> Accelerator:
+    """The accelerator of a device that is there; one for the whole process."""
+    if device not in _accelerators:
+        has_streams = hasattr(getattr(torch, device.type), "Stream")
+        _accelerators[device] = (StreamAccelerator if has_streams else PlainAccelerator)(device)
+    return _accelerators[device]
+
+
+class CapturedCall:
+    """A function over CUDA tensors as a CUDA graph: one launch, whatever it consists of.
+
+    The shapes and dtypes of its inputs must not change, nor may it ask the device for values.
+    Results are in memory of their own.
+
+    Args:
+        function: positional and named tensors to tensors in any nesting.
+        warmup: how often it is called as it is before it is captured, at least once.
+    """
+
+    def __init__(self, function: Callable[..., Any], warmup: int = 2) -> None:
+        self._function = function
+        self._left = max(warmup, 1)
+        self._graph: Any = None
+        self._inputs: list[torch.Tensor] = []
+        self._outputs: Any = None
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        """The function's result for these inputs."""
+        if self._left:
+            self._left -= 1
+            return self._beside(inputs, named)
+        given, form = tree_flatten((inputs, named))
+        if self._graph is None:
+            self._capture(given, form)
+        for own, value in zip(self._inputs, given, strict=True):
+            own.copy_(value)
+        self._graph.replay()
+        return tree_map(torch.clone, self._outputs)
+
+    def _beside(self, inputs: Any, named: Any) -> Any:
+        """A call on a stream of its own, as a capture wants those before it to be."""
+        kind: Any = torch.cuda.Stream
+        current, beside = torch.cuda.current_stream(), kind()
+        beside.wait_stream(current)
+        with torch.cuda.stream(beside):
+            result = self._function(*inputs, **named)
+        current.wait_stream(beside)
+        tree_map(lambda tensor: tensor.record_stream(current), result)
+        return result
+
+    def _capture(self, given: Sequence[torch.Tensor], form: Any) -> None:
+        self._inputs = [value.clone() for value in given]
+        inputs, named = tree_unflatten(self._inputs, form)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._outputs = self._function(*inputs, **named)
+        self._graph = graph

@@ -1,0 +1,173 @@
+"""`compile_policy` and `cudagraph_policy`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from collect_support import MULTI_STACK, Way, collecting, echo_fns, marked
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictModuleBase,
+)
+from torch import nn
+
+from pycollect import SyncDataCollector
+
+
+class Net(nn.Module):
+    """The action is the parity of the episode and the step, plus what the parameter says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        action = (observation[..., 1] + observation[..., 2]) % 2
+        return action.long(), observation + self.bias
+
+
+def module() -> TensorDictModule:
+    return TensorDictModule(Net(), ["observation"], ["action", "seen"])
+
+
+class Bare(Net):
+    """A module over tensors that returns the action alone."""
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        return super().forward(observation)[0]
+
+
+class Whole(TensorDictModuleBase):
+    """The same, but only as a function of a TensorDict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+        self.in_keys, self.out_keys = ["observation"], ["action", "seen"]
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        action, seen = self.net(td["observation"])
+        return td.set("action", action).set("seen", seen)
+
+
+class Spy:
+    """A backend of torch.compile that counts and changes nothing."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("policy", [module, Whole, Bare])
+def test_a_compiled_policy_does_what_it_does(policy: Any) -> None:
+    batches, spy = [], Spy()
+    for arguments in ({}, {"compile_policy": {"backend": spy}}):
+        own = policy()
+        with SyncDataCollector(echo_fns(0), own, frames_per_batch=21, **arguments) as collector:
+            batches.append([collector.next() for _ in range(2)])
+    assert spy.graphs >= 1
+    for plain, compiled in zip(*batches, strict=True):
+        assert torch.equal(plain["action"], compiled["action"])
+        assert torch.equal(plain["observation"], compiled["observation"])
+
+
+def test_compiled_modules_are_live() -> None:
+    policy = module()
+    with SyncDataCollector(
+        echo_fns(0), policy, frames_per_batch=21, compile_policy={"backend": "eager"}
+    ) as collector:
+        collector.next()
+        with torch.no_grad():
+            policy.module.bias.fill_(1000.0)
+        collector.update_policy_weights_()
+        td = collector.next()
+    assert torch.equal(td["seen"], td["observation"] + 1000.0)
+
+
+def test_calls_before_it_is_compiled() -> None:
+    spy = Spy()
+    with SyncDataCollector(
+        echo_fns(0, 1),
+        module(),
+        frames_per_batch=1,
+        compile_policy={"backend": spy, "warmup": 3},
+    ) as collector:
+        for _ in range(3):
+            collector.next()
+            assert spy.graphs == 0
+        collector.next()
+    assert spy.graphs == 1
+
+
+def test_distributions_are_sampled_as_ever() -> None:
+    batches = []
+    for arguments in ({}, {"compile_policy": {"backend": "eager"}}):
+        torch.manual_seed(0)
+        policy = ProbabilisticTensorDictSequential(
+            TensorDictModule(nn.Linear(3, 2), ["observation"], ["logits"]),
+            ProbabilisticTensorDictModule(
+                ["logits"], ["action"], distribution_class=torch.distributions.Categorical
+            ),
+        )
+        with SyncDataCollector(echo_fns(0), policy, frames_per_batch=21, **arguments) as collector:
+            collector.set_seed(3)
+            batches.append(collector.next())
+    torch.testing.assert_close(batches[0]["action"], batches[1]["action"])
+
+
+@pytest.mark.parametrize("way", marked(MULTI_STACK))
+def test_workers_compile_for_themselves(way: Way) -> None:
+    with collecting(
+        way, echo_fns, module(), frames=21, compile_policy={"backend": "eager"}
+    ) as collector:
+        td = collector.next()
+    assert torch.equal(td["seen"], td["observation"] + 0.0)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+def test_graphs_without_cuda_are_a_warning() -> None:
+    with (
+        pytest.warns(UserWarning, match="cudagraph_policy.*no CUDA"),
+        SyncDataCollector(
+            echo_fns(0), module(), frames_per_batch=21, cudagraph_policy=True
+        ) as collector,
+    ):
+        td = collector.next()
+    assert torch.equal(td["seen"], td["observation"] + 0.0)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"compile_policy": 3}, TypeError, "compile_policy.*3"),
+    ({"compile_policy": {"backed": "eager"}}, TypeError, "compile_policy.*backend.*backed"),
+    ({"compile_policy": {"warmup": -1}}, ValueError, "compile_policy.*warmup.*-1"),
+    ({"cudagraph_policy": "yes"}, TypeError, "cudagraph_policy.*'yes'"),
+    ({"cudagraph_policy": {"warmup": 1.5}}, ValueError, "cudagraph_policy.*1.5"),
+    ({"cudagraph_policy": {"pool": 1}}, TypeError, "cudagraph_policy.*warmup.*pool"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), BAD, ids=str)
+def test_what_is_no_way_to_call(arguments: dict[str, Any], error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        SyncDataCollector(echo_fns(0), module(), frames_per_batch=21, **arguments)
+
+
+@pytest.mark.parametrize("off", [None, False])
+def test_off(off: Any) -> None:
+    with SyncDataCollector(
+        echo_fns(0), module(), frames_per_batch=21, compile_policy=off, cudagraph_policy=off
+    ) as collector:
+        assert "seen" in collector.next()

@@ -1,0 +1,166 @@
+"""`observation_dtype` and `observation_scale`: observations in another form than the env's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from collect_support import (
+    ASYNC,
+    IN_PROCESS,
+    MULTI_STACK,
+    Way,
+    collecting,
+    echo_fns,
+    marked,
+    parity_policy,
+)
+from gymnasium import spaces
+
+from pycollect import SyncDataCollector
+
+
+class FramesEnv(gymnasium.Env[Any, Any]):
+    """Frames of bytes, a mask, an index and two vectors; episodes of three steps."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.action_space = spaces.Discrete(2)
+        self.observation_space = spaces.Dict(
+            {
+                "frame": spaces.Box(0, 255, (2, 3), np.uint8),
+                "allowed": spaces.MultiBinary(2),
+                "inner": spaces.Dict({"speed": spaces.Box(-9.0, 9.0, (2,), np.float64)}),
+            }
+        )
+        self.observation_space["inner"]["on"] = spaces.Box(0, 1, (), np.bool_)
+        self.number, self.steps = number, 0
+
+    def _observe(self) -> dict[str, Any]:
+        frame = np.arange(6, dtype=np.uint8).reshape(2, 3) * 40 + self.steps + self.number
+        return {
+            "frame": frame,
+            "allowed": np.array([1, 0], np.int8),
+            "inner": {"speed": np.array([0.1, self.steps]), "on": np.bool_(True)},
+        }
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.steps = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        return self._observe(), 1.0, self.steps == 3, False, {}
+
+
+def frames_entry(worker: int) -> list[Callable[[], FramesEnv]]:
+    return [partial(FramesEnv, worker), partial(FramesEnv, worker + 1)]
+
+
+def plain_and_cast(way: Way, batches: int = 2, **arguments: Any) -> list[tuple[Any, Any]]:
+    """The same batches without and with these arguments."""
+    results = []
+    for own in ({}, arguments):
+        with (
+            collecting(way, frames_entry, frames=8, prefetch=0, **own)
+            if way.remote
+            else (collecting(way, frames_entry, frames=8, **own)) as collector
+        ):
+            collector.set_seed(0)
+            results.append([collector.next() for _ in range(batches)])
+    return list(zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, ASYNC[0]))
+def test_frames_are_cast_and_scaled_at_the_root_and_under_next(way: Way) -> None:
+    for plain, cast in plain_and_cast(
+        way,
+        observation_dtype={"frame": torch.bfloat16, ("inner", "speed"): "float32"},
+        observation_scale={"frame": 1 / 255},
+    ):
+        for at in (lambda td: td, lambda td: td["next"]):
+            frames = at(plain)["frame"]
+            if way.sync or not way.remote:
+                wanted = (frames.to(torch.float32) / 255).to(torch.bfloat16)
+                torch.testing.assert_close(at(cast)["frame"], wanted)
+            assert at(cast)["frame"].dtype == torch.bfloat16
+            assert at(cast)["frame"].shape == frames.shape
+            assert at(cast)["inner", "speed"].dtype == torch.float32
+            assert at(cast)["allowed"].dtype == torch.int8
+        assert cast["next", "reward"].dtype == torch.float32
+        assert cast.names == plain.names
+
+
+def test_one_dtype_for_all_leaves_flags_and_bools_alone() -> None:
+    ((plain, cast),) = plain_and_cast(IN_PROCESS, 1, observation_dtype=torch.float16)
+    for td in (cast, cast["next"]):
+        assert td["frame"].dtype == td["inner", "speed"].dtype == torch.float16
+        assert td["allowed"].dtype == torch.float16
+        assert td["inner", "on"].dtype == torch.bool
+    for key in ("action", ("next", "reward"), ("collector", "traj_ids")):
+        assert cast[key].dtype == plain[key].dtype
+        assert torch.equal(cast[key], plain[key]) or key == "action"
+
+
+def test_a_scale_alone_makes_integers_float32_and_keeps_floats() -> None:
+    ((plain, cast),) = plain_and_cast(
+        IN_PROCESS, 1, observation_scale={"frame": np.float32(0.5), ("inner", "speed"): 2}
+    )
+    assert torch.equal(cast["frame"], plain["frame"] * 0.5)
+    assert cast["frame"].dtype == torch.float32
+    assert torch.equal(cast["inner", "speed"], plain["inner", "speed"] * 2)
+    assert cast["inner", "speed"].dtype == torch.float64
+
+
+def test_the_policy_sees_what_the_environment_shows() -> None:
+    with SyncDataCollector(
+        echo_fns(0), parity_policy(), frames_per_batch=12, observation_dtype=torch.int16
+    ) as collector:
+        td = collector.next()
+    assert td["observation"].dtype == torch.int16
+    assert td["seen"].dtype != torch.int16
+    assert torch.equal(td["seen"], td["observation"].to(td["seen"].dtype))
+
+
+def test_whole_trajectories_and_compact_batches_are_cast() -> None:
+    with SyncDataCollector(
+        frames_entry(0),
+        None,
+        frames_per_batch=8,
+        max_frames_per_traj=3,
+        trajs_per_batch=2,
+        compact_obs=True,
+        observation_dtype={"frame": torch.float32},
+    ) as collector:
+        td = collector.next()
+    assert td["frame"].dtype == torch.float32
+    assert "frame" not in td["next"]
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"observation_dtype": "frame"}, TypeError, "observation_dtype.*'frame'"),
+    ({"observation_dtype": 3}, TypeError, "observation_dtype"),
+    ({"observation_dtype": torch.bool}, ValueError, "observation_dtype"),
+    ({"observation_dtype": {"frame": torch.complex64}}, ValueError, "observation_dtype"),
+    ({"observation_dtype": {3: torch.float32}}, TypeError, "observation_dtype.*3"),
+    ({"observation_scale": "255"}, TypeError, "observation_scale.*'255'"),
+    ({"observation_scale": True}, TypeError, "observation_scale"),
+    ({"observation_scale": float("inf")}, ValueError, "observation_scale"),
+    (
+        {"observation_dtype": torch.int16, "observation_scale": 0.5},
+        ValueError,
+        "observation_scale.*int16",
+    ),
+    ({"observation_dtype": {"pixels": torch.float32}}, ValueError, "observation_dtype.*pixels"),
+    ({"observation_scale": {"pixels": 2.0}}, ValueError, "observation_scale.*frame.*pixels"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), BAD, ids=str)
+def test_what_is_no_cast(arguments: dict[str, Any], error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        SyncDataCollector(frames_entry(0), None, frames_per_batch=8, **arguments)
