@@ -21,7 +21,8 @@ from torch import nn
 from pycollect._core import Placement, SharedSlabPool, Slab
 from pycollect.batch import Target, slab_tensors
 from pycollect.collectors.engine import Order
-from pycollect.collectors.process_engine import ProcessEngine, ProcessHandle
+from pycollect.collectors.mailbox_handle import MailboxHandle
+from pycollect.collectors.process_engine import ProcessEngine
 from pycollect.collectors.remote_worker import WorkerInfo, WorkerSpec
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.weights import WeightSlab, weight_leaves, weights_from
@@ -92,7 +93,7 @@ def engine() -> Iterator[ProcessEngine]:
     engine.leave()
 
 
-def start(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> ProcessHandle:
+def start(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> MailboxHandle:
     spec = WorkerSpec(index, entry, None, WorkerOptions(STEPS, num_threads=1, **options))
     return engine.start(spec, engine.put(cloudpickle.dumps(Constant())), {})
 
@@ -101,7 +102,7 @@ def start(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> 
 class Started:
     """A worker that is built, and what it turned out to be."""
 
-    handle: ProcessHandle
+    handle: MailboxHandle
     info: WorkerInfo
 
     def ask(self, random: bool = False) -> Slab:
@@ -289,17 +290,17 @@ def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
 
 def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:
     with pytest.raises(ValueError, match=r"take up to 1152921504606846976 bytes, \d+ can still"):
-        engine.check_memory(1 << 60)
+        engine.check_memory(1 << 60, in_place=True)
 
 
 DRIVER = """
-import sys, time
+import multiprocessing, sys
 from pycollect.collectors.process_engine import ProcessEngine
 from tests.test_process_engine import ParentEnv, Started, start
 def main():
     engine = ProcessEngine()
     handles = [start(engine, lambda i=i: ParentEnv(sys.argv[1] + str(i)), i) for i in range(2)]
-    print(*(handle._process.pid for handle in handles), flush=True)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
     workers = [Started(handle, handle.read_info()) for handle in handles]
     print("built", flush=True)
     while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -24,27 +24,36 @@ class Assembly:
     Args:
         joined: how rollouts are joined into one batch: "stack", 0 or -1; None: each is a batch.
         depth: how many rollouts of a worker there are at a time, running, queued or unread.
-        in_place: workers write into the batch's own rows, in shared memory.
     """
 
-    def __init__(self, joined: str | int | None, depth: int, in_place: bool) -> None:
+    def __init__(self, joined: str | int | None, depth: int) -> None:
         self._joined = joined
         self._order = "time" if joined == -1 else "stack"
         self._pools: dict[tuple[int, ...], SlabPool] = {}
-        self._shared = SharedSlabs(depth) if in_place else None
+        self._shared = SharedSlabs(depth)
 
-    def prepare(self, infos: Mapping[int, WorkerInfo]) -> None:
-        """Make the slabs that these workers will write; errors as SharedSlabs.prepare's."""
-        if self._shared is not None:
-            for group in [list(infos)] if self._joined is not None else [[i] for i in infos]:
+    def prepare(self, infos: Mapping[int, WorkerInfo], in_place: Collection[int]) -> None:
+        """Make the slabs that these workers will write; errors as SharedSlabs.prepare's.
+
+        Args:
+            in_place: those of them that write into a batch's own rows, in shared memory.
+        """
+        groups = [tuple(infos)] if self._joined is not None else [(index,) for index in infos]
+        self._shared.keep(groups)
+        for group in groups:
+            if not set(group).isdisjoint(in_place):
                 self._shared.prepare(group, self._placement(infos[group[0]], len(group)))
 
-    def targets(self, infos: Mapping[int, WorkerInfo]) -> Sequence[Target | None]:
-        """Where these workers are to write the rollouts of one batch; None where they do not."""
-        if self._shared is None:
+    def targets(self, infos: Mapping[int, WorkerInfo], in_place: bool) -> Sequence[Target | None]:
+        """Where the rollouts of one batch are to lie, by worker.
+
+        Args:
+            in_place: some of these workers write there themselves; else there are None.
+        """
+        if not in_place:
             return [None] * len(infos)
         placement = self._placement(next(iter(infos.values())), len(infos))
-        slab = self._shared.acquire(list(infos), placement)
+        slab = self._shared.acquire(tuple(infos), placement)
         return [Target(slab, row, self._order) for row in range(len(infos))]
 
     def slab_for(self, order: Order, info: WorkerInfo, workers: int) -> Slab:
@@ -68,12 +77,12 @@ class Assembly:
 
     def deliver(self, slab: Slab, workers: Sequence[int]) -> Slab:
         """A batch's slab for the user to keep: that one or a copy of it."""
-        return slab if self._shared is None else self._shared.deliver(workers, slab)
+        is_shared = slab.memory.address is not None
+        return self._shared.deliver(tuple(workers), slab) if is_shared else slab
 
     def close(self) -> None:
         """Let shared memory go, but for what the user still has."""
-        if self._shared is not None:
-            self._shared.close()
+        self._shared.keep([])
 
     def tensors(
         self, slab: Slab, info: WorkerInfo, workers: Sequence[int], ids: TrajectoryIds

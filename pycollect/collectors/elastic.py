@@ -31,6 +31,8 @@ class ElasticCollector(RemoteCollector):
             for member in members:
                 if self._current_weights():
                     self._weights.check(self._current_weights(), [member])
+            if not self._remote.sync:
+                self._prepare_slabs()
         except BaseException:
             self._end_workers(members)
             raise
@@ -87,6 +89,8 @@ class ElasticCollector(RemoteCollector):
         if self._changed:
             self._changed = False
             self._share_out()
+        elif gone:
+            self._prepare_slabs()
 
     def _end_workers(self, members: Sequence[Member]) -> None:
         for member in members:
@@ -106,6 +110,7 @@ class ElasticCollector(RemoteCollector):
         for member, call in calls:
             member.info = member.handle.answer(call)
         self._batch_frames = sum(member.info.frames for member in members)
+        self._prepare_slabs()
         shape = self._assembly.shape(members[0].info, len(members))
         warnings.warn(
             f"{len(members)} workers from the next batch on: batches are of shape {shape}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pycollect.batch import Target
 from pycollect.collectors.remote_worker import Buffer, RolloutNote, WorkerInfo, WorkerSpec
@@ -16,8 +16,9 @@ class Order:
 
     Attributes:
         random: with random actions instead of the policy's.
-        target: where it is to be written; None: it comes with its own bytes. These rows are used
-            until the rollout is there, also if it is dropped, or the worker's process is gone.
+        target: where it is to lie. A worker that writes in place uses these rows until the rollout
+            is there, also if it is dropped, or its process is gone. None: a slab is found once the
+            rollout is there, and it comes with its own bytes.
     """
 
     random: bool
@@ -29,7 +30,7 @@ class Rollout:
     """A rollout that arrived: its note, and its bytes, read-only.
 
     Attributes:
-        buffer: None where it was written into its order's target.
+        buffer: None where the worker wrote it into its order's target.
     """
 
     worker: int
@@ -47,6 +48,13 @@ class WorkerHandle(Protocol):
 
     index: int
     incarnation: int
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it shares memory with this process, and writes into the rows of its orders.
+
+        Known once the worker is built.
+        """
 
     def read_info(self) -> WorkerInfo:
         """The answer to the building of the worker, its first call. Waits."""
@@ -96,19 +104,17 @@ H = TypeVar("H", bound=WorkerHandle)
 
 
 class Engine(Protocol[H]):
-    """Starts workers and waits for them.
-
-    Attributes:
-        in_place: workers write into the rows that an order names: every order names some.
-    """
-
-    in_place: ClassVar[bool]
+    """Starts workers and waits for them."""
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Raise ValueError that names a resource of which there is too little for these workers."""
 
-    def check_memory(self, needed: int) -> None:
-        """Raise ValueError if that many bytes of rollouts in flight cannot be held."""
+    def check_memory(self, needed: int, in_place: bool) -> None:
+        """Raise ValueError if that many bytes of rollouts in flight cannot be held.
+
+        Args:
+            in_place: of workers that write in place, or of those that do not.
+        """
 
     def put(self, value: Any) -> Any:
         """Something that stands for a value in calls of several workers."""

@@ -21,9 +21,11 @@ from pycollect._core import (
 from pycollect.batch import Target
 from pycollect.collectors.parcel import pack, unpack
 from pycollect.collectors.remote_worker import (
+    Buffer,
     ErrorReport,
     RemoteWorker,
     RolloutNote,
+    WorkerInfo,
 )
 from pycollect.worker import Worker
 
@@ -59,8 +61,16 @@ def serve(mailbox: Address, bell: Address, driver: int) -> None:
             environments started are killed.
     """
     end_with_process(driver)
-    end = WorkerMailbox(mailbox, bell)
-    worker: ProcessWorker | None = None
+    answer_all(WorkerMailbox(mailbox, bell))
+    # All is closed. To take down an interpreter that has torch in it takes a second.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def answer_all(end: WorkerMailbox) -> None:
+    """Answer what is asked of a worker, from `build` until `close`."""
+    worker = ProcessWorker(end)
     # Whoever asks n questions ahead has read the answers before those.
     long_answers: deque[Memory] = deque(maxlen=QUESTIONS)
     method = ""
@@ -68,17 +78,10 @@ def serve(mailbox: Address, bell: Address, driver: int) -> None:
         while not end.wait_ask(_PATIENCE):
             pass
         method, arguments = unpack(end.question())
-        if worker is None:
-            spec, policy = arguments
-            worker, arguments = ProcessWorker(end, spec, Memory.attach(policy)), ()
         message, memory = pack(_answer(worker, method, arguments), Mailbox.ANSWER_BYTES)
         if memory is not None:
             long_answers.append(memory)
         end.answer(message)
-    # All is closed. To take down an interpreter that has torch in it takes a second.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 def _answer(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -89,24 +92,25 @@ def _answer(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> An
 
 
 class ProcessWorker(RemoteWorker):
-    """A worker that writes into the driver's slabs and finds its weights in shared memory.
+    """A worker that writes into the driver's slabs and finds its weights in shared memory."""
 
-    Args:
-        policy: the pickled policy or factory.
-    """
-
-    def __init__(self, mailbox: WorkerMailbox, spec: bytes, policy: Memory) -> None:
-        super().__init__(spec, policy.array().tobytes())
+    def __init__(self, mailbox: WorkerMailbox) -> None:
+        super().__init__()
         self._mailbox = mailbox
-        self._edition = 0
         self._mappings: dict[Address, Memory] = {}
         self._placements: dict[tuple[int, int, str], Placement] = {}
 
-    def write(self, random: bool, lease: Lease) -> RolloutNote:
-        """One rollout, into the driver's slab."""
+    def attach(self, spec: bytes, policy: Address) -> WorkerInfo | ErrorReport:
+        """Build, with a policy that lies in shared memory."""
+        return self.build(spec, Memory.attach(policy).array().tobytes())
+
+    def write(self, random: bool, lease: Lease | None) -> tuple[RolloutNote, Buffer | None]:
+        """One rollout, into the driver's slab; None: as its own slab's bytes."""
         mailbox = self._mailbox
         control = RolloutControl(mailbox.stop, mailbox.number, steps=mailbox.steps)
-        return self._collect_into(self._target(lease), random, control)
+        if lease is None:
+            return self._collect(random, control)
+        return self._collect_into(self._target(lease), random, control), None
 
     def _target(self, lease: Lease) -> Target:
         """The driver's slab. Mapped once: to map it costs more than to fill a part of it."""

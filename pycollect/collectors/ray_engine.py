@@ -83,8 +83,6 @@ class RayEngine:
         init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
     """
 
-    in_place: ClassVar[bool] = False
-
     def __init__(self, init_config: Mapping[str, Any] | None) -> None:
         _session.enter(init_config)
         self._ray = import_ray()
@@ -110,7 +108,7 @@ class RayEngine:
                     f"{name} in all, the cluster has {_amount(name, total.get(name, 0.0))}"
                 )
 
-    def check_memory(self, needed: int) -> None:
+    def check_memory(self, needed: int, in_place: bool) -> None:
         """Raise ValueError if the object store cannot hold that many bytes of rollouts."""
         capacity = int(self._ray.cluster_resources().get("object_store_memory", 0))
         if needed > capacity:
@@ -130,8 +128,9 @@ class RayEngine:
             policy: a reference to the pickled policy.
             options: the actor's options.
         """
-        actor = _actor_class().options(**options).remote(pickled_spec(spec), policy)
-        return RayHandle(self._ray, spec.index, spec.incarnation, actor)
+        actor = _actor_class().options(**options).remote()
+        building = actor.build.remote(pickled_spec(spec), policy)
+        return RayHandle(self._ray, spec.index, spec.incarnation, actor, building)
 
     def wait_any(self, handles: Sequence[RayHandle], timeout: float) -> RayHandle | None:
         """One whose oldest call has an answer, the first such in the order given; None: none has.
@@ -158,10 +157,12 @@ class RayEngine:
 class RayHandle:
     """The driver's end of one actor: what was asked of it and not read yet, oldest first."""
 
-    def __init__(self, ray: Any, index: int, incarnation: int, actor: Any) -> None:
+    in_place: ClassVar[bool] = False
+
+    def __init__(self, ray: Any, index: int, incarnation: int, actor: Any, building: Any) -> None:
         self._ray = ray
         self.actor = actor
-        self._calls: deque[Any] = deque([actor.build.remote()])
+        self._calls: deque[Any] = deque([building])
         self._assigned: tuple[int, int, Any] = (0, 0, None)
         self._sent_edition = 0
         self._steps_call: Any = None

@@ -120,7 +120,7 @@ class RemoteCollector(CollectorBase):
         self._force = Workforce(engine, remote.init_timeout, remote.max_restarts)
         self._weights = WeightSender(engine.put)
         depth = max(remote.prefetch, 1)
-        self._assembly = Assembly(remote.joined if remote.sync else None, depth, engine.in_place)
+        self._assembly = Assembly(remote.joined if remote.sync else None, depth)
         self._watch = Watch(remote.timeout)
         self._line: list[Member] = []  # whoever was served longest ago first
         self._served: Member | None = None  # whose rollout was delivered last, async
@@ -140,10 +140,19 @@ class RemoteCollector(CollectorBase):
             check_alike(infos)
         for info in infos.values():
             self._check_environment(info.leaves, info.bounded)
-        self._engine.check_memory(in_flight_bytes(infos, self._remote.prefetch + 1))
-        self._assembly.prepare(infos)
+        for in_place in (True, False):
+            own = {m.index: m.info for m in self._members if m.in_place is in_place}
+            if own:
+                needed = in_flight_bytes(own, self._remote.prefetch + 1)
+                self._engine.check_memory(needed, in_place)
+        self._prepare_slabs()
         frames = [info.frames for info in infos.values()]
         self._batch_frames = sum(frames) if self._remote.sync else max(frames)
+
+    def _prepare_slabs(self) -> None:
+        """Make the slabs that the present workers will write; let those of others go."""
+        infos = {member.index: member.info for member in self._members}
+        self._assembly.prepare(infos, [m.index for m in self._members if m.in_place])
 
     @property
     def _members(self) -> list[Member]:
@@ -261,7 +270,8 @@ class RemoteCollector(CollectorBase):
     def _order(self, members: Sequence[Member]) -> None:
         """Queue one rollout of each, which are to become one batch."""
         random = self._is_random
-        targets = self._assembly.targets({member.index: member.info for member in members})
+        infos = {member.index: member.info for member in members}
+        targets = self._assembly.targets(infos, any(member.in_place for member in members))
         for member, target in zip(members, targets, strict=True):
             self._ledger.issue(member.index, member.info.frames)
             member.order(Order(random, target))
@@ -366,8 +376,9 @@ class RemoteCollector(CollectorBase):
 
         "seconds" of the collector has the phases idle (waiting for rollouts), transport, assemble,
         deliver and user, which add up to "elapsed"; "seconds" of each worker has env, policy,
-        record and idle, since its first rollout began. "slow_paths" counts workers that go through
-        one TensorDict per step, or have extras.
+        record and idle, since its first rollout began. "transport" of a worker is "shared memory",
+        where it writes into the batch itself, or "object store". "slow_paths" counts workers that
+        go through one TensorDict per step, or have extras.
         """
         everyone = sorted([*self._members, *self._force.former], key=lambda m: m.index)
         notes = [member.note for member in everyone if member.note]
@@ -380,6 +391,7 @@ class RemoteCollector(CollectorBase):
                 member.index: {
                     "pid": member.info.pid,
                     "node": member.info.node,
+                    "transport": "shared memory" if member.in_place else "object store",
                     "version": member.version,
                     "restarts": member.plan.spec.incarnation,
                     "frames": member.frames,

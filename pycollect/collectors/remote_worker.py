@@ -201,9 +201,7 @@ class RemoteWorker:
     environments see no other; these two may come at any time.
     """
 
-    def __init__(self, spec: bytes, policy: bytes) -> None:
-        self._spec_bytes = spec
-        self._policy_bytes = policy
+    def __init__(self) -> None:
         self._worker: Worker | None = None
         self._pool: SlabPool | None = None  # of rollouts that travel
         self._weight_slab: WeightSlab | None = None
@@ -213,15 +211,20 @@ class RemoteWorker:
         self._version = 0
         self._post_hook: Callable[[Any], Any] | None = None
 
-    def build(self) -> WorkerInfo | ErrorReport:
-        """Make the environments and try the policy once."""
-        return _answer(self._build)
+    def build(self, spec: bytes, policy: bytes) -> WorkerInfo | ErrorReport:
+        """Make the environments and try the policy once.
 
-    def _build(self) -> WorkerInfo:
+        Args:
+            spec: a WorkerSpec, pickled.
+            policy: the policy or its factory, pickled.
+        """
+        return _answer(lambda: self._build(spec, policy))
+
+    def _build(self, spec_bytes: bytes, policy_bytes: bytes) -> WorkerInfo:
         # A new process starts torch's generator at a constant: all workers would draw alike.
         torch.seed()
-        spec: WorkerSpec = cloudpickle.loads(self._spec_bytes)
-        policy = cloudpickle.loads(self._policy_bytes)
+        spec: WorkerSpec = cloudpickle.loads(spec_bytes)
+        policy = cloudpickle.loads(policy_bytes)
         if spec.builds_policy:
             policy = build(policy)
         if spec.options.num_threads is not None:
@@ -261,21 +264,18 @@ class RemoteWorker:
             weights: these, None if they were sent before or never changed.
         """
         self.set_weights(edition, version, weights)
-        return _answer(lambda: self._collect(random))
+        return _answer(lambda: self._collect(random, RolloutControl()))
 
-    def _collect(self, random: bool) -> tuple[RolloutNote, Buffer]:
+    def _collect(self, random: bool, control: RolloutControl) -> tuple[RolloutNote, Buffer]:
         if self._pool is None:
             self._pool = make_pool(self._built.placement, 2)
         slab = self._pool.acquire()
-        note = self._collect_into(Target(slab), random)
+        note = self._collect_into(Target(slab), random, control)
         return note, slab.array()
 
-    def _collect_into(
-        self, target: Target, random: bool, control: RolloutControl | None = None
-    ) -> RolloutNote:
+    def _collect_into(self, target: Target, random: bool, control: RolloutControl) -> RolloutNote:
         worker = self._built
         self._take_weights(worker)
-        control = control or RolloutControl()
         report = worker.collect(target.slab, target.row, self._version, random, control)
         target.header()
         self._show(worker, target)

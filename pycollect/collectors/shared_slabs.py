@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 
 from pycollect._core import Placement, SharedSlabPool, Slab
 from pycollect.batch import make_shared_pool
@@ -10,7 +10,10 @@ from pycollect.batch import make_shared_pool
 # The newest batch and the one before it, which a learner still reads.
 _SPARE = 2
 
-_Kind = tuple[tuple[int, ...], int, int, int]
+Group = tuple[int, ...]
+"""The ids of the workers whose rollouts become one batch, in its order."""
+
+_Kind = tuple[Group, int, int, int]
 
 
 class SharedSlabs:
@@ -26,7 +29,7 @@ class SharedSlabs:
         self._working = working
         self._pools: dict[_Kind, SharedSlabPool] = {}
 
-    def prepare(self, workers: Sequence[int], placement: Placement) -> SharedSlabPool:
+    def prepare(self, workers: Group, placement: Placement) -> SharedSlabPool:
         """Make the slabs of these workers, unless they are there.
 
         Raises:
@@ -38,7 +41,7 @@ class SharedSlabs:
             self._pools[kind] = make_shared_pool(placement, self._working, _SPARE)
         return self._pools[kind]
 
-    def acquire(self, workers: Sequence[int], placement: Placement) -> Slab:
+    def acquire(self, workers: Group, placement: Placement) -> Slab:
         """A slab for these workers to write.
 
         There always is one: a worker has answered whatever it was asked before it is asked for
@@ -52,15 +55,15 @@ class SharedSlabs:
             )
         return slab
 
-    def deliver(self, workers: Sequence[int], slab: Slab) -> Slab:
+    def deliver(self, workers: Group, slab: Slab) -> Slab:
         """The slab for the user to keep, or a private copy where too few would remain."""
         return self._pools[_kind(workers, slab.placement)].deliver(slab)
 
-    def close(self) -> None:
-        """Let the memory go, but for what the user still has."""
-        self._pools.clear()
+    def keep(self, groups: Collection[Group]) -> None:
+        """Let the memory of all other groups go, but for what the user still has."""
+        self._pools = {kind: pool for kind, pool in self._pools.items() if kind[0] in groups}
 
 
-def _kind(workers: Sequence[int], placement: Placement) -> _Kind:
+def _kind(workers: Group, placement: Placement) -> _Kind:
     layout = placement.layout
-    return tuple(workers), layout.fingerprint, placement.envs, placement.steps
+    return workers, layout.fingerprint, placement.envs, placement.steps

@@ -36,6 +36,7 @@ class Member:
     Attributes:
         orders: of rollouts that were asked for and not taken off, oldest first.
         starting: it was not heard of yet; its orders wait here.
+        in_place: it writes into the batch's own rows; while it starts: as it did before.
         beginning: what is asked of it before its first rollout: a method and its arguments.
         since_update: batches that it delivered since it last got weights.
         deaths: after how many delivered batches.
@@ -47,6 +48,7 @@ class Member:
     info: WorkerInfo = field(init=False)
     orders: deque[Order] = field(default_factory=deque)
     starting: bool = True
+    in_place: bool = False
     beginning: tuple[Any, ...] | None = None
     note: RolloutNote | None = None
     version: int = 0
@@ -124,6 +126,7 @@ class Workforce:
     def welcome(self, member: Member) -> None:
         """A worker that was starting is built: read what it turned out to be."""
         member.info = member.handle.read_info()
+        member.in_place = member.handle.in_place
         member.starting = False
 
     def replace(self, member: Member, cause: WorkerDied, batches: int) -> None:

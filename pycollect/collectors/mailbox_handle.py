@@ -1,0 +1,302 @@
+"""The driver's end of workers that share memory with it: asked through mailboxes, awaited."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from pycollect._core import Bell, Mailbox, Memory, SharedMemoryError, available_memory
+from pycollect.batch import Target
+from pycollect.collectors.engine import Order, Rollout
+from pycollect.collectors.parcel import pack, unpack
+from pycollect.collectors.pickling import pickled_spec
+from pycollect.collectors.process_worker import QUESTIONS, Lease
+from pycollect.collectors.remote_worker import ErrorReport, WorkerInfo, WorkerSpec
+from pycollect.errors import WorkerDied
+
+_LOOK_SECONDS = 0.02  # how often a driver that waits looks whether its workers live
+
+
+class Life(Protocol):
+    """Of the process that has a mailbox's other end."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is gone, or answers nothing more. Does not wait."""
+
+    def end(self) -> str:
+        """How it ended, once it is over."""
+
+    def last_words(self) -> str:
+        """The last lines that it logged, as far as they can be had."""
+
+    def kill(self) -> None:
+        """End it, and all that its environments started; it is gone then. Idempotent."""
+
+
+class MailboxHandle:
+    """The driver's end of one worker: what was asked of it and not read yet, oldest first.
+
+    Args:
+        policy: the pickled policy or its factory.
+        mailbox: the one that the worker was told of, not used yet.
+        bell: that the worker rings.
+        life: of its process.
+    """
+
+    in_place: ClassVar[bool] = True
+
+    def __init__(
+        self, spec: WorkerSpec, policy: Memory, mailbox: Mailbox, bell: Bell, life: Life
+    ) -> None:
+        self.index = spec.index
+        self.incarnation = spec.incarnation
+        self.ended = False
+        self._life = life
+        self._mailbox = mailbox
+        self._bell = bell
+        self._weights: Memory | None = None
+        self._taken = 0
+        self._kept: dict[int, tuple[Any, ...]] = {}  # what a question needs until it is answered
+        self._answers: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
+        question = ("attach", (pickled_spec(spec), policy.address))
+        self._calls: deque[int] = deque([self._ask(question, policy)])
+
+    # What the collector asks
+
+    def read_info(self) -> WorkerInfo:
+        """The answer to the building of the worker, its first call. Waits."""
+        info: WorkerInfo = self._read(self._calls[0])
+        self.pop()
+        return info
+
+    def submit(self, order: Order) -> None:
+        """Queue one rollout."""
+        target = order.target
+        question = ("write", (order.random, None if target is None else _lease(target)))
+        self._calls.append(self._ask(question, target))
+
+    def stop(self) -> None:
+        """The oldest rollout is to end after its current step. Does not wait."""
+        if self._calls:
+            self._mailbox.stop(self._calls[0])
+
+    def assign(self, edition: int, version: int, weights: Memory, acknowledge: bool) -> None:
+        """Give the worker weights for the next rollout that it starts, also one that is queued.
+
+        It has them when this returns, so that there is nothing to wait for.
+        """
+        self._mailbox.publish(pickle.dumps((edition, version, weights.address)))
+        self._weights = weights
+
+    def rollout(self) -> Rollout:
+        """The oldest rollout, which stays the oldest until `pop`. Waits.
+
+        An interrupt between the two loses nothing: the same rollout is given again.
+        """
+        note, buffer = self._read(self._calls[0])
+        return Rollout(self.index, self.incarnation, note, buffer)
+
+    def pop(self) -> None:
+        """The oldest rollout is done with."""
+        self._forget(self._calls.popleft())
+
+    def drop_rollouts(self) -> None:
+        """Forget the rollouts that were not read; those that run end after their current step."""
+        if self._calls:
+            self._mailbox.stop(self._calls[-1])
+        for number in self._calls:
+            if number not in self._answers:
+                self._unwanted.add(number)
+            self._forget(number)
+        self._calls.clear()
+
+    def request(self, method: str, *arguments: Any) -> int:
+        """Queue a call of one of RemoteWorker's methods behind what is queued already."""
+        return self._ask((method, arguments))
+
+    def answer(self, call: int | None) -> Any:
+        """What a call of `request` returned. Waits."""
+        if call is None:
+            return None
+        answer = self._read(call)
+        self._forget(call)
+        return answer
+
+    def steps(self) -> int:
+        """Steps of its environments so far. Does not wait."""
+        return self._mailbox.steps
+
+    def last_words(self) -> str:
+        """The last lines that its process logged, as far as they can be had."""
+        return self._life.last_words()
+
+    def ask_close(self) -> bool:
+        """Ask it to close its environments and to end; return whether it can still do so."""
+        if self.is_dead:
+            return False
+        self._mailbox.stop(self._mailbox.asked)
+        with contextlib.suppress(Exception):  # it has died, or does not answer any more
+            self._ask(("close", ()), wait=False)
+            return True
+        return False
+
+    def kill(self) -> None:
+        """End the process and all that its environments started. Idempotent."""
+        if self.ended:
+            return
+        self.ended = True
+        self._life.kill()
+        self._calls.clear()
+        self._kept.clear()
+        self._answers.clear()
+        self._weights = None
+
+    # What it has answered
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the oldest call has an answer. Does not wait."""
+        self._take_answers()
+        return bool(self._calls) and self._calls[0] in self._answers
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing more can come from it. Does not wait."""
+        return self.ended or self._life.is_over
+
+    def _ask(self, question: tuple[str, tuple[Any, ...]], *kept: Any, wait: bool = True) -> int:
+        message, memory = pack(question, Mailbox.ASK_BYTES)
+        self._take_answers()
+        while wait and self._mailbox.asked - self._taken >= QUESTIONS:  # dropped ones, for the most
+            self._wait_more()
+        number = self._mailbox.ask(message)
+        self._kept[number] = (*kept, memory)
+        return number
+
+    def _read(self, number: int) -> Any:
+        while number not in self._answers:
+            self._wait_more()
+        answer = self._answers[number]
+        if isinstance(answer, ErrorReport):
+            raise answer.rebuild(self.index, self.incarnation)
+        if isinstance(answer, WorkerDied):
+            raise answer
+        return answer
+
+    def _wait_more(self) -> None:
+        """Wait until there is one more answer; WorkerDied if none can come any more."""
+        while True:
+            seen = self._bell.count
+            if self._take_answers():
+                return
+            if not self._bell.wait_ring(seen, _LOOK_SECONDS) and self.is_dead:
+                if self._take_answers():  # its last, in between
+                    return
+                raise self._death()
+
+    def _take_answers(self) -> bool:
+        """Take what was answered; return whether there was anything."""
+        before = self._taken
+        while not self.ended and self._mailbox.has_answer:
+            message = self._mailbox.take_answer()
+            self._taken += 1
+            self._kept.pop(self._taken, None)
+            if self._taken in self._unwanted:
+                self._unwanted.remove(self._taken)
+                continue
+            try:
+                self._answers[self._taken] = unpack(message)
+            except SharedMemoryError:  # it died just now, its memory with it
+                self._answers[self._taken] = self._death()
+        return self._taken > before
+
+    def _forget(self, number: int) -> None:
+        self._answers.pop(number, None)
+
+    def _death(self) -> WorkerDied:
+        text = f"worker {self.index} died: {self._life.end()}"
+        return WorkerDied(text, self.index, self.incarnation, text)
+
+
+H = TypeVar("H", bound="Waited")
+
+
+class Waited(Protocol):
+    """What an AnswerWaiter waits for."""
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the oldest call has an answer. Does not wait."""
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing more can come from it. Does not wait."""
+
+
+class AnswerWaiter:
+    """Waits for the first of many workers, all of which ring one bell."""
+
+    def __init__(self, bell: Bell) -> None:
+        self._bell = bell
+        self._looked = 0.0
+
+    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
+        """One whose oldest call has an answer, the first such in the order given; None: none has.
+
+        A dead worker's call counts as answered.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            seen = self._bell.count
+            dead = self._one_that_died(handles)
+            if dead is not None:
+                return dead
+            for handle in handles:
+                if handle.has_answer:
+                    return handle
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self._bell.wait_ring(seen, min(left, _LOOK_SECONDS))
+
+    def _one_that_died(self, handles: Sequence[H]) -> H | None:
+        """Looks every now and then, also while others ring all the time."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return None
+        self._looked = now
+        return next((handle for handle in handles if handle.is_dead), None)
+
+    def wait_dead(self, handles: Sequence[Waited], timeout: float) -> None:
+        """Until nothing more can come from any of them, or that time is over."""
+        deadline = time.monotonic() + timeout
+        waiting = list(handles)
+        while waiting and time.monotonic() < deadline:
+            seen = self._bell.count
+            waiting = [handle for handle in waiting if not handle.is_dead]
+            if waiting:
+                self._bell.wait_ring(seen, _LOOK_SECONDS)
+
+
+def _lease(target: Target) -> Lease:
+    """The rows of a slab in shared memory, as another process is told of them."""
+    slab = target.slab
+    address = slab.memory.address
+    assert address is not None, "slab: expected one in shared memory"
+    return Lease(address, slab.generation, slab.placement.workers, target.order, target.row)
+
+
+def check_available(needed: int) -> None:
+    """Raise ValueError if that many bytes of rollouts in flight cannot be shared."""
+    limit, source = available_memory()
+    if needed > limit:
+        raise ValueError(
+            f"frames_per_batch, prefetch: rollouts in flight take up to {needed} bytes, "
+            f"{limit} can still be taken ({source})"
+        )
