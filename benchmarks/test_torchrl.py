@@ -1,6 +1,7 @@
 """TorchRL's own environments, the same on both sides: what our collectors save on them."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,14 +28,20 @@ def transformed() -> Any:
     return TransformedEnv(pendulum(), Compose(RewardSum(), InitTracker()))
 
 
-def serial() -> Any:
+def serial(make: Callable[[], Any]) -> Any:
     """Two of them, stepped one after the other."""
     from torchrl.envs import SerialEnv
 
-    return SerialEnv(2, transformed)
+    return SerialEnv(2, make)
 
 
-ENVS = {"GymEnv": pendulum, "TransformedEnv": transformed, "SerialEnv": serial}
+ENVS = {
+    "GymEnv": pendulum,
+    "TransformedEnv": transformed,
+    "SerialEnv of GymEnvs": partial(serial, pendulum),
+    "SerialEnv": partial(serial, transformed),
+}
+UNWRAPPED = ("GymEnv", "SerialEnv of GymEnvs")
 
 
 def _example(collector: Callable[..., Any], collector_class: Any, census: str) -> Any:
@@ -129,5 +136,5 @@ def test_in_process(compare: Callable[..., None], env: str, limit: int) -> None:
         f"TorchRL's {env}, in process, {f'trajectories of {limit}' if limit else 'no limit'}",
         [Side("pycollect", ours, work), Side(PEER, torchrl, work)],
         frame_bytes=2 * 3 * 4,
-        wanted={PEER: 5 if env == "GymEnv" else 1.5},
+        wanted={PEER: 5 if env in UNWRAPPED else 1.5},
     )

@@ -12,24 +12,23 @@ from pycollect.envs.base import EnvBatch
 from .adapter import TorchRLEnv
 from .gym import unwrapped
 from .limits import has_time_limit
+from .serial import apart
 
 __all__ = ["make_torchrl_batch", "make_torchrl_env"]
 
 
 def make_torchrl_env(env: Any) -> EnvBatch:
-    """One `torchrl.envs.EnvBase` as an EnvBatch: the Gymnasium env inside where that is the same.
+    """One `torchrl.envs.EnvBase` as an EnvBatch: by what is inside of it where that is the same.
 
     Raises:
         NotImplementedError: it is not on the CPU.
         ValueError: a key that belongs to the collector.
     """
-    batch = unwrapped(env) or TorchRLEnv(env)
+    batch = unwrapped(env) or apart(env) or TorchRLEnv(env)
     batch.time_limit = has_time_limit(env)
     return batch
 
 
 def make_torchrl_batch(envs: Sequence[Any]) -> EnvBatch:
-    """Several `EnvBase`, stepped one after the other by TorchRL's own SerialEnv: [P, ...]."""
-    batch = TorchRLEnv(SerialEnv(len(envs), [lambda env=env: env for env in envs]))
-    batch.time_limit = all(map(has_time_limit, envs))
-    return batch
+    """Several `EnvBase` as TorchRL's SerialEnv of them: [P, ...]."""
+    return make_torchrl_env(SerialEnv(len(envs), [lambda env=env: env for env in envs]))

@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
+from torchrl.envs import (
+    Compose,
+    EnvBase,
+    ParallelEnv,
+    SerialEnv,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
 
 from pycollect._core import Leaf
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
@@ -27,6 +35,7 @@ from .specs import (
     spec_nodes,
 )
 
+_NO_HOOKS = (Transform._post_step_mdp_hooks, Compose._post_step_mdp_hooks)
 Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
 
 
@@ -82,16 +91,17 @@ class TorchRLEnv(EnvBatch):
         self._ended = make_ended([places[leaf.key] for leaf in flags], rows)
         self._total = make_total(self.step_only, len(self.observation), rows)
         self._draws_by_spec = _draws_by_spec(env) and not self.action_extras
-        self._resets_apart = _resets_apart(env)
+        self.resets_apart = _resets_apart(env)
+        self._has_hooks = has_hooks(env)
         self._may_be_complete = not env.run_type_checks
         self._completed = [
-            (_name(leaf.key), torch.Size((*self._size, *leaf.shape)))
+            (name_of(leaf.key), torch.Size((*self._size, *leaf.shape)))
             for leaf in (*flags, *self.step_only)
         ]
 
     def _gather(self, leaves: Sequence[Leaf]) -> Gather:
         """What takes those leaves out of a TensorDict of the env's batch size, as rows [P, ...]."""
-        names = [_name(leaf.key) for leaf in leaves]
+        names = [name_of(leaf.key) for leaf in leaves]
         if len(self._size) < 2:
             return lambda td: tuple([td.get(name) for name in names])
         dims = len(self._size) - 1
@@ -138,7 +148,7 @@ class TorchRLEnv(EnvBatch):
             return self._gather(self.action)(self._env.rand_action(self._carrier))
         # Leaf by leaf: to draw from the whole spec builds a TensorDict, which takes far longer.
         spec = self._env.input_spec["full_action_spec"]
-        values = [spec[_name(leaf.key)].rand() for leaf in self.action]
+        values = [spec[name_of(leaf.key)].rand() for leaf in self.action]
         flat = len(self._size) - 1
         return tuple([value.flatten(0, flat) for value in values] if flat > 0 else values)
 
@@ -174,15 +184,15 @@ class TorchRLEnv(EnvBatch):
         for leaf, value in zip(self._given, action, strict=True):
             if len(self._size) > 1:
                 value = value.unflatten(0, self._size)
-            carrier.set(_name(leaf.key), value)
-        if not self._resets_apart:
+            carrier.set(name_of(leaf.key), value)
+        if not self.resets_apart:
             stepped, self._carrier = env.step_and_maybe_reset(carrier)
             self._shown = stepped.get("next")
             rows = self._gather_next(self._shown)
             return rows, self._total(rows), self._ended(rows), self._never
         stepped, rows = self._step(carrier)
         root = env.step_mdp(stepped)
-        if env._post_step_mdp_hooks is not None:
+        if self._has_hooks:
             stepped, root = env._post_step_mdp_hooks(stepped, root)
             rows = self._gather_next(stepped.get("next"))
         self._shown = stepped.get("next")
@@ -214,7 +224,7 @@ class TorchRLEnv(EnvBatch):
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset what the flags of the last step tell, nested ones each on its own."""
-        if self._resets_apart:
+        if self.resets_apart:
             self._carrier = self._env.maybe_reset(self._carrier)
         self._shown = self._carrier
         return (*self._gather_root(self._carrier), *self._no_rewards)
@@ -226,7 +236,7 @@ class TorchRLEnv(EnvBatch):
             close_quietly(self._env)
 
 
-def _name(key: Key) -> Any:
+def name_of(key: Key) -> Any:
     """The key as TensorDicts take it; a string is looked up faster than a tuple of one."""
     return key[0] if len(key) == 1 else key
 
@@ -235,7 +245,7 @@ def _leaves_in_nodes(extras: Sequence[Extra], leaves: Sequence[Leaf]) -> dict[Ke
     """The leaves that lie inside of an extra, in the slab all the same, by the extra's key."""
     return {
         extra.key: [
-            _name(leaf.key[len(extra.key) :])
+            name_of(leaf.key[len(extra.key) :])
             for leaf in leaves
             if leaf.key[: len(extra.key)] == extra.key
         ]
@@ -250,6 +260,17 @@ def _seeds_of(env: Any) -> int:
     if isinstance(env, SerialEnv):
         return sum(map(_seeds_of, env._envs))
     return env.num_workers if isinstance(env, ParallelEnv) else 1
+
+
+def has_hooks(env: Any) -> bool:
+    """Whether anything follows a step and its `step_mdp`; a TransformedEnv always says so."""
+    while type(env)._post_step_mdp_hooks is TransformedEnv._post_step_mdp_hooks:
+        for part in env.transform.modules():
+            own = getattr(part, "_post_step_mdp_hooks", Transform._post_step_mdp_hooks)
+            if getattr(own, "__func__", own) not in _NO_HOOKS:
+                return True
+        env = env.base_env
+    return env._post_step_mdp_hooks is not None
 
 
 def _draws_by_spec(env: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
@@ -27,8 +28,36 @@ _FLAGS = {Leaf((name,), "bool", (1,)) for name in ("done", "terminated", "trunca
 _REWARD = (Leaf(("reward",), "float32", (1,)),)
 
 
+@dataclass(frozen=True)
+class Form:
+    """What the inner env of a GymEnv takes and shows, in TorchRL's keys and encodings.
+
+    Attributes:
+        action: its leaf, and what makes an action of the inner env of it (None: it is that).
+        observation: the leaves in the order of the inner env's space, each with its encoding
+            (None: as it is).
+    """
+
+    action: tuple[Leaf, Take | None]
+    observation: Sequence[tuple[Leaf, Encode | None]]
+
+    def encoded(self, observe: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """What gives the leaves as `observe` does, encoded."""
+        encodings = [encode for _, encode in self.observation]
+        return _encoder(observe, encodings) if any(encodings) else observe
+
+
 def unwrapped(env: Any) -> EnvBatch | None:
-    """The Gymnasium env inside `env`, in TorchRL's keys and encodings.
+    """The Gymnasium env inside `env`; None where `form_of` knows none."""
+    form = form_of(env)
+    if form is None:
+        return None
+    is_box = isinstance(env._env.observation_space, spaces.Box)
+    return (UnwrappedPlain if is_box else Unwrapped)(env, form)
+
+
+def form_of(env: Any) -> Form | None:
+    """The form of a GymEnv or GymWrapper that can be stepped through the Gymnasium env inside.
 
     None where that could differ in anything from `env` itself: subclasses, batched ones, frames
     that the wrapper skips, readers of info, replaced methods, spaces of other kinds than Box
@@ -53,8 +82,7 @@ def unwrapped(env: Any) -> EnvBatch | None:
     action, observation = _action(env, inner.action_space), _observation(env, inner)
     if action is None or observation is None:
         return None
-    is_box = isinstance(inner.observation_space, spaces.Box)
-    return (UnwrappedPlain if is_box else Unwrapped)(env, action, observation)
+    return Form(action, observation)
 
 
 def _flags_and_reward_are_standard(env: Any) -> bool:
@@ -130,36 +158,26 @@ class Unwrapped(SingleEnv):
 
     Args:
         env: what `unwrapped` was given.
-        action: the action's leaf, and what makes an action of the inner env of it.
-        observation: the leaves, each with its encoding, in the order of the inner env's space.
+        form: what `form_of` gave for it.
     """
 
     casts_actions = False
 
-    def __init__(
-        self,
-        env: Any,
-        action: tuple[Leaf, Take | None],
-        observation: Sequence[tuple[Leaf, Encode | None]],
-    ) -> None:
+    def __init__(self, env: Any, form: Form) -> None:
         super().__init__(env._env)
         self._wrapper = env
-        self.observation = tuple(leaf for leaf, _ in observation)
-        leaf, take = action
+        self.observation = tuple(leaf for leaf, _ in form.observation)
+        leaf, take = form.action
         self.action = (leaf,)
         self._to_action = lambda action: action
         if take is not None:
             step = self._env.step
             self._step = lambda action: step(take(action))
-        encodings = [encode for _, encode in observation]
-        if any(encodings):
-            self._to_arrays = _encoder(self._to_arrays, encodings)
+        self._to_arrays = form.encoded(self._to_arrays)
 
     def action_sampler(self) -> Sampler:
         """As the inner env's actions, in TorchRL's encoding."""
-        sampler = super().action_sampler()
-        one_hot = isinstance(self.action_space, spaces.Discrete) and self.action[0].shape
-        return OneHotSampler(sampler, self.action[0]) if one_hot else sampler
+        return one_hot_sampler(super().action_sampler(), self.action_space, self.action[0])
 
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the env; with a seed, TorchRL's `set_seed` goes before, which resets it too."""
@@ -177,14 +195,15 @@ class Unwrapped(SingleEnv):
 class UnwrappedPlain(Unwrapped, PlainEnv):
     """An `Unwrapped` whose observation is one array: the hot path."""
 
-    def __init__(
-        self,
-        env: Any,
-        action: tuple[Leaf, Take | None],
-        observation: Sequence[tuple[Leaf, Encode | None]],
-    ) -> None:
-        super().__init__(env, action, observation)
+    def __init__(self, env: Any, form: Form) -> None:
+        super().__init__(env, form)
         self._scalar = False  # `_step` takes the array
+
+
+def one_hot_sampler(sampler: Sampler, space: Any, leaf: Leaf) -> Sampler:
+    """A sampler of the inner env's actions as one of TorchRL's, whose leaf is given."""
+    one_hot = isinstance(space, spaces.Discrete) and leaf.shape
+    return OneHotSampler(sampler, leaf) if one_hot else sampler
 
 
 class OneHotSampler(Sampler):

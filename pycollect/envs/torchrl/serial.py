@@ -1,0 +1,226 @@
+"""TorchRL's SerialEnv, its environments stepped one by one without the TensorDicts that it adds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEnv
+
+from pycollect._core import Leaf
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from pycollect.envs.callables import CallablesEnv
+from pycollect.envs.single import close_quietly
+from pycollect.extras import ExtraValues
+from pycollect.layout import Key, torch_dtype
+
+from .actions import SpecSampler
+from .adapter import TorchRLEnv, has_hooks, name_of
+from .ends import make_total
+from .gym import Form, form_of, one_hot_sampler
+from .specs import check_device
+
+# Transforms that decide themselves which environments are stepped, and how often.
+_STEPPING = ("ConditionalPolicySwitch", "ConditionalSkip", "MultiAction")
+_REPLACEABLE = ("_reset", "_step", "rand_action", "reset", "set_seed", "step")
+
+
+def apart(env: Any) -> EnvBatch | None:
+    """A SerialEnv as its environments, each stepped by itself: through the Gymnasium envs inside
+    where all are known (see `gym.form_of`), else with one TensorDict each.
+
+    The SerialEnv is started if it was not, and still seeds and closes its environments.
+
+    None where that could differ in anything from `env` itself: subclasses, views, environments
+    other than GymEnv and GymWrapper with TorchRL's transforms or none, or of unlike specs.
+    """
+    if type(env) is not SerialEnv or any(name in vars(env) for name in _REPLACEABLE):
+        return None
+    check_device(env)
+    if env.is_closed:
+        env.start()
+    envs = env._envs
+    if not env._owns_workers or env.run_type_checks or not all(map(_is_known, envs)):
+        return None
+    forms = [form_of(own) for own in envs]
+    first = forms[0]
+    if first is not None and all(_are_alike(first, form) for form in forms):
+        spaces = [own._env.action_space for own in envs]
+        if all(space == spaces[0] for space in spaces):
+            return UnwrappedRows(env, first)
+    rows = [TorchRLEnv(own) for own in envs]
+    return SerialRows(env, rows) if all(_is_plain(row, rows[0]) for row in rows) else None
+
+
+def _is_known(env: Any) -> bool:
+    """Whether all that it shows is in its specs, complete at each step, as SerialEnv's buffers."""
+    if has_hooks(env):  # SerialEnv calls `_step` alone
+        return False
+    while type(env) is TransformedEnv:
+        transforms = [part for part in env.transform.modules() if isinstance(part, Transform)]
+        if env.run_type_checks or not all(map(_is_torchrls, transforms)):
+            return False
+        env = env.base_env
+    return type(env) in (GymEnv, GymWrapper) and not env.batch_size and not env.run_type_checks
+
+
+def _is_torchrls(transform: Transform) -> bool:
+    kind = type(transform)
+    return kind.__module__.startswith("torchrl.envs.") and kind.__name__ not in _STEPPING
+
+
+def _are_alike(form: Form, other: Form | None) -> bool:
+    if other is None:
+        return False
+    leaves = [[leaf for leaf, _ in own.observation] for own in (form, other)]
+    return leaves[0] == leaves[1] and form.action[0] == other.action[0]
+
+
+def _is_plain(row: TorchRLEnv, first: TorchRLEnv) -> bool:
+    return (
+        row.resets_apart
+        and not (row.extras or row.step_extras or row.action_extras or row.nodes)
+        and row.observation == first.observation
+        and row.step_only == first.step_only
+        and row.action == first.action
+    )
+
+
+def _set_seed(env: Any, seeds: Sequence[int], count: int) -> None:
+    """TorchRL's chain through all of them, before any is reset."""
+    first, *others = check_seeds(seeds, count)
+    env.set_seed(first, static_seed=bool(others) and set(others) == {first})
+
+
+class UnwrappedRows(CallablesEnv):
+    """The Gymnasium envs inside the GymEnvs of a SerialEnv, in TorchRL's keys and encodings.
+
+    Args:
+        env: the SerialEnv, started.
+        form: of each of its environments.
+    """
+
+    casts_actions = False
+
+    def __init__(self, env: Any, form: Form) -> None:
+        super().__init__([own._env for own in env._envs])
+        self._serial = env
+        self.observation = tuple(leaf for leaf, _ in form.observation)
+        self._buffers = tuple(
+            np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.observation
+        )
+        leaf, take = form.action
+        self.action = (leaf,)
+        self._to_action = take or (lambda action: action)
+        self._observe = [form.encoded(observe) for observe in self._observe]
+
+    def action_sampler(self) -> Sampler:
+        """As the inner envs' actions, in TorchRL's encoding."""
+        return one_hot_sampler(super().action_sampler(), self.action_space, self.action[0])
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset all; with seeds, TorchRL's `set_seed` goes before."""
+        if seeds is not None:
+            _set_seed(self._serial, seeds, self.num_seeds)
+        return super().reset()
+
+    def close(self) -> None:
+        """Close the envs with their SerialEnv; see `EnvBatch.close`."""
+        if not self._closed:
+            self._closed = True
+            close_quietly(self._serial)
+
+
+class SerialRows(EnvBatch):
+    """The environments of a SerialEnv, each with a TensorDict of its own: [P, ...].
+
+    Args:
+        env: the SerialEnv, started.
+        rows: its environments, of equal leaves.
+    """
+
+    batched = True
+    own_flags = True
+    takes_tensors = True
+    casts_actions = False
+    passes_states_on = True
+
+    def __init__(self, env: Any, rows: Sequence[TorchRLEnv]) -> None:
+        self._serial = env
+        self._rows = rows
+        self._closed = False
+        self.num_envs = len(rows)
+        self.action_space = None
+        self.action = rows[0].action
+        self._take_leaves()
+
+    def _take_leaves(self) -> None:
+        """What one row shows, and memory for what all do."""
+        self.observation, self.step_only = self._rows[0].observation, self._rows[0].step_only
+        count = self.num_envs
+        self._buffers = tuple(
+            torch.zeros((count, *leaf.shape), dtype=torch_dtype(leaf.dtype))
+            for leaf in (*self.observation, *self.step_only)
+        )
+        self._views = [tuple(buffer[i] for buffer in self._buffers) for i in range(count)]
+        self._total = make_total(self.step_only, len(self.observation), (count,))
+        self._ended, self._never = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+
+    def truncate_after(self, frames: int) -> bool:
+        """Each row counts its own steps; see `TorchRLEnv.truncate_after`."""
+        for row in self._rows:
+            row.truncate_after(frames)
+        self._take_leaves()
+        return True
+
+    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """See `TorchRLEnv.given`."""
+        (keys, *_) = [row.given(outputs) for row in self._rows]
+        return keys
+
+    def action_sampler(self) -> Sampler:
+        """What the SerialEnv draws: one step's actions of all rows at once."""
+        return SpecSampler(self.action, self._random_action)
+
+    def _random_action(self) -> tuple[torch.Tensor, ...]:
+        spec = self._serial.input_spec["full_action_spec"]
+        return tuple(spec[name_of(leaf.key)].rand() for leaf in self.action)
+
+    def shown(self) -> ExtraValues:
+        """Nothing: rows have no extras."""
+        return {}
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset all; with seeds, TorchRL's `set_seed` goes before."""
+        if seeds is not None:
+            _set_seed(self._serial, seeds, self.num_seeds)
+        for row, views in zip(self._rows, self._views, strict=True):
+            _write(views, row.reset())
+        return self._buffers
+
+    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
+        """Step each with its row of the outputs that `given` named; see `EnvBatch.step`."""
+        columns = [value.unbind(0) for value in action]
+        for i, (row, views) in enumerate(zip(self._rows, self._views, strict=True)):
+            values, _, self._ended[i], _ = row.step([column[i] for column in columns])
+            _write(views, values)
+        return self._buffers, self._total(self._buffers), self._ended, self._never
+
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """Reset the rows where `done` (bool [P]) is set."""
+        for i in np.flatnonzero(done).tolist():
+            _write(self._views[i], self._rows[i].reset_done(done[i : i + 1]))
+        return self._buffers
+
+    def close(self) -> None:
+        """Close the envs with their SerialEnv; see `EnvBatch.close`."""
+        if not self._closed:
+            self._closed = True
+            close_quietly(self._serial)
+
+
+def _write(views: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> None:
+    for view, value in zip(views, values, strict=True):
+        view.copy_(value)
