@@ -675,3 +675,70 @@ class MultiStepPlan:
 
     def nonterminal(self, target: _Array) -> None:
         """Whether a cell of bool [*batch] is a frame with another one behind it."""
+
+class CudaError(RuntimeError):
+    """A call of CUDA's driver that failed: the call, its error's name, number and text."""
+
+def cuda_why_not() -> str:
+    """Why CUDA cannot be used here; empty where it can. Found once per process."""
+
+@final
+class Upload:
+    """A copy under way. Thread-safe."""
+
+    def done(self) -> bool:
+        """Whether it is complete, as the host sees it; its source may be written again then."""
+
+    def wait(self) -> None:
+        """Sleep until it is."""
+
+    def hold_back(self, stream: int) -> None:
+        """What that stream is given from now on waits for it; the host does not."""
+
+@final
+class Uploader:
+    """Copies host memory to a device, on a stream of its own and in order. Thread-safe.
+
+    Raises:
+        ValueError: there is no such device.
+        CudaError: CUDA is not available.
+    """
+
+    def __init__(self, device: int) -> None: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def stream(self) -> int:
+        """Of the copies: a CUstream as a number."""
+
+    def upload(
+        self, source: _Array, target: int, consumer: int, after: int | None = None
+    ) -> Upload:
+        """Have an array copied to an address on the device.
+
+        Args:
+            source: contiguous; held until the copy is complete on the host.
+            target: has room for it.
+            consumer: a stream, whose work from now on waits for the copy.
+            after: a stream, for whose work so far the copy waits.
+
+        Raises:
+            ValueError: `source` is not contiguous, or not in host memory.
+            CudaError: a call failed; `source` is let go once nothing reads it.
+        """
+
+    def release_finished(self) -> int:
+        """Let go of the sources of complete copies; return how many copies are under way."""
+
+    def wait(self) -> None:
+        """Sleep until all copies are complete."""
+
+@final
+class Registration:
+    """Shared memory that is pinned while this exists, which keeps it.
+
+    Raises:
+        CudaError: it cannot be pinned, or is already.
+    """
+
+    def __init__(self, memory: Memory, device: int) -> None: ...

@@ -11,4 +11,5 @@ PYBIND11_MODULE(_core, module) {
   bind_assemble(module);
   bind_split(module);
   bind_multistep(module);
+  bind_cuda(module);
 }

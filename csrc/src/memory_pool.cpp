@@ -64,18 +64,21 @@ struct MemoryPool::State {
 
   std::int64_t max_free;
   bool poison;
+  Allocate allocate;
   mutable std::mutex mutex;
   std::vector<Block> free;  // the oldest first
   std::int64_t created = 0;
   std::int64_t lent = 0;
 };
 
-MemoryPool::MemoryPool(std::int64_t max_free, bool poison) : state_(std::make_shared<State>()) {
+MemoryPool::MemoryPool(std::int64_t max_free, bool poison, Allocate allocate)
+    : state_(std::make_shared<State>()) {
   if (max_free < 0) {
     throw std::invalid_argument("max_free: expected at least 0, got " + std::to_string(max_free));
   }
   state_->max_free = max_free;
   state_->poison = poison;
+  state_->allocate = std::move(allocate);
   state_->free.reserve(static_cast<std::size_t>(max_free) + 1);  // a return never allocates
 }
 
@@ -83,7 +86,8 @@ std::shared_ptr<Slab> MemoryPool::acquire(std::shared_ptr<const Placement> place
   State::Block block = state_->take(placement->bytes());
   const bool fresh = !block.memory;
   if (fresh) {
-    block.memory = Memory::allocate(with_room(placement->bytes()));
+    block.memory = state_->allocate ? state_->allocate(placement->bytes())
+                                    : Memory::allocate(with_room(placement->bytes()));
   }
   ++block.generation;
   auto slab = std::make_unique<Slab>(block.memory, std::move(placement), block.generation);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <utility>
 
@@ -22,9 +23,13 @@ struct PoolStats {
 // blocks on nothing but one short mutex, and works after the pool itself is gone.
 class MemoryPool {
  public:
+  // Gives memory of at least so many bytes, in the thread that calls acquire().
+  using Allocate = std::function<std::shared_ptr<Memory>(std::int64_t)>;
+
   // At most max_free blocks are kept; when one more comes back, the oldest goes. `poison` fills
-  // each block with 0xA5 when it comes back.
-  MemoryPool(std::int64_t max_free, bool poison);
+  // each block with 0xA5 when it comes back. `allocate` lends memory of another kind (pinned, say),
+  // of exactly the size of a slab; without it, private memory is taken, with room to grow.
+  MemoryPool(std::int64_t max_free, bool poison, Allocate allocate = nullptr);
 
   // A slab over a free block that is large enough and at most twice as large, or over fresh
   // memory: a lent slab is never waited for. Its contents are whatever was there.

@@ -12,10 +12,11 @@ namespace pycollect {
 // A MemoryPool for batches, which all have one size. As thread-safe as that.
 class SlabPool {
  public:
-  // At most max_free blocks are kept for reuse; `poison` as for a MemoryPool.
-  SlabPool(Placement placement, std::int64_t max_free, bool poison)
+  // At most max_free blocks are kept for reuse; `poison` and `allocate` as for a MemoryPool.
+  SlabPool(Placement placement, std::int64_t max_free, bool poison,
+           MemoryPool::Allocate allocate = nullptr)
       : placement_(std::make_shared<const Placement>(std::move(placement))),
-        memory_(max_free, poison) {}
+        memory_(max_free, poison, std::move(allocate)) {}
 
   // A free slab, or fresh memory where none is free. Its contents are whatever was there.
   std::shared_ptr<Slab> acquire() { return memory_.acquire(placement_); }

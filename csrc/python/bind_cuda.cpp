@@ -1,0 +1,80 @@
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <string>
+
+#include "bindings.h"
+#include "interop.h"
+#include "pycollect/cuda.h"
+#include "pycollect/uploader.h"
+
+namespace pycollect::python {
+namespace {
+
+using cuda::DevicePointer;
+using cuda::Stream;
+
+// A Python object, held by whoever may let it go on any thread, without the GIL.
+std::shared_ptr<const void> hold(const py::object& object) {
+  PyObject* pointer = object.ptr();
+  Py_INCREF(pointer);
+  return {pointer, [](PyObject* held) {
+            if (Py_IsInitialized() != 0) {
+              const py::gil_scoped_acquire acquire;
+              Py_DECREF(held);
+            }
+          }};
+}
+
+std::span<const std::byte> bytes_of(const TensorView& view, const char* what) {
+  if (view.device.kind != DeviceKind::cpu || !view.is_contiguous()) {
+    throw std::invalid_argument(std::string(what) + ": expected a contiguous array in host memory");
+  }
+  return {view.data, static_cast<std::size_t>(view.bytes())};
+}
+
+std::shared_ptr<cuda::Upload> upload(cuda::Uploader& uploader, const py::object& source,
+                                     DevicePointer target, Stream consumer,
+                                     std::optional<Stream> after) {
+  const auto bytes = bytes_of(borrow(source, "source"), "source");
+  auto owner = hold(source);
+  const py::gil_scoped_release release;
+  return uploader.upload(std::move(owner), bytes, target, consumer, after);
+}
+
+using Release = py::call_guard<py::gil_scoped_release>;
+
+}  // namespace
+
+void bind_cuda(py::module_& module) {
+  py::register_exception<cuda::Error>(module, "CudaError", PyExc_RuntimeError);
+  module.def("cuda_why_not", &cuda::why_not, Release(),
+             "Why CUDA cannot be used here; empty where it can.");
+
+  py::class_<cuda::Upload, std::shared_ptr<cuda::Upload>>(module, "Upload", "A copy under way.")
+      .def("done", &cuda::Upload::done, Release(), "Whether it is complete, as the host sees it.")
+      .def("wait", &cuda::Upload::wait, Release(), "Sleep until it is.")
+      .def("hold_back", &cuda::Upload::hold_back, py::arg("stream"), Release(),
+           "What that stream is given from now on waits for it.");
+
+  py::class_<cuda::Uploader>(module, "Uploader", "Copies host memory to a device.")
+      .def(py::init<int>(), py::arg("device"), Release())
+      .def_property_readonly("device", &cuda::Uploader::device)
+      .def_property_readonly("stream", &cuda::Uploader::stream)
+      .def("upload", &upload, py::arg("source"), py::arg("target"), py::arg("consumer"),
+           py::arg("after") = py::none(),
+           "Have an array copied to that address; `consumer` waits for it.")
+      .def("release_finished", &cuda::Uploader::release_finished, Release(),
+           "Let go of the sources of complete copies; how many are under way.")
+      .def("wait", &cuda::Uploader::wait, Release(), "Sleep until all copies are complete.");
+
+  py::class_<cuda::Registration>(module, "Registration", "Shared memory that is pinned.")
+      .def(py::init([](std::shared_ptr<Memory> memory, int device) {
+             return std::make_unique<cuda::Registration>(std::move(memory), device);
+           }),
+           py::arg("memory"), py::arg("device"), Release());
+}
+
+}  // namespace pycollect::python

@@ -1,0 +1,108 @@
+// The entry points of CUDA's driver that are used, and their types, written out so that no CUDA
+// header is needed; where there is one, test_cuda_abi.cpp compares. Not a part of the public
+// headers.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "pycollect/cuda.h"
+
+namespace pycollect::cuda {
+
+using Result = int;
+using DeviceHandle = int;
+using Handle =
+    void*;  // CUcontext, CUstream, CUevent, CUmodule, CUfunction: pointers to the unknown
+
+inline constexpr Result kSuccess = 0;
+inline constexpr Result kNotReady = 600;
+
+inline constexpr unsigned kStreamNonBlocking = 1;
+inline constexpr unsigned kEventBlockingSync = 1;
+inline constexpr unsigned kEventDisableTiming = 2;
+inline constexpr unsigned kHostPortable = 1;  // pinned for every context; the same for both calls
+inline constexpr int kJitErrorLogBuffer = 5;
+inline constexpr int kJitErrorLogBufferBytes = 6;
+
+// "<call>: <name> (<number>): <text>".
+Error failed(const std::string& call, Result result);
+
+// One entry point, by the symbol that is looked up.
+//
+// Symbols carry the version of the ABI that is declared here: libcuda exports cuMemAlloc as it was
+// in CUDA 3 (32-bit sizes) beside cuMemAlloc_v2, which is what cuda.h means by cuMemAlloc, and
+// keeps all of them. dlsym of the full name thus gives one known ABI in every driver;
+// cuGetProcAddress, which picks a version by number, would only be needed for what is newer than
+// CUDA 11.0.
+template <typename... Args>
+class Call {
+ public:
+  using Function = Result(Args...);
+
+  explicit Call(const char* symbol) : symbol_(symbol) {}
+
+  // Throws Error.
+  void operator()(Args... args) const {
+    if (const Result result = function_(args...); result != kSuccess) {
+      throw failed(symbol_, result);
+    }
+  }
+  Result attempt(Args... args) const { return function_(args...); }
+
+  const char* symbol() const { return symbol_; }
+  void found(void* address) { function_ = reinterpret_cast<Function*>(address); }
+
+ private:
+  const char* symbol_;
+  Function* function_ = nullptr;
+};
+
+struct Driver {
+  Call<unsigned> init{"cuInit"};
+  Call<Result, const char**> error_name{"cuGetErrorName"};
+  Call<Result, const char**> error_string{"cuGetErrorString"};
+  Call<int*> device_count{"cuDeviceGetCount"};
+  Call<DeviceHandle*, int> device{"cuDeviceGet"};
+  Call<Handle*, DeviceHandle> retain_primary{"cuDevicePrimaryCtxRetain"};
+  Call<DeviceHandle> release_primary{"cuDevicePrimaryCtxRelease_v2"};
+  Call<Handle> push_context{"cuCtxPushCurrent_v2"};
+  Call<Handle*> pop_context{"cuCtxPopCurrent_v2"};
+  Call<Handle*, unsigned> create_stream{"cuStreamCreate"};
+  Call<Handle> destroy_stream{"cuStreamDestroy_v2"};
+  Call<Handle> wait_stream{"cuStreamSynchronize"};
+  Call<Handle, Handle, unsigned> stream_wait_event{"cuStreamWaitEvent"};
+  Call<Handle*, unsigned> create_event{"cuEventCreate"};
+  Call<Handle> destroy_event{"cuEventDestroy_v2"};
+  Call<Handle, Handle> record_event{"cuEventRecord"};
+  Call<Handle> query_event{"cuEventQuery"};
+  Call<Handle> wait_event{"cuEventSynchronize"};
+  Call<DevicePointer*, std::size_t> allocate{"cuMemAlloc_v2"};
+  Call<DevicePointer> free{"cuMemFree_v2"};
+  Call<void**, std::size_t, unsigned> allocate_host{"cuMemHostAlloc"};
+  Call<void*> free_host{"cuMemFreeHost"};
+  Call<void*, std::size_t, unsigned> register_host{"cuMemHostRegister_v2"};
+  Call<void*> unregister_host{"cuMemHostUnregister"};
+  Call<DevicePointer, const void*, std::size_t, Handle> copy_to_device{"cuMemcpyHtoDAsync_v2"};
+  Call<Handle*, const void*, unsigned, int*, void**> load_module{"cuModuleLoadDataEx"};
+  Call<Handle> unload_module{"cuModuleUnload"};
+  Call<Handle*, Handle, const char*> function{"cuModuleGetFunction"};
+  Call<Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void**,
+       void**>
+      launch{"cuLaunchKernel"};
+
+  // Calls visit(call) for each.
+  template <typename Visit>
+  void for_each(const Visit& visit) {
+    visit(init), visit(error_name), visit(error_string), visit(device_count), visit(device);
+    visit(retain_primary), visit(release_primary), visit(push_context), visit(pop_context);
+    visit(create_stream), visit(destroy_stream), visit(wait_stream), visit(stream_wait_event);
+    visit(create_event), visit(destroy_event), visit(record_event), visit(query_event);
+    visit(wait_event), visit(allocate), visit(free), visit(allocate_host), visit(free_host);
+    visit(register_host), visit(unregister_host), visit(copy_to_device), visit(load_module);
+    visit(unload_module), visit(function), visit(launch);
+  }
+};
+
+}  // namespace pycollect::cuda

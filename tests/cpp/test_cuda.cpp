@@ -1,0 +1,134 @@
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstring>
+#include <stdexcept>
+#include <type_traits>
+
+#include "cuda_support.h"
+#include "pycollect/cuda.h"
+#include "pycollect/shared_memory.h"
+#include "pycollect/slab_pool.h"
+
+using namespace pycollect;
+
+TEST_CASE("a driver is found, and its devices") {
+  const FakeCuda fake;
+  CHECK(cuda::available());
+  CHECK(cuda::why_not() == "");
+  CHECK(cuda::device_count() == 1);
+  CHECK_THROWS_WITH_AS(cuda::Context::of(1), "device: expected 0 to 0, got 1",
+                       std::invalid_argument);
+  CHECK_THROWS_AS(cuda::Context::of(-1), std::invalid_argument);
+}
+
+TEST_CASE("a context is shared while somebody holds it") {
+  const FakeCuda fake;
+  auto first = cuda::Context::of(0);
+  CHECK(first == cuda::Context::of(0));
+  CHECK(fake.calls("cuDevicePrimaryCtxRetain") == 1);
+  first.reset();
+  CHECK(fake_cuda_live() == 0);
+  first = cuda::Context::of(0);
+  CHECK(fake_cuda_live() == 1);
+}
+
+TEST_CASE("an error has its call, name, number and text, and takes nothing") {
+  const FakeCuda fake;
+  fake_cuda_fail("cuMemAlloc_v2", 0, 2);
+  CHECK_THROWS_WITH_AS(cuda::DeviceMemory(0, 64),
+                       "cuMemAlloc of 64 bytes: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory",
+                       cuda::Error);
+  fake_cuda_fail("cuMemHostAlloc", 0, 2);
+  CHECK_THROWS_AS(cuda::host_memory(0, 64), cuda::Error);
+  fake_cuda_fail("cuDevicePrimaryCtxRetain", 0, 999);
+  CHECK_THROWS_WITH_AS(cuda::Context::of(0),
+                       "cuDevicePrimaryCtxRetain: an error without a name (999): "
+                       "as the test asked for",
+                       cuda::Error);
+  fake_cuda_fail("cuStreamCreate", 0, 2);
+  CHECK_THROWS_AS(cuda::OwnStream(cuda::Context::of(0)), cuda::Error);
+  CHECK_THROWS_AS(cuda::host_memory(0, 0), std::invalid_argument);
+  CHECK_THROWS_AS(cuda::DeviceMemory(0, 0), std::invalid_argument);
+}
+
+TEST_CASE("an event is made when it is recorded, and done when its stream has come to it") {
+  const FakeCuda fake;
+  const auto context = cuda::Context::of(0);
+  const cuda::OwnStream stream(context);
+  static_assert(!std::is_copy_constructible_v<cuda::Event>);
+  cuda::Event event(context);
+  CHECK(event.done());
+  event.wait();
+  event.hold_back(stream.value());
+  CHECK(fake.calls("cuEvent") == 0);
+
+  fake_cuda_hold(1);
+  event.record(stream.value());
+  CHECK_FALSE(event.done());
+  cuda::Event moved = std::move(event);
+  CHECK_FALSE(moved.done());
+  CHECK(event.done());  // NOLINT: what is moved from stands for nothing
+  fake_cuda_advance(stream.value(), 1);
+  CHECK(moved.done());
+  moved.record(stream.value());
+  CHECK_FALSE(moved.done());
+  moved.wait();
+  CHECK(moved.done());
+  CHECK(fake.calls("cuEventCreate") == 1);
+  fake_cuda_fail("cuEventQuery", 0, 700);
+  CHECK_THROWS_AS(moved.done(), cuda::Error);
+}
+
+TEST_CASE("pinned memory, and a pool of it") {
+  const FakeCuda fake;
+  const auto memory = cuda::host_memory(0, 100);
+  std::memset(memory->data(), 1, 100);
+  CHECK(memory->bytes() == 100);
+
+  const Placement placement(Layout({{{"a"}, DType::float32, {3}}}), {1, 2, 4, Order::stack});
+  std::byte* first = nullptr;
+  {
+    SlabPool pool(placement, 2, false,
+                  [](std::int64_t bytes) { return cuda::host_memory(0, bytes); });
+    first = pool.acquire()->data();
+    CHECK(pool.acquire()->data() == first);
+    CHECK(fake.calls("cuMemHostAlloc") == 2);  // and the one above
+  }
+  CHECK(fake.calls("cuMemFreeHost") == 1);
+}
+
+TEST_CASE("shared memory is registered for a while") {
+  const FakeCuda fake;
+  auto memory = share_memory(4096);
+  {
+    const cuda::Registration registration(memory, 0);
+    CHECK(&registration.memory() == memory.get());
+    CHECK_THROWS_WITH_AS(cuda::Registration(memory, 0),
+                         "cuMemHostRegister of 4096 bytes: CUDA_ERROR_HOST_MEMORY_ALREADY_"
+                         "REGISTERED (712): as the test asked for",
+                         cuda::Error);
+    memory.reset();  // the registration keeps it
+    registration.memory().data()[0] = std::byte{1};
+  }
+  CHECK(fake.calls("cuMemHostUnregister") == 1);
+}
+
+TEST_CASE("a kernel that the driver refuses shows the driver's log") {
+  const FakeCuda fake;
+  const auto context = cuda::Context::of(0);
+  CHECK_THROWS_WITH_AS(cuda::Kernel(context, "nothing", "pycollect_gather"),
+                       "cuModuleLoadDataEx of pycollect_gather [line 1: no version]: "
+                       "CUDA_ERROR_INVALID_IMAGE (200): as the test asked for",
+                       cuda::Error);
+  CHECK_THROWS_AS(cuda::Kernel(context, ".version 7.8", "another"), cuda::Error);
+}
+
+TEST_CASE("what is given up after the context was lost is given up in silence") {
+  const FakeCuda fake;
+  auto memory = cuda::host_memory(0, 64);
+  fake_cuda_fail("cuMemFreeHost", 0, 700);
+  memory.reset();
+  CHECK(fake.calls("cuMemFreeHost failed") == 1);
+  fake_cuda_reset();  // the fake, whose call did nothing, has it still
+}

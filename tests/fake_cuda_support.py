@@ -1,0 +1,77 @@
+"""The fake driver of the C++ tests, for tests in Python: built once, used in processes of its own.
+
+Which library is CUDA's is found once per process, so a test that wants the fake starts a process.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parent.parent
+
+PRELUDE = """
+import ctypes, os
+import numpy as np
+from pycollect import _core
+
+fake = ctypes.CDLL(os.environ["PYCOLLECT_CUDA_LIBRARY"])
+fake.fake_cuda_log.restype = ctypes.c_char_p
+fake.fake_cuda_advance.argtypes = [ctypes.c_uint64, ctypes.c_int]
+
+def log():
+    return fake.fake_cuda_log().decode().splitlines()
+
+class OnDevice:
+    '''A numpy array that says it lies on CUDA's device 0, as the fake's device memory does.'''
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self):
+        capsule = self.array.__dlpack__()
+        pointer = ctypes.pythonapi.PyCapsule_GetPointer
+        pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+        # DLManagedTensor begins with the address, then the device's type: 2 is CUDA.
+        ctypes.c_int32.from_address(pointer(capsule, b"dltensor") + 8).value = 2
+        return capsule
+"""
+
+
+@functools.cache
+def fake_cuda_library() -> str:
+    """The path of the fake driver; skips the test where there is no compiler."""
+    compiler = os.environ.get("CXX") or shutil.which("c++")
+    if compiler is None:
+        pytest.skip("needs a C++ compiler")
+    folder = tempfile.mkdtemp(prefix="pycollect-fake-cuda-")
+    library = Path(folder) / "libfake_cuda.so"
+    source = _ROOT / "tests" / "cpp" / "fake_cuda.cpp"
+    command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{_ROOT / 'csrc'}"]
+    subprocess.run([*command, "-o", str(library), str(source)], check=True, timeout=300)
+    return str(library)
+
+
+def run(code: str, library: str | None = None, **environment: str) -> str:
+    """What a new process prints, with that library as CUDA's."""
+    env = {**os.environ, **environment}
+    env.pop("PYCOLLECT_CUDA_LIBRARY", None)
+    if library is not None:
+        env["PYCOLLECT_CUDA_LIBRARY"] = library
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip()
+
+
+def run_with_fake(code: str, **environment: str) -> str:
+    """The same with the fake driver, and `PRELUDE` before the code."""
+    return run(PRELUDE + code, fake_cuda_library(), **environment)

@@ -1,0 +1,96 @@
+"""`pycollect.cuda`: reasons where there is no GPU, the Uploader against torch where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pycollect import cuda
+from pycollect._core import Layout, Leaf, Memory, Placement, SlabPool
+
+gpu = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
+]
+
+
+def test_a_reason_is_given_exactly_where_it_is_not_available() -> None:
+    assert cuda.available() == (cuda.why_not() == "")
+
+
+def test_devices_of_other_kinds_are_refused() -> None:
+    with pytest.raises(ValueError, match="device: expected a CUDA device, got 'cpu'"):
+        cuda.Uploader("cpu")
+
+
+@pytest.mark.skipif(cuda.available(), reason="for machines without a GPU")
+def test_without_a_gpu_the_uploader_says_why() -> None:
+    with pytest.raises(cuda.CudaError, match="CUDA is not available: ") as info:
+        cuda.Uploader("cuda")
+    assert cuda.why_not() in str(info.value)
+
+
+class TestOnAGPU:
+    pytestmark = gpu
+
+    def test_equal_to_torch(self) -> None:
+        uploader = cuda.Uploader("cuda")
+        for pinned in (True, False):
+            source = torch.randn(1 << 20, pin_memory=pinned)
+            target = uploader.empty(source.shape, source.dtype)
+            upload = uploader.upload(source, target)
+            assert torch.equal(target, source.to("cuda"))
+            upload.wait()
+            assert upload.done()
+
+    def test_pinned_memory_is_used_again_only_after_its_copy(self) -> None:
+        uploader = cuda.Uploader("cuda")
+        source = torch.empty(64 << 20, dtype=torch.uint8, pin_memory=True)
+        results = []
+        for value in range(8):
+            source.fill_(value)
+            target = uploader.empty(source.shape, source.dtype)
+            upload = uploader.upload(source, target)
+            results.append(target.float().mean())
+            upload.wait()
+        assert [int(mean) for mean in results] == list(range(8))
+
+    def test_slabs_go_back_to_their_pool(self) -> None:
+        layout = Layout([Leaf(("a",), "float32", (1024,))])
+        pool = SlabPool(Placement(layout, 1, 1, 64), 2)
+        uploader = cuda.Uploader("cuda")
+        slab = pool.acquire()
+        target = uploader.empty((slab.bytes,), torch.uint8)
+        upload = uploader.upload(slab, target)
+        expected = torch.from_numpy(slab.array()).clone()
+        del slab
+        upload.wait()
+        assert pool.stats().lent == 0
+        assert torch.equal(target.cpu(), expected)
+
+    def test_shared_memory_is_read_where_it_was_written(self) -> None:
+        memory = Memory.share(1 << 20)
+        array = torch.from_numpy(memory.array())
+        registration = cuda.Registration(memory, 0)
+        array.fill_(7)
+        assert array.is_pinned()
+        uploader = cuda.Uploader("cuda")
+        target = uploader.empty(array.shape, array.dtype)
+        uploader.upload(array, target).wait()
+        assert bool((target == 7).all())
+        del registration
+
+    def test_copies_beside_a_learner_do_not_disturb_it(self) -> None:
+        uploader = cuda.Uploader("cuda")
+        weights = torch.eye(2048, device="cuda")
+        totals, expected = [], []
+        for k in range(10):
+            batch = torch.full((2048, 2048), float(k), pin_memory=True)
+            target = uploader.empty(batch.shape, batch.dtype)
+            uploader.upload(batch, target)
+            totals.append((target @ weights).mean())
+            expected.append(float(k))
+            del target
+        assert [total.item() for total in totals] == expected
+        uploader.wait()
+        assert uploader.release_finished() == 0
