@@ -1,4 +1,4 @@
-"""`pycollect.cuda`: reasons where there is no GPU, the Uploader against torch where there is one."""
+"""`pycollect.cuda`: its reasons where there is no GPU, and its Uploader against torch on one."""
 
 from __future__ import annotations
 
