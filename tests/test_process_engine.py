@@ -284,8 +284,15 @@ def test_environments_are_closed(engine: ProcessEngine, tmp_path: Path) -> None:
 def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
     with pytest.raises(ZeroDivisionError):
         start(engine, lambda: 1 / 0).read_info()
+
+    def leave() -> None:
+        print("so long", file=sys.stderr)
+        os._exit(3)
+
+    handle = start(engine, leave)
     with pytest.raises(WorkerDied, match="exit code 3"):
-        start(engine, lambda: os._exit(3)).read_info()
+        handle.read_info()
+    assert handle.last_words() == "so long\n"
 
 
 def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:

@@ -21,6 +21,7 @@ from pycollect.collectors.mailbox_handle import AnswerWaiter, MailboxHandle, che
 from pycollect.collectors.parcel import share
 from pycollect.collectors.process_worker import QUESTIONS, serve
 from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.collectors.worker_log import WorkerLog
 
 _CLOSE_SECONDS = 5.0
 
@@ -64,15 +65,15 @@ class ProcessEngine:
             policy: the pickled policy or its factory, as `put` returned it.
             options: none are known.
         """
-        mailbox = Mailbox(QUESTIONS)
+        mailbox, log = Mailbox(QUESTIONS), WorkerLog()
         process = self._context.Process(
             target=serve,
-            args=(mailbox.address, self._bell.address, os.getpid()),
+            args=(mailbox.address, self._bell.address, os.getpid(), log.path),
             name=f"pycollect-worker-{spec.index}",
             daemon=False,  # a daemon may not have processes of its own, but environments do
         )
         process.start()
-        handle = MailboxHandle(spec, policy, mailbox, self._bell, ProcessLife(process))
+        handle = MailboxHandle(spec, policy, mailbox, self._bell, ProcessLife(process, log))
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle
 
@@ -94,12 +95,17 @@ class ProcessEngine:
 class ProcessLife:
     """A child of this process, as long as nobody has taken note of its end."""
 
-    def __init__(self, process: Any) -> None:
+    def __init__(self, process: Any, log: WorkerLog) -> None:
         self._process = process
+        self._log = log
 
     @property
     def is_over(self) -> bool:
-        """Whether the process is gone; it stays there for `kill` to be sure of its group."""
+        """Whether the process is gone; it stays there for `kill` to be sure of its group.
+
+        Whoever waits for it asks every now and then: what it wrote until then is shown, too.
+        """
+        self._log.show()
         try:
             flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
             return os.waitid(os.P_PID, self._process.pid, flags) is not None
@@ -111,14 +117,15 @@ class ProcessLife:
         return _end_of(self._process.pid)
 
     def last_words(self) -> str:
-        """Nothing: what a process writes is seen where this one's output is."""
-        return ""
+        """The end of what it wrote to its standard error."""
+        return self._log.end()
 
     def kill(self) -> None:
         """End the process and all that its environments started."""
         _kill_group(self._process.pid)
         self._process.join()
         self._process.close()
+        self._log.close()
 
 
 def _end_of(pid: int | None) -> str:

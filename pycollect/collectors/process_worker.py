@@ -27,6 +27,7 @@ from pycollect.collectors.remote_worker import (
     RolloutNote,
     WorkerInfo,
 )
+from pycollect.collectors.worker_log import log_to
 from pycollect.worker import Worker
 
 Address = tuple[int, int, int, int, int]
@@ -53,14 +54,16 @@ class Lease:
     row: int
 
 
-def serve(mailbox: Address, bell: Address, driver: int) -> None:
+def serve(mailbox: Address, bell: Address, driver: int, log: str) -> None:
     """Answer what is asked through a mailbox, until `close` is; the main function of a process.
 
     Args:
         driver: the process id of the one that asks. When it ends, this process and all that its
             environments started are killed.
+        log: the path of what is to be this process's standard error.
     """
     end_with_process(driver)
+    log_to(log)
     answer_all(WorkerMailbox(mailbox, bell))
     # All is closed. To take down an interpreter that has torch in it takes a second.
     sys.stdout.flush()

@@ -99,7 +99,10 @@ class Workforce:
         self.members = [*self.members, *members]
         self._await(members)
         for member in members:
-            self.welcome(member)
+            try:
+                self.welcome(member)
+            except WorkerDied as death:
+                raise _with_words(death, str(death), member.handle.last_words()) from death
         return members
 
     def _started(self, plan: WorkerPlan) -> WorkerHandle:
@@ -144,12 +147,7 @@ class Workforce:
         member.deaths = [*recent, batches]
         if len(member.deaths) > self._max_restarts:
             text = f"{cause}; it was replaced {len(recent)} times (max_worker_restarts)"
-            raise WorkerError(
-                f"{text}\nits last log lines:\n{words}" if words else text,
-                member.index,
-                cause.incarnation,
-                cause.remote_traceback,
-            ) from cause
+            raise _with_words(cause, text, words) from cause
         spec = replace(member.plan.spec, incarnation=member.plan.spec.incarnation + 1)
         member.plan = replace(member.plan, spec=spec)
         member.handle = self._started(member.plan)
@@ -171,3 +169,13 @@ class Workforce:
         self._engine.wait_closed([member.handle for member in members])
         for member in members:
             member.orders.clear()
+
+
+def _with_words(death: WorkerDied, text: str, words: str) -> WorkerError:
+    """The error that tells the caller of a death, with what the worker logged last."""
+    return WorkerError(
+        f"{text}\nits last log lines:\n{words}" if words else text,
+        death.worker,
+        death.incarnation,
+        death.remote_traceback,
+    )

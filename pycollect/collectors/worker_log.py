@@ -1,0 +1,69 @@
+"""What a worker process writes to its standard error: shown by its driver, the end of it kept."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+
+_KEPT = 2000  # bytes of the end
+_CHUNK = 1 << 16
+_HELD = 1 << 20  # bytes that were shown and are still in memory
+_PUNCH_HOLE, _KEEP_SIZE = 0x02, 0x01  # of fallocate, linux/falloc.h
+
+
+class WorkerLog:
+    """A file in memory, without a name, that a worker has as its standard error.
+
+    A pipe would do as well, but whoever writes into one waits for its reader, and a crash leaves
+    nothing behind in a thread of the worker's own. What was shown is given back to the system.
+    """
+
+    def __init__(self) -> None:
+        self._file = os.memfd_create("pycollect-worker-stderr", os.MFD_CLOEXEC)
+        self._shown = self._freed = 0
+        self._end = b""
+
+    @property
+    def path(self) -> str:
+        """Where processes of the same user can open it, as long as this one lives."""
+        return f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def show(self) -> None:
+        """Write what is new to this process's standard error. Cheap where nothing is."""
+        if self._file < 0:
+            return
+        while os.fstat(self._file).st_size > self._shown:
+            chunk = os.pread(self._file, _CHUNK, self._shown)
+            self._shown += len(chunk)
+            self._end = (self._end + chunk)[-_KEPT:]
+            with contextlib.suppress(OSError):  # closed, or a terminal that is gone
+                while chunk:
+                    chunk = chunk[os.write(2, chunk) :]
+        if self._shown - self._freed > _HELD:
+            self._freed = self._shown
+            length = ctypes.c_long(self._shown)
+            libc = ctypes.CDLL(None)
+            libc.fallocate(self._file, _PUNCH_HOLE | _KEEP_SIZE, ctypes.c_long(0), length)
+
+    def end(self) -> str:
+        """The last lines so far."""
+        self.show()
+        return self._end.decode(errors="replace")
+
+    def close(self) -> None:
+        """Show the rest and give the file up; `end` still tells it. Idempotent."""
+        self.show()
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def log_to(path: str) -> None:
+    """Have a WorkerLog as this process's standard error, and faults say where they happened."""
+    with contextlib.suppress(OSError):  # the driver has just ended, and this process will
+        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        os.dup2(file, 2)
+        os.close(file)
+    faulthandler.enable()
