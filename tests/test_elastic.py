@@ -10,14 +10,39 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from collect_support import ASYNC, CAT_0, STACK, Way, bias_policy, collecting, wait_until
+from collect_support import (
+    ASYNC,
+    CAT_0,
+    MULTI_0,
+    MULTI_AHEAD,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    STACK,
+    Way,
+    bias_policy,
+    collecting,
+    wait_until,
+)
 from envs_for_tests import CountingEnv
 from test_ledger import check
 
-pytestmark = pytest.mark.ray
-
 T = 4
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
+
+
+def ways(usual: list[Way], others: list[Way]) -> list[Any]:
+    """As parameters; the others are slow, as they only schedule otherwise."""
+    return [
+        pytest.param(
+            way,
+            id=way.name,
+            marks=[
+                *([] if way.multi else [pytest.mark.ray]),
+                *([pytest.mark.slow] if way in others else []),
+            ],
+        )
+        for way in (*usual, *others)
+    ]
 
 
 def endless(worker: int) -> Any:
@@ -35,7 +60,7 @@ def changed(collector: Any, change: Callable[[], Any], warning: str) -> list[Any
         return [change(), *itertools.islice(collector, 3)][1:]
 
 
-@pytest.mark.parametrize("way", [STACK, AHEAD, CAT_0], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", ways([STACK, MULTI_STACK], [AHEAD, CAT_0, MULTI_AHEAD, MULTI_0]))
 def test_sync_shares_are_recomputed(way: Way) -> None:
     policy = bias_policy()
     cells = 0
@@ -47,7 +72,7 @@ def test_sync_shares_are_recomputed(way: Way) -> None:
         batches = changed(collector, lambda: collector.add_collectors([endless(2)]), "3 workers")
         td = batches[-1]
         assert numbers(td) == [0, 1, 2]
-        assert td.shape == ((12,) if way is CAT_0 else (3, 4))
+        assert td.shape == ((12,) if way.cat == 0 else (3, 4))
         assert td["bias"].unique().tolist() == [2.0]
         cells += sum(batch.numel() for batch in batches)
         pid = collector.stats()["workers"][0]["pid"]
@@ -64,7 +89,7 @@ def test_sync_shares_are_recomputed(way: Way) -> None:
     assert total["delivered"] == cells
 
 
-@pytest.mark.parametrize("way", [ASYNC[0], ASYNC[2]], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", ways([ASYNC[2], MULTI_ASYNC[2]], [ASYNC[0], MULTI_ASYNC[0]]))
 def test_async_workers_come_and_go_at_once(way: Way) -> None:
     with collecting(way, endless, frames=T) as collector:
         collector.next()
@@ -91,28 +116,39 @@ def test_async_workers_come_and_go_at_once(way: Way) -> None:
         assert all((i >= 0).all() for i in ids)
 
 
-def test_all_may_be_stopped_and_new_ones_come() -> None:
-    with collecting(ASYNC[2], endless, frames=T) as collector:
+@pytest.mark.parametrize("way", ways([MULTI_ASYNC[2]], [ASYNC[2]]))
+def test_all_may_be_stopped_and_new_ones_come(way: Way) -> None:
+    with collecting(way, endless, frames=T) as collector:
         collector.next()
         assert len(collector.remote_collectors) == 2
+        if way.multi:
+            pids = [process.pid for process in collector.remote_collectors]
+            assert pids == [worker["pid"] for worker in collector.stats()["workers"].values()]
         collector.stop_remote_collectors()
         assert collector.remote_collectors == []
         assert check(collector.ledger())["reasons"].keys() == {"shutdown"}
         with pytest.raises(RuntimeError, match="add_collectors"):
             collector.next()
-    with collecting(ASYNC[2], endless, frames=T) as collector:
+    with collecting(way, endless, frames=T) as collector:
         collector.stop_remote_collectors()
         assert collector.add_collectors([endless(2)]) == [2]
         assert numbers(collector.next()) == [2]
 
 
-def test_what_cannot_be_removed_or_added() -> None:
-    with collecting(STACK, endless, frames=T) as collector:
+@pytest.mark.parametrize("way", ways([MULTI_STACK], [STACK]))
+def test_what_cannot_be_removed_or_added(way: Way) -> None:
+    factories = [bias_policy] * 2
+    with collecting(way, endless, frames=T, policy_factory=factories) as collector:
         for ids in (5, [0, 7]):
             with pytest.raises(ValueError, match="worker_ids"):
                 collector.remove_collectors(ids)
         with pytest.raises(ValueError, match="at least one worker"):
             collector.remove_collectors([0, 1])
+        with pytest.raises(ValueError, match=r"policy:.*policy_factory"):
+            collector.add_collectors(endless(2))
+        with pytest.raises(ValueError, match=r"collector_kwargs: 'frames_per_batch'"):
+            collector.add_collectors(endless(2), collector_kwargs={"frames_per_batch": 3})
+        own = {"policy_factory": bias_policy}
         with pytest.raises(ValueError, match=r"create_env_fn.*worker 2 differs"):
-            collector.add_collectors([partial(CountingEnv, dtype="float64")])
+            collector.add_collectors([partial(CountingEnv, dtype="float64")], collector_kwargs=own)
         assert collector.next().shape == (2, T)

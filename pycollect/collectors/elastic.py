@@ -3,16 +3,102 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from pycollect.collectors import worker_arguments as parse
 from pycollect.collectors.base import check_open, check_worker_ids
-from pycollect.collectors.remote import RemoteCollector
+from pycollect.collectors.collector_kwargs import batched, merged_arguments
+from pycollect.collectors.engine import Engine
+from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.remote import RemoteCollector, RemoteOptions
 from pycollect.collectors.remote_worker import check_alike
 from pycollect.collectors.workforce import Member, WorkerPlan
 
 
+@dataclass(frozen=True)
+class Template:
+    """What the workers of a collector are made of, but for their environments and the policy.
+
+    Attributes:
+        values: of WORKER_ARGUMENTS, as the collector was given them.
+        passed: which of them the caller really gave, and which go before `collector_kwargs`.
+        collector_kwargs: None, a dict, or one per worker.
+        share: frames of one rollout of each.
+    """
+
+    values: Mapping[str, Any]
+    passed: set[str]
+    collector_kwargs: Any
+    share: int
+
+    def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
+        """Those of so many new workers; None: as the first ones, unless each had its own."""
+        values = {name: parse.one_for_all(None, value) for name, value in self.values.items()}
+        kwargs = parse.one_for_all(collector_kwargs, self.collector_kwargs)
+        return merged_arguments(values, self.passed, kwargs, workers)
+
+
 class ElasticCollector(RemoteCollector):
-    """A RemoteCollector to which workers can be added, and from which they can be removed."""
+    """A RemoteCollector to which workers can be added, and from which they can be removed.
+
+    Args:
+        options, remote, plans, policy, engine: see :class:`RemoteCollector`.
+        template: what new workers are made of.
+    """
+
+    def __init__(
+        self,
+        options: StreamOptions,
+        remote: RemoteOptions,
+        plans: Sequence[WorkerPlan],
+        policy: Any,
+        engine: Engine[Any],
+        template: Template,
+    ) -> None:
+        self._template = template
+        self._next_index = len(plans)
+        super().__init__(options, remote, plans, policy, engine)
+
+    def _recruit(
+        self,
+        create_env_fn: Any,
+        num_envs: int,
+        policy: Any,
+        collector_kwargs: Any,
+        options: Callable[[int], Sequence[Mapping[str, Any]]],
+    ) -> list[int]:
+        """Check what `add_collectors` was given, and add the workers.
+
+        Args:
+            options: gives those of the engine for so many workers, checked.
+        """
+        with self._stream:
+            self._check_open()
+            many = isinstance(create_env_fn, (list, tuple))
+            entries = parse.env_entries(create_env_fn, "num_collectors", None if many else 1)
+            entries = batched(entries, num_envs, "num_envs")
+            arguments = self._template.arguments(collector_kwargs, len(entries))
+            factory = any(own["policy_factory"] is not None for own in arguments)
+            policy = self._policy if policy is None and not factory else policy
+            if policy is None and self._remote.built_by_workers and not factory:
+                raise ValueError(
+                    "policy: expected one, or a policy_factory in collector_kwargs, as the "
+                    "collector was made with one policy_factory for each worker"
+                )
+            sources, built_by_workers = parse.policy_sources(arguments, policy)
+            plans = parse.worker_plans(
+                entries,
+                arguments,
+                sources,
+                built_by_workers,
+                [self._template.share] * len(entries),
+                options(len(entries)),
+                self._next_index,
+            )
+            self._next_index += len(plans)
+            return self._add(plans)
 
     def _add(self, plans: Sequence[WorkerPlan]) -> list[int]:
         """Start workers; async they are asked at once, sync from the next batch on.

@@ -56,7 +56,7 @@ class MailboxHandle:
         self.index = spec.index
         self.incarnation = spec.incarnation
         self.ended = False
-        self._life = life
+        self.life = life
         self._mailbox = mailbox
         self._bell = bell
         self._weights: Memory | None = None
@@ -134,7 +134,7 @@ class MailboxHandle:
 
     def last_words(self) -> str:
         """The last lines that its process logged, as far as they can be had."""
-        return self._life.last_words()
+        return self.life.last_words()
 
     def ask_close(self) -> bool:
         """Ask it to close its environments and to end; return whether it can still do so."""
@@ -151,7 +151,7 @@ class MailboxHandle:
         if self.ended:
             return
         self.ended = True
-        self._life.kill()
+        self.life.kill()
         self._calls.clear()
         self._kept.clear()
         self._answers.clear()
@@ -168,7 +168,7 @@ class MailboxHandle:
     @property
     def is_dead(self) -> bool:
         """Whether nothing more can come from it. Does not wait."""
-        return self.ended or self._life.is_over
+        return self.ended or self.life.is_over
 
     def _ask(self, question: tuple[str, tuple[Any, ...]], *kept: Any, wait: bool = True) -> int:
         message, memory = pack(question, Mailbox.ASK_BYTES)
@@ -220,7 +220,7 @@ class MailboxHandle:
         self._answers.pop(number, None)
 
     def _death(self) -> WorkerDied:
-        text = f"worker {self.index} died: {self._life.end()}"
+        text = f"worker {self.index} died: {self.life.end()}"
         return WorkerDied(text, self.index, self.incarnation, text)
 
 

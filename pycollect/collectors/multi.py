@@ -10,12 +10,13 @@ from tensordict.nn import InteractionType
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors import worker_arguments as parse
+from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.process_engine import ProcessEngine
-from pycollect.collectors.remote import RemoteCollector, RemoteOptions
+from pycollect.collectors.remote import RemoteOptions
 
 
-class _MultiCollector(RemoteCollector):
+class _MultiCollector(ElasticCollector):
     """What both have in common.
 
     Args:
@@ -67,7 +68,46 @@ class _MultiCollector(RemoteCollector):
         )
         for plan in plans:
             check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
-        super().__init__(options, remote, plans, given["policy"], ProcessEngine())
+        share = -(-options.frames_per_batch // (len(entries) if sync else 1))
+        # What was passed for those that are there gives way to what is passed for new ones.
+        template = Template(values, set(), None, share)
+        super().__init__(options, remote, plans, given["policy"], ProcessEngine(), template)
+
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int = 1,
+        policy: Any = None,
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Start more processes, with the arguments of the others. Blocks until they are built.
+
+        Async they are asked for rollouts at once; sync they are part of the first batch that is
+        not asked for yet, from which on every worker collects an equal share.
+
+        Args:
+            create_env_fn: one entry, or a list with one per new worker.
+            num_envs: environments per worker, stepped as a batch.
+            policy: of the collector's policy's parameters; None: the collector's.
+            collector_kwargs: arguments that concern what one worker does, in place of what the
+                collector was given; a dict, or one per new worker.
+
+        Returns:
+            The ids of the new workers.
+
+        Raises:
+            ValueError: also for workers that deliver other things than those of a sync collector.
+        """
+        none: Mapping[str, Any] = {}
+        return self._recruit(
+            create_env_fn, num_envs, policy, collector_kwargs, lambda count: [none] * count
+        )
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """The workers' processes, multiprocessing's own, in worker order."""
+        handles: list[Any] = [member.handle for member in self._members]
+        return [handle.life.process for handle in handles]
 
 
 class MultiSyncDataCollector(_MultiCollector):

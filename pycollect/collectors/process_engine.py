@@ -93,10 +93,14 @@ class ProcessEngine:
 
 
 class ProcessLife:
-    """A child of this process, as long as nobody has taken note of its end."""
+    """A child of this process, as long as nobody has taken note of its end.
+
+    Attributes:
+        process: multiprocessing's.
+    """
 
     def __init__(self, process: Any, log: WorkerLog) -> None:
-        self._process = process
+        self.process = process
         self._log = log
 
     @property
@@ -108,13 +112,13 @@ class ProcessLife:
         self._log.show()
         try:
             flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PID, self._process.pid, flags) is not None
+            return os.waitid(os.P_PID, self.process.pid, flags) is not None
         except ChildProcessError:  # somebody else has taken note of its end
             return True
 
     def end(self) -> str:
         """How it ended."""
-        return _end_of(self._process.pid)
+        return _end_of(self.process.pid)
 
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""
@@ -122,9 +126,9 @@ class ProcessLife:
 
     def kill(self) -> None:
         """End the process and all that its environments started."""
-        _kill_group(self._process.pid)
-        self._process.join()
-        self._process.close()
+        _kill_group(self.process.pid)
+        self.process.join()
+        self.process.close()
         self._log.close()
 
 

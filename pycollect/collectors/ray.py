@@ -11,7 +11,8 @@ from tensordict.nn import InteractionType
 from pycollect.collectors import arguments as check
 from pycollect.collectors import ray_arguments as ray_check
 from pycollect.collectors import worker_arguments as parse
-from pycollect.collectors.elastic import ElasticCollector
+from pycollect.collectors.collector_kwargs import batched, merged_arguments
+from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.ray_engine import RayEngine, actor_options, check_actor_options
 from pycollect.collectors.remote import RemoteOptions
@@ -173,8 +174,8 @@ class RayCollector(ElasticCollector):
         ray_check.check_collector_class(collector_class)
         sync = bool(sync)
         entries = parse.env_entries(create_env_fn, "num_collectors", num_collectors)
-        entries = ray_check.batched(entries, num_workers_per_collector)
-        arguments = ray_check.actor_arguments(values, self._passed, collector_kwargs, len(entries))
+        entries = batched(entries, num_workers_per_collector)
+        arguments = merged_arguments(values, self._passed, collector_kwargs, len(entries))
         options = StreamOptions.checked(
             frames_per_batch=frames_per_batch,
             total_frames=total_frames,
@@ -204,23 +205,23 @@ class RayCollector(ElasticCollector):
             max_worker_restarts=max_worker_restarts,
             restart_on_error=restart_on_error,
         )
-        self._share = -(-options.frames_per_batch // (len(entries) if sync else 1))
+        share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         configs = ray_check.check_remote_configs(remote_configs, len(entries))
         plans = parse.worker_plans(
             entries,
             arguments,
             sources,
             built_by_workers,
-            [self._share] * len(entries),
+            [share] * len(entries),
             [actor_options(config) for config in configs],
         )
-        self._values, self._collector_kwargs = values, collector_kwargs
-        self._remote_configs, self._next_index = remote_configs, len(entries)
+        self._remote_configs = remote_configs
+        template = Template(values, self._passed, collector_kwargs, share)
         for plan in plans:
             check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
         init_config = ray_check.check_init_config(ray_init_config)
         check_actor_options(configs)
-        super().__init__(options, remote, plans, policy, RayEngine(init_config))
+        super().__init__(options, remote, plans, policy, RayEngine(init_config), template)
 
     def add_collectors(
         self,
@@ -248,32 +249,14 @@ class RayCollector(ElasticCollector):
         Raises:
             ValueError: also for actors that deliver other things than those of a sync collector.
         """
-        with self._stream:
-            self._check_open()
-            many = isinstance(create_env_fn, (list, tuple))
-            entries = parse.env_entries(create_env_fn, "num_collectors", None if many else 1)
-            entries = ray_check.batched(entries, num_envs, "num_envs")
-            kwargs = parse.one_for_all(collector_kwargs, self._collector_kwargs)
-            values = {name: parse.one_for_all(None, value) for name, value in self._values.items()}
-            arguments = ray_check.actor_arguments(values, self._passed, kwargs, len(entries))
-            factory = any(own["policy_factory"] is not None for own in arguments)
-            policy = self._policy if policy is None and not factory else policy
-            sources, built_by_workers = parse.policy_sources(arguments, policy)
-            configs = ray_check.check_remote_configs(
-                parse.one_for_all(remote_configs, self._remote_configs), len(entries)
-            )
-            plans = parse.worker_plans(
-                entries,
-                arguments,
-                sources,
-                built_by_workers,
-                [self._share] * len(entries),
-                [actor_options(config) for config in configs],
-                self._next_index,
-            )
+
+        def options(count: int) -> list[dict[str, Any]]:
+            given = parse.one_for_all(remote_configs, self._remote_configs)
+            configs = ray_check.check_remote_configs(given, count)
             check_actor_options(configs)
-            self._next_index += len(plans)
-            return self._add(plans)
+            return [actor_options(config) for config in configs]
+
+        return self._recruit(create_env_fn, num_envs, policy, collector_kwargs, options)
 
     @property
     def remote_collectors(self) -> list[Any]:
