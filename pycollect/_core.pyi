@@ -742,3 +742,64 @@ class Registration:
     """
 
     def __init__(self, memory: Memory, device: int) -> None: ...
+
+@final
+class DeviceGather:
+    """Split and n-step plans carried out on a CUDA device, by one launch for all leaves; immutable.
+
+    Arrays lie on the device. Types are not cast; targets are contiguous, and so are a source's
+    frames, whose rows lie at equal distances. Calls return at once: the stream does the work.
+
+    Raises:
+        ValueError: there is no such device; in calls, what does not fit, and nothing was sent then.
+        CudaError: CUDA is not available, or a call failed.
+    """
+
+    def __init__(self, device: int) -> None: ...
+    @property
+    def device(self) -> int: ...
+    @staticmethod
+    def workspace_bytes(plan: SplitPlan | MultiStepPlan, leaves: int) -> int:
+        """How large the workspace of a call with that many leaves has to be."""
+
+    def padded(
+        self,
+        plan: SplitPlan,
+        sources: Sequence[_Array],
+        targets: Sequence[_Array],
+        workspace: _Array,
+        stream: int,
+    ) -> None:
+        """As `SplitPlan.padded`.
+
+        Args:
+            workspace: memory of the device, which is used until the stream has done the work.
+            stream: a CUstream as a number.
+        """
+
+    def flat(
+        self,
+        plan: SplitPlan,
+        sources: Sequence[_Array],
+        targets: Sequence[_Array],
+        workspace: _Array,
+        stream: int,
+    ) -> None:
+        """As `SplitPlan.flat`; arguments as `padded`."""
+
+    def ahead(
+        self,
+        plan: MultiStepPlan,
+        gamma: float,
+        moved: Sequence[_Array],
+        moved_to: Sequence[_Array],
+        summed: Sequence[_Array],
+        summed_to: Sequence[_Array],
+        workspace: _Array,
+        stream: int,
+    ) -> None:
+        """As `MultiStepPlan.shift` of `moved` and `MultiStepPlan.sum` of `summed`.
+
+        Sums are of float32 and float64, and made term by term: in the last bit of double precision
+        they may differ from the host's.
+        """

@@ -93,10 +93,14 @@ def allocate(
 
 
 def is_plain(leaf: torch.Tensor) -> bool:
-    """Whether the core can read it, and nothing is lost if it does."""
+    """Whether the core can read it on the host, and nothing is lost if it does."""
+    return leaf.device.type == "cpu" and is_raw(leaf)
+
+
+def is_raw(leaf: torch.Tensor) -> bool:
+    """Whether its memory, wherever it is, is all that there is to it."""
     return (
-        leaf.device.type == "cpu"
-        and not (leaf.requires_grad and torch.is_grad_enabled())
+        not (leaf.requires_grad and torch.is_grad_enabled())
         and not leaf.is_conj()
         and not leaf.is_neg()
         and _is_numeric(leaf.dtype)

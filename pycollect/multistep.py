@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import Leaf, MultiStepPlan, SplitPlan
+from pycollect.device_gather import ahead_on_device, on_one_device
 from pycollect.extras_delivery import Parcel, with_extras, without_extras
 from pycollect.layout import Key, dotted, dtype_name
 from pycollect.leaves import (
@@ -89,8 +90,9 @@ class MultiStep:
 
         Args:
             tensordict: batch size [T], [P, T], [B, P, T], or [N, T] as split with a mask: time is
-                the last dimension. Leaves may lie anywhere in memory; those that need a gradient or
-                are not in host memory go through torch's own indexing.
+                the last dimension. Leaves may lie anywhere in memory; those of a CUDA device go
+                through one launch of the core's kernel, those that need a gradient or lie on
+                another device through torch's own indexing.
 
         Returns:
             A new TensorDict that shares with the input what does not change, all but "next".
@@ -187,11 +189,26 @@ class _Ahead:
         )
         self.plan.shift(list(moved.values()), [room[key] for key in moved])
         self.plan.sum(gamma, list(summed.values()), [room[key] for key in summed])
-        for key in leaves.keys() - moved.keys():
+        room |= self._on_device(leaves, rewards, gamma)
+        for key in leaves.keys() - room.keys():
             room[key] = self._moved_by_torch(leaves[key])
-        for key in rewards.keys() - summed.keys():
+        for key in rewards.keys() - room.keys():
             room[key] = self._summed_by_torch(rewards[key], gamma)
         return room
+
+    def _on_device(
+        self, leaves: dict[Key, torch.Tensor], rewards: dict[Key, torch.Tensor], gamma: float
+    ) -> dict[Key, torch.Tensor]:
+        """Those that a CUDA device does by one launch."""
+        floats = (torch.float32, torch.float64)
+        there = on_one_device(
+            leaves | {key: reward for key, reward in rewards.items() if reward.dtype in floats}
+        )
+        if not there:
+            return {}
+        moved = {key: leaf for key, leaf in there.items() if key in leaves}
+        summed = {key: leaf for key, leaf in there.items() if key in rewards}
+        return ahead_on_device(self.plan, gamma, moved, summed, self.ndim)
 
     def carried(self, parcel: Parcel) -> Parcel:
         """The extras: those under "next" from the cells that are led to."""

@@ -9,6 +9,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from pycollect._core import Leaf, SplitPlan
 from pycollect.batch import to_tensordict
+from pycollect.device_gather import on_one_device, split_on_device
 from pycollect.extras_delivery import with_extras, without_extras
 from pycollect.layout import Key, dotted, dtype_name
 from pycollect.leaves import (
@@ -86,8 +87,9 @@ def split_trajectories(
 
     Args:
         rollout_tensordict: batch size [T], [P, T], [B, P, T], ...: time is the last dimension.
-            Leaves may lie anywhere in memory. Those that need a gradient or are not in host memory
-            go through torch's own indexing (slower, differentiable); the others through the core.
+            Leaves may lie anywhere in memory. Those in host memory go through the core, those of a
+            CUDA device through one launch of its kernel. Those that need a gradient, and those of
+            other devices, go through torch's own indexing (slower, differentiable).
         prefix: where ``"traj_ids"`` and ``"mask"`` are read and written. Default: "collector" if
             the batch has such an entry, else the root.
         trajectory_key: the trajectory ids, integers of the batch's shape; the mask lies beside
@@ -228,11 +230,14 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
         [Leaf(k, dtype_name(x.dtype), tuple(x.shape[ndim:])) for k, x in plain.items()],
     )
     form.write(list(plain.values()), list(result.values()))
-    if len(plain) == len(leaves):
-        return result
+    there = on_one_device({key: leaf for key, leaf in leaves.items() if key not in plain})
+    if there:
+        result |= split_on_device(form.plan, there, form.lead, ndim)
+    if len(result) == len(leaves):
+        return {key: result[key] for key in leaves}
     cells = _cells(form)
     for key, leaf in leaves.items():
-        if key not in plain:
+        if key not in result:
             frames = leaf.reshape(-1, *leaf.shape[ndim:])
             result[key] = form.select(frames, cells.to(leaf.device))
     return {key: result[key] for key in leaves}

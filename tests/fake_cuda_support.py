@@ -5,6 +5,7 @@ Which library is CUDA's is found once per process, so a test that wants the fake
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 import shutil
@@ -52,6 +53,7 @@ def fake_cuda_library() -> str:
     if compiler is None:
         pytest.skip("needs a C++ compiler")
     folder = tempfile.mkdtemp(prefix="pycollect-fake-cuda-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = Path(folder) / "libfake_cuda.so"
     source = _ROOT / "tests" / "cpp" / "fake_cuda.cpp"
     command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{_ROOT / 'csrc'}"]

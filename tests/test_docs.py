@@ -1,4 +1,4 @@
-"""docs/contract.md and docs/coming-from-torchrl.md name tests that exist; the example runs."""
+"""The pages of docs/ name tests that exist; the example runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
 CONTRACT = (DOCS / "contract.md").read_text()
 COMING = (DOCS / "coming-from-torchrl.md").read_text()
+GPU = (DOCS / "gpu.md").read_text()
 NAMED = re.compile(r"`([\w/]+\.py)::([\w:]+)`")
 
 
@@ -28,7 +29,7 @@ def functions_of(path: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("page", [CONTRACT, COMING], ids=["contract", "coming from TorchRL"])
+@pytest.mark.parametrize("page", [CONTRACT, COMING, GPU], ids=["contract", "coming from TorchRL", "GPU"])
 def test_the_tests_named_there_exist(page: str) -> None:
     named = NAMED.findall(page)
     assert len(named) > 10

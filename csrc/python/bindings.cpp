@@ -12,4 +12,5 @@ PYBIND11_MODULE(_core, module) {
   bind_split(module);
   bind_multistep(module);
   bind_cuda(module);
+  bind_device_gather(module);
 }

@@ -8,6 +8,7 @@ namespace pycollect::python {
 
 void bind_assemble(pybind11::module_& module);
 void bind_cuda(pybind11::module_& module);
+void bind_device_gather(pybind11::module_& module);
 void bind_layout(pybind11::module_& module);
 void bind_mailbox(pybind11::module_& module);
 void bind_multistep(pybind11::module_& module);

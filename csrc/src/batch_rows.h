@@ -47,16 +47,14 @@ inline void expect_on_host(const char* what, const TensorView& view) {
   }
 }
 
-// Sources and targets: as many of each, on the host, every source of the batch's shape.
-inline void check_leaves(std::span<const TensorView> sources, std::span<const TensorView> targets,
-                         const Dims& batch) {
+// Sources and targets: as many of each, every source of the batch's shape.
+inline void check_batch(std::span<const TensorView> sources, std::span<const TensorView> targets,
+                        const Dims& batch) {
   if (sources.size() != targets.size()) {
     throw std::invalid_argument("targets: expected " + std::to_string(sources.size()) + ", got " +
                                 std::to_string(targets.size()));
   }
   for (std::size_t i = 0; i < sources.size(); ++i) {
-    expect_on_host("source", sources[i]);
-    expect_on_host("target", targets[i]);
     if (sources[i].rank() < batch.size() ||
         !std::equal(batch.begin(), batch.end(), sources[i].shape.begin())) {
       throw std::invalid_argument("source " + std::to_string(i) +
@@ -64,6 +62,25 @@ inline void check_leaves(std::span<const TensorView> sources, std::span<const Te
                                   to_string(sources[i].shape));
     }
   }
+}
+
+// The same, on the host.
+inline void check_leaves(std::span<const TensorView> sources, std::span<const TensorView> targets,
+                         const Dims& batch) {
+  check_batch(sources, targets, batch);
+  for (std::size_t i = 0; i < sources.size(); ++i) {
+    expect_on_host("source", sources[i]);
+    expect_on_host("target", targets[i]);
+  }
+}
+
+// The batch's dimensions, then a frame's.
+inline Dims joined(const Dims& lead, std::span<const std::int64_t> frame) {
+  Dims shape = lead;
+  for (std::int64_t extent : frame) {
+    shape.push_back(extent);
+  }
+  return shape;
 }
 
 inline void check_target(std::size_t i, const TensorView& target, const Dims& expected) {

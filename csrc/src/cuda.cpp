@@ -85,6 +85,10 @@ const Driver& driver() {
   return found.driver;
 }
 
+Error failed_to_take(const char* call, std::int64_t bytes, Result result) {
+  return failed(std::string(call) + " of " + std::to_string(bytes) + " bytes", result);
+}
+
 Handle handle_of(Stream stream) { return reinterpret_cast<Handle>(stream); }
 
 }  // namespace
@@ -235,7 +239,7 @@ std::shared_ptr<Memory> host_memory(int device, std::int64_t bytes) {
   const Result result =
       driver().allocate_host.attempt(&data, static_cast<std::size_t>(bytes), kHostPortable);
   if (result != kSuccess) {
-    throw failed("cuMemHostAlloc of " + std::to_string(bytes) + " bytes", result);
+    throw failed_to_take("cuMemHostAlloc", bytes, result);
   }
   const auto give_up = [context](std::byte* memory) {
     clean_up(*context, [memory](const Driver& d) { d.free_host.attempt(memory); });
@@ -254,7 +258,7 @@ Registration::Registration(std::shared_ptr<const Memory> memory, int device)
   const Result result = driver().register_host.attempt(
       memory_->data(), static_cast<std::size_t>(memory_->bytes()), kHostPortable);
   if (result != kSuccess) {
-    throw failed("cuMemHostRegister of " + std::to_string(memory_->bytes()) + " bytes", result);
+    throw failed_to_take("cuMemHostRegister", memory_->bytes(), result);
   }
 }
 
@@ -270,7 +274,7 @@ DeviceMemory::DeviceMemory(int device, std::int64_t bytes)
   const Context::Current current(*context_);
   const Result result = driver().allocate.attempt(&address_, static_cast<std::size_t>(bytes));
   if (result != kSuccess) {
-    throw failed("cuMemAlloc of " + std::to_string(bytes) + " bytes", result);
+    throw failed_to_take("cuMemAlloc", bytes, result);
   }
 }
 

@@ -62,14 +62,6 @@ void cut_row(const Signal& done, const Signal& ids, const Signal& mask, std::int
   add(start, steps);
 }
 
-Dims joined(const Dims& lead, std::span<const std::int64_t> frame) {
-  Dims shape = lead;
-  for (std::int64_t extent : frame) {
-    shape.push_back(extent);
-  }
-  return shape;
-}
-
 }  // namespace
 
 // One leaf on its way from the batch to its target.

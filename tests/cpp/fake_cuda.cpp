@@ -13,6 +13,8 @@
 #include <string>
 #include <vector>
 
+#include "cuda/gather.h"
+
 // Reimplements the driver's behaviour; its numbers are written out again so that a mistake there is
 // not repeated here.
 namespace {
@@ -423,7 +425,7 @@ Result cuMemcpyHtoDAsync_v2(Pointer target, const void* source, std::size_t byte
 Result cuModuleLoadDataEx(Handle* module, const void* image, unsigned options, int* names,
                           void** values) {
   FAKE_CALL_IN_CONTEXT("cuModuleLoadDataEx");
-  if (std::strstr(static_cast<const char*>(image), ".version") == nullptr) {
+  if (std::strstr(static_cast<const char*>(image), ".version 7.8") == nullptr) {
     for (unsigned i = 0; i < options; ++i) {
       if (names[i] == 5) {  // CU_JIT_ERROR_LOG_BUFFER
         std::strcpy(static_cast<char*>(values[i]), "line 1: no version");
@@ -452,13 +454,21 @@ Result cuModuleGetFunction(Handle* function, Handle module, const char* name) {
 
 Result cuLaunchKernel(Handle function, unsigned x, unsigned y, unsigned z, unsigned threads_x,
                       unsigned threads_y, unsigned threads_z, unsigned shared, Handle stream,
-                      void** /*parameters*/, void** /*extra*/) {
+                      void** parameters, void** /*extra*/) {
   FAKE_CALL_IN_CONTEXT("cuLaunchKernel blocks=", x, " threads=", threads_x,
                        " stream=", number(stream));
   const bool flat = y == 1 && z == 1 && threads_y == 1 && threads_z == 1 && shared == 0;
   if (function != &function_object || x == 0 || !flat) {
     return kInvalidValue;
   }
-  return give(stream, [] { return true; });
+  return give(stream,
+              [x, threads_x, p = *static_cast<pycollect::gather::Parameters*>(parameters[0])] {
+                for (unsigned block = 0; block < x; ++block) {
+                  for (unsigned thread = 0; thread < threads_x; ++thread) {
+                    pycollect::gather::gather(p, block, thread);
+                  }
+                }
+                return true;
+              });
 }
 }

@@ -20,9 +20,21 @@ class ThreadPool;
 // (1988). Uncollected cells lead to themselves, by no step, and no frame looks into one.
 class MultiStepPlan {
  public:
+  // Cells that follow each other in one row: a segment, or uncollected ones.
+  struct Piece {
+    Segment cells;
+    bool collected;
+  };
+
   // The segments of `split`, which is not needed any more afterwards. Throws std::invalid_argument
   // where n_steps is below 1.
   MultiStepPlan(const SplitPlan& split, std::int64_t n_steps);
+
+  // The shape of the batch, time last.
+  const Dims& batch() const { return batch_; }
+  std::int64_t n_steps() const { return n_steps_; }
+  // Together all cells, row after row.
+  std::span<const Piece> pieces() const { return pieces_; }
 
   // Each source [*batch, *frame] into its target of the same shape: at each cell what lies in the
   // cell that it leads to. Values are cast to the target's type, as by copy(). Throws
@@ -54,12 +66,6 @@ class MultiStepPlan {
   class Shift;
   class Sum;
 
-  // Cells that follow each other in one row: a segment, or uncollected ones.
-  struct Piece {
-    Segment cells;
-    bool collected;
-  };
-
   void add(std::int64_t row, std::int64_t start, std::int64_t end, bool collected);
   // Calls visit(piece, begin, end) for the parts of pieces that are cells [begin, end) of the
   // batch, counted row after row; positions are given within the piece.
@@ -73,7 +79,7 @@ class MultiStepPlan {
   Dims batch_;
   std::int64_t n_steps_;
   std::int64_t longest_;
-  std::vector<Piece> pieces_;  // together all cells, row after row
+  std::vector<Piece> pieces_;
 };
 
 }  // namespace pycollect

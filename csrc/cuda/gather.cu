@@ -1,0 +1,7 @@
+// The kernel's entry. Compiled to csrc/src/gather_ptx.inc by scripts/make_gather_ptx.py.
+#include "gather.h"
+
+extern "C" __global__ void __launch_bounds__(pycollect::gather::kThreads)
+    pycollect_gather(const pycollect::gather::Parameters parameters) {
+  pycollect::gather::gather(parameters, blockIdx.x, threadIdx.x);
+}

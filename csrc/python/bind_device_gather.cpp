@@ -1,0 +1,75 @@
+#include <pybind11/stl.h>
+
+#include <stdexcept>
+
+#include "bindings.h"
+#include "interop.h"
+#include "pycollect/device_gather.h"
+
+namespace pycollect::python {
+namespace {
+
+using cuda::DeviceGather;
+using cuda::Stream;
+
+cuda::Workspace workspace_from(const py::object& array) {
+  const TensorView view = borrow(array, "workspace", nullptr, true);
+  if (view.device.kind != DeviceKind::cuda || !view.is_contiguous()) {
+    throw std::invalid_argument("workspace: expected a contiguous array on a CUDA device");
+  }
+  return {reinterpret_cast<cuda::DevicePointer>(view.data), view.bytes()};
+}
+
+using Form = void (DeviceGather::*)(const SplitPlan&, std::span<const TensorView>,
+                                    std::span<const TensorView>, cuda::Workspace, Stream) const;
+
+template <Form form>
+void split(const DeviceGather& gather, const SplitPlan& plan,
+           const std::vector<py::object>& sources, const std::vector<py::object>& targets,
+           const py::object& workspace, Stream stream) {
+  const std::vector<TensorView> from = borrow_all(sources, "sources", false);
+  const std::vector<TensorView> to = borrow_all(targets, "targets", true);
+  const cuda::Workspace room = workspace_from(workspace);
+  const py::gil_scoped_release release;
+  (gather.*form)(plan, from, to, room, stream);
+}
+
+void ahead(const DeviceGather& gather, const MultiStepPlan& plan, double gamma,
+           const std::vector<py::object>& moved, const std::vector<py::object>& moved_to,
+           const std::vector<py::object>& summed, const std::vector<py::object>& summed_to,
+           const py::object& workspace, Stream stream) {
+  const std::vector<TensorView> from = borrow_all(moved, "moved", false);
+  const std::vector<TensorView> to = borrow_all(moved_to, "moved_to", true);
+  const std::vector<TensorView> terms = borrow_all(summed, "summed", false);
+  const std::vector<TensorView> sums = borrow_all(summed_to, "summed_to", true);
+  const cuda::Workspace room = workspace_from(workspace);
+  const py::gil_scoped_release release;
+  gather.ahead(plan, {from, to, terms, sums, gamma}, room, stream);
+}
+
+}  // namespace
+
+void bind_device_gather(py::module_& module) {
+  py::class_<DeviceGather>(module, "DeviceGather", "Plans carried out on a device, by one launch.")
+      .def(py::init<int>(), py::arg("device"), py::call_guard<py::gil_scoped_release>())
+      .def_property_readonly("device", &DeviceGather::device)
+      .def_static("workspace_bytes",
+                  py::overload_cast<const SplitPlan&, std::size_t>(&DeviceGather::workspace_bytes),
+                  py::arg("plan"), py::arg("leaves"),
+                  "How large a workspace for that many leaves is.")
+      .def_static(
+          "workspace_bytes",
+          py::overload_cast<const MultiStepPlan&, std::size_t>(&DeviceGather::workspace_bytes),
+          py::arg("plan"), py::arg("leaves"), "How large a workspace for that many leaves is.")
+      .def("padded", &split<&DeviceGather::padded>, py::arg("plan"), py::arg("sources"),
+           py::arg("targets"), py::arg("workspace"), py::arg("stream"),
+           "As SplitPlan.padded, on the device.")
+      .def("flat", &split<&DeviceGather::flat>, py::arg("plan"), py::arg("sources"),
+           py::arg("targets"), py::arg("workspace"), py::arg("stream"),
+           "As SplitPlan.flat, on the device.")
+      .def("ahead", &ahead, py::arg("plan"), py::arg("gamma"), py::arg("moved"),
+           py::arg("moved_to"), py::arg("summed"), py::arg("summed_to"), py::arg("workspace"),
+           py::arg("stream"), "As MultiStepPlan.shift and sum, on the device.");
+}
+
+}  // namespace pycollect::python

@@ -1,0 +1,94 @@
+"""Compiles csrc/cuda/gather.cu to the PTX that the core embeds; needs nvcc and ptxas.
+
+    python scripts/make_gather_ptx.py            # writes csrc/src/gather_ptx.inc
+    python scripts/make_gather_ptx.py --check    # exit status 1 where that would change it
+
+nvcc writes the newest PTX version that it knows, which older drivers refuse (nvcc 13 writes 9.0,
+drivers of CUDA 12 know 8.x). The kernel uses nothing of the newer versions, so the version is
+lowered to 7.8, that of CUDA 11.8 and the first to know Hopper, and what results is assembled for
+several generations of GPUs as the proof.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "csrc" / "cuda" / "gather.cu"
+TARGET = ROOT / "csrc" / "src" / "gather_ptx.inc"
+VERSION = "7.8"
+OLDEST = (
+    "75"  # the oldest architecture that nvcc 13 compiles for; drivers compile PTX for newer ones
+)
+ASSEMBLED_FOR = ("75", "80", "86", "89", "90")
+
+
+def nvcc_release() -> str:
+    """The release of the nvcc that is found, such as 13.0."""
+    text = subprocess.run(["nvcc", "--version"], check=True, capture_output=True, text=True).stdout
+    match = re.search(r"release (\d+\.\d+)", text)
+    if match is None:
+        raise SystemExit(f"nvcc --version: expected a release, got {text!r}")
+    return match[1]
+
+
+def compiled() -> str:
+    """The kernel's PTX of the lowered version, without comments."""
+    with tempfile.TemporaryDirectory() as folder:
+        ptx = Path(folder) / "gather.ptx"
+        command = ["nvcc", "-ptx", "-std=c++20", "-O3", "-fmad=false", f"-arch=compute_{OLDEST}"]
+        subprocess.run([*command, "-o", str(ptx), str(SOURCE)], check=True)
+        text = re.sub(r"//.*", "", ptx.read_text())
+    text, lowered = re.subn(r"^\.version \S+", f".version {VERSION}", text, flags=re.M)
+    if lowered != 1:
+        raise SystemExit("expected one .version in the PTX")
+    lines = (line.rstrip() for line in text.splitlines())
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def assemble(ptx: str) -> None:
+    """Raises where ptxas does not take it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "gather.ptx"
+        path.write_text(ptx)
+        for arch in ASSEMBLED_FOR:
+            command = ["ptxas", f"-arch=sm_{arch}", "-o", str(path.with_suffix(".cubin"))]
+            subprocess.run([*command, str(path)], check=True)
+
+
+def embedded(ptx: str, release: str) -> str:
+    """The text of the file that C++ includes."""
+    return (
+        f"// Written by scripts/make_gather_ptx.py from csrc/cuda/gather.cu with nvcc {release}.\n"
+        f'R"ptx(\n{ptx})ptx"\n'
+    )
+
+
+def committed() -> tuple[str, str]:
+    """The release of the nvcc that wrote the committed PTX, and the PTX."""
+    match = re.fullmatch(r'//.* with nvcc (\S+)\.\nR"ptx\(\n(.*)\)ptx"\n', TARGET.read_text(), re.S)
+    if match is None:
+        raise SystemExit(f"{TARGET}: expected what this script writes")
+    return match[1], match[2]
+
+
+def main() -> None:
+    """See the module's text."""
+    ptx = compiled()
+    assemble(ptx)
+    text = embedded(ptx, nvcc_release())
+    if sys.argv[1:] == ["--check"]:
+        if TARGET.read_text() != text:
+            raise SystemExit(
+                f"{TARGET} is not what {SOURCE} compiles to; run {Path(__file__).name}"
+            )
+        return
+    TARGET.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

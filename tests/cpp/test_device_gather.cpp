@@ -1,0 +1,280 @@
+// The device's gather against the host's: the fake driver runs the kernel's twin on the host.
+#include <doctest/doctest.h>
+
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "cuda_support.h"
+#include "pycollect/device_gather.h"
+#include "pycollect/thread_pool.h"
+
+using namespace pycollect;
+
+namespace {
+
+constexpr std::int64_t kRows = 6, kSteps = 50;
+
+// An array that lies on the fake's device, and on the host as well.
+struct Array {
+  std::vector<std::byte> bytes;
+  TensorView host;
+
+  Array(DType dtype, const Dims& shape, int fill = 0)
+      : host(TensorView::contiguous(nullptr, dtype, shape)) {
+    bytes.resize(static_cast<std::size_t>(host.bytes()) + 64, static_cast<std::byte>(fill));
+    // As aligned as torch's memory, so that large units are met.
+    const auto address = (reinterpret_cast<std::uintptr_t>(bytes.data()) + 15) / 16 * 16;
+    host.data = reinterpret_cast<std::byte*>(address);
+  }
+  Array(const Array&) = delete;
+  Array(Array&&) = default;
+  TensorView device() const {
+    TensorView view = host;
+    view.device = {DeviceKind::cuda, 0};
+    return view;
+  }
+  bool equals(const Array& other) const {
+    return std::memcmp(host.data, other.host.data, static_cast<std::size_t>(host.bytes())) == 0;
+  }
+};
+
+std::vector<TensorView> hosts(const std::vector<Array>& arrays) {
+  std::vector<TensorView> views;
+  for (const Array& array : arrays) {
+    views.push_back(array.host);
+  }
+  return views;
+}
+
+std::vector<TensorView> devices(const std::vector<Array>& arrays) {
+  std::vector<TensorView> views;
+  for (const Array& array : arrays) {
+    views.push_back(array.device());
+  }
+  return views;
+}
+
+// Leaves of all unit sizes, an empty one, and one with a frame of several tiles.
+const std::vector<std::pair<DType, Dims>> kFrames{
+    {DType::boolean, {}},   {DType::int16, {3}},      {DType::float32, {5}},
+    {DType::float64, {1}},  {DType::uint8, {32}},     {DType::float32, {0}},
+    {DType::int64, {2, 3}}, {DType::complex128, {2}}, {DType::uint8, {40000}},
+};
+
+struct Batch {
+  Batch() : done(DType::boolean, {kRows, kSteps}), ids(DType::int64, {kRows, kSteps}) {
+    std::mt19937 random(3);
+    for (std::int64_t cell = 0; cell < kRows * kSteps; ++cell) {
+      done.host.data[cell] = std::byte{random() % 9 == 0};
+      const std::int64_t id = random() % 8 == 0 ? -1 : 4;
+      std::memcpy(ids.host.data + cell * 8, &id, 8);
+    }
+    for (const auto& [dtype, frame] : kFrames) {
+      leaves.push_back(leaf(dtype, {kRows, kSteps}, frame));
+      for (std::int64_t i = 0; i < leaves.back().host.bytes(); ++i) {
+        leaves.back().host.data[i] = static_cast<std::byte>(random());
+      }
+    }
+  }
+  static Array leaf(DType dtype, Dims lead, const Dims& frame, int fill = 0) {
+    for (std::int64_t extent : frame) {
+      lead.push_back(extent);
+    }
+    return {dtype, lead, fill};
+  }
+  static std::vector<Array> targets(const Dims& lead, int fill) {
+    std::vector<Array> made;
+    for (const auto& [dtype, frame] : kFrames) {
+      made.push_back(leaf(dtype, lead, frame, fill));
+    }
+    return made;
+  }
+  SplitPlan plan() const { return SplitPlan(done.host, ids.host, std::nullopt, 2); }
+
+  Array done;
+  Array ids;
+  std::vector<Array> leaves;
+};
+
+struct Lent {
+  explicit Lent(std::int64_t bytes) : memory(0, bytes) {}
+  operator cuda::Workspace() const { return {memory.address(), memory.bytes()}; }
+  cuda::DeviceMemory memory;
+};
+
+// Numbers whose sums are exact in any order.
+void fill_rewards(const Array& reward, std::mt19937& random) {
+  for (std::int64_t i = 0; i < reward.host.count(); ++i) {
+    const auto value = static_cast<double>(random() % 64);
+    if (reward.host.dtype == DType::float64) {
+      std::memcpy(reward.host.data + i * 8, &value, 8);
+    } else {
+      const auto narrow = static_cast<float>(value);
+      std::memcpy(reward.host.data + i * 4, &narrow, 4);
+    }
+  }
+}
+
+}  // namespace
+
+TEST_CASE("padded and flat are those of the host, by one launch") {
+  const FakeCuda fake;
+  const Batch batch;
+  const SplitPlan plan = batch.plan();
+  const cuda::DeviceGather gather(0);
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, kFrames.size()));
+  ThreadPool pool(1);
+  for (const bool padded : {true, false}) {
+    const Dims lead = padded ? Dims{plan.count(), plan.longest()} : Dims{plan.frames()};
+    const std::vector<Array> expected = Batch::targets(lead, 1);
+    const std::vector<Array> targets = Batch::targets(lead, 2);
+    const int launches = fake.calls("cuLaunchKernel");
+    if (padded) {
+      plan.padded(pool, hosts(batch.leaves), hosts(expected));
+      gather.padded(plan, devices(batch.leaves), devices(targets), workspace, 0);
+    } else {
+      plan.flat(pool, hosts(batch.leaves), hosts(expected));
+      gather.flat(plan, devices(batch.leaves), devices(targets), workspace, 0);
+    }
+    CHECK(fake.calls("cuLaunchKernel") == launches + 1);
+    for (std::size_t i = 0; i < kFrames.size(); ++i) {
+      CAPTURE(i);
+      CHECK(targets[i].equals(expected[i]));
+    }
+  }
+  CHECK(fake.calls("cuModuleLoadDataEx") == 1);
+}
+
+TEST_CASE("what lies ahead and its sums are those of the host, by one launch") {
+  const FakeCuda fake;
+  const Batch batch;
+  std::mt19937 random(7);
+  const cuda::DeviceGather gather(0);
+  ThreadPool pool(1);
+  for (const std::int64_t n : {std::int64_t{1}, std::int64_t{3}, std::int64_t{1} << 40}) {
+    CAPTURE(n);
+    const MultiStepPlan plan(batch.plan(), n);
+    std::vector<Array> rewards;
+    rewards.emplace_back(DType::float32, Dims{kRows, kSteps, 1});
+    rewards.emplace_back(DType::float64, Dims{kRows, kSteps, 3});
+    std::vector<Array> sums, expected_sums;
+    for (const Array& reward : rewards) {
+      fill_rewards(reward, random);
+      sums.emplace_back(reward.host.dtype, reward.host.shape, 2);
+      expected_sums.emplace_back(reward.host.dtype, reward.host.shape, 1);
+    }
+    const std::vector<Array> moved = Batch::targets({kRows, kSteps}, 2);
+    const std::vector<Array> expected = Batch::targets({kRows, kSteps}, 1);
+    plan.shift(pool, hosts(batch.leaves), hosts(expected));
+    plan.sum(pool, 0.5, hosts(rewards), hosts(expected_sums));
+
+    const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, kFrames.size() + 2));
+    const auto from = devices(batch.leaves), to = devices(moved);
+    const auto summed = devices(rewards), summed_to = devices(sums);
+    const int launches = fake.calls("cuLaunchKernel");
+    gather.ahead(plan, {from, to, summed, summed_to, 0.5}, workspace, 0);
+    CHECK(fake.calls("cuLaunchKernel") == launches + 1);
+    for (std::size_t i = 0; i < kFrames.size(); ++i) {
+      CAPTURE(i);
+      CHECK(moved[i].equals(expected[i]));
+    }
+    CHECK(sums[0].equals(expected_sums[0]));
+    CHECK(sums[1].equals(expected_sums[1]));
+  }
+}
+
+TEST_CASE("rows and steps may lie apart, and addresses be odd") {
+  const FakeCuda fake;
+  std::vector<std::uint16_t> memory(2 * 3 * 8 + 1);
+  for (std::size_t i = 0; i < memory.size(); ++i) {
+    memory[i] = static_cast<std::uint16_t>(i);
+  }
+  // [2, 3, 2] of int16, every other step of rows of 8, beginning behind the first number.
+  TensorView source = TensorView::contiguous(memory.data() + 1, DType::int16, {2, 3, 2});
+  source.strides[0] = 8 * 2 * 3;
+  source.strides[1] = 8 * 2;
+  Array done(DType::boolean, {2, 3});
+  const SplitPlan plan(done.host, std::nullopt, std::nullopt, 2);
+  const Array expected(DType::int16, {2, 3, 2}), target(DType::int16, {2, 3, 2});
+  ThreadPool pool(1);
+  plan.padded(pool, {{source}}, {{expected.host}});
+  source.device = {DeviceKind::cuda, 0};
+  const cuda::DeviceGather gather(0);
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1));
+  gather.padded(plan, {{source}}, {{target.device()}}, workspace, 0);
+  CHECK(target.equals(expected));
+}
+
+TEST_CASE("tables travel on the launch's stream, before it") {
+  const FakeCuda fake;
+  const Batch batch;
+  const SplitPlan plan = batch.plan();
+  const cuda::DeviceGather gather(0);
+  const cuda::OwnStream stream(cuda::Context::of(0));
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1));
+  const Array target(DType::boolean, {plan.frames()});
+  fake_cuda_hold(1);
+  gather.flat(plan, {{batch.leaves[0].device()}}, {{target.device()}}, workspace, stream.value());
+  const std::string log = fake.log();
+  const auto copied = log.find("cuMemcpyHtoDAsync_v2 ");
+  const auto launched = log.find("cuLaunchKernel blocks=1 threads=256 stream=1");
+  CHECK(log.find("pinned=0 stream=1", copied) < launched);
+  CHECK(launched != std::string::npos);
+  CHECK(fake_cuda_advance(stream.value(), 9) == 2);
+}
+
+TEST_CASE("nothing to do is no launch") {
+  const FakeCuda fake;
+  Array done(DType::boolean, {3, 0});
+  const SplitPlan plan(done.host, std::nullopt, std::nullopt, 2);
+  const Array source(DType::float32, {3, 0, 2}), target(DType::float32, {0, 0, 2});
+  const cuda::DeviceGather gather(0);
+  gather.padded(plan, {{source.device()}}, {{target.device()}}, {}, 0);
+  gather.padded(plan, {}, {}, {}, 0);
+  CHECK(fake.calls("cuLaunchKernel") == 0);
+}
+
+TEST_CASE("what does not fit is refused before anything is sent") {
+  const FakeCuda fake;
+  const Array done(DType::boolean, {2, 2, 3});
+  const SplitPlan plan(done.host, std::nullopt, std::nullopt, 3);
+  const cuda::DeviceGather gather(0);
+  const Lent workspace(4096);
+  const Array source(DType::float32, {2, 2, 3, 2}), target(DType::float32, {4, 3, 2});
+  const auto refused = [&](const TensorView& from, const TensorView& to, const char* text) {
+    CHECK_THROWS_WITH_AS(gather.padded(plan, {{from}}, {{to}}, workspace, 0), text,
+                         std::invalid_argument);
+  };
+  refused(source.host, target.device(),
+          "source 0: expected an array on CUDA device 0, got one elsewhere");
+  refused(source.device(), target.host,
+          "target 0: expected an array on CUDA device 0, got one elsewhere");
+  refused(source.device(), source.device(), "target 0: expected shape [4, 3, 2], got [2, 2, 3, 2]");
+  const Array wide(DType::float64, {4, 3, 2});
+  refused(source.device(), wide.device(),
+          "source 0: expected contiguous frames, and a contiguous target of float32");
+  TensorView strided = source.device();
+  std::swap(strided.strides[0], strided.strides[1]);
+  refused(strided, target.device(),
+          "source 0: expected rows at equal distances; make it contiguous");
+  CHECK_THROWS_WITH_AS(gather.padded(plan, {{source.device()}}, {{target.device()}}, {64, 64}, 0),
+                       "workspace: expected 192 bytes at a multiple of 64, got 64",
+                       std::invalid_argument);
+  CHECK_THROWS_AS(gather.padded(plan, {{source.device()}}, {}, workspace, 0),
+                  std::invalid_argument);
+  const MultiStepPlan ahead(plan, 2);
+  const Array whole(DType::int32, {2, 2, 3});
+  CHECK_THROWS_WITH_AS(
+      gather.ahead(ahead, {{}, {}, {{whole.device()}}, {{whole.device()}}, 1.0}, workspace, 0),
+      "summed 0: expected float32 or float64, got int32", std::invalid_argument);
+  CHECK(fake.calls("cuMemcpy") == 0);
+  fake_cuda_fail("cuModuleLoadDataEx", 0, 200);
+  CHECK_THROWS_AS(cuda::DeviceGather(0), cuda::Error);
+  fake_cuda_fail("cuLaunchKernel", 0, 700);
+  CHECK_THROWS_WITH_AS(gather.padded(plan, {{source.device()}}, {{target.device()}}, workspace, 0),
+                       "cuLaunchKernel: CUDA_ERROR_ILLEGAL_ADDRESS (700): as the test asked for",
+                       cuda::Error);
+}
