@@ -29,7 +29,9 @@ def functions_of(path: str) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("page", [CONTRACT, COMING, GPU], ids=["contract", "coming from TorchRL", "GPU"])
+@pytest.mark.parametrize(
+    "page", [CONTRACT, COMING, GPU], ids=["contract", "coming from TorchRL", "GPU"]
+)
 def test_the_tests_named_there_exist(page: str) -> None:
     named = NAMED.findall(page)
     assert len(named) > 10
