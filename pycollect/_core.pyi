@@ -4,7 +4,7 @@
 anything else with the buffer protocol or `__dlpack__`. Where data is moved, the GIL is released.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar, final
 
 import numpy as np
@@ -168,9 +168,20 @@ class SlabPool:
     Args:
         max_free: how many blocks are kept for reuse.
         poison: fill each block with 0xA5 when it comes back.
+        allocate: gives memory, an array of so many bytes that is aligned to 64, which is held as
+            long as it is used; None: private memory.
+
+    Raises:
+        ValueError: `max_free` below 0, or, when memory is taken, memory that is not aligned.
     """
 
-    def __init__(self, placement: Placement, max_free: int, poison: bool = False) -> None: ...
+    def __init__(
+        self,
+        placement: Placement,
+        max_free: int,
+        poison: bool = False,
+        allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None,
+    ) -> None: ...
     def acquire(self) -> Slab:
         """A free slab, or fresh memory where none is free; its contents are whatever was there."""
 

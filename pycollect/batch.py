@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
@@ -127,9 +129,17 @@ class BatchLeaves:
         return Parcel(extras or {}, {extra.key: extra for extra in self.extras}, self.classes)
 
 
-def make_pool(placement: Placement, max_free: int) -> SlabPool:
-    """A pool of slabs; ``PYCOLLECT_POISON=1`` fills each with 0xA5 when it comes back."""
-    return SlabPool(placement, max_free, _poisons())
+def make_pool(
+    placement: Placement,
+    max_free: int,
+    allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None,
+) -> SlabPool:
+    """A pool of slabs; ``PYCOLLECT_POISON=1`` fills each with 0xA5 when it comes back.
+
+    Args:
+        allocate: gives the memory, see :class:`SlabPool`.
+    """
+    return SlabPool(placement, max_free, _poisons(), allocate)
 
 
 def make_shared_pool(placement: Placement, working: int, spare: int) -> SharedSlabPool:

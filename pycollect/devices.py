@@ -37,6 +37,25 @@ def why_not(device: torch.device) -> str:
     return ""
 
 
+def generator_state(device: torch.device) -> torch.Tensor | None:
+    """Where the device's global random generator stands, uint8 on the host; None for the CPU."""
+    if device.type == "cpu":
+        return None
+    state: torch.Tensor = getattr(torch, device.type).get_rng_state(device)
+    return state
+
+
+def set_generator_state(device: torch.device, state: torch.Tensor | None) -> None:
+    """Put the device's global random generator there; None: leave it."""
+    if state is not None:
+        getattr(torch, device.type).set_rng_state(state, device)
+
+
+def indexed(device: torch.device) -> torch.device:
+    """The device as tensors on it name it: with its index, where it has one."""
+    return device if device.type == "cpu" else torch.empty(0, device=device).device
+
+
 class Event(Protocol):
     """A place in a stream of work on a device."""
 
@@ -91,8 +110,7 @@ class StreamAccelerator:
 
     def __init__(self, device: torch.device) -> None:
         self._module: Any = getattr(torch, device.type)
-        index = self._module.current_device() if device.index is None else device.index
-        self.device = torch.device(device.type, index)
+        self.device = indexed(device)
         self._stream = self._module.Stream(self.device)
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -117,7 +135,11 @@ class StreamAccelerator:
             target = torch.empty(host.shape, dtype=host.dtype, device=self.device)
             target.copy_(host, non_blocking=True)
             copied = self._record(self._stream)
-            result = finish(target)
+            try:
+                result = finish(target)
+            except BaseException:
+                copied.synchronize()  # nobody will hold the host's memory any more
+                raise
             return result, copied, self._record(self._stream)
 
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
@@ -196,16 +218,17 @@ class CapturedCall:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The function's result for these inputs."""
-        if self._left:
-            self._left -= 1
-            return self._beside(inputs, named)
         given, form = tree_flatten((inputs, named))
-        if self._graph is None:
-            self._capture(given, form)
-        for own, value in zip(self._inputs, given, strict=True):
-            own.copy_(value)
-        self._graph.replay()
-        return tree_map(torch.clone, self._outputs)
+        with torch.cuda.device(given[0].device):
+            if self._left:
+                self._left -= 1
+                return self._beside(inputs, named)
+            if self._graph is None:
+                self._capture(given, form)
+            for own, value in zip(self._inputs, given, strict=True):
+                own.copy_(value)
+            self._graph.replay()
+            return tree_map(torch.clone, self._outputs)
 
     def _beside(self, inputs: Any, named: Any) -> Any:
         """A call on a stream of its own, as a capture wants those before it to be."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from pycollect.devices import CPU, generator_state, set_generator_state
 
 
 def next_seed(seed: int) -> int:
@@ -45,12 +47,14 @@ class GeneratorState:
         numpy: as ``np.random.get_state()`` returns it.
         python: as ``random.getstate()`` returns it.
         actions: ``bit_generator.state`` of each env's generator of random actions.
+        device: of the global generator of the policy's device, uint8; empty for the CPU.
     """
 
     torch: npt.NDArray[np.uint8]
     numpy: Any
     python: Any
     actions: tuple[dict[str, Any], ...]
+    device: npt.NDArray[np.uint8] = field(default_factory=lambda: np.empty(0, np.uint8))
 
     def plain(self) -> dict[str, Any]:
         """As tensors, numbers and strings, which ``torch.load(weights_only=True)`` takes."""
@@ -61,6 +65,7 @@ class GeneratorState:
             "numpy": [name, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, gauss],
             "python": [version, torch.tensor(words, dtype=torch.int64), next_gauss],
             "actions": [_plain(state) for state in self.actions],
+            "device": torch.from_numpy(self.device.copy()),
         }
 
     @classmethod
@@ -74,6 +79,7 @@ class GeneratorState:
                 numpy=(name, keys.numpy().astype(np.uint32), position, has_gauss, gauss),
                 python=(version, tuple(words.tolist()), next_gauss),
                 actions=tuple(_whole(own) for own in plain["actions"]),
+                device=plain["device"].numpy(),
             )
             Generators.of(state)
             state.action_generators()
@@ -105,21 +111,31 @@ class Generators:
     """States of torch's, numpy's and Python's global generators, to be swapped in for a while.
 
     Args:
-        sequence: what all three are seeded from.
+        sequence: what all of them are seeded from.
+        device: whose global generator is swapped, too.
     """
 
-    def __init__(self, sequence: np.random.SeedSequence) -> None:
-        torch_seed, numpy_seed, python_seed = sequence.generate_state(3, np.uint64)
+    def __init__(self, sequence: np.random.SeedSequence, device: torch.device = CPU) -> None:
+        torch_seed, numpy_seed, python_seed, last = sequence.generate_state(4, np.uint64)
+        self._place = device
+        self._device: torch.Tensor | None = None
+        if device.type != "cpu":
+            self._device = torch.Generator(device).manual_seed(int(last) >> 1).get_state()
         self._torch = torch.Generator().manual_seed(int(torch_seed) >> 1).get_state()
         self._numpy: Any = np.random.RandomState(int(numpy_seed) % 2**32).get_state()
         self._python = random.Random(int(python_seed)).getstate()
 
     @classmethod
-    def of(cls, state: GeneratorState) -> Generators:
-        """Generators that go on where those of the state stood."""
-        self = cls.__new__(cls)
+    def of(cls, state: GeneratorState, device: torch.device = CPU) -> Generators:
+        """Generators that go on where those of the state stood.
+
+        Where the state has none of that device, its generator is seeded from the state's seed.
+        """
         own = torch.Generator()
         own.set_state(torch.from_numpy(state.torch.copy()))
+        self = cls(np.random.SeedSequence(own.initial_seed()), device)
+        if state.device.size and device.type != "cpu":
+            self._device = torch.from_numpy(state.device.copy())
         legacy = np.random.RandomState()
         legacy.set_state(state.numpy)
         python = random.Random()
@@ -131,12 +147,15 @@ class Generators:
     def state(self, actions: Sequence[np.random.Generator]) -> GeneratorState:
         """Where they stand now, and where the generators of random actions do."""
         own = tuple(dict(generator.bit_generator.state) for generator in actions)
-        return GeneratorState(self._torch.numpy(), self._numpy, self._python, own)
+        place = np.empty(0, np.uint8) if self._device is None else self._device.numpy()
+        return GeneratorState(self._torch.numpy(), self._numpy, self._python, own, place)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within, the global generators are the worker's; afterwards the caller's, unchanged."""
         callers = torch.get_rng_state(), np.random.get_state(), random.getstate()
+        callers_device = generator_state(self._place)
+        set_generator_state(self._place, self._device)
         torch.set_rng_state(self._torch)
         np.random.set_state(self._numpy)
         random.setstate(self._python)
@@ -146,6 +165,8 @@ class Generators:
             self._torch = torch.get_rng_state()
             self._numpy = np.random.get_state()
             self._python = random.getstate()
+            self._device = generator_state(self._place)
+            set_generator_state(self._place, callers_device)
             torch.set_rng_state(callers[0])
             np.random.set_state(callers[1])
             random.setstate(callers[2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, overload
 
 import torch
@@ -136,22 +137,30 @@ def split_with_plan(
     prefix: NestedKey | None = None,
     trajectory_key: NestedKey | None = None,
     done_key: NestedKey | None = None,
+    signals: Mapping[Key, torch.Tensor] | None = None,
 ) -> tuple[TensorDict, SplitPlan]:
-    """As :func:`split_trajectories`, with the plan: where in the batch each trajectory lay."""
+    """As :func:`split_trajectories`, with the plan: where in the batch each trajectory lay.
+
+    Args:
+        signals: copies of leaves in host memory, by key, so that flags and ids of a batch on a
+            device need not be fetched.
+    """
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
     td, parcel = without_extras(td)
     leaves, nested, others = flatten(td)
     refuse(others)
     ids_key, mask_key = meta_keys(td, prefix, trajectory_key)
-    ids = leaves.get(ids_key)
-    done = _done(leaves, done_key, needed=ids is None, wanted=trajectory_key is None)
+    known = {**leaves, **(signals or {})}
+    ids = known.get(ids_key)
+    done = _done(known, done_key, needed=ids is None, wanted=trajectory_key is None)
     plan = SplitPlan(
         as_signal(None if done is None else any_of(done, td.ndim)),
         as_signal(as_int64(ids_key, ids)),
-        as_signal(leaves.pop(mask_key, None)),
+        as_signal(known.get(mask_key)),
         batch_dims=td.ndim,
     )
+    leaves.pop(mask_key, None)
     form = _Padded(plan, td) if format == "padded" else _Flat(plan, td)
     tensors = _gather(form, leaves)
     form.number(tensors, ids_key)

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,25 @@ from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import Leaf, Placement, Recorder, RolloutControl, RolloutHeader, Slab, copy
 from pycollect.batch import BatchLeaves
-from pycollect.devices import CPU
+from pycollect.devices import indexed, why_not
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.extras import Extras
 from pycollect.extras_recorder import ExtrasRecorder
 from pycollect.generators import Generators, GeneratorState
 from pycollect.layout import Key, dotted, torch_dtype
-from pycollect.policy import AS_IT_IS, Calling, PolicyRunner, RandomRunner, make_policy_runner
+from pycollect.policy import (
+    AS_IT_IS,
+    Calling,
+    PolicyRunner,
+    RandomRunner,
+    device_of,
+    make_policy_runner,
+    placed,
+)
 from pycollect.step_timer import StepTimer, WorkerSeconds
 from pycollect.weights import Weights, load_weights, weights_from
+from pycollect.worker_devices import Devices
 
 Runner = PolicyRunner | RandomRunner
 _NO_CONTROL = RolloutControl()
@@ -44,6 +53,7 @@ class WorkerOptions:
         mask: record ("collector", "mask") whatever the environment, since rollouts may be stopped.
         compact_obs: leave out ("next", key) of observations and states.
         calling: whether the policy's modules are compiled or captured.
+        devices: where environments and policy are to lie.
         init_fn: called before anything is built.
         pre_collect_hook: called before each rollout.
         post_collect_hook: called with each rollout, by whoever runs the worker.
@@ -62,6 +72,7 @@ class WorkerOptions:
     mask: bool = False
     compact_obs: bool = False
     calling: Calling = AS_IT_IS
+    devices: Devices = field(default_factory=Devices)
     init_fn: Callable[[], Any] | None = None
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
@@ -93,7 +104,8 @@ class Worker:
         index: the worker's id, which seeds and rollout headers carry.
         entry: one entry of ``create_env_fn``.
         env_kwargs: for the callables in it.
-        policy: in any of the accepted forms, None for random actions.
+        policy: in any of the accepted forms, None for random actions. It is copied where it lies
+            elsewhere than it is to be called.
         incarnation: how many workers of that id were there before.
     """
 
@@ -108,7 +120,6 @@ class Worker:
     ) -> None:
         self.index = index
         self.incarnation = incarnation
-        self.policy = policy
         self._options = options
         self._generators: Generators | None = None
         self._timer = StepTimer()
@@ -119,6 +130,8 @@ class Worker:
             options.init_fn()
         self.env = make_env_batch(entry, env_kwargs, options.autoreset_mode, options.info_keys)
         try:
+            self._policy_device = _place_of(policy, options.devices, self.env)
+            self.policy = placed(policy, self._policy_device)
             self._build(self.env, options)
         except BaseException:
             self.env.close()
@@ -150,7 +163,8 @@ class Worker:
                 policy_state=options.policy_state,
                 extras=self._extras.current,
                 counts_steps=bool(self._cut),
-                calling=options.calling.on(CPU),
+                calling=options.calling.on(self._policy_device),
+                device=self._policy_device,
             )
         self._extras.outputs = self._runner.extra_outputs
         self._random = (
@@ -219,6 +233,11 @@ class Worker:
     def batch_shape(self) -> list[int]:
         """The env's batch dimensions and time: [T] for one env, [P, T] for a batch."""
         return [*self.env.batch_size, self.steps]
+
+    @property
+    def device(self) -> torch.device:
+        """Where its environments lie."""
+        return self.env.device
 
     @property
     def bounded(self) -> bool:
@@ -368,7 +387,8 @@ class Worker:
             root: random actions of env p come from ``SeedSequence(root, spawn_key=(worker, p))``,
                 everything that the policy draws from ``SeedSequence(root, spawn_key=(worker,))``.
         """
-        self._generators = Generators(np.random.SeedSequence(root, spawn_key=(self.index,)))
+        sequence = np.random.SeedSequence(root, spawn_key=(self.index,))
+        self._generators = Generators(sequence, self._policy_device)
         self._random.rng = [
             np.random.default_rng(np.random.SeedSequence(root, spawn_key=(self.index, p)))
             for p in range(self.env.num_envs)
@@ -377,7 +397,7 @@ class Worker:
 
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
         """Go on with generators that stood so, after a reset with `env.num_seeds` seeds."""
-        self._generators = Generators.of(state)
+        self._generators = Generators.of(state, self._policy_device)
         self._random.rng = state.action_generators()
         self.reset(seeds)
 
@@ -429,6 +449,15 @@ def _threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _place_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
+    """Where the policy is to be called; ValueError where that is nowhere."""
+    device = devices.of_policy or device_of(policy) or env.device
+    reason = why_not(device)
+    if reason:
+        raise ValueError(f"policy: expected parameters on a device, got {device}: {reason}")
+    return indexed(device)
 
 
 def _can_truncate(env: EnvBatch) -> bool:

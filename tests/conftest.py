@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from fake_device import FakeDevice
 
 HERE = str(Path(__file__).parent)
 _PR_SET_CHILD_SUBREAPER = 36
@@ -80,6 +81,15 @@ def ray_cluster() -> Iterator[Any]:
     )
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """ "cuda" is there, and is this one."""
+    device = FakeDevice()
+    monkeypatch.setattr("pycollect.collectors.device_arguments.why_not", lambda _: "")
+    monkeypatch.setattr("pycollect.collectors.upload.accelerator", lambda _: device)
+    return device
 
 
 @pytest.fixture(autouse=True)

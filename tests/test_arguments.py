@@ -101,10 +101,14 @@ COMMON: list[tuple[str, Any, type[Exception], str]] = [
         for value, error, text in (
             ("nowhere", ValueError, "nowhere"),
             (2.5, ValueError, "2.5"),
-            ("cuda", NotImplementedError, "cuda"),
             (["cpu"] * 3, ValueError, "3"),
             ([], ValueError, "0"),
         )
+    ],
+    *[  # an actor may have other devices for its environments and its policy
+        (name, value, ValueError, f"{name}: expected a device that is here.*{value}")
+        for name in ("device", "storing_device")
+        for value in ("cuda:99", "meta")
     ],
     ("autoreset_mode", "SOMETIMES", ValueError, "NEXT_STEP"),
     *[

@@ -261,7 +261,7 @@ def test_what_is_no_policy(policy):
 
 
 def test_parameters_elsewhere():
-    with pytest.raises(NotImplementedError, match="'weight' is on meta"):
+    with pytest.raises(ValueError, match="'weight' is on meta"):
         make(nn.Linear(3, 1, device="meta"), PLAIN)
 
 

@@ -29,6 +29,41 @@ std::vector<std::int64_t> lengths_of(const Slab& slab, std::int64_t row) {
   return read_lengths({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
 }
 
+bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+// A reference that may be dropped on any thread; what is left when Python ends goes with the
+// process.
+std::shared_ptr<PyObject> kept(py::object object) {
+  return {object.release().ptr(), [](PyObject* owned) {
+            if (Py_IsInitialized() != 0 && !is_finalizing()) {
+              py::gil_scoped_acquire gil;
+              Py_DECREF(owned);
+            }
+          }};
+}
+
+// A Python function from a size to an array of so many bytes as what a pool takes. The arrays are
+// held until their memory is let go.
+MemoryPool::Allocate allocator(const py::object& function) {
+  if (function.is_none()) {
+    return nullptr;
+  }
+  return [function = kept(function)](std::int64_t bytes) {
+    py::gil_scoped_acquire gil;
+    auto array =
+        py::reinterpret_borrow<py::object>(function.get())(bytes).cast<py::array_t<std::uint8_t>>();
+    auto* data = reinterpret_cast<std::byte*>(array.mutable_data());
+    const auto size = static_cast<std::int64_t>(array.nbytes());
+    return std::make_shared<Memory>(data, size, [array = kept(array)](std::byte*) {});
+  };
+}
+
 }  // namespace
 
 void bind_slab(py::module_& module) {
@@ -57,8 +92,12 @@ void bind_slab(py::module_& module) {
       .def("stats", &MemoryPool::stats);
 
   py::class_<SlabPool>(module, "SlabPool", "Lends slabs and recycles each after its last view.")
-      .def(py::init<Placement, std::int64_t, bool>(), py::arg("placement"), py::arg("max_free"),
-           py::arg("poison") = false)
+      .def(py::init([](Placement placement, std::int64_t max_free, bool poison,
+                       const py::object& allocate) {
+             return SlabPool(std::move(placement), max_free, poison, allocator(allocate));
+           }),
+           py::arg("placement"), py::arg("max_free"), py::arg("poison") = false,
+           py::arg("allocate") = py::none())
       .def("acquire", &SlabPool::acquire, py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("placement", &SlabPool::placement)
       .def("stats", &SlabPool::stats);

@@ -9,7 +9,6 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from tensordict.nn import InteractionType
 
 from pycollect.envs.vector_api import parse_autoreset
@@ -213,41 +212,6 @@ def check_exploration(value: Any) -> InteractionType:
             f"got {value!r}"
         )
     return InteractionType[name.upper()]
-
-
-def check_device(name: str, value: Any, workers: int | None = None) -> torch.device | None:
-    """A device, or a list with one per worker.
-
-    Raises:
-        ValueError: no device, or a list of another length than `workers`.
-        NotImplementedError: a device other than the CPU.
-    """
-    if isinstance(value, (list, tuple)):
-        if workers is not None and len(value) != workers:
-            raise ValueError(
-                f"{name}: expected one device per worker ({workers}), got {len(value)}"
-            )
-        devices = [check_device(name, item) for item in value]
-        return devices[0] if devices else None
-    if value is None:
-        return None
-    try:
-        device = torch.device(value)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name}: expected a device, got {value!r} ({error})") from None
-    if device.type != "cpu":
-        raise NotImplementedError(f"{name}={value!r}: devices other than the CPU are to come")
-    return device
-
-
-def check_devices(given: Mapping[str, Any], workers: int | None = None) -> torch.device | None:
-    """Check the four arguments that name devices; return what ``td.device`` of a batch says.
-
-    That is `storing_device`, else `device`, else what `env_device` and `policy_device` both say.
-    """
-    names = ("storing_device", "device", "env_device", "policy_device")
-    stored, default, env, policy = (check_device(name, given[name], workers) for name in names)
-    return stored or default or (env if env == policy else None)
 
 
 def check_env_kwargs(value: Any, workers: int | None = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -11,6 +12,7 @@ from pycollect.batch import TRAJ_IDS, Target, make_pool, slab_tensors
 from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, join_extras
 from pycollect.collectors.shared_slabs import SharedSlabs
+from pycollect.collectors.upload import Allocate
 from pycollect.extras import Extras
 from pycollect.layout import Key
 
@@ -29,7 +31,7 @@ class Assembly:
     def __init__(self, joined: str | int | None, depth: int) -> None:
         self._joined = joined
         self._order = "time" if joined == -1 else "stack"
-        self._pools: dict[tuple[int, ...], SlabPool] = {}
+        self._pools: dict[tuple[Any, ...], SlabPool] = {}
         self._shared = SharedSlabs(depth)
 
     def prepare(self, infos: Mapping[int, WorkerInfo], in_place: Collection[int]) -> None:
@@ -56,14 +58,21 @@ class Assembly:
         slab = self._shared.acquire(tuple(infos), placement)
         return [Target(slab, row, self._order) for row in range(len(infos))]
 
-    def slab_for(self, order: Order, info: WorkerInfo, workers: int) -> Slab:
-        """The batch's slab: what the order names, else one for so many workers like this one."""
+    def slab_for(
+        self, order: Order, info: WorkerInfo, workers: int, allocate: Allocate | None
+    ) -> Slab:
+        """The batch's slab: what the order names, else one for so many workers like this one.
+
+        Args:
+            allocate: gives its memory, see :class:`SlabPool`; the same each time for a worker.
+        """
         if order.target is not None:
             return order.target.slab
         layout = info.leaves.layout()
-        kind = (layout.fingerprint, workers, info.num_envs, info.steps)
+        kind = (layout.fingerprint, workers, info.num_envs, info.steps, allocate)
         if kind not in self._pools:
-            self._pools[kind] = make_pool(self._placement(info, workers), _SLABS_KEPT)
+            placement = self._placement(info, workers)
+            self._pools[kind] = make_pool(placement, _SLABS_KEPT, allocate)
         return self._pools[kind].acquire()
 
     def _placement(self, info: WorkerInfo, workers: int) -> Placement:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import TrajectoryIds
@@ -21,6 +22,9 @@ from pycollect.collectors.progress import Progress
 from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import Statistics
 from pycollect.collectors.turnstile import Turnstile
+from pycollect.collectors.upload import Uploads
+from pycollect.devices import CPU
+from pycollect.layout import Key
 from pycollect.trajectory_queue import TrajectoryQueue
 from pycollect.weights import Weights
 
@@ -38,6 +42,7 @@ class CollectorBase(ABC):
 
     def __init__(self, options: StreamOptions) -> None:
         self._options = options
+        self._uploads = Uploads()
         self._statistics = Statistics()
         self._ledger = Ledger()
         self._ids = TrajectoryIds()
@@ -49,6 +54,7 @@ class CollectorBase(ABC):
         self._progress: Progress | None = None
         self._stream = Turnstile()  # held by whoever moves the stream on
         self._background = Background(self._fill)
+        self._place: tuple[torch.device, torch.device | None] = (CPU, None)
         self._queue = self._new_queue(0)  # of trajectories, where batches are made of these
 
     # The stream
@@ -83,7 +89,8 @@ class CollectorBase(ABC):
             raise self._failure
         self._statistics.entered()
         try:
-            td, frames_of = self._whole_trajectories() if self._queue else self._batch()
+            whole = self._queue is not None
+            td, frames_of, host = self._whole_trajectories() if whole else self._batch()
         except Exception as error:
             self._failure = error
             raise
@@ -91,7 +98,7 @@ class CollectorBase(ABC):
             self._ledger.deliver(worker, frames)
         self._statistics.count_batch(sum(frames_of.values()))
         with self._statistics.timed("deliver"):
-            td = finished(td, self._options)
+            td = finished(td, self._options, host)
             self._before_delivery(td)
             if self._options.replay_buffer is not None:
                 extend(td, self._options)
@@ -103,27 +110,31 @@ class CollectorBase(ABC):
     def _collect(self) -> Batch:
         """Produce the next batch. Its frames are in flight in the ledger."""
 
-    def _batch(self) -> tuple[TensorDictBase, Mapping[int, int]]:
-        """A batch as it was collected, and the frames that each worker has in it."""
+    def _batch(self) -> tuple[TensorDictBase, Mapping[int, int], Mapping[Key, torch.Tensor]]:
+        """A batch as it was collected, the frames that each worker has in it, and its host side."""
         batch = self._collect()
         self._statistics.count_episodes(batch.episodes)
         with self._statistics.timed("deliver"):
-            return assembled(batch, self._options), batch.frames_of
+            return assembled(batch, self._options, self._uploads), batch.frames_of, batch.tensors
 
-    def _whole_trajectories(self) -> tuple[TensorDictBase, Mapping[int, int]]:
-        """The next complete trajectories, and the frames that each worker has in them.
+    def _whole_trajectories(
+        self,
+    ) -> tuple[TensorDictBase, Mapping[int, int], Mapping[Key, torch.Tensor]]:
+        """The next complete trajectories, as `_batch`.
 
-        What is collected meanwhile stays in flight until its trajectory is delivered.
+        They are put together on the host. What is collected meanwhile stays in flight until its
+        trajectory is delivered.
         """
         assert self._queue is not None
         while (popped := self._queue.pop()) is None:
             batch = self._collect()
             self._statistics.count_episodes(batch.episodes)
             with self._statistics.timed("deliver"):
-                parts = rollouts_of(assembled(batch, self._options), batch)
+                self._place = batch.place, batch.told
+                parts = rollouts_of(assembled(batch, self._options, None), batch)
                 for worker, rollout in parts.items():
                     self._ledger.lose(worker, self._queue.push(worker, rollout), "incomplete")
-        return popped.td, popped.frames
+        return self._uploads.moved(popped.td, *self._place), popped.frames, {}
 
     def _new_queue(self, next_id: int) -> TrajectoryQueue | None:
         if not self._options.trajs_per_batch:
@@ -419,6 +430,7 @@ class CollectorBase(ABC):
             self._closed = True
             self._close_progress()
             self._ledger.lose_in_flight("shutdown")
+            self._uploads.close()
             self._shutdown()
 
     @abstractmethod

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from tensordict import TensorDictBase
 
+from pycollect._core import Slab
 from pycollect.batch import MASK, TRAJ_IDS, BatchLeaves, to_tensordict
 from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.upload import Uploads
+from pycollect.devices import CPU
 from pycollect.extras import Extras
 from pycollect.extras_delivery import with_extras
 from pycollect.layout import Key
-from pycollect.trajectory import split_trajectories
+from pycollect.trajectory import split_with_plan
 from pycollect.worker import Episode
 
 
@@ -22,10 +26,14 @@ class Batch:
     """An assembled batch before it is delivered.
 
     Attributes:
+        tensors: views of the slab by key.
         shape: its batch dimensions, time last.
         frames_of: collected frames of each worker, in the order of their rows; uncollected cells
             are not counted.
         leaves: what a frame consists of.
+        slab: what it lies in.
+        place: where it is to lie.
+        told: what ``td.device`` says; None: nobody asked for a device.
         extras: of its shape each; None where there are none.
         joined: how its workers' rollouts are joined: "stack", 0 or -1; None: it is of one worker.
     """
@@ -35,16 +43,29 @@ class Batch:
     frames_of: Mapping[int, int]
     episodes: Sequence[Episode]
     leaves: BatchLeaves
+    slab: Slab
+    place: torch.device = CPU
+    told: torch.device | None = None
     extras: Extras | None = None
     joined: str | int | None = None
 
 
-def assembled(batch: Batch, options: StreamOptions) -> TensorDictBase:
-    """The batch as a TensorDict, its observations in the dtype that was asked for."""
-    tensors = batch.tensors
-    if options.cast is not None:
-        tensors = options.cast.apply(tensors, batch.leaves)
-    td: TensorDictBase = to_tensordict(tensors, batch.shape, options.device, batch.leaves.shapes)
+def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
+    """The batch as a TensorDict, its observations in the dtype that was asked for.
+
+    Args:
+        uploads: what brings it to its place; None: it stays on the host.
+    """
+    cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
+    tensors, told = batch.tensors, batch.told
+    if batch.place.type == "cpu" or uploads is None:
+        tensors = tensors if cast is None else cast(tensors)
+        told = told if batch.place.type == "cpu" else None
+    else:
+        there = uploads.to(batch.place)
+        tensors = there.upload(batch.slab, tensors, cast)
+        told = told and there.device
+    td: TensorDictBase = to_tensordict(tensors, batch.shape, told, batch.leaves.shapes)
     if parcel := batch.leaves.parcel(batch.extras):
         td = with_extras(td, parcel)
     return td
@@ -64,10 +85,17 @@ def rollouts_of(td: TensorDictBase, batch: Batch) -> dict[int, TensorDictBase]:
     return dict(zip(workers, flat, strict=True))
 
 
-def finished(td: TensorDictBase, options: StreamOptions) -> TensorDictBase:
-    """What the caller gets: split, without ids where they are not wanted, processed."""
+def finished(
+    td: TensorDictBase, options: StreamOptions, host: Mapping[Key, torch.Tensor]
+) -> TensorDictBase:
+    """What the caller gets: split, without ids where they are not wanted, processed.
+
+    Args:
+        host: leaves of the batch by key, as far as they are on the host, where trajectories are
+            looked for.
+    """
     if options.split_trajs and not options.trajs_per_batch:
-        td = split_trajectories(td)
+        td, _ = split_with_plan(td, "padded", signals=host)
     if not options.track_traj_ids:
         td = _without_ids(td)
     if options.postproc is not None:

@@ -10,11 +10,13 @@ from typing import Any
 from pycollect.collectors import worker_arguments as parse
 from pycollect.collectors.base import check_open, check_worker_ids
 from pycollect.collectors.collector_kwargs import batched, merged_arguments
+from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.engine import Engine
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote import RemoteCollector, RemoteOptions
 from pycollect.collectors.remote_worker import check_alike
 from pycollect.collectors.workforce import Member, WorkerPlan
+from pycollect.worker_devices import Devices
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,14 @@ class Template:
         passed: which of them the caller really gave, and which go before `collector_kwargs`.
         collector_kwargs: None, a dict, or one per worker.
         share: frames of one rollout of each.
+        elsewhere: they may be on machines that have other devices.
     """
 
     values: Mapping[str, Any]
     passed: set[str]
     collector_kwargs: Any
     share: int
+    elsewhere: bool = False
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
         """Those of so many new workers; None: as the first ones, unless each had its own."""
@@ -67,12 +71,12 @@ class ElasticCollector(RemoteCollector):
         num_envs: int,
         policy: Any,
         collector_kwargs: Any,
-        options: Callable[[int], Sequence[Mapping[str, Any]]],
+        options: Callable[[Sequence[Devices]], Sequence[Mapping[str, Any]]],
     ) -> list[int]:
         """Check what `add_collectors` was given, and add the workers.
 
         Args:
-            options: gives those of the engine for so many workers, checked.
+            options: gives those of the engine for workers with these devices, checked.
         """
         with self._stream:
             self._check_open()
@@ -80,6 +84,8 @@ class ElasticCollector(RemoteCollector):
             entries = parse.env_entries(create_env_fn, "num_collectors", None if many else 1)
             entries = batched(entries, num_envs, "num_envs")
             arguments = self._template.arguments(collector_kwargs, len(entries))
+            elsewhere = self._template.elsewhere
+            devices = [check_devices(own, elsewhere=elsewhere) for own in arguments]
             factory = any(own["policy_factory"] is not None for own in arguments)
             policy = self._policy if policy is None and not factory else policy
             if policy is None and self._remote.built_by_workers and not factory:
@@ -94,7 +100,8 @@ class ElasticCollector(RemoteCollector):
                 sources,
                 built_by_workers,
                 [self._template.share] * len(entries),
-                options(len(entries)),
+                options(devices),
+                devices,
                 self._next_index,
             )
             self._next_index += len(plans)

@@ -10,6 +10,7 @@ from tensordict.nn import InteractionType
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors import worker_arguments as parse
+from pycollect.collectors.device_arguments import check_devices, check_one_place
 from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.process_engine import ProcessEngine
@@ -34,6 +35,9 @@ class _MultiCollector(ElasticCollector):
         entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
         shares = frames_of_workers(given["frames_per_batch"], len(entries), sync)
         arguments = parse.of_each_worker(values, len(entries))
+        devices = [check_devices(own) for own in arguments]
+        if sync:
+            check_one_place(devices)
         options = StreamOptions.checked(
             frames_per_batch=_frames_of_a_batch(given["frames_per_batch"], sync),
             total_frames=given["total_frames"],
@@ -45,7 +49,6 @@ class _MultiCollector(ElasticCollector):
             track_traj_ids=given["track_traj_ids"],
             replay_buffer=given["replay_buffer"],
             extend_buffer=given["extend_buffer"],
-            device=parse.storing_device(arguments, sync),
             progress=given["progress"],
             observation_dtype=given["observation_dtype"],
             observation_scale=given["observation_scale"],
@@ -64,7 +67,7 @@ class _MultiCollector(ElasticCollector):
             restart_on_error=given["restart_on_error"],
         )
         plans = parse.worker_plans(
-            entries, arguments, sources, built_by_workers, shares, [{}] * len(entries)
+            entries, arguments, sources, built_by_workers, shares, [{}] * len(entries), devices
         )
         for plan in plans:
             check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
@@ -100,7 +103,7 @@ class _MultiCollector(ElasticCollector):
         """
         none: Mapping[str, Any] = {}
         return self._recruit(
-            create_env_fn, num_envs, policy, collector_kwargs, lambda count: [none] * count
+            create_env_fn, num_envs, policy, collector_kwargs, lambda new: [none] * len(new)
         )
 
     @property
@@ -127,11 +130,12 @@ class MultiSyncDataCollector(_MultiCollector):
             a warning; or a list with the share of each.
         total_frames: a lower bound; None or a negative number: for ever.
         num_workers: the number of workers, where `create_env_fn` is not a list.
-        device: "cpu" or None, or one per worker, like the three that follow.
-        storing_device: where batches lie, and what `td.device` says; None: `device`, else where
-            `env_device` and `policy_device` agree.
-        env_device: where environments lie; None: `device`.
-        policy_device: where the policy lies; None: `device`.
+        device: for those of the three that follow which are not given; each may be one per worker.
+        storing_device: where batches lie, and what `td.device` says; None: `device`, else where the
+            environment does.
+        env_device: where environments lie; None: where they are, or `device`. Those that give
+            arrays stay on the CPU, whatever is said; their batches go there.
+        policy_device: where the policy is called; None: `device`, or where its parameters are.
         create_env_kwargs: keyword arguments of the env callables, or one dict per worker.
         autoreset_mode: of vector environments whose metadata does not tell it.
         info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from tensordict import TensorDictBase
 
 from pycollect.collectors import arguments as check
@@ -21,7 +20,6 @@ class StreamOptions:
         total_frames: None: without an end.
         init_random_frames: 0: none.
         trajs_per_batch: 0: batches are of frames.
-        device: what ``td.device`` of a batch says.
         cast: what becomes of observations; None: they stay as they are.
     """
 
@@ -35,7 +33,6 @@ class StreamOptions:
     track_traj_ids: bool
     replay_buffer: Any
     extend_buffer: bool
-    device: torch.device | None
     progress: bool
     cast: ObservationCast | None = None
 
@@ -53,7 +50,6 @@ class StreamOptions:
         track_traj_ids: Any,
         replay_buffer: Any,
         extend_buffer: Any,
-        device: torch.device | None,
         progress: Any,
         observation_dtype: Any = None,
         observation_scale: Any = None,
@@ -70,7 +66,6 @@ class StreamOptions:
             track_traj_ids=bool(track_traj_ids),
             replay_buffer=check.check_replay_buffer(replay_buffer),
             extend_buffer=bool(extend_buffer),
-            device=device,
             progress=bool(progress),
             cast=ObservationCast.checked(observation_dtype, observation_scale),
         )

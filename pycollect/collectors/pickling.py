@@ -8,6 +8,8 @@ from typing import Any
 import cloudpickle
 
 from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.devices import CPU
+from pycollect.policy import placed
 
 
 def pickled(name: str, value: Any) -> bytes:
@@ -25,6 +27,8 @@ def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]
     """Each actor's policy or factory, pickled; those that are the same object share their bytes."""
     name = "policy_factory" if are_factories else "policy"
     known = {id(source): source for source in sources}
+    if not are_factories:  # a worker may lack the device that the caller's lies on
+        known = {key: placed(source, CPU) for key, source in known.items()}
     data = {key: pickled(name, source) for key, source in known.items()}
     return [data[id(source)] for source in sources]
 

@@ -12,11 +12,13 @@ from pycollect.collectors import arguments as check
 from pycollect.collectors import ray_arguments as ray_check
 from pycollect.collectors import worker_arguments as parse
 from pycollect.collectors.collector_kwargs import batched, merged_arguments
+from pycollect.collectors.device_arguments import check_devices, check_one_place
 from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.ray_engine import RayEngine, actor_options, check_actor_options
 from pycollect.collectors.remote import RemoteOptions
 from pycollect.collectors.single import SyncDataCollector
+from pycollect.worker_devices import Devices
 
 
 class RayCollector(ElasticCollector):
@@ -31,11 +33,12 @@ class RayCollector(ElasticCollector):
         frames_per_batch: sync: frames of all actors together, each collects its share, rounded up
             with a warning; async: of each actor's batch.
         total_frames: a lower bound; None or a negative number: for ever.
-        device: "cpu" or None, or one per actor, like the three that follow.
-        storing_device: where batches lie, and what `td.device` says; None: `device`, else where
-            `env_device` and `policy_device` agree.
-        env_device: where environments lie; None: `device`.
-        policy_device: where the policy lies; None: `device`.
+        device: for those of the three that follow which are not given; each may be one per actor.
+        storing_device: where batches lie, and what `td.device` says; None: `device`, else where the
+            environment does.
+        env_device: where environments lie; None: where they are, or `device`. Those that give
+            arrays stay on the CPU, whatever is said; their batches go there.
+        policy_device: where the policy is called; None: `device`, or where its parameters are.
         create_env_kwargs: keyword arguments of the env callables, or one dict per actor.
         autoreset_mode: of vector environments whose metadata does not tell it.
         info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
@@ -85,7 +88,8 @@ class RayCollector(ElasticCollector):
             served.
         cat_results: how sync rollouts are joined: "stack" (a new first dimension), 0 or -1.
         ray_init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
-        remote_configs: actor options, a dict or one per actor; 1 CPU and 2 GiB by default.
+        remote_configs: actor options, a dict or one per actor; 1 CPU and 2 GiB by default, and 0.2
+            GPUs where `policy_device`, `env_device` or `device` is a GPU.
         num_collectors: the number of actors, where `create_env_fn` is not a list.
         update_after_each_batch: sync: all actors get the policy's current weights before each
             collection; async: the actor that delivered, for its next rollout to start.
@@ -176,6 +180,9 @@ class RayCollector(ElasticCollector):
         entries = parse.env_entries(create_env_fn, "num_collectors", num_collectors)
         entries = batched(entries, num_workers_per_collector)
         arguments = merged_arguments(values, self._passed, collector_kwargs, len(entries))
+        devices = [check_devices(own, elsewhere=True) for own in arguments]
+        if sync:
+            check_one_place(devices)
         options = StreamOptions.checked(
             frames_per_batch=frames_per_batch,
             total_frames=total_frames,
@@ -187,7 +194,6 @@ class RayCollector(ElasticCollector):
             track_traj_ids=parse.common_value("track_traj_ids", arguments),
             replay_buffer=replay_buffer,
             extend_buffer=parse.common_value("extend_buffer", arguments),
-            device=parse.storing_device(arguments, sync),
             progress=progress,
             observation_dtype=parse.common_value("observation_dtype", arguments),
             observation_scale=parse.common_value("observation_scale", arguments),
@@ -213,10 +219,11 @@ class RayCollector(ElasticCollector):
             sources,
             built_by_workers,
             [share] * len(entries),
-            [actor_options(config) for config in configs],
+            [actor_options(*pair) for pair in zip(configs, devices, strict=True)],
+            devices,
         )
         self._remote_configs = remote_configs
-        template = Template(values, self._passed, collector_kwargs, share)
+        template = Template(values, self._passed, collector_kwargs, share, elsewhere=True)
         for plan in plans:
             check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
         init_config = ray_check.check_init_config(ray_init_config)
@@ -250,11 +257,11 @@ class RayCollector(ElasticCollector):
             ValueError: also for actors that deliver other things than those of a sync collector.
         """
 
-        def options(count: int) -> list[dict[str, Any]]:
+        def options(devices: Sequence[Devices]) -> list[dict[str, Any]]:
             given = parse.one_for_all(remote_configs, self._remote_configs)
-            configs = ray_check.check_remote_configs(given, count)
+            configs = ray_check.check_remote_configs(given, len(devices))
             check_actor_options(configs)
-            return [actor_options(config) for config in configs]
+            return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 
         return self._recruit(create_env_fn, num_envs, policy, collector_kwargs, options)
 

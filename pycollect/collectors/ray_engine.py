@@ -21,12 +21,14 @@ from pycollect.collectors.remote_worker import (
     WorkerSpec,
 )
 from pycollect.errors import WorkerDied
+from pycollect.worker_devices import Devices
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
 _GIB = 1024**3
 _CLOSE_SECONDS = 5.0
 _LOG_CHARACTERS = 2000
+_PART_OF_A_GPU = 0.2
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -284,9 +286,17 @@ def check_actor_options(configs: Sequence[Mapping[str, Any]]) -> None:
             raise ValueError(f"remote_configs: {error}") from error
 
 
-def actor_options(config: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The options of one actor: the defaults, overridden by what the caller gave."""
-    return {**DEFAULT_ACTOR_OPTIONS, **(config or {})}
+def actor_options(
+    config: Mapping[str, Any] | None, devices: Devices | None = None
+) -> dict[str, Any]:
+    """The options of one actor: the defaults, overridden by what the caller gave.
+
+    Args:
+        devices: of its worker; one that uses a GPU asks for a part of it.
+    """
+    uses_gpu = devices is not None and "cuda" in devices.of_worker
+    gpus = _PART_OF_A_GPU if uses_gpu else 0
+    return {**DEFAULT_ACTOR_OPTIONS, "num_gpus": gpus, **(config or {})}
 
 
 def _resources(options: Mapping[str, Any]) -> dict[str, float]:

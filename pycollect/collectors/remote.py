@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from pycollect._core import RolloutHeader
 from pycollect.collectors import arguments as check
 from pycollect.collectors.assembly import Assembly, in_flight_bytes
@@ -177,7 +179,10 @@ class RemoteCollector(CollectorBase):
         self._top_up(max(self._remote.prefetch, 1))
         members = [member for member in self._members if member.orders]
         rows = {member.index: row for row, member in enumerate(members)}
-        slab = self._assembly.slab_for(members[0].orders[0], members[0].info, len(members))
+        place, told = places_of(members[0])
+        slab = self._assembly.slab_for(
+            members[0].orders[0], members[0].info, len(members), self._uploads.allocator(place)
+        )
         waiting = members.copy()
         placed: dict[int, tuple[RolloutHeader, RolloutNote]] = {}
         while waiting:
@@ -201,7 +206,9 @@ class RemoteCollector(CollectorBase):
         frames_of = {index: placed[index][0].frames for index in rows}
         episodes = [episode for index in rows for episode in placed[index][1].episodes]
         joined = self._remote.joined
-        return Batch(tensors, shape, frames_of, episodes, info.leaves, extras, joined)
+        return Batch(
+            tensors, shape, frames_of, episodes, info.leaves, slab, place, told, extras, joined
+        )
 
     def _collect_async(self) -> Batch:
         if self._failing is None:
@@ -209,7 +216,9 @@ class RemoteCollector(CollectorBase):
         member, rollout = self._first_ready()
         info = member.info
         with self._statistics.timed("assemble"):
-            slab = self._assembly.slab_for(member.orders[0], info, 1)
+            place, told = places_of(member)
+            allocate = self._uploads.allocator(place)
+            slab = self._assembly.slab_for(member.orders[0], info, 1, allocate)
             header = self._assembly.place(slab, 0, rollout, info)
             slab = self._assembly.deliver(slab, [member.index])
             tensors = self._assembly.tensors(slab, info, [member.index], self._ids)
@@ -223,7 +232,7 @@ class RemoteCollector(CollectorBase):
             self._top_up(self._remote.prefetch)
         frames_of, episodes = {member.index: header.frames}, rollout.note.episodes
         shape = self._assembly.shape(info, 1)
-        return Batch(tensors, shape, frames_of, episodes, info.leaves, extras)
+        return Batch(tensors, shape, frames_of, episodes, info.leaves, slab, place, told, extras)
 
     def _first_ready(self) -> tuple[Member, Rollout]:
         """The first rollout that is there. One that failed is raised after those that are done."""
@@ -536,6 +545,12 @@ class RemoteCollector(CollectorBase):
         self._force.close()
         self._engine.leave()
         self._assembly.close()
+
+
+def places_of(member: Member) -> tuple[torch.device, torch.device | None]:
+    """Where a worker's batches are to lie, and what ``td.device`` of them says."""
+    devices = member.plan.spec.options.devices
+    return devices.of_batches or member.info.device, devices.told
 
 
 def _end_of(member: Member, text: str, cause: Exception | None = None) -> WorkerDied:

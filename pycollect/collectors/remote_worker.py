@@ -23,6 +23,7 @@ import torch
 
 from pycollect._core import Leaf, Placement, RolloutControl, SlabPool
 from pycollect.batch import BatchLeaves, Target, make_pool, to_tensordict
+from pycollect.devices import CPU
 from pycollect.errors import WorkerError
 from pycollect.extras import Extra, Extras, joined
 from pycollect.generators import GeneratorState
@@ -43,6 +44,7 @@ class WorkerSpec:
     Attributes:
         builds_policy: what comes beside it is a factory, not the policy itself. Either is pickled
             apart, since workers share it.
+        hides_gpus: its process is not to see any.
     """
 
     index: int
@@ -51,6 +53,7 @@ class WorkerSpec:
     options: WorkerOptions
     incarnation: int = 0
     builds_policy: bool = False
+    hides_gpus: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class WorkerInfo:
         num_seeds: how many its environments are reset with.
         bounded: its episodes are known to end.
         weights: names, dtypes and shapes of the policy's parameters and buffers.
+        device: where its environments lie.
     """
 
     leaves: BatchLeaves
@@ -72,6 +76,7 @@ class WorkerInfo:
     node: str
     bounded: bool
     weights: tuple[Leaf, ...] = ()
+    device: torch.device = CPU
 
     @property
     def frames(self) -> int:
@@ -224,6 +229,8 @@ class RemoteWorker:
         # A new process starts torch's generator at a constant: all workers would draw alike.
         torch.seed()
         spec: WorkerSpec = cloudpickle.loads(spec_bytes)
+        if spec.hides_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks when it is first asked
         policy = cloudpickle.loads(policy_bytes)
         if spec.builds_policy:
             policy = build(policy)
@@ -250,6 +257,7 @@ class RemoteWorker:
             node=socket.gethostname(),
             bounded=worker.bounded,
             weights=weight_leaves(weights_of(worker.policy)),
+            device=worker.device,
         )
 
     def collect(

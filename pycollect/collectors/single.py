@@ -21,6 +21,7 @@ from pycollect.collectors.base import (
     no_weights_given,
 )
 from pycollect.collectors.delivery import Batch
+from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import count_slow_paths
@@ -53,11 +54,12 @@ class SyncDataCollector(CollectorBase):
             actions.
         frames_per_batch: frames in one batch; rounded up to a multiple of P, with a warning.
         total_frames: a lower bound; None or a negative number: for ever.
-        device: "cpu" or None, like the three that follow.
-        storing_device: where batches lie, and what `td.device` says; None: `device`, else where
-            `env_device` and `policy_device` agree.
-        env_device: where environments lie; None: `device`.
-        policy_device: where the policy lies; None: `device`.
+        device: for those of the three that follow which are not given.
+        storing_device: where batches lie, and what `td.device` says; None: `device`, else where the
+            environment does.
+        env_device: where environments lie; None: where they are, or `device`. Those that give
+            arrays stay on the CPU, whatever is said; their batches go there.
+        policy_device: where the policy is called; None: `device`, or where its parameters are.
         create_env_kwargs: keyword arguments of the env callables.
         autoreset_mode: of a vector environment whose metadata does not tell it.
         info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
@@ -151,6 +153,7 @@ class SyncDataCollector(CollectorBase):
             "env_device": env_device,
             "policy_device": policy_device,
         }
+        places = check_devices(devices, 1)
         super().__init__(
             StreamOptions.checked(
                 frames_per_batch=frames_per_batch,
@@ -163,7 +166,6 @@ class SyncDataCollector(CollectorBase):
                 track_traj_ids=track_traj_ids,
                 replay_buffer=replay_buffer,
                 extend_buffer=extend_buffer,
-                device=check.check_devices(devices, 1),
                 progress=progress,
                 observation_dtype=observation_dtype,
                 observation_scale=observation_scale,
@@ -183,6 +185,7 @@ class SyncDataCollector(CollectorBase):
             track_policy_version=bool(track_policy_version),
             num_threads=check.check_threads(num_threads),
             compact_obs=bool(compact_obs),
+            devices=places,
             calling=Calling.checked(compile_policy, cudagraph_policy),
             init_fn=check.check_callable("init_fn", init_fn),
             pre_collect_hook=check.check_callable("pre_collect_hook", pre_collect_hook),
@@ -196,7 +199,11 @@ class SyncDataCollector(CollectorBase):
         self._policy = check.check_policy(policy) if factories is None else build(factories[0])
         check.check_whole_trajectories(self._options.trajs_per_batch, options)
         self._worker = Worker(0, entry, env_kwargs, self._policy, options)
-        self._pool = make_pool(self._worker.placement, _SLABS_KEPT)
+        if self._policy_is_ours:
+            self._policy = self._worker.policy
+        self._place = places.of_batches or self._worker.device, places.told
+        allocate = self._uploads.allocator(self._place[0])
+        self._pool = make_pool(self._worker.placement, _SLABS_KEPT, allocate)
         self._batch_frames = self._worker.env.num_envs * self._worker.steps
         self._report: RolloutReport | None = None
         try:
@@ -230,7 +237,8 @@ class SyncDataCollector(CollectorBase):
             self._ids.renumber(0, ids.view(self._worker.env.num_envs, self._worker.steps))
             extras = report.extras and joined([report.extras], -1, self._worker.env.batch_size)
         leaves, shape = self._worker.leaves, self._worker.batch_shape
-        return Batch(tensors, shape, {0: report.header.frames}, report.episodes, leaves, extras)
+        frames_of = {0: report.header.frames}
+        return Batch(tensors, shape, frames_of, report.episodes, leaves, slab, *self._place, extras)
 
     def _before_delivery(self, td: TensorDictBase) -> None:
         if self._post_hook is not None:
@@ -292,6 +300,7 @@ class SyncDataCollector(CollectorBase):
     def _resume_workers(self, state: CollectorState) -> None:
         if state.policy:
             load_weights(self._current_weights(), state.policy)
+            self._renew_copy()
         own = state.workers[0].generators
         seeds = derived_seeds(self._worker.env.num_seeds, state.entropy, state.batches, 0)
         if own is None:
@@ -309,7 +318,8 @@ class SyncDataCollector(CollectorBase):
     ) -> None:
         """See :meth:`CollectorBase.update_policy_weights_`.
 
-        The module is live, so that without `policy_or_weights` the call only counts a version.
+        The module is live, so that without `policy_or_weights` the call only counts a version;
+        unless it is called on another device than it lies on: that copy gets the weights now.
         """
         check_open(self._closed, None)
         check_worker_ids(worker_ids, [0])
@@ -317,7 +327,13 @@ class SyncDataCollector(CollectorBase):
             raise no_weights_given()
         if policy_or_weights is not None:
             load_weights(weights_of(self._policy), weights_from(policy_or_weights))
+        self._renew_copy()
         self._policy_version += 1
+
+    def _renew_copy(self) -> None:
+        """Where the policy is called on another device than the caller's lies on, it is a copy."""
+        if self._worker.policy is not self._policy:
+            self._worker.load_weights(weights_of(self._policy))
 
     def _shutdown(self) -> None:
         self._worker.close()

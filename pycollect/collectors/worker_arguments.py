@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
 from pycollect.collectors import arguments as check
+from pycollect.collectors import device_arguments
 from pycollect.collectors.pickling import pickled_policies, pickled_spec
 from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.workforce import WorkerPlan
 from pycollect.envs.info import check_info_keys
 from pycollect.policy import Calling, check_policy_state
 from pycollect.worker import WorkerOptions
+from pycollect.worker_devices import Devices
 
 # The arguments that concern what one worker does.
 WORKER_ARGUMENTS = (
@@ -44,7 +44,6 @@ WORKER_ARGUMENTS = (
     "observation_scale",
     "num_threads",
 )
-_DEVICES = ("device", "storing_device", "env_device", "policy_device")
 
 
 def env_entries(create_env_fn: Any, name: str, number: Any) -> list[Any]:
@@ -99,7 +98,7 @@ def _of_worker(name: str, value: Any, index: int, workers: int) -> Any:
     """This worker's entry where a top-level value has one per worker."""
     if not isinstance(value, (list, tuple)):
         return value
-    if name in _DEVICES or name in ("create_env_kwargs", "policy_factory"):
+    if name in device_arguments.NAMES or name in ("create_env_kwargs", "policy_factory"):
         if len(value) != workers:
             raise ValueError(f"{name}: expected one per worker ({workers}), got {len(value)}")
         return value[index]
@@ -121,11 +120,15 @@ def policy_sources(arguments: Sequence[Mapping[str, Any]], policy: Any) -> tuple
     return factories, True
 
 
-def worker_options(arguments: Mapping[str, Any], frames: int) -> WorkerOptions:
-    """The checked options of one worker, which collects `frames` frames per rollout."""
-    check.check_devices(arguments)
+def worker_options(arguments: Mapping[str, Any], frames: int, devices: Devices) -> WorkerOptions:
+    """The checked options of one worker, which collects `frames` frames per rollout.
+
+    Args:
+        devices: what was made of the arguments that name them.
+    """
     return WorkerOptions(
         frames=frames,
+        devices=devices,
         autoreset_mode=check.check_autoreset_mode(arguments["autoreset_mode"]),
         info_keys=check_info_keys(arguments["info_keys"]),
         max_frames_per_traj=check.check_count(
@@ -160,6 +163,7 @@ def worker_plans(
     built_by_workers: bool,
     shares: Sequence[int],
     options: Sequence[Mapping[str, Any]],
+    devices: Sequence[Devices],
     first: int = 0,
 ) -> list[WorkerPlan]:
     """What each worker is made from; TypeError by the argument's name for what does not pickle.
@@ -167,6 +171,7 @@ def worker_plans(
     Args:
         shares: frames of one rollout of each.
         options: of the engine, for each worker.
+        devices: of each.
         first: the id of the first one.
     """
     specs = [
@@ -174,11 +179,12 @@ def worker_plans(
             index,
             entry,
             check.check_env_kwargs(own["create_env_kwargs"]),
-            worker_options(own, share),
+            worker_options(own, share, places),
             builds_policy=built_by_workers,
+            hides_gpus=_hides_gpus(places, settings),
         )
-        for index, (entry, own, share) in enumerate(
-            zip(entries, arguments, shares, strict=True), first
+        for index, (entry, own, share, places, settings) in enumerate(
+            zip(entries, arguments, shares, devices, options, strict=True), first
         )
     ]
     for spec in specs:
@@ -190,6 +196,16 @@ def worker_plans(
     ]
 
 
+def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
+    """Whether a worker is not to see GPUs, of which each process that looks takes some memory.
+
+    Not where nobody told what it works with, unless the engine counts GPUs and gives it none.
+    """
+    return devices.of_worker == {"cpu"} or (
+        not devices.of_worker and options.get("num_gpus", 1) == 0
+    )
+
+
 def common_value(name: str, arguments: Sequence[Mapping[str, Any]]) -> Any:
     """The value that all workers share; ValueError if they differ."""
     first = arguments[0][name]
@@ -197,17 +213,6 @@ def common_value(name: str, arguments: Sequence[Mapping[str, Any]]) -> Any:
         values = [other[name] for other in arguments]
         raise ValueError(f"{name}: expected one value for all workers, got {values}")
     return first
-
-
-def storing_device(arguments: Sequence[Mapping[str, Any]], sync: bool) -> torch.device | None:
-    """Where batches lie: one device for all workers where batches are joined."""
-    devices = [check.check_devices(own) for own in arguments]
-    if sync and any(device != devices[0] for device in devices):
-        raise ValueError(
-            "storing_device: expected one device for all workers of a sync collector, got "
-            f"{[str(device) for device in devices]}"
-        )
-    return devices[0]
 
 
 def check_cat_results(value: Any, sync: bool) -> str | int:

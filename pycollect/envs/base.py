@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import gymnasium
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from pycollect._core import Leaf
 from pycollect.extras import Extra, ExtraValues
@@ -81,6 +82,7 @@ class EnvBatch(ABC):
         extras: what belongs to an observation and has no fixed shape and numeric dtype.
         step_extras: the same of what a step alone gives.
         action_extras: the same of the action.
+        device: where what it gives and takes lies.
         nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
             own, by key.
     """
@@ -102,6 +104,7 @@ class EnvBatch(ABC):
     step_extras: tuple[Extra, ...] = ()
     action_extras: tuple[Extra, ...] = ()
     nodes: Mapping[Key, Node] = MappingProxyType({})
+    device: torch.device = torch.device("cpu")
 
     @property
     def batch_size(self) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from pycollect.policy.factory import build
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
 from pycollect.policy.states import PolicyState, check_policy_state
-from pycollect.policy.weights import named_weights
+from pycollect.policy.weights import device_of, named_weights, placed
 
 __all__ = [
     "AS_IT_IS",
@@ -15,6 +15,8 @@ __all__ = [
     "RandomRunner",
     "build",
     "check_policy_state",
+    "device_of",
     "make_policy_runner",
     "named_weights",
+    "placed",
 ]

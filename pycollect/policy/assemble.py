@@ -121,7 +121,7 @@ def _single(
 
 def _copier(source: torch.Tensor) -> Callable[[], torch.Tensor]:
     """What copies `source`: by numpy, which takes half as long as torch for a small array."""
-    if source.dtype == torch.bfloat16:  # unknown to numpy
+    if source.dtype == torch.bfloat16 or source.device.type != "cpu":  # unknown to numpy
         return source.clone
     array, from_numpy = source.numpy(), torch.from_numpy
     return lambda: from_numpy(array.copy())

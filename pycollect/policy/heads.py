@@ -11,6 +11,7 @@ from tensordict import TensorDict
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 
+from pycollect.devices import CPU, generator_state
 from pycollect.policy.modules import torchrl_head_forward
 from pycollect.policy.steps import CannotUnwrapError, HeadStep, show_all
 from pycollect.policy.undisturbed import undisturbed
@@ -82,14 +83,21 @@ def is_exact(sampler: Sampler, step: HeadStep, parameters: Tensors) -> bool:
     Generators are put back. `parameters` are those of a real observation.
     """
     td = TensorDict(dict(zip(step.in_keys, parameters, strict=True)), batch_size=[])
-    with undisturbed(step.head):
+    device = parameters[0].device if parameters else CPU
+    with undisturbed(step.head, device):
         out = step.head(td.clone())
         expected = tuple(out.get(key) for key in step.out_keys)
-        after = torch.get_rng_state()
-    with undisturbed(step.head):
+        after = _streams(device)
+    with undisturbed(step.head, device):
         came = sampler(*(parameter.clone() for parameter in parameters))
-        same_stream = torch.equal(after, torch.get_rng_state())
+        same_stream = all(map(torch.equal, after, _streams(device)))
     return same_stream and same_bits(expected, came)
+
+
+def _streams(device: torch.device) -> list[torch.Tensor]:
+    """Where the global generators stand that a distribution draws from."""
+    own = generator_state(device)
+    return [torch.get_rng_state()] if own is None else [torch.get_rng_state(), own]
 
 
 def same_bits(expected: Tensors, came: Tensors) -> bool:
@@ -101,7 +109,7 @@ def same_bits(expected: Tensors, came: Tensors) -> bool:
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
 
 
 class CategoricalSampler:
@@ -139,6 +147,7 @@ class CategoricalSampler:
             and getattr(head, "_generator", None) is None
             and len(step.sample_keys) == 1
             and parameters[0].ndim in (1, 2)
+            and parameters[0].device.type == "cpu"
             and parameters[0].dtype in (torch.float32, torch.float64)
         )
 

@@ -9,6 +9,7 @@ import torch
 from gymnasium import spaces
 
 from pycollect._core import Leaf
+from pycollect.devices import CPU
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.spaces import RESERVED_KEYS
 from pycollect.extras import Kind
@@ -65,7 +66,9 @@ def _is_taken(key: Key, observation: set[Key]) -> bool:
     return key in observation or key[0] in _RESERVED_ROOTS
 
 
-def output_leaves(values: Mapping[Key, torch.Tensor], env: EnvBatch) -> tuple[Leaf, ...]:
+def output_leaves(
+    values: Mapping[Key, torch.Tensor], env: EnvBatch, device: torch.device = CPU
+) -> tuple[Leaf, ...]:
     """The leaves to record, in the order of `values`: what a first call of the policy returned.
 
     An action's leaf is the environment's own, but of the policy's dtype where the environment says
@@ -81,7 +84,7 @@ def output_leaves(values: Mapping[Key, torch.Tensor], env: EnvBatch) -> tuple[Le
     actions = {leaf.key: leaf for leaf in env.action}
     leaves = []
     for key, tensor in values.items():
-        _check_kind(key, tensor)
+        _check_kind(key, tensor, device)
         if key in actions:
             leaves.append(_action_leaf(actions[key], tensor, env))
         else:
@@ -89,13 +92,18 @@ def output_leaves(values: Mapping[Key, torch.Tensor], env: EnvBatch) -> tuple[Le
     return tuple(leaves)
 
 
-def _check_kind(key: Key, tensor: torch.Tensor) -> None:
+def _check_kind(key: Key, tensor: torch.Tensor, device: torch.device) -> None:
     if tensor.layout is not torch.strided:
         raise ValueError(f"policy: {show(key)}: expected a dense tensor, but {tensor.layout} came")
-    if tensor.device.type != "cpu":
+    if tensor.device != device:
         raise ValueError(
-            f"policy: {show(key)}: expected a tensor on the CPU, but one on {tensor.device} came"
+            f"policy: {show(key)}: expected a tensor on {_name(device)}, but one on "
+            f"{tensor.device} came"
         )
+
+
+def _name(device: torch.device) -> str:
+    return "the CPU" if device.type == "cpu" else str(device)
 
 
 def _leaf(key: Key, tensor: torch.Tensor, env: EnvBatch) -> Leaf:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import islice, product
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,6 +20,7 @@ from pycollect.extras_delivery import read_values, with_current
 from pycollect.layout import Key, is_delivered, torch_dtype
 from pycollect.policy.assemble import Samples, assemble, run_plainly
 from pycollect.policy.calling import AS_IT_IS, Calling
+from pycollect.policy.crossing import Crossing
 from pycollect.policy.modules import unwrap
 from pycollect.policy.outputs import (
     check_inputs,
@@ -40,7 +42,7 @@ from pycollect.policy.steps import (
     show_all,
 )
 from pycollect.policy.undisturbed import undisturbed
-from pycollect.policy.weights import check_on_cpu
+from pycollect.policy.weights import check_on_device
 from pycollect.policy.wrap import wants_tensordict, wrap
 
 Act: TypeAlias = Callable[[], tuple[torch.Tensor, ...]]
@@ -85,9 +87,13 @@ class PolicyRunner:
         extras: ExtraValues | None = None,
         counts_steps: bool = False,
         calling: Calling = AS_IT_IS,
+        device: torch.device | None = None,
     ) -> None:
         self.policy = policy
         self._calling = calling
+        home = env.device
+        device = home if device is None else device
+        self._crossing = Crossing(device, home)
         self._env = env
         self._own = OwnEntries(env, counts_steps)
         self._current = {leaf.key: current[leaf.key] for leaf in env.observation}
@@ -102,7 +108,7 @@ class PolicyRunner:
         self._watched: tuple[nn.Module, ...] = ()
         self._samples: Samples = {}
         self.outputs: tuple[Leaf, ...] = ()
-        check_on_cpu(policy)
+        check_on_device(policy, device)
         with torch.no_grad():
             program = self._program()
             forms = self._state_forms(program, policy_state)
@@ -123,7 +129,7 @@ class PolicyRunner:
                 if is_delivered(key) and key not in passed_on
             }
             check_output_keys((*delivered, *self._carried), env)
-            self.outputs = output_leaves(delivered, env)
+            self.outputs = output_leaves(delivered, env, device)
             self._raw = {key: _Raw.of(value) for key, value in values.items()}
             self._bind(program)
 
@@ -151,7 +157,7 @@ class PolicyRunner:
         """
         if self._fingerprint.still_true(self._watched):
             return
-        check_on_cpu(self.policy)
+        check_on_device(self.policy, self._crossing.there)
         with torch.no_grad():
             self._bind(self._program())
 
@@ -253,9 +259,9 @@ class PolicyRunner:
 
     def _probe(self, program: Program) -> Values | None:
         """Call every step once, plainly. None if something came that only a TensorDict carries."""
-        fresh = {key: tensor.clone() for key, tensor in self._given.items()}
+        fresh = {key: self._crossing.over(tensor) for key, tensor in self._given.items()}
         try:
-            with undisturbed(self.policy):
+            with self._undisturbed():
                 self._samples, values = run_plainly(program, fresh)
         except CannotUnwrapError:
             return None
@@ -277,7 +283,7 @@ class PolicyRunner:
             self._given[missing] = self._own.give(missing)
 
     def _outputs_with_tensordict(self) -> Values:
-        with undisturbed(self.policy):
+        with self._undisturbed():
             td = self._tensordict()
             given = td.clone()
             out = _called(self.policy, td)
@@ -354,12 +360,19 @@ class PolicyRunner:
             raise PolicyOutputError(
                 f"policy: it returned {show_all(wanted)} at construction, now {show_all(written)}"
             )
-        with undisturbed(self.policy):
-            self.act, self.reuses_memory = assemble(
-                self._calling.of_program(program), self._given, wanted, self._samples, finish
+        given = {key: self._given[key] for key in program.read}
+        crosses = self._crossing.is_needed(given.values())
+        given = self._crossing.mirrors(given) if crosses else given
+        with self._undisturbed():
+            act, self.reuses_memory = assemble(
+                self._calling.of_program(program), given, wanted, self._samples, finish
             )
+        self.act = self._crossing.around(act) if crosses else act
         if self._redrawn:
             self.act = self._redrawing(self.act)
+
+    def _undisturbed(self) -> AbstractContextManager[None]:
+        return undisturbed(self.policy, self._crossing.there)
 
     def _wanted(self) -> list[Key]:
         """What `act` returns: outputs, then the states' next values, then what the env takes."""
@@ -403,6 +416,7 @@ class PolicyRunner:
         expected = {key for key in keys if key not in self._carried}
         expected.update(extra.key for extra in self.extra_outputs if extra.kind is not Kind.NODE)
         policy = self._calling.of_whole(self.policy)
+        crosses = self._crossing.is_needed(self._given.values())
 
         def act() -> tuple[torch.Tensor, ...]:
             out = _called(policy, self._tensordict().update(self._private))
@@ -419,15 +433,17 @@ class PolicyRunner:
             values = [out.get(key) for key in keys]
             for place, function in finish:
                 values[place] = function(values[place])
-            return tuple(values)
+            return self._crossing.back(values) if crosses else tuple(values)
 
         return act
 
     def _tensordict(self) -> TensorDictBase:
         """The current observation, copied: the policy may keep what it is given."""
         batch = self._lead
-        entries: dict[Any, Any] = {key: tensor.clone() for key, tensor in self._given.items()}
-        td: TensorDictBase = TensorDict(entries, batch_size=batch)
+        over, there = self._crossing.over, self._crossing.there
+        entries: dict[Any, Any] = {key: over(tensor) for key, tensor in self._given.items()}
+        device = None if there.type == "cpu" else there
+        td: TensorDictBase = TensorDict(entries, batch_size=batch, device=device)
         for key, node in self._env.nodes.items():
             if node.shape and td.get(key, None) is not None:
                 td.get(key).batch_size = torch.Size([*batch, *node.shape])
@@ -496,6 +512,7 @@ def make_policy_runner(
     extras: ExtraValues | None = None,
     counts_steps: bool = False,
     calling: Calling = AS_IT_IS,
+    device: torch.device | None = None,
 ) -> PolicyRunner | RandomRunner:
     """A runner for a policy in any of the accepted forms.
 
@@ -512,6 +529,8 @@ def make_policy_runner(
         extras: the current observation's, kept up to date like `current`.
         counts_steps: whoever collects counts the steps of each trajectory in `step_count`.
         calling: whether its modules are compiled or captured.
+        device: where its parameters lie; None: where the environment does. What `act` returns lies
+            where the environment does.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often
@@ -530,7 +549,7 @@ def make_policy_runner(
             "policy: expected a TensorDictModule, an nn.Module, a callable or None, "
             f"but {policy!r} came"
         )
-    return PolicyRunner(policy, env, current, policy_state, extras, counts_steps, calling)
+    return PolicyRunner(policy, env, current, policy_state, extras, counts_steps, calling, device)
 
 
 def _watched(program: Program) -> tuple[nn.Module, ...]:

@@ -12,15 +12,18 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from pycollect.devices import CPU, generator_state, set_generator_state
+
 
 @contextmanager
-def undisturbed(policy: Any) -> Iterator[None]:
+def undisturbed(policy: Any, device: torch.device = CPU) -> Iterator[None]:
     """Put back random generators and the module's buffers when the block ends.
 
-    The generators are torch's on the CPU, numpy's and Python's global ones, and those kept as
-    attributes of the policy's modules. A buffer gets its old tensor and its old contents back.
+    The generators are torch's on the CPU and on `device`, numpy's and Python's global ones, and
+    those kept as attributes of the policy's modules. A buffer gets its old tensor and its old
+    contents back.
     """
-    torch_state = torch.get_rng_state()
+    torch_state, device_state = torch.get_rng_state(), generator_state(device)
     numpy_state = np.random.get_state()
     python_state = random.getstate()
     modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
@@ -40,6 +43,7 @@ def undisturbed(policy: Any) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(torch_state)
+        set_generator_state(device, device_state)
         np.random.set_state(numpy_state)
         random.setstate(python_state)
         for generator, state in generators:

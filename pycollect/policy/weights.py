@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -22,7 +24,7 @@ def named_weights(policy: Any) -> dict[str, torch.Tensor]:
     if not isinstance(policy, nn.Module):
         return {}
     weights: dict[str, torch.Tensor] = {}
-    for name, tensor in chain(policy.named_parameters(), policy.named_buffers()):
+    for name, tensor in _tensors(policy):
         if is_lazy(tensor):
             raise ValueError(
                 f"policy: expected initialised parameters, but {name!r} has no shape yet; "
@@ -32,13 +34,32 @@ def named_weights(policy: Any) -> dict[str, torch.Tensor]:
     return weights
 
 
-def check_on_cpu(policy: Any) -> None:
-    """Raise NotImplementedError that names the first parameter or buffer that is not on the CPU."""
-    if not isinstance(policy, nn.Module):
-        return
-    for name, tensor in chain(policy.named_parameters(), policy.named_buffers()):
-        if tensor.device.type != "cpu":
-            raise NotImplementedError(
-                f"policy: expected parameters on the CPU, but {name!r} is on {tensor.device}; "
-                "policies on other devices are not supported yet, use policy.to('cpu')"
+def device_of(policy: Any) -> torch.device | None:
+    """Where a policy's first parameter or buffer lies; None for one that has none."""
+    return next((tensor.device for _, tensor in _tensors(policy)), None)
+
+
+def check_on_device(policy: Any, device: torch.device) -> None:
+    """Raise ValueError that names the first parameter or buffer that lies elsewhere."""
+    for name, tensor in _tensors(policy):
+        if tensor.device != device:
+            raise ValueError(
+                f"policy: expected its parameters on {device}, but {name!r} is on "
+                f"{tensor.device}; pass policy_device"
             )
+
+
+def placed(policy: Any, device: torch.device) -> Any:
+    """The policy with all of its parameters and buffers on that device.
+
+    That is the policy itself where they are, else a copy of it.
+    """
+    if all(tensor.device == device for _, tensor in _tensors(policy)):
+        return policy
+    return copy.deepcopy(policy).to(device)
+
+
+def _tensors(policy: Any) -> Iterable[tuple[str, torch.Tensor]]:
+    if not isinstance(policy, nn.Module):
+        return ()
+    return chain(policy.named_parameters(), policy.named_buffers())

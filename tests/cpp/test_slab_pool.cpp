@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <memory>
+#include <new>
 #include <stdexcept>
 #include <thread>
 #include <vector>
@@ -39,6 +40,24 @@ TEST_CASE("a slab needs enough memory") {
   const auto placement = std::make_shared<const Placement>(placement_of(5));
   CHECK_THROWS_AS(Slab(Memory::allocate(placement->bytes() - 1), placement, 0),
                   std::invalid_argument);
+}
+
+TEST_CASE("a pool lends memory that others allocate, of a slab's very size") {
+  std::vector<std::int64_t> sizes;
+  {
+    SlabPool pool(placement_of(5), 1, false, [&](std::int64_t bytes) {
+      sizes.push_back(bytes);
+      return Memory::allocate(bytes);
+    });
+    const auto a = pool.acquire();
+    const auto b = pool.acquire();
+    CHECK(a->memory()->bytes() == placement_of(5).bytes());
+  }
+  CHECK(sizes == std::vector<std::int64_t>(2, placement_of(5).bytes()));
+  SlabPool failing(placement_of(5), 1, false,
+                   [](std::int64_t) -> std::shared_ptr<Memory> { throw std::bad_alloc(); });
+  CHECK_THROWS_AS(failing.acquire(), std::bad_alloc);
+  CHECK(failing.stats().lent == 0);
 }
 
 TEST_CASE("a pool recycles, never waits, and keeps no more than it may") {

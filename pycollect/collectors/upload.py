@@ -1,0 +1,129 @@
+"""Batches on their way to a device: one copy each, while the batch before is used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDictBase
+
+from pycollect._core import Slab
+from pycollect.devices import Accelerator, Event, accelerator
+from pycollect.layout import Key
+
+Tensors = dict[Key, torch.Tensor]
+Allocate = Callable[[int], npt.NDArray[np.uint8]]
+
+_MOST_IN_FLIGHT = 2
+"""Slabs whose copies may be under way; past that, the host waits for the oldest."""
+
+
+class DeviceBatches:
+    """Carries the slabs of batches to a device.
+
+    The whole slab goes in one copy beside the device's current stream, which waits for it without
+    holding the host up: what the stream was given before goes on meanwhile. A slab is held until
+    its copy has ended on the host's side, so that nobody writes into it before.
+
+    Args:
+        accelerator: of the device.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._in_flight: deque[tuple[Slab, Event]] = deque()
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        return self._accelerator.device
+
+    def allocate(self, bytes: int) -> npt.NDArray[np.uint8]:
+        """Host memory for slabs, of which copies run at the bus's speed and beside other work."""
+        memory: npt.NDArray[np.uint8] = self._accelerator.pinned([bytes], torch.uint8).numpy()
+        return memory
+
+    def upload(
+        self,
+        slab: Slab,
+        tensors: Mapping[Key, torch.Tensor],
+        finish: Callable[[Tensors], Tensors] | None = None,
+    ) -> Tensors:
+        """The tensors of a slab on the device, ready for its current stream.
+
+        Args:
+            slab: not to be written any more by the caller.
+            tensors: contiguous views of it.
+            finish: what becomes of them there, casts for one, before they are used.
+        """
+        self._retire()
+        host = torch.from_numpy(slab.array())
+        start = host.data_ptr()
+        places = {key: (t.data_ptr() - start, t) for key, t in tensors.items()}
+
+        def lay_out(target: torch.Tensor) -> Tensors:
+            views = {
+                key: target[offset : offset + own.nbytes].view(own.dtype).view(own.shape)
+                for key, (offset, own) in places.items()
+            }
+            return views if finish is None else finish(views)
+
+        result, copied, ready = self._accelerator.upload(host, lay_out)
+        self._in_flight.append((slab, copied))
+        blocks = {own.untyped_storage().data_ptr(): own for own in result.values()}
+        self._accelerator.hand_over(blocks.values(), ready)
+        return result
+
+    def _retire(self) -> None:
+        """Let slabs go whose copies have ended; wait for the oldest where there are too many."""
+        while self._in_flight:
+            _, copied = self._in_flight[0]
+            if len(self._in_flight) >= _MOST_IN_FLIGHT:
+                copied.synchronize()
+            elif not copied.query():
+                return
+            self._in_flight.popleft()
+
+    def close(self) -> None:
+        """Wait for the copies that are under way, and let their slabs go."""
+        while self._in_flight:
+            self._in_flight[0][1].synchronize()
+            self._in_flight.popleft()
+
+
+class Uploads:
+    """The way to each device that batches go to."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[torch.device, DeviceBatches] = {}
+
+    def to(self, device: torch.device) -> DeviceBatches:
+        """The way to that device, one for all batches."""
+        if device not in self._by_device:
+            self._by_device[device] = DeviceBatches(accelerator(device))
+        return self._by_device[device]
+
+    def allocator(self, place: torch.device) -> Allocate | None:
+        """What gives memory for slabs that go to that place; None: any memory will do."""
+        return None if place.type == "cpu" else self.to(place).allocate
+
+    def moved(
+        self, td: TensorDictBase, place: torch.device, told: torch.device | None
+    ) -> TensorDictBase:
+        """A TensorDict that lies in no slab, at its place; waits until it is there.
+
+        Args:
+            told: what ``td.device`` is to say.
+        """
+        if place.type == "cpu":
+            return td
+        td = td.to(self.to(place).device)
+        return td if told is not None else td.clear_device_()
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        for batches in self._by_device.values():
+            batches.close()

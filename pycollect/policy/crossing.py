@@ -1,0 +1,116 @@
+"""A policy on another device than the environment's data: what crosses, and who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+import torch
+
+from pycollect.devices import Accelerator, accelerator
+from pycollect.layout import Key
+
+Act: TypeAlias = Callable[[], tuple[torch.Tensor, ...]]
+
+
+class Crossing:
+    """Carries a policy's inputs to its device, and its outputs to where they are recorded.
+
+    Nothing but these crosses. Where one side is the CPU, a step waits once, for one event, when the
+    outputs have been asked for; what crosses goes through pinned memory.
+
+    Args:
+        there: the policy's device.
+        home: where outputs are recorded and environments take their actions.
+    """
+
+    def __init__(self, there: torch.device, home: torch.device) -> None:
+        self.there, self.home = there, home
+        self._inputs: list[_Inward] = []
+        self._outputs: tuple[torch.Tensor, ...] = ()
+        sides = [device for device in (there, home) if device.type != "cpu"]
+        self._accelerator = accelerator(sides[0]) if sides else None
+
+    def is_needed(self, inputs: Iterable[torch.Tensor]) -> bool:
+        """Whether the policy, or anything that it is given, lies elsewhere than the rest."""
+        return self.there != self.home or not all(map(self._is_there, inputs))
+
+    def _is_there(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.there
+
+    def _is_home(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self.home
+
+    def over(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A copy of its own on the policy's device."""
+        return tensor.detach().to(self.there, copy=True)
+
+    def mirrors(self, tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """Tensors on the policy's device that `around` keeps equal to these.
+
+        Those that are there already stand for themselves.
+        """
+        self._inputs = [
+            _Inward(source, self._accelerator, self.there)
+            for source in tensors.values()
+            if not self._is_there(source)
+        ]
+        copies = {id(inward.source): inward.mirror for inward in self._inputs}
+        return {key: copies.get(id(source), source) for key, source in tensors.items()}
+
+    def around(self, act: Act) -> Act:
+        """`act` over the mirrors, its outputs at home: valid until the next call."""
+        inputs = self._inputs
+
+        def act_there() -> tuple[torch.Tensor, ...]:
+            for inward in inputs:
+                inward.carry()
+            return self.back(act())
+
+        return act_there
+
+    def back(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The outputs at home, when the device has come to them."""
+        if all(map(self._is_home, outputs)):
+            self._wait()
+            return tuple(outputs)
+        if self.home.type != "cpu" or self._accelerator is None:
+            return tuple(out.to(self.home, non_blocking=True) for out in outputs)
+        rooms = self._rooms(outputs)
+        for room, out in zip(rooms, outputs, strict=True):
+            room.copy_(out, non_blocking=True)
+        self._wait()
+        return rooms
+
+    def _rooms(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Pinned memory for outputs like these: the same as last time, if they are alike."""
+        assert self._accelerator is not None
+        forms = [(out.shape, out.dtype) for out in outputs]
+        if forms != [(room.shape, room.dtype) for room in self._outputs]:
+            self._outputs = tuple(self._accelerator.pinned(*form) for form in forms)
+        return self._outputs
+
+    def _wait(self) -> None:
+        """Until the device has read and written what crosses here."""
+        if self._accelerator is not None and self.home.type == "cpu":
+            self._accelerator.mark().synchronize()
+
+
+class _Inward:
+    """One input and its mirror on the policy's device, through pinned memory where that helps."""
+
+    def __init__(
+        self, source: torch.Tensor, accelerator: Accelerator | None, there: torch.device
+    ) -> None:
+        self.source = source
+        self.mirror = torch.empty_like(source, device=there)
+        self._staging: torch.Tensor | None = None
+        if source.device.type == "cpu" and accelerator is not None:
+            self._staging = accelerator.pinned(source.shape, source.dtype)
+
+    def carry(self) -> None:
+        if self._staging is None:
+            self.mirror.copy_(self.source)  # to the CPU, where it is needed at once
+        else:
+            self._staging.copy_(self.source)
+            self.mirror.copy_(self._staging, non_blocking=True)

@@ -1,0 +1,88 @@
+"""A device that is none: its memory is the host's, its copies are made when somebody waits."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+DEVICE = torch.device("cuda", 0)
+
+
+class FakeEvent:
+    """Done once the work before it was."""
+
+    def __init__(self, device: FakeDevice, work: list[Callable[[], None]]) -> None:
+        self.device, self.work, self.done = device, work, False
+
+    def query(self) -> bool:
+        return self.done
+
+    def synchronize(self) -> None:
+        self.device.log.append("host waits")
+        self.device.run(self)
+
+
+class FakeDevice:
+    """An accelerator whose copies are made late, and which notes what happens.
+
+    Attributes:
+        log: "copy", "host waits" and "stream waits", in order.
+        lazy: copies are made when they are waited for; else when they are asked for.
+    """
+
+    def __init__(self, lazy: bool = True) -> None:
+        self.device = DEVICE
+        self.lazy = lazy
+        self.log: list[str] = []
+        self.fails: Exception | None = None
+        self._events: deque[FakeEvent] = deque()
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        self.log.append(f"pinned {tuple(shape)}")
+        room = torch.empty(torch.Size(shape).numel() * dtype.itemsize + 64, dtype=torch.uint8)
+        start = -room.data_ptr() % 64
+        return room[start : room.numel() - 64 + start].view(dtype).view(tuple(shape))
+
+    def mark(self) -> FakeEvent:
+        event = FakeEvent(self, [])
+        self._events.append(event)
+        if not self.lazy:
+            self.run(event)
+        return event
+
+    def upload(
+        self, host: torch.Tensor, finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]]
+    ) -> tuple[dict[Any, torch.Tensor], FakeEvent, FakeEvent]:
+        if self.fails is not None:
+            raise self.fails
+        self.log.append("copy")
+        target = torch.full_like(host, 0xEE)
+        result = finish(target)
+
+        def make() -> None:
+            target.copy_(host)
+            for key, value in finish(target).items():
+                result[key].copy_(value)
+
+        event = FakeEvent(self, [make])
+        self._events.append(event)
+        if not self.lazy:
+            self.run(event)
+        return result, event, event
+
+    def hand_over(self, tensors: Iterable[torch.Tensor], ready: FakeEvent) -> None:
+        list(tensors)
+        self.log.append("stream waits")
+
+    def run(self, last: FakeEvent | None = None) -> None:
+        """Do the work up to this event; None: all that there is."""
+        while self._events:
+            event = self._events.popleft()
+            for work in event.work:
+                work()
+            event.done = True
+            if event is last:
+                return

@@ -1,0 +1,109 @@
+"""Which devices the parts of a worker lie on, and what workers see of them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+from collect_support import echo_fns, parity_policy
+
+from pycollect.collectors.device_arguments import check_devices
+from pycollect.collectors.pickling import pickled_policies, pickled_spec
+from pycollect.collectors.ray_engine import actor_options
+from pycollect.collectors.remote_worker import RemoteWorker, WorkerInfo
+from pycollect.collectors.worker_arguments import WORKER_ARGUMENTS, worker_plans
+from pycollect.devices import why_not
+from pycollect.worker_devices import Devices
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("devices", "told", "batches"),
+    [
+        (Devices(), None, None),
+        (Devices(default=GPU), GPU, GPU),
+        (Devices(default=CPU, storing=GPU), GPU, GPU),
+        (Devices(default=GPU, storing=CPU), CPU, CPU),
+        (Devices(env=GPU), None, GPU),
+        (Devices(env=GPU, policy=GPU), GPU, GPU),
+        (Devices(env=CPU, policy=GPU), None, CPU),
+        (Devices(policy=GPU), None, None),
+    ],
+    ids=str,
+)
+def test_where_batches_lie_and_what_they_say(
+    devices: Devices, told: torch.device | None, batches: torch.device | None
+) -> None:
+    assert devices.told == told
+    assert devices.of_batches == batches
+
+
+def given(**devices: Any) -> dict[str, Any]:
+    names = ("device", "storing_device", "env_device", "policy_device")
+    return {**dict.fromkeys(names), **devices}
+
+
+def test_an_actor_may_have_what_is_not_here() -> None:
+    check_devices(given(storing_device="cpu", policy_device="cuda:99"), elsewhere=True)
+    for name in ("device", "storing_device", "env_device"):
+        with pytest.raises(ValueError, match=rf"{name}: .* device that is here"):
+            check_devices(given(**{name: "cuda:99"}), elsewhere=True)
+    assert why_not(CPU) == ""
+
+
+@pytest.mark.parametrize(
+    ("devices", "config", "gpus"),
+    [
+        (Devices(storing=GPU), {}, 0),
+        (Devices(policy=GPU), {}, 0.2),
+        (Devices(default=GPU, storing=CPU), {}, 0.2),
+        (Devices(default=GPU), {"num_gpus": 1}, 1),
+        (Devices(), {"num_gpus": 0.5}, 0.5),
+    ],
+    ids=str,
+)
+def test_actors_ask_for_a_part_of_a_gpu_where_they_use_one(
+    devices: Devices, config: dict[str, Any], gpus: float
+) -> None:
+    assert actor_options(config, devices)["num_gpus"] == gpus
+
+
+@pytest.mark.parametrize(
+    ("devices", "options", "hidden"),
+    [
+        (Devices(), {}, False),
+        (Devices(storing=GPU), {"num_gpus": 0}, True),
+        (Devices(storing=GPU), {"num_gpus": 0.2}, False),
+        (Devices(default=CPU, storing=GPU), {}, True),
+        (Devices(policy=GPU), {"num_gpus": 0}, False),
+    ],
+    ids=str,
+)
+def test_workers_without_a_gpu_do_not_see_it(
+    devices: Devices,
+    options: dict[str, Any],
+    hidden: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    arguments = {**dict.fromkeys(WORKER_ARGUMENTS), "reset_at_each_iter": False}
+    (plan,) = worker_plans(
+        [echo_fns(0)], [arguments], [parity_policy()], False, [6], [options], [devices]
+    )
+    if devices.of_worker <= {"cpu"}:
+        worker = RemoteWorker()
+        info = worker.build(pickled_spec(plan.spec), plan.policy)
+        assert isinstance(info, WorkerInfo)
+        assert info.device == CPU
+        worker.close()
+    assert plan.spec.hides_gpus is hidden
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ("" if hidden else "0")
+
+
+def test_a_policy_travels_on_the_cpu() -> None:
+    policy = parity_policy()
+    data = pickled_policies([policy, policy], False)
+    assert data[0] is data[1]

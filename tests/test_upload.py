@@ -1,0 +1,133 @@
+"""Batches on their way to a device: order, reuse, errors; with a device that copies late."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from collect_support import echo_fns, parity_policy
+from fake_device import DEVICE, FakeDevice
+
+from pycollect import SyncDataCollector
+from pycollect.collectors.upload import DeviceBatches
+
+
+def uploading(**arguments: Any) -> SyncDataCollector:
+    arguments = {"storing_device": "cuda", "frames_per_batch": 21, **arguments}
+    return SyncDataCollector(echo_fns(0), parity_policy(), **arguments)
+
+
+def plain(batches: int, **arguments: Any) -> list[Any]:
+    with SyncDataCollector(
+        echo_fns(0), parity_policy(), frames_per_batch=21, **arguments
+    ) as collector:
+        return [collector.next() for _ in range(batches)]
+
+
+def assert_equal(ours: Any, theirs: Any) -> None:
+    keys = set(theirs.keys(True, True))
+    assert set(ours.keys(True, True)) == keys
+    for key in keys:
+        assert torch.equal(ours[key], theirs[key]), key
+
+
+def test_a_batch_is_one_copy_from_pinned_memory(fake: FakeDevice) -> None:
+    with uploading() as collector:
+        td = collector.next()
+        assert [entry for entry in fake.log if not entry.startswith("pinned")] == [
+            "copy",
+            "stream waits",
+        ]
+        assert fake.log[0].startswith("pinned")
+        assert td.device == DEVICE
+        assert td["next"].device == DEVICE
+        fake.run()
+        (expected,) = plain(1)
+        assert_equal(td, expected)
+
+
+def test_nobody_waits_on_the_host_while_there_is_room(fake: FakeDevice) -> None:
+    with uploading() as collector:
+        batches = [collector.next(), collector.next()]
+        assert "host waits" not in fake.log
+        batches.append(collector.next())  # a third copy: the oldest has to have ended
+        assert fake.log.count("host waits") == 1
+        batches += [collector.next() for _ in range(4)]
+    assert sum(entry.startswith("pinned") for entry in fake.log) <= 3
+    for ours, theirs in zip(batches, plain(7), strict=True):
+        assert_equal(ours, theirs)
+
+
+def test_memory_is_written_again_only_after_its_copy(fake: FakeDevice) -> None:
+    """Were a slab given back before, a later rollout would be in an earlier batch."""
+    with uploading(frames_per_batch=9) as collector:
+        batches = [collector.next() for _ in range(12)]
+    fake.run()
+    with SyncDataCollector(echo_fns(0), parity_policy(), frames_per_batch=9) as collector:
+        for ours in batches:
+            assert_equal(ours, collector.next())
+
+
+def test_casts_are_made_of_the_copy(fake: FakeDevice) -> None:
+    arguments = {"observation_dtype": torch.float16, "observation_scale": 0.5}
+    with uploading(**arguments) as collector:
+        td = collector.next()
+        fake.run()
+    (expected,) = plain(1, **arguments)
+    assert td["observation"].dtype == torch.float16
+    assert_equal(td, expected)
+
+
+def test_split_looks_for_trajectories_on_the_host(fake: FakeDevice) -> None:
+    fake.lazy = False
+    with uploading(split_trajs=True) as collector:
+        td = collector.next()
+    (expected,) = plain(1, split_trajs=True)
+    assert_equal(td, expected)
+
+
+def test_whole_trajectories_arrive_there_too(fake: FakeDevice) -> None:
+    fake.device = torch.device("cpu")  # they are moved by torch
+    arguments = {"trajs_per_batch": 2, "max_frames_per_traj": 5}
+    with uploading(**arguments) as collector:
+        td = collector.next()
+    (expected,) = plain(1, **arguments)
+    assert_equal(td, expected)
+    assert td.device == fake.device
+
+
+def test_what_the_device_refuses_is_raised_and_loses_no_memory(
+    fake: FakeDevice,
+) -> None:
+    with uploading() as collector:
+        collector.next()
+        fake.fails = RuntimeError("out of memory on the device")
+        with pytest.raises(RuntimeError, match="out of memory on the device"):
+            collector.next()
+        with pytest.raises(RuntimeError, match="out of memory on the device"):
+            collector.next()
+        collector.shutdown()
+
+
+def test_the_end_waits_for_what_is_under_way(fake: FakeDevice) -> None:
+    with uploading() as collector:
+        td = collector.next()
+        collector.shutdown()
+        assert fake.log[-1] == "host waits"
+    (expected,) = plain(1)
+    assert_equal(td, expected)
+
+
+def test_a_device_that_is_not_here_is_refused_with_the_reason() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA")
+    for name in ("device", "storing_device", "env_device", "policy_device"):
+        with pytest.raises(ValueError, match=rf"{name}: expected a device that is here.*CUDA|cuda"):
+            uploading(**{"storing_device": None, name: "cuda"})
+        with pytest.raises(ValueError, match=rf"{name}.*meta"):
+            uploading(**{"storing_device": None, name: "meta"})
+
+
+def test_close_lets_everything_go() -> None:
+    DeviceBatches(FakeDevice()).close()
