@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from pycollect.bench.cli import add_command as add_bench
 from pycollect.demo.cli import add_command as add_demo
 
 
@@ -14,6 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pycollect")
     commands = parser.add_subparsers(metavar="command", required=True)
     add_demo(commands)
+    add_bench(commands)
     args = parser.parse_args(arguments)
     try:
         return int(args.run(args))

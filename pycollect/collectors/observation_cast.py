@@ -76,7 +76,7 @@ class ObservationCast:
         for key, dtype, scale in self._targets(leaves):
             for place in (key, ("next", *key)):
                 if place in result:
-                    result[place] = _cast(result[place], dtype, scale)
+                    result[place] = scaled(result[place], dtype, scale)
         return result
 
     def _targets(self, leaves: BatchLeaves) -> Iterator[tuple[Key, torch.dtype, float | None]]:
@@ -97,7 +97,8 @@ def _observations(leaves: BatchLeaves) -> list[Any]:
     return [leaf for leaf in leaves.observation if leaf.key[-1] not in FLAGS]
 
 
-def _cast(tensor: torch.Tensor, dtype: torch.dtype, scale: float | None) -> torch.Tensor:
+def scaled(tensor: torch.Tensor, dtype: torch.dtype, scale: float | None) -> torch.Tensor:
+    """The tensor cast, then multiplied; in place where it has the dtype already."""
     result = tensor.to(dtype)
     return result if scale is None else result.mul_(scale)
 

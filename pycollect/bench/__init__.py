@@ -1,0 +1,1 @@
+"""`python -m pycollect bench`: what this machine reaches."""

@@ -1,0 +1,59 @@
+"""How long something takes, on the host and on a device."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def median_seconds(work: Callable[[], object], seconds: float, device: torch.device) -> float:
+    """The median duration of a call, device and all.
+
+    Args:
+        work: is called once before.
+        seconds: how long to measure, at least three calls.
+        device: which is waited for before and after each call.
+    """
+    wait = _waiting(device)
+    work()
+    durations: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(durations) < 3 or time.perf_counter() < end:
+        wait()
+        start = time.perf_counter()
+        work()
+        wait()
+        durations.append(time.perf_counter() - start)
+    return statistics.median(durations)
+
+
+def _waiting(device: torch.device) -> Callable[[], None]:
+    if device.type == "cpu":
+        return lambda: None
+    return lambda: torch.cuda.synchronize(device)
+
+
+class Learner:
+    """Work for a device of about a given length, which holds the host up no longer than to ask.
+
+    On the CPU it is made by the host, at once.
+
+    Args:
+        milliseconds: of one call.
+    """
+
+    def __init__(self, device: torch.device, milliseconds: float) -> None:
+        size = 2048 if device.type == "cuda" else 256
+        self._matrix = torch.randn(size, size, device=device) / size
+        self._times = 1
+        one = max(median_seconds(self, 0.05, device), 1e-6)
+        self._times = max(1, round(milliseconds / 1e3 / one))
+
+    def __call__(self) -> None:
+        """One step of learning."""
+        result = self._matrix
+        for _ in range(self._times):
+            result = result @ self._matrix

@@ -1,0 +1,203 @@
+"""The single steps of a batch's way to a device, beside plain copies of as many bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+
+from pycollect._core import Placement, Slab, place_rollout
+from pycollect.batch import make_pool, slab_tensors, to_tensordict
+from pycollect.bench.clock import Learner, median_seconds
+from pycollect.bench.environment import FreeFrames, Still
+from pycollect.bench.rows import Row, missing
+from pycollect.collectors.observation_cast import scaled
+from pycollect.collectors.upload import Allocate, DeviceBatches
+from pycollect.devices import CPU, accelerator
+from pycollect.layout import Key
+from pycollect.trajectory import split_trajectories
+from pycollect.worker import Worker, WorkerOptions
+
+MEMORY_COPY, PINNED_COPY, DEVICE_COPY = "memory copy", "copy, pinned", "device memory copy"
+_WORKERS = 2
+_ON_A_DEVICE = (
+    PINNED_COPY,
+    "copy, pageable",
+    DEVICE_COPY,
+    "assembly, pinned",
+    "upload",
+    "cast",
+    "split",
+    "upload beside a learner",
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is moved, and for how long.
+
+    Attributes:
+        frames: in a batch of frames of 84x84x4 bytes, root and next.
+        split_frames: frames of 128 bytes that are split.
+        seconds: that each case is measured.
+    """
+
+    frames: int
+    split_frames: int
+    seconds: float
+
+
+class Material:
+    """A rollout as a worker writes it, and the form of a batch of two such.
+
+    Attributes:
+        one: the rollout's placement.
+        rollout: its bytes.
+        batch: the batch's placement.
+    """
+
+    def __init__(self, frames: int) -> None:
+        worker = Worker(0, FreeFrames, None, Still(), WorkerOptions(frames=frames // _WORKERS))
+        self.one = worker.placement
+        slab = make_pool(self.one, 1).acquire()
+        worker.collect(slab, 0, 0)
+        worker.close()
+        self.rollout = slab.array()
+        self.batch = Placement(self.one.layout, _WORKERS, 1, self.one.steps)
+
+    @property
+    def megabytes(self) -> float:
+        """Of a batch."""
+        return self.batch.bytes / 1e6
+
+
+def host_rows(sizes: Sizes, material: Material) -> list[Row]:
+    """What needs no device."""
+    source = np.ones(material.batch.bytes, np.uint8)
+    target = np.ones(material.batch.bytes, np.uint8)
+    copy = median_seconds(lambda: np.copyto(target, source), sizes.seconds, CPU)
+    return [
+        Row(MEMORY_COPY, material.megabytes, copy, note="one thread"),
+        _assembly("assembly", sizes, material, None),
+        _cast("cast, CPU", sizes, material, CPU),
+        _split("split, CPU", sizes, CPU, None),
+    ]
+
+
+def device_rows(sizes: Sizes, material: Material, device: torch.device, why_not: str) -> list[Row]:
+    """What needs a device; rows without figures where there is none."""
+    if why_not:
+        return [missing(name, why_not) for name in _ON_A_DEVICE]
+    pinned = DeviceBatches(accelerator(device)).allocate
+    return [
+        *_copies(sizes, material, device),
+        _assembly("assembly, pinned", sizes, material, pinned),
+        _upload(sizes, material, device),
+        _cast("cast", sizes, material, device),
+        _split("split", sizes, device, DEVICE_COPY),
+        _overlap(sizes, material, device),
+    ]
+
+
+def _copies(sizes: Sizes, material: Material, device: torch.device) -> list[Row]:
+    size = material.batch.bytes
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    other = torch.empty_like(there)
+    pageable = torch.ones(size, dtype=torch.uint8)
+    pinned = accelerator(device).pinned([size], torch.uint8).fill_(1)
+
+    def row(name: str, work: Callable[[], object], times: int = 1, **more: str) -> Row:
+        seconds = median_seconds(work, sizes.seconds, device)
+        return Row(name, times * material.megabytes, seconds, **more)  # type: ignore[arg-type]
+
+    return [
+        row(PINNED_COPY, lambda: there.copy_(pinned, non_blocking=True)),
+        row("copy, pageable", lambda: there.copy_(pageable), limit=PINNED_COPY),
+        row(DEVICE_COPY, lambda: other.copy_(there), 2, note="bytes read and written"),
+    ]
+
+
+def _assembly(name: str, sizes: Sizes, material: Material, allocate: Allocate | None) -> Row:
+    """Rollouts of two workers into one slab, as they come from another machine."""
+    slab = make_pool(material.batch, 2, allocate).acquire()
+
+    def work() -> None:
+        for row in range(_WORKERS):
+            place_rollout(slab, row, material.rollout, material.one)
+
+    seconds = median_seconds(work, sizes.seconds, CPU)
+    return Row(name, material.megabytes, seconds, limit=MEMORY_COPY)
+
+
+def _upload(sizes: Sizes, material: Material, device: torch.device) -> Row:
+    batches = DeviceBatches(accelerator(device))
+    slab = make_pool(material.batch, 1, batches.allocate).acquire()
+    tensors = _tensors(slab)
+    seconds = median_seconds(lambda: batches.upload(slab, tensors), sizes.seconds, device)
+    batches.close()
+    return Row("upload", material.megabytes, seconds, limit=PINNED_COPY)
+
+
+def _overlap(sizes: Sizes, material: Material, device: torch.device) -> Row:
+    """Batches that are copied while a learner works that takes as long as the copy."""
+    batches = DeviceBatches(accelerator(device))
+    pool = make_pool(material.batch, 3, batches.allocate)
+
+    def upload() -> None:
+        slab = pool.acquire()
+        batches.upload(slab, _tensors(slab))
+
+    copying = median_seconds(upload, sizes.seconds, device)
+    learner = Learner(device, 1e3 * copying)
+    learning = median_seconds(learner, sizes.seconds, device)
+    rounds = 8
+
+    def both() -> None:
+        for _ in range(rounds):
+            upload()
+            learner()
+
+    together = median_seconds(both, sizes.seconds, device)
+    batches.close()
+    # The first copy has nothing to hide behind.
+    spared = rounds * (copying + learning) - together
+    hidden = min(1.0, max(0.0, spared / ((rounds - 1) * min(copying, learning))))
+    return Row(
+        "upload beside a learner",
+        material.megabytes,
+        together / rounds,
+        hidden=hidden,
+        note=f"learner {1e3 * learning:.3g} ms, copy {1e3 * copying:.3g} ms",
+    )
+
+
+def _cast(name: str, sizes: Sizes, material: Material, device: torch.device) -> Row:
+    frames = torch.ones(material.batch.bytes, dtype=torch.uint8, device=device)
+    work = partial(scaled, frames, torch.bfloat16, 1 / 255)
+    seconds = median_seconds(work, sizes.seconds, device)
+    return Row(name, material.megabytes, seconds, note="bytes to bfloat16 / 255")
+
+
+def _split(name: str, sizes: Sizes, device: torch.device, limit: str | None) -> Row:
+    """Frames of 128 bytes into trajectories of 100 frames; read once, written once."""
+    frames = sizes.split_frames // 1000 * 1000
+    shape = [frames // 1000, 1000]
+    done = torch.zeros(*shape, 1, dtype=torch.bool)
+    done[:, 99::100] = True
+    ids = torch.arange(frames // 100).repeat_interleave(100).reshape(shape)
+    tensors = {
+        ("observation",): torch.zeros(*shape, 32, device=device),
+        ("next", "done"): done.to(device),
+        ("collector", "traj_ids"): ids.to(device),
+    }
+    td = to_tensordict(tensors, shape)
+    seconds = median_seconds(lambda: split_trajectories(td), sizes.seconds, device)
+    return Row(name, 2 * 128 * frames / 1e6, seconds, limit=limit, frames=frames)
+
+
+def _tensors(slab: Slab) -> dict[Key, torch.Tensor]:
+    place = slab.placement
+    return slab_tensors(slab, [place.workers, place.envs, place.steps])
