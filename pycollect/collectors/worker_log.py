@@ -66,4 +66,4 @@ def log_to(path: str) -> None:
         file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         os.dup2(file, 2)
         os.close(file)
-    faulthandler.enable()
+    faulthandler.enable(2)
