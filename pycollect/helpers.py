@@ -294,7 +294,9 @@ def _postproc(cfg: Any, first: MultiStep | None) -> Callable[[TensorDictBase], A
         return first
 
     def pinned(td: TensorDictBase) -> TensorDictBase:
-        return (td if first is None else first(td)).pin_memory()
+        td = td if first is None else first(td)
+        on_host = td.device is None or td.device.type == "cpu"
+        return td.pin_memory() if on_host else td
 
     return pinned
 

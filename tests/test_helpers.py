@@ -262,5 +262,6 @@ def test_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(TensorDict, "pin_memory", lambda td: ("pinned", td))
     collector = make_collector_offpolicy(CountingEnv, None, config)
-    td = TensorDict()
+    td, elsewhere = TensorDict(), TensorDict(device="meta")
     assert collector.arguments["postproc"](td) == ("pinned", td)
+    assert collector.arguments["postproc"](elsewhere) is elsewhere
