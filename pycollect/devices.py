@@ -150,6 +150,24 @@ class StreamAccelerator:
             tensor.record_stream(current)
 
 
+class Fetch:
+    """Brings tensors from a device to the host, into pinned memory that is used again each time."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._rooms: tuple[torch.Tensor, ...] = ()
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The tensors on the host, valid until the next call; waits once, for one event."""
+        forms = [(own.shape, own.dtype) for own in tensors]
+        if forms != [(room.shape, room.dtype) for room in self._rooms]:
+            self._rooms = tuple(self._accelerator.pinned(*form) for form in forms)
+        for room, own in zip(self._rooms, tensors, strict=True):
+            room.copy_(own, non_blocking=True)
+        self._accelerator.mark().synchronize()
+        return self._rooms
+
+
 class _Done:
     """The event of what is done when it is asked for."""
 

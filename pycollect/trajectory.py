@@ -165,7 +165,7 @@ def split_with_plan(
     tensors = _gather(form, leaves)
     form.number(tensors, ids_key)
     if isinstance(form, _Padded):
-        tensors[mask_key] = form.mask
+        tensors[mask_key] = form.mask.to(tensors[ids_key].device)
     result: Any = to_tensordict(tensors, form.lead, td.device)
     restore_nested(result, nested, form.lead, td.ndim)
     if parcel:

@@ -128,7 +128,9 @@ class Worker:
         self._fresh = True  # all environments were reset and not stepped since
         if options.init_fn is not None:
             options.init_fn()
-        self.env = make_env_batch(entry, env_kwargs, options.autoreset_mode, options.info_keys)
+        self.env = make_env_batch(
+            entry, env_kwargs, options.autoreset_mode, options.info_keys, options.devices
+        )
         try:
             self._policy_device = _place_of(policy, options.devices, self.env)
             self.policy = placed(policy, self._policy_device)

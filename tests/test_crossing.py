@@ -29,8 +29,6 @@ class Elsewhere(Crossing):
     def _is_there(self, tensor: torch.Tensor) -> bool:
         return False
 
-    _is_home = _is_there
-
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
@@ -39,7 +37,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
     def crossing(there: torch.device, home: torch.device) -> Crossing:
         own = Elsewhere(there, home)
-        own._accelerator = device
+        own.uses(device)
         return own
 
     monkeypatch.setattr("pycollect.policy.runner.Crossing", crossing)
@@ -171,7 +169,7 @@ def test_outputs_of_another_shape_are_noticed(apart: FakeDevice) -> None:
 def test_outputs_come_back_only_when_the_device_is_done() -> None:
     device = FakeDevice()
     crossing = Elsewhere(CPU, CPU)
-    crossing._accelerator = device
+    crossing.uses(device)
     source = torch.zeros(2)
     (mirror,) = crossing.mirrors({("x",): source}).values()
     act = crossing.around(lambda: (mirror + 1,))

@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium
 
 from pycollect.layout import Key
+from pycollect.worker_devices import Devices
 
 from .base import Arrays, EnvBatch
 from .callables import CallablesEnv
@@ -30,6 +31,7 @@ def make_env_batch(
     create_env_kwargs: Mapping[str, Any] | None = None,
     autoreset_mode: Any = None,
     info_keys: Sequence[Key] = (),
+    devices: Devices | None = None,
 ) -> EnvBatch:
     """Make one worker's environments.
 
@@ -42,6 +44,7 @@ def make_env_batch(
         autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED, for a vector env that does not tell; of no
             effect for other envs.
         info_keys: entries of Gymnasium's info to be recorded, see `with_info`.
+        devices: where TorchRL envs are to step.
 
     Returns:
         The envs; close it after use. A vector env has been reset.
@@ -51,9 +54,8 @@ def make_env_batch(
         ValueError: an empty list, `info_keys` that are the observation's, envs that do not fit
             together, unsupported spaces, a wrong or missing `autoreset_mode`, kwargs for an env
             that is made already.
-        NotImplementedError: TorchRL envs on other devices than the CPU.
     """
-    env = _make(create_env_fn, create_env_kwargs, autoreset_mode)
+    env = _make(create_env_fn, create_env_kwargs, autoreset_mode, devices)
     if not info_keys:
         return env
     try:
@@ -65,11 +67,14 @@ def make_env_batch(
 
 
 def _make(
-    create_env_fn: Any, create_env_kwargs: Mapping[str, Any] | None, autoreset_mode: Any
+    create_env_fn: Any,
+    create_env_kwargs: Mapping[str, Any] | None,
+    autoreset_mode: Any,
+    devices: Devices | None,
 ) -> EnvBatch:
     kwargs = {} if create_env_kwargs is None else dict(create_env_kwargs)
     if isinstance(create_env_fn, list | tuple):
-        return _make_callables(create_env_fn, kwargs)
+        return _make_callables(create_env_fn, kwargs, devices)
     if _is_env(create_env_fn):
         if kwargs and hasattr(create_env_fn, "update_kwargs"):
             create_env_fn.update_kwargs(kwargs)  # a batched env of TorchRL that has not started
@@ -77,7 +82,7 @@ def _make(
             raise ValueError(
                 f"create_env_kwargs: expected None with an env that is made already, got {kwargs}"
             )
-        return _wrap(create_env_fn, autoreset_mode)
+        return _wrap(create_env_fn, autoreset_mode, devices)
     if not callable(create_env_fn):
         raise TypeError(f"create_env_fn: expected {_EXPECTED}, got {describe(create_env_fn)}")
     env = create_env_fn(**kwargs)
@@ -87,13 +92,15 @@ def _make(
             f"{describe(env)}"
         )
     try:
-        return _wrap(env, autoreset_mode)
+        return _wrap(env, autoreset_mode, devices)
     except BaseException:
         close_quietly(env)
         raise
 
 
-def _make_callables(entry: list[Any] | tuple[Any, ...], kwargs: dict[str, Any]) -> EnvBatch:
+def _make_callables(
+    entry: list[Any] | tuple[Any, ...], kwargs: dict[str, Any], devices: Devices | None
+) -> EnvBatch:
     for i, fn in enumerate(entry):
         if not callable(fn) or _is_env(fn):
             raise TypeError(
@@ -114,7 +121,7 @@ def _make_callables(entry: list[Any] | tuple[Any, ...], kwargs: dict[str, Any]) 
                 )
             from .torchrl import make_torchrl_batch
 
-            return make_torchrl_batch(envs)
+            return make_torchrl_batch(envs, devices)
         batch = CallablesEnv(envs)
         batch.time_limit = all(map(has_time_limit, envs))
         return batch
@@ -146,11 +153,11 @@ def _is_env(value: Any) -> bool:
     return isinstance(value, gymnasium.Env) or is_torchrl_env(value) or is_vector_env(value)
 
 
-def _wrap(env: Any, autoreset_mode: Any) -> EnvBatch:
+def _wrap(env: Any, autoreset_mode: Any, devices: Devices | None) -> EnvBatch:
     if is_torchrl_env(env):
         from .torchrl import make_torchrl_env
 
-        return make_torchrl_env(env)
+        return make_torchrl_env(env, devices)
     # EnvPool's envs are both; the vector interface is the one that they have.
     batch = make_vector_env(env, autoreset_mode) if is_vector_env(env) else make_single_env(env)
     batch.time_limit = has_time_limit(env)

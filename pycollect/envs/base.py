@@ -82,7 +82,7 @@ class EnvBatch(ABC):
         extras: what belongs to an observation and has no fixed shape and numeric dtype.
         step_extras: the same of what a step alone gives.
         action_extras: the same of the action.
-        device: where what it gives and takes lies.
+        device: where it steps. What it gives and takes is on the host all the same.
         nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
             own, by key.
     """

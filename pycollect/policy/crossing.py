@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import torch
 
-from pycollect.devices import Accelerator, accelerator
+from pycollect.devices import Accelerator, Fetch, accelerator
 from pycollect.layout import Key
 
 Act: TypeAlias = Callable[[], tuple[torch.Tensor, ...]]
@@ -27,9 +27,15 @@ class Crossing:
     def __init__(self, there: torch.device, home: torch.device) -> None:
         self.there, self.home = there, home
         self._inputs: list[_Inward] = []
-        self._outputs: tuple[torch.Tensor, ...] = ()
-        sides = [device for device in (there, home) if device.type != "cpu"]
-        self._accelerator = accelerator(sides[0]) if sides else None
+        self._accelerator: Accelerator | None = None
+        self._fetch: Fetch | None = None
+        if there.type != "cpu":
+            self.uses(accelerator(there))
+
+    def uses(self, accelerator: Accelerator) -> None:
+        """Cross to and from that device."""
+        self._accelerator = accelerator
+        self._fetch = Fetch(accelerator) if self.home.type == "cpu" else None
 
     def is_needed(self, inputs: Iterable[torch.Tensor]) -> bool:
         """Whether the policy, or anything that it is given, lies elsewhere than the rest."""
@@ -37,9 +43,6 @@ class Crossing:
 
     def _is_there(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.there
-
-    def _is_home(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self.home
 
     def over(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of its own on the policy's device."""
@@ -71,29 +74,9 @@ class Crossing:
 
     def back(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs at home, when the device has come to them."""
-        if all(map(self._is_home, outputs)):
-            self._wait()
-            return tuple(outputs)
-        if self.home.type != "cpu" or self._accelerator is None:
-            return tuple(out.to(self.home, non_blocking=True) for out in outputs)
-        rooms = self._rooms(outputs)
-        for room, out in zip(rooms, outputs, strict=True):
-            room.copy_(out, non_blocking=True)
-        self._wait()
-        return rooms
-
-    def _rooms(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Pinned memory for outputs like these: the same as last time, if they are alike."""
-        assert self._accelerator is not None
-        forms = [(out.shape, out.dtype) for out in outputs]
-        if forms != [(room.shape, room.dtype) for room in self._outputs]:
-            self._outputs = tuple(self._accelerator.pinned(*form) for form in forms)
-        return self._outputs
-
-    def _wait(self) -> None:
-        """Until the device has read and written what crosses here."""
-        if self._accelerator is not None and self.home.type == "cpu":
-            self._accelerator.mark().synchronize()
+        if self._fetch is not None:
+            return self._fetch(outputs)
+        return tuple(out.to(self.home, non_blocking=True) for out in outputs)
 
 
 class _Inward:

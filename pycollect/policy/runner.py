@@ -14,6 +14,7 @@ from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from pycollect._core import Leaf
+from pycollect.devices import CPU
 from pycollect.envs.base import EnvBatch
 from pycollect.extras import Extra, ExtraValues, Kind
 from pycollect.extras_delivery import read_values, with_current
@@ -91,9 +92,8 @@ class PolicyRunner:
     ) -> None:
         self.policy = policy
         self._calling = calling
-        home = env.device
-        device = home if device is None else device
-        self._crossing = Crossing(device, home)
+        device = CPU if device is None else device
+        self._crossing = Crossing(device, CPU)
         self._env = env
         self._own = OwnEntries(env, counts_steps)
         self._current = {leaf.key: current[leaf.key] for leaf in env.observation}
@@ -529,8 +529,7 @@ def make_policy_runner(
         extras: the current observation's, kept up to date like `current`.
         counts_steps: whoever collects counts the steps of each trajectory in `step_count`.
         calling: whether its modules are compiled or captured.
-        device: where its parameters lie; None: where the environment does. What `act` returns lies
-            where the environment does.
+        device: where its parameters lie; None: on the CPU, where what `act` returns lies.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often

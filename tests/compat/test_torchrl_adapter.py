@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from fake_device import DEVICE, FakeDevice
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl_support import (
@@ -298,6 +299,45 @@ def test_one_tensordict_per_step_is_counted() -> None:
             }
 
 
+def test_what_an_env_on_a_device_shows_comes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches(make: Make) -> list[Any]:
+        policy = TensorDictModule(
+            lambda place: (place + 1, place % 3 + 0.5), ["place"], ["action", "speed"]
+        )
+        with pycollect.SyncDataCollector(make, policy, frames_per_batch=12) as collector:
+            return [collector.next() for _ in range(2)]
+
+    here = batches(SpeedEnv)
+    device = FakeDevice()
+    monkeypatch.setattr("pycollect.envs.torchrl.adapter.CPU", DEVICE)  # where an env is that is not
+    monkeypatch.setattr("pycollect.envs.torchrl.adapter.accelerator", lambda _: device)
+    there = batches(SpeedEnv)
+    assert device.log.count("host waits") >= 24
+    for ours, theirs in zip(there, here, strict=True):
+        assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs.keys(True, True))
+
+
+def test_env_device_moves_an_env_and_device_only_one_that_says_nothing() -> None:
+    from pycollect.envs.torchrl import _moved
+    from pycollect.worker_devices import Devices
+
+    cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
+    env = SpeedEnv()
+    assert _moved(env, Devices()) is env
+    assert _moved(env, Devices(default=cpu)) is env
+    assert env.device is None
+
+    class Told:
+        device = cpu
+
+        def to(self, device: torch.device) -> torch.device:
+            return device
+
+    assert isinstance(_moved(Told(), Devices(default=gpu)), Told)
+    assert _moved(Told(), Devices(env=gpu)) == gpu
+
+
 def test_refused() -> None:
     def collector(make: Make, **kwargs: Any) -> Any:
         return pycollect.SyncDataCollector(make, None, frames_per_batch=4, **kwargs)
@@ -307,7 +347,7 @@ def test_refused() -> None:
         collector(counted, max_frames_per_traj=3)
     with pytest.raises(ValueError, match=r"set_truncated.*add_truncated_keys"):
         collector(mock.CountingEnv, set_truncated=True)
-    with pytest.raises(NotImplementedError, match=r"CPU.*meta"):
+    with pytest.raises(ValueError, match=r"device that is here.*meta"):
         collector(lambda: mock.CountingEnv().to("meta"))
     mixed = [mock.CountingEnv, lambda: gymnasium.make("CartPole-v1")]
     with pytest.raises(TypeError, match="all of TorchRL's or none"):

@@ -7,7 +7,9 @@ from typing import Any
 
 from torchrl.envs import SerialEnv
 
+from pycollect.devices import CPU
 from pycollect.envs.base import EnvBatch
+from pycollect.worker_devices import Devices
 
 from .adapter import TorchRLEnv
 from .gym import unwrapped
@@ -17,18 +19,32 @@ from .serial import apart
 __all__ = ["make_torchrl_batch", "make_torchrl_env"]
 
 
-def make_torchrl_env(env: Any) -> EnvBatch:
+def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
     """One `torchrl.envs.EnvBase` as an EnvBatch: by what is inside of it where that is the same.
 
+    Args:
+        devices: its own goes before `device`, but not before `env_device`.
+
     Raises:
-        NotImplementedError: it is not on the CPU.
-        ValueError: a key that belongs to the collector.
+        ValueError: a key that belongs to the collector, or a device that is not here.
     """
-    batch = unwrapped(env) or apart(env) or TorchRLEnv(env)
+    env = _moved(env, devices or Devices())
+    device = env.device or CPU
+    known = unwrapped(env) or (apart(env) if device.type == "cpu" else None)
+    batch = TorchRLEnv(env) if known is None else known
+    batch.device = device
     batch.time_limit = has_time_limit(env)
     return batch
 
 
-def make_torchrl_batch(envs: Sequence[Any]) -> EnvBatch:
+def make_torchrl_batch(envs: Sequence[Any], devices: Devices | None = None) -> EnvBatch:
     """Several `EnvBase` as TorchRL's SerialEnv of them: [P, ...]."""
-    return make_torchrl_env(SerialEnv(len(envs), [lambda env=env: env for env in envs]))
+    serial = SerialEnv(len(envs), [lambda env=env: env for env in envs])
+    return make_torchrl_env(serial, devices)
+
+
+def _moved(env: Any, devices: Devices) -> Any:
+    target = devices.env or (devices.default if env.device is None else None)
+    if target is None or target == env.device or (env.device is None and target == CPU):
+        return env
+    return env.to(target)

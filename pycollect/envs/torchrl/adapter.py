@@ -18,6 +18,7 @@ from torchrl.envs import (
 )
 
 from pycollect._core import Leaf
+from pycollect.devices import CPU, Fetch, accelerator
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
 from pycollect.envs.single import close_quietly
 from pycollect.extras import Extra, ExtraValues, Kind
@@ -55,6 +56,7 @@ class TorchRLEnv(EnvBatch):
     def __init__(self, env: EnvBase) -> None:
         check_device(env)
         self._env: Any = env
+        self.device = env.device or CPU
         self._closed = False
         self.batched = bool(env.batch_size)
         self.num_envs = env.batch_size.numel()
@@ -100,7 +102,17 @@ class TorchRLEnv(EnvBatch):
         ]
 
     def _gather(self, leaves: Sequence[Leaf]) -> Gather:
-        """What takes those leaves out of a TensorDict of the env's batch size, as rows [P, ...]."""
+        """What takes those leaves out of a TensorDict of the env's batch size, as rows [P, ...].
+
+        They are on the host, wherever the env is.
+        """
+        gather = self._gather_there(leaves)
+        if self.device.type == "cpu":
+            return gather
+        fetch = Fetch(accelerator(self.device))
+        return lambda td: fetch(gather(td))
+
+    def _gather_there(self, leaves: Sequence[Leaf]) -> Gather:
         names = [name_of(leaf.key) for leaf in leaves]
         if len(self._size) < 2:
             return lambda td: tuple([td.get(name) for name in names])
@@ -148,7 +160,7 @@ class TorchRLEnv(EnvBatch):
             return self._gather(self.action)(self._env.rand_action(self._carrier))
         # Leaf by leaf: to draw from the whole spec builds a TensorDict, which takes far longer.
         spec = self._env.input_spec["full_action_spec"]
-        values = [spec[name_of(leaf.key)].rand() for leaf in self.action]
+        values = [spec[name_of(leaf.key)].rand().cpu() for leaf in self.action]
         flat = len(self._size) - 1
         return tuple([value.flatten(0, flat) for value in values] if flat > 0 else values)
 

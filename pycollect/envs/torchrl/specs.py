@@ -12,6 +12,7 @@ from torchrl.data.tensor_specs import Stacked
 from torchrl.envs import EnvBase
 
 from pycollect._core import Leaf
+from pycollect.devices import why_not
 from pycollect.extras import Extra, Kind
 from pycollect.layout import Key, Node, dotted, dtype_name
 
@@ -24,11 +25,12 @@ def as_key(key: Any) -> Key:
 
 
 def check_device(env: EnvBase) -> None:
-    """Raise NotImplementedError for an env that is not on the CPU."""
-    if env.device is not None and env.device.type != "cpu":
-        raise NotImplementedError(
-            f"create_env_fn: expected a TorchRL environment on the CPU, got one on {env.device}; "
-            "other devices are not supported yet"
+    """Raise ValueError for an env on a device that is not here."""
+    reason = why_not(env.device) if env.device is not None else ""
+    if reason:
+        raise ValueError(
+            f"create_env_fn: expected an environment on a device that is here, got {env.device}: "
+            f"{reason}"
         )
 
 

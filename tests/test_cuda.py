@@ -1,0 +1,305 @@
+"""Every mix of CPU and GPU against the CPU alone. Skipped without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from collect_support import (
+    ASYNC,
+    IN_PROCESS,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    STACK,
+    Way,
+    collecting,
+    echo_fns,
+    parity_policy,
+)
+from tensordict import TensorDictBase
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+
+from pycollect import MultiStep, SyncDataCollector, split_trajectories
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+]
+
+DEVICES = ("cpu", "cuda")
+MIXES = [mix for mix in product(DEVICES, repeat=2) if "cuda" in mix]
+REMOTE = [
+    pytest.param(MULTI_STACK, id=MULTI_STACK.name),
+    pytest.param(MULTI_ASYNC[0], id=MULTI_ASYNC[0].name),
+    pytest.param(STACK, id=STACK.name, marks=pytest.mark.ray),
+    pytest.param(ASYNC[0], id=ASYNC[0].name, marks=pytest.mark.ray),
+]
+
+
+def table_policy() -> TensorDictModule:
+    """Actions and outputs by exact arithmetic."""
+    return parity_policy()
+
+
+def mlp_policy() -> TensorDictModule:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 2))
+    return TensorDictModule(net, ["observation"], ["values"])
+
+
+class Recurrent(nn.Module):
+    """Its state counts the steps of a trajectory; the action is the state's parity."""
+
+    in_keys = ("observation", "count", "is_init")
+    out_keys = ("action", ("next", "count"))
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        assert td["is_init"].device == td["count"].device == td["observation"].device
+        td.set("action", (td["count"] % 2).long().squeeze(-1))
+        return td.set(("next", "count"), td["count"] + 1)
+
+
+def sampling_policy() -> ProbabilisticTensorDictSequential:
+    torch.manual_seed(0)
+    return ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Linear(3, 2), ["observation"], ["logits"]),
+        ProbabilisticTensorDictModule(
+            ["logits"],
+            ["action"],
+            distribution_class=torch.distributions.Categorical,
+            return_log_prob=True,
+        ),
+    )
+
+
+def batches(
+    way: Way, policy: Any, count: int = 4, *, seed: int | None = None, **arguments: Any
+) -> Iterator[TensorDictBase]:
+    if way.remote:
+        arguments.setdefault("prefetch", 0)
+    with collecting(way, echo_fns, policy, frames=21, **arguments) as collector:
+        if seed is not None:
+            collector.set_seed(seed)
+        for _ in range(count):
+            yield collector.next()
+
+
+def assert_equal(
+    ours: TensorDictBase, theirs: TensorDictBase, device: str, exact: bool = True
+) -> None:
+    keys = set(theirs.keys(True, True))
+    assert set(ours.keys(True, True)) == keys
+    assert ours.batch_size == theirs.batch_size
+    for key in keys:
+        value = ours[key]
+        assert value.device.type == device, key
+        assert value.dtype == theirs[key].dtype, key
+        if exact or not value.is_floating_point():
+            assert torch.equal(value.cpu(), theirs[key]), key
+        else:
+            torch.testing.assert_close(value.cpu(), theirs[key])
+
+
+@pytest.mark.parametrize(("policy_device", "storing_device"), MIXES)
+@pytest.mark.parametrize("inference", [table_policy, Recurrent, mlp_policy])
+def test_in_process_every_mix(
+    policy_device: str, storing_device: str, inference: Callable[[], Any]
+) -> None:
+    arguments: dict[str, Any] = {}
+    if inference is Recurrent:
+        arguments["policy_state"] = {"count": (1,)}
+    make = inference
+    if inference is mlp_policy:
+
+        def make() -> Any:
+            return nn_sequence(mlp_policy(), above(9.0))
+
+    expected = batches(IN_PROCESS, make(), **arguments)
+    came = batches(
+        IN_PROCESS,
+        make(),
+        policy_device=policy_device,
+        storing_device=storing_device,
+        **arguments,
+    )
+    for ours, theirs in zip(came, expected, strict=True):
+        assert ours.device == torch.device(storing_device, 0 if storing_device == "cuda" else None)
+        assert_equal(ours, theirs, storing_device, exact=inference is not mlp_policy)
+
+
+def above(limit: float) -> TensorDictModule:
+    return TensorDictModule(lambda x: (x[..., 0] > limit).long(), ["values"], ["action"])
+
+
+def nn_sequence(*modules: Any) -> Any:
+    from tensordict.nn import TensorDictSequential
+
+    return TensorDictSequential(*modules)
+
+
+@pytest.mark.parametrize("way", REMOTE)
+@pytest.mark.parametrize(("policy_device", "storing_device"), [("cpu", "cuda"), ("cuda", "cuda")])
+def test_elsewhere(way: Way, policy_device: str, storing_device: str) -> None:
+    if way.name.startswith("ray") and policy_device == "cuda":
+        pytest.skip("the session's Ray was started without GPUs")
+    came = list(
+        batches(way, table_policy(), policy_device=policy_device, storing_device=storing_device)
+    )
+    if not way.sync:
+        assert all(td["observation"].device.type == "cuda" for td in came)
+        return
+    for ours, theirs in zip(came, batches(way, table_policy()), strict=True):
+        assert_equal(ours, theirs, storing_device)
+
+
+@pytest.mark.parametrize("policy_device", DEVICES)
+@pytest.mark.parametrize("storing_device", [None, *DEVICES])
+def test_envs_on_the_gpu(policy_device: str, storing_device: str | None) -> None:
+    pytest.importorskip("torchrl")
+    from torchrl.testing.mocking_classes import CountingBatchedEnv
+
+    def collected(device: str, **devices: Any) -> list[Any]:
+        policy = TensorDictModule(lambda seen: (seen % 2).bool(), ["observation"], ["action"])
+        env = CountingBatchedEnv(batch_size=[3], max_steps=torch.tensor([3, 1, 4])).to(device)
+        with SyncDataCollector(env, policy, frames_per_batch=21, **devices) as collector:
+            return [collector.next() for _ in range(4)]
+
+    devices = {"policy_device": policy_device, "storing_device": storing_device}
+    for ours, theirs in zip(collected("cuda", **devices), collected("cpu"), strict=True):
+        assert_equal(ours, theirs, storing_device or "cuda")
+
+
+def test_batches_stay_as_they_are_while_later_ones_come() -> None:
+    came = list(batches(IN_PROCESS, table_policy(), 20, storing_device="cuda"))
+    for ours, theirs in zip(came, batches(IN_PROCESS, table_policy(), 20), strict=True):
+        assert_equal(ours, theirs, "cuda")
+
+
+def test_a_busy_stream_gets_the_right_batches() -> None:
+    """The learner's stream is behind by whole batches; copies do not overtake what it reads."""
+    matrix = torch.randn(2048, 2048, device="cuda")
+    sums = []
+    for td in batches(IN_PROCESS, table_policy(), 12, storing_device="cuda"):
+        for _ in range(20):
+            matrix = matrix @ matrix * 1e-3
+        sums.append(td["observation"].sum())
+        del td
+    expected = [td["observation"].sum() for td in batches(IN_PROCESS, table_policy(), 12)]
+    assert torch.stack(sums).cpu().tolist() == torch.stack(expected).tolist()
+
+
+def test_casts_are_those_of_the_cpu() -> None:
+    arguments = {"observation_dtype": torch.bfloat16, "observation_scale": 1 / 255}
+    came = batches(IN_PROCESS, table_policy(), storing_device="cuda", **arguments)
+    for ours, theirs in zip(came, batches(IN_PROCESS, table_policy(), **arguments), strict=True):
+        assert_equal(ours, theirs, "cuda")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"split_trajs": True},
+        {"trajs_per_batch": 3, "max_frames_per_traj": 5},
+        {"trajs_per_batch": 3, "max_frames_per_traj": 5, "traj_format": "cat"},
+        {"postproc": MultiStep(0.9, 3)},
+        {"split_trajs": True, "postproc": MultiStep(0.5, 2)},
+    ],
+    ids=str,
+)
+def test_trajectories_on_the_device(arguments: dict[str, Any]) -> None:
+    came = batches(IN_PROCESS, table_policy(), storing_device="cuda", **arguments)
+    for ours, theirs in zip(came, batches(IN_PROCESS, table_policy(), **arguments), strict=True):
+        assert_equal(ours, theirs, "cuda", exact="postproc" not in arguments)
+
+
+def test_split_of_a_batch_on_the_device() -> None:
+    (td,) = batches(IN_PROCESS, table_policy(), 1)
+    assert_equal(split_trajectories(td.to("cuda")), split_trajectories(td), "cuda")
+
+
+def test_a_policy_on_the_gpu_is_found_there() -> None:
+    """Its parameters say where it is called, and it is live."""
+    policy = TensorDictModule(nn.Linear(3, 2, device="cuda"), ["observation"], ["values"])
+    pick = TensorDictModule(lambda values: values.argmax(-1), ["values"], ["action"])
+    with SyncDataCollector(
+        echo_fns(0), nn_sequence(policy, pick), frames_per_batch=21
+    ) as collector:
+        before = collector.next()
+        with torch.no_grad():
+            policy.module.weight.zero_()
+            policy.module.bias.fill_(3.0)
+        after = collector.next()
+    assert before["values"].device.type == "cpu"
+    assert after["values"].unique().tolist() == [3.0]
+
+
+def test_a_copy_gets_its_weights_when_it_is_told() -> None:
+    policy = TensorDictModule(nn.Linear(3, 2), ["observation"], ["values"])
+    pick = TensorDictModule(lambda values: values.argmax(-1), ["values"], ["action"])
+    with SyncDataCollector(
+        echo_fns(0), nn_sequence(policy, pick), frames_per_batch=21, policy_device="cuda"
+    ) as collector:
+        collector.next()
+        with torch.no_grad():
+            policy.module.weight.zero_()
+            policy.module.bias.fill_(3.0)
+        assert collector.next()["values"].unique().numel() > 1
+        collector.update_policy_weights_()
+        assert collector.next()["values"].unique().tolist() == [3.0]
+
+
+def test_seeds_decide_what_is_drawn_on_the_device() -> None:
+    runs = []
+    for noise in range(2):
+        torch.manual_seed(noise)
+        torch.cuda.manual_seed(noise)
+        stream = batches(IN_PROCESS, sampling_policy(), 3, seed=5, policy_device="cuda")
+        runs.append([td["action"] for td in stream])
+        torch.randn(3, device="cuda")
+    for ours, theirs in zip(*runs, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_the_callers_generator_is_left_alone() -> None:
+    policy = sampling_policy()  # which seeds for itself
+    torch.cuda.manual_seed(3)
+    expected = torch.randn(4, device="cuda")
+    torch.cuda.manual_seed(3)
+    for _ in batches(IN_PROCESS, policy, 2, seed=5, policy_device="cuda"):
+        pass
+    assert torch.equal(torch.randn(4, device="cuda"), expected)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"cudagraph_policy": True}, {"cudagraph_policy": {"warmup": 3}}, {"compile_policy": True}],
+    ids=str,
+)
+def test_captured_and_compiled_policies(arguments: dict[str, Any]) -> None:
+    def make() -> Any:
+        return nn_sequence(mlp_policy(), above(9.0))
+
+    came = batches(IN_PROCESS, make(), policy_device="cuda", **arguments)
+    for ours, theirs in zip(came, batches(IN_PROCESS, make()), strict=True):
+        assert_equal(ours, theirs, "cpu", exact=False)
+
+
+def test_graphs_of_a_policy_on_the_cpu_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"cudagraph_policy.*CUDA device.*cpu"):
+        list(batches(IN_PROCESS, table_policy(), cudagraph_policy=True))
+
+
+def test_pinned_memory_is_pinned() -> None:
+    from pycollect.collectors.upload import DeviceBatches
+    from pycollect.devices import accelerator
+
+    memory = DeviceBatches(accelerator(torch.device("cuda", 0))).allocate(1 << 20)
+    assert torch.from_numpy(memory).is_pinned()
