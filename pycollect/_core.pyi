@@ -421,6 +421,9 @@ class RolloutControl:
             The cells behind its end are uncollected then: zeros, ("collector", "traj_ids") -1.
         min_steps: it does not end before it has so many.
         steps: counted up with each step.
+
+    Attributes:
+        is_stopped: whether `stop` has come to `number`.
     """
 
     def __init__(
@@ -430,6 +433,10 @@ class RolloutControl:
         min_steps: int = 1,
         steps: SharedNumber | None = None,
     ) -> None: ...
+    @property
+    def is_stopped(self) -> bool: ...
+    def count_step(self) -> None:
+        """Count `steps` up: what a Recorder does, and whoever has others record."""
 
 @final
 class Recorder:
@@ -551,6 +558,24 @@ def place_rollout(
     Raises:
         ValueError: the bytes do not fit their placement, or it not the batch's; nothing was
             written then.
+    """
+
+def join_rollouts(
+    target: Slab, row: int, slab: Slab, worker: int, incarnation: int, sequence: int
+) -> RolloutHeader:
+    """Copy a whole batch of several workers into a row of another as the rollout of one worker.
+
+    Workers become envs, [W, P, T] to [W*P, T], or follow each other along time, [P, W, T] to
+    [P, W*T], whichever the placements say. The header has the frames and valid lengths of all, and
+    the oldest policy version.
+
+    Args:
+        slab: the batch, with the headers of its rollouts.
+        worker: of the header, as the two that follow.
+
+    Raises:
+        ValueError: a header or the target does not fit; nothing was written then.
+        IndexError: there is no such row.
     """
 
 def compact(target: Slab, slab: Slab) -> None:

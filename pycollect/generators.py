@@ -97,6 +97,24 @@ class GeneratorState:
         return generators
 
 
+@dataclass(frozen=True)
+class TeamState:
+    """Where the generators of several processes stand that are one worker, in their order."""
+
+    processes: tuple[GeneratorState, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """As :meth:`GeneratorState.plain`."""
+        return {"processes": [state.plain() for state in self.processes]}
+
+
+def from_plain(plain: Any) -> GeneratorState | TeamState:
+    """What `plain` of one of them returned; ValueError for anything that no generator takes."""
+    if isinstance(plain, Mapping) and isinstance(plain.get("processes"), list):
+        return TeamState(tuple(map(GeneratorState.from_plain, plain["processes"])))
+    return GeneratorState.from_plain(plain)
+
+
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """A numpy bit generator's state: its integers have 128 bits, so they become strings."""
     inner = {name: str(value) for name, value in state["state"].items()}

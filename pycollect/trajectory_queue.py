@@ -68,7 +68,7 @@ class TrajectoryQueue:
         self.trajectories = trajectories
         self.form = form
         self.next_id = next_id
-        self._open: dict[tuple[Worker, int], _Trajectory] = {}
+        self._open: dict[tuple[Worker, int, int], _Trajectory] = {}
         self._complete: deque[_Trajectory] = deque()
         self._held: Counter[Worker] = Counter()
 
@@ -77,13 +77,14 @@ class TrajectoryQueue:
         """Frames of open trajectories and of complete ones that were not popped, by worker."""
         return {worker: frames for worker, frames in self._held.items() if frames}
 
-    def push(self, worker: Worker, rollout: TensorDictBase) -> int:
+    def push(self, worker: Worker, rollout: TensorDictBase, source: int = 0) -> int:
         """Take a worker's rollout, in the order in which it was collected.
 
         Args:
             worker: what it is counted under.
             rollout: [T], or [P, T] with the same P each time. Without trajectory ids, a trajectory
                 goes on until its done. Uncollected cells are no frames.
+            source: which of the worker's own processes it is from: each has rows of its own.
 
         Returns:
             The frames of trajectories that turned out to be cut, lost now.
@@ -105,7 +106,7 @@ class TrajectoryQueue:
         self._held[worker] += plan.frames
         lost = 0
         for i, row in enumerate(plan.rows.tolist()):
-            trajectory = self._open.pop((worker, row), None)
+            trajectory = self._open.pop((worker, source, row), None)
             if trajectory is not None and trajectory.id != ids[i]:
                 lost += trajectory.frames
                 trajectory = None
@@ -114,8 +115,8 @@ class TrajectoryQueue:
             if ended[i]:
                 self._complete.append(trajectory)
             else:
-                self._open[worker, row] = trajectory
-        for (owner, _), trajectory in self._open.items():
+                self._open[worker, source, row] = trajectory
+        for (owner, *_), trajectory in self._open.items():
             if owner == worker:
                 trajectory.own(chunk)
         self._held[worker] -= lost

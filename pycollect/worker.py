@@ -33,7 +33,7 @@ from pycollect.policy import (
     placed,
 )
 from pycollect.step_timer import StepTimer, WorkerSeconds
-from pycollect.weights import Weights, load_weights, weights_from
+from pycollect.weights import Weights, load_weights, weight_leaves, weights_from, weights_of
 from pycollect.worker_devices import Devices
 
 Runner = PolicyRunner | RandomRunner
@@ -79,6 +79,22 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True)
+class TeamReport:
+    """What there is to know of a rollout that several processes collected as one worker.
+
+    Attributes:
+        sources: the numbers of those whose parts follow each other along time; one number where
+            all of them are environments side by side.
+        lost: frames that were asked of them since the last rollout and never came, by reason.
+        restarts: how often one of them was replaced so far.
+    """
+
+    sources: tuple[int, ...]
+    lost: Mapping[str, int]
+    restarts: int
+
+
+@dataclass(frozen=True)
 class RolloutReport:
     """What comes back beside the frames of a rollout.
 
@@ -87,6 +103,7 @@ class RolloutReport:
         stepped: steps of single envs since the worker was made, best effort.
         slow_paths: the names of those that the rollout took.
         extras: [P, T] each; None where there are none.
+        team: None where the worker collected it itself.
     """
 
     header: RolloutHeader
@@ -95,6 +112,7 @@ class RolloutReport:
     stepped: int
     slow_paths: tuple[str, ...]
     extras: Extras | None = None
+    team: TeamReport | None = None
 
 
 class Worker:
@@ -240,6 +258,16 @@ class Worker:
     def device(self) -> torch.device:
         """Where its environments lie."""
         return self.env.device
+
+    @property
+    def weights(self) -> tuple[Leaf, ...]:
+        """Names, dtypes and shapes of the policy's parameters and buffers."""
+        return weight_leaves(weights_of(self.policy))
+
+    @property
+    def processes(self) -> int:
+        """How many collect for it: none, it does so itself."""
+        return 0
 
     @property
     def bounded(self) -> bool:

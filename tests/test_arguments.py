@@ -210,10 +210,6 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ({"collector_class": "threads"}, ValueError, "collector_class"),
     ({"collector_class": 3}, ValueError, "collector_class"),
     ({"collector_class": dict}, ValueError, "collector_class"),
-    *[
-        ({"collector_class": name}, NotImplementedError, "collector_class")
-        for name in ("sync", "async")
-    ],
     ({"collector_kwargs": 3}, TypeError, "collector_kwargs"),
     ({"collector_kwargs": [3, 3]}, TypeError, "collector_kwargs"),
     ({"collector_kwargs": [{}]}, ValueError, r"collector_kwargs.*\(2\), got 1"),

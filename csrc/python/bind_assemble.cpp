@@ -34,6 +34,19 @@ RolloutHeader place(const std::shared_ptr<Slab>& slab, std::int64_t row, py::han
                        {bytes.data, static_cast<std::size_t>(bytes.shape[0])}, placement);
 }
 
+RolloutHeader join(const std::shared_ptr<Slab>& target, std::int64_t row,
+                   const std::shared_ptr<Slab>& slab, std::int64_t worker, std::int64_t incarnation,
+                   std::int64_t sequence) {
+  RolloutHeader header;
+  header.worker = worker;
+  header.incarnation = incarnation;
+  header.sequence = sequence;
+  header.generation = target->generation();
+  return join_rollouts(ThreadPool::shared(), target->data(), target->placement(), row,
+                       {slab->data(), static_cast<std::size_t>(slab->bytes())}, slab->placement(),
+                       header);
+}
+
 void compact_into(const std::shared_ptr<Slab>& target, const std::shared_ptr<Slab>& slab) {
   compact(ThreadPool::shared(), target->data(), target->placement(),
           {slab->data(), static_cast<std::size_t>(slab->bytes())}, slab->placement());
@@ -69,6 +82,10 @@ void bind_assemble(py::module_& module) {
              py::arg("placement"),
              "Copy one worker's rollout (its slab as uint8) into its row of a batch's slab.");
 
+  module.def("join_rollouts", &join, py::arg("target"), py::arg("row"), py::arg("slab"),
+             py::arg("worker"), py::arg("incarnation"), py::arg("sequence"),
+             py::call_guard<py::gil_scoped_release>(),
+             "Copy a whole batch into a row of another as the rollout of one worker.");
   module.def("compact", &compact_into, py::arg("target"), py::arg("slab"),
              py::call_guard<py::gil_scoped_release>(),
              "Copy a batch whose rollouts ended early, without the cells behind their ends.");

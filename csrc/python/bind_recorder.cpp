@@ -158,7 +158,9 @@ void bind_recorder(py::module_& module) {
   py::class_<RolloutControl>(module, "RolloutControl", "What others do to and see of a rollout.")
       .def(py::init<SharedNumber, std::uint64_t, std::int64_t, SharedNumber>(),
            py::arg("stop") = nullptr, py::arg("number") = 0, py::arg("min_steps") = 1,
-           py::arg("steps") = nullptr);
+           py::arg("steps") = nullptr)
+      .def_property_readonly("is_stopped", &RolloutControl::is_stopped)
+      .def("count_step", &RolloutControl::count_step);
 
   py::class_<BoundRecorder>(module, "Recorder", "Writes the steps of P envs into a slab.")
       .def(py::init([](const Layout& layout, const std::vector<py::tuple>& observations,

@@ -14,16 +14,21 @@ namespace {
 
 const Key kTrajectoryIds{"collector", "traj_ids"};
 
-void check_geometry(const Placement& batch, std::int64_t row, const Placement& rollout) {
-  const Geometry& to = batch.geometry();
-  const Geometry& from = rollout.geometry();
-  if (row < 0 || row >= to.workers) {
-    throw std::out_of_range("row: expected 0 to " + std::to_string(to.workers - 1) + ", got " +
+void check_row(const Placement& batch, std::int64_t row, const Placement& rollout) {
+  const std::int64_t workers = batch.geometry().workers;
+  if (row < 0 || row >= workers) {
+    throw std::out_of_range("row: expected 0 to " + std::to_string(workers - 1) + ", got " +
                             std::to_string(row));
   }
   if (batch.layout().fingerprint() != rollout.layout().fingerprint()) {
     throw std::invalid_argument("rollout: expected the batch's layout, got another one");
   }
+}
+
+void check_geometry(const Placement& batch, std::int64_t row, const Placement& rollout) {
+  check_row(batch, row, rollout);
+  const Geometry& to = batch.geometry();
+  const Geometry& from = rollout.geometry();
   if (from.workers != 1 || from.envs != to.envs || from.steps > to.steps) {
     throw std::invalid_argument("rollout: expected workers, envs and steps " +
                                 to_string(Dims{1, to.envs, to.steps}) + " (or fewer steps), got " +
@@ -51,6 +56,23 @@ std::vector<std::int64_t> common_lengths(std::span<const std::byte> slab, const 
     ends.push_back(lengths.front());
   }
   return ends;
+}
+
+// Whether workers become envs in a row of P' envs and T' steps; false: they follow each other along
+// time. Throws where they do neither, as they lie in memory.
+bool become_envs(const Geometry& from, const Geometry& to) {
+  const bool either = from.workers == 1 || from.envs == 1;  // the same bytes in both orders
+  if (to.steps == from.steps && to.envs == from.workers * from.envs &&
+      (either || from.order == Order::stack)) {
+    return true;
+  }
+  if (to.envs == from.envs && to.steps == from.workers * from.steps &&
+      (either || from.order == Order::time)) {
+    return false;
+  }
+  throw std::invalid_argument("slab: expected workers, envs and steps that make up " +
+                              to_string(Dims{to.envs, to.steps}) + ", got " +
+                              to_string(Dims{from.workers, from.envs, from.steps}));
 }
 
 void fill(const TensorView& view, std::int64_t value) {
@@ -139,6 +161,38 @@ RolloutHeader place_rollout(ThreadPool& pool, std::byte* base, const Placement& 
         zero(padding);
       }
     }
+  }
+  write_header(base, batch, row, header, lengths);
+  return read_header({base, static_cast<std::size_t>(batch.bytes())}, batch, row);
+}
+
+RolloutHeader join_rollouts(ThreadPool& pool, std::byte* base, const Placement& batch,
+                            std::int64_t row, std::span<const std::byte> slab,
+                            const Placement& placement, RolloutHeader header) {
+  check_row(batch, row, placement);
+  const Geometry& from = placement.geometry();
+  const Geometry& to = batch.geometry();
+  const bool as_envs = become_envs(from, to);
+  std::vector<std::int64_t> lengths(as_envs ? 0 : static_cast<std::size_t>(to.envs), 0);
+  header.frames = 0;
+  for (std::int64_t worker = 0; worker < from.workers; ++worker) {
+    const RolloutHeader own = read_header(slab, placement, worker);
+    const std::vector<std::int64_t> ends = read_lengths(slab, placement, worker);
+    header.frames += own.frames;
+    header.policy_version =
+        worker == 0 ? own.policy_version : std::min(header.policy_version, own.policy_version);
+    if (as_envs) {
+      lengths.insert(lengths.end(), ends.begin(), ends.end());
+    } else {
+      std::transform(ends.begin(), ends.end(), lengths.begin(), lengths.begin(), std::plus<>());
+    }
+  }
+  auto* source = const_cast<std::byte*>(slab.data());  // only read
+  for (std::size_t leaf = 0; leaf < batch.layout().size(); ++leaf) {
+    const TensorView target = batch.rows(base, leaf, row);
+    parallel_copy(
+        pool, target,
+        TensorView::contiguous(source + placement.offset(leaf), target.dtype, target.shape));
   }
   write_header(base, batch, row, header, lengths);
   return read_header({base, static_cast<std::size_t>(batch.bytes())}, batch, row);

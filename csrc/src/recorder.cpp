@@ -278,16 +278,13 @@ std::int64_t Recorder::step(const StepData& data) {
     }
   }
   ++step_;
-  if (control_.steps) {
-    control_.steps->fetch_add(1, std::memory_order_relaxed);
-  }
+  control_.count_step();
   const std::int64_t resets = std::count(done_.begin(), done_.end(), std::uint8_t{1});
   return stopped ? -1 - resets : resets;
 }
 
 bool Recorder::is_stopped() const {
-  return control_.stop && step_ + 1 >= control_.min_steps && step_ + 1 < steps_ &&
-         control_.stop->load(std::memory_order_acquire) >= control_.number;
+  return step_ + 1 >= control_.min_steps && step_ + 1 < steps_ && control_.is_stopped();
 }
 
 void Recorder::write_observations(std::span<const TensorView> values) {

@@ -19,6 +19,8 @@ from pycollect.layout import Key
 # The newest batch, the one before it that a learner still reads, and one to write into.
 _SLABS_KEPT = 3
 
+_PROCESSES = 2**32  # ids of workers are smaller
+
 
 class Assembly:
     """Slabs for batches, and how the rollouts of workers lie in them.
@@ -94,9 +96,18 @@ class Assembly:
         self._shared.keep([])
 
     def tensors(
-        self, slab: Slab, info: WorkerInfo, workers: Sequence[int], ids: TrajectoryIds
+        self,
+        slab: Slab,
+        info: WorkerInfo,
+        sources: Mapping[int, Sequence[int]],
+        ids: TrajectoryIds,
     ) -> dict[Key, torch.Tensor]:
-        """The batch's tensors, ids numbered over all workers, in worker order."""
+        """The batch's tensors, ids numbered over all workers, in worker order.
+
+        Args:
+            sources: of each worker, in the order of rows, see `sources_of`.
+        """
+        workers = list(sources)
         tensors = slab_tensors(slab, self.shape(info, len(workers)), info.leaves.keys)
         shape = (len(workers), info.num_envs, info.steps)
         local = tensors[TRAJ_IDS]
@@ -105,7 +116,9 @@ class Assembly:
                 own = local.view(shape[1], shape[0], shape[2])[:, row]
             else:
                 own = local.view(shape)[row]
-            ids.renumber(worker, own)
+            parts = own.chunk(len(sources[worker]), -1)
+            for source, part in zip(sources[worker], parts, strict=True):
+                ids.renumber(worker + _PROCESSES * source, part)
         return tensors
 
     def extras(self, notes: Sequence[RolloutNote], info: WorkerInfo) -> Extras | None:
@@ -123,6 +136,17 @@ class Assembly:
         if self._joined == -1 or not envs:
             return [*envs, workers * steps]
         return [workers * envs[0], *envs[1:], steps]
+
+
+def sources_of(note: RolloutNote) -> Sequence[int]:
+    """The numbers of those of a worker's processes whose parts of a rollout follow each other."""
+    return (0,) if note.team is None else note.team.sources
+
+
+def forget_ids(ids: TrajectoryIds, worker: int, info: WorkerInfo) -> None:
+    """A worker was replaced: its open trajectories end, and its ids begin anew."""
+    for source in range(max(info.processes, 1)):
+        ids.forget(worker + _PROCESSES * source)
 
 
 def in_flight_bytes(infos: Mapping[int, WorkerInfo], rollouts: int) -> int:

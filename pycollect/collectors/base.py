@@ -19,7 +19,7 @@ from pycollect.collectors.delivery import Batch, assembled, extend, finished, ro
 from pycollect.collectors.ledger import Ledger
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.progress import Progress
-from pycollect.collectors.state import CollectorState, WorkerState
+from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import Statistics
 from pycollect.collectors.turnstile import Turnstile
 from pycollect.collectors.upload import Uploads
@@ -131,9 +131,10 @@ class CollectorBase(ABC):
             self._statistics.count_episodes(batch.episodes)
             with self._statistics.timed("deliver"):
                 self._place = batch.place, batch.told
-                parts = rollouts_of(assembled(batch, self._options, None), batch)
-                for worker, rollout in parts.items():
-                    self._ledger.lose(worker, self._queue.push(worker, rollout), "incomplete")
+                td = assembled(batch, self._options, None)
+                for worker, source, rollout in rollouts_of(td, batch):
+                    lost = self._queue.push(worker, rollout, source)
+                    self._ledger.lose(worker, lost, "incomplete")
         return self._uploads.moved(popped.td, *self._place), popped.frames, {}
 
     def _new_queue(self, next_id: int) -> TrajectoryQueue | None:
@@ -334,6 +335,7 @@ class CollectorBase(ABC):
         with self._stream:
             self._check_open()
             state = CollectorState.from_dict(state_dict, self._worker_states())
+            self._check_states(state.workers)
             if state.policy:
                 self._check_weights(state.policy)
             dropped = self._ledger.in_flight_of_each()
@@ -356,6 +358,11 @@ class CollectorBase(ABC):
     @abstractmethod
     def _check_weights(self, weights: Weights) -> None:
         """Raise ValueError unless weights fit all workers' policies."""
+
+    def _check_states(self, states: Mapping[int, WorkerState]) -> None:
+        """Raise ValueError unless these states fit the workers."""
+        for worker, state in states.items():
+            check_generators(worker, state, 0)
 
     @abstractmethod
     def _worker_states(self) -> dict[int, WorkerState]:

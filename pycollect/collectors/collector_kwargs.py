@@ -44,7 +44,11 @@ def _batched(entry: Any, name: str, envs: Any) -> Any:
 
 
 def merged_arguments(
-    values: Mapping[str, Any], passed: set[str], collector_kwargs: Any, workers: int
+    values: Mapping[str, Any],
+    passed: set[str],
+    collector_kwargs: Any,
+    workers: int,
+    names: Sequence[str] = WORKER_ARGUMENTS,
 ) -> list[dict[str, Any]]:
     """The arguments of each worker: defaults, then `collector_kwargs`, then what was passed.
 
@@ -52,17 +56,18 @@ def merged_arguments(
         values: the top-level values of WORKER_ARGUMENTS.
         passed: which of them the caller really gave.
         collector_kwargs: None, a dict, or one per worker.
+        names: what these may hold.
     """
     given = per_worker("collector_kwargs", collector_kwargs, workers)
     result = []
     for own, top in zip(given, of_each_worker(values, workers), strict=True):
-        check_collector_kwargs(own)
-        known = {name: value for name, value in own.items() if name in WORKER_ARGUMENTS}
+        check_collector_kwargs(own, names)
+        known = {name: value for name, value in own.items() if name in names}
         result.append({**top, **known, **{name: top[name] for name in passed if name in top}})
     return result
 
 
-def check_collector_kwargs(own: Mapping[str, Any]) -> None:
+def check_collector_kwargs(own: Mapping[str, Any], names: Sequence[str]) -> None:
     """Refuse keys that are the outer collector's own, and unknown ones."""
     from pycollect.collectors.single import SyncDataCollector
 
@@ -71,5 +76,5 @@ def check_collector_kwargs(own: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"collector_kwargs: {name!r} belongs to the collector of all workers; pass it there"
             )
-    others = {name: value for name, value in own.items() if name not in WORKER_ARGUMENTS}
+    others = {name: value for name, value in own.items() if name not in names}
     check.check_others(SyncDataCollector, others)

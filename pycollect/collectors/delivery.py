@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -36,6 +36,8 @@ class Batch:
         told: what ``td.device`` says; None: nobody asked for a device.
         extras: of its shape each; None where there are none.
         joined: how its workers' rollouts are joined: "stack", 0 or -1; None: it is of one worker.
+        sources: of workers with processes of their own, which of these follow each other along time
+            in the worker's part.
     """
 
     tensors: dict[Key, torch.Tensor]
@@ -48,6 +50,7 @@ class Batch:
     told: torch.device | None = None
     extras: Extras | None = None
     joined: str | int | None = None
+    sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
 
 
 def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
@@ -71,8 +74,8 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
     return td
 
 
-def rollouts_of(td: TensorDictBase, batch: Batch) -> dict[int, TensorDictBase]:
-    """Each worker's part of a batch, [T], or [P, T]."""
+def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
+    """The rollouts in a batch: worker, which of its processes, and its frames, [T] or [P, T]."""
     workers = list(batch.frames_of)
     if len(workers) == 1 and batch.joined is None:
         parts: Iterable[TensorDictBase] = [td]
@@ -82,7 +85,11 @@ def rollouts_of(td: TensorDictBase, batch: Batch) -> dict[int, TensorDictBase]:
         dim = td.ndim - 1 if batch.joined == -1 else 0
         parts = td.split(td.shape[dim] // len(workers), dim)
     flat = (part if part.ndim <= 2 else part.flatten(0, part.ndim - 2) for part in parts)
-    return dict(zip(workers, flat, strict=True))
+    for worker, part in zip(workers, flat, strict=True):
+        sources = batch.sources.get(worker, (0,))
+        steps = part.shape[-1] // len(sources)
+        for source, own in zip(sources, part.split(steps, part.ndim - 1), strict=True):
+            yield worker, source, own
 
 
 def finished(

@@ -9,14 +9,17 @@ from typing import Any
 
 from pycollect.collectors import worker_arguments as parse
 from pycollect.collectors.base import check_open, check_worker_ids
-from pycollect.collectors.collector_kwargs import batched, merged_arguments
+from pycollect.collectors.collector_kwargs import merged_arguments
 from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.engine import Engine
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote import RemoteCollector, RemoteOptions
 from pycollect.collectors.remote_worker import check_alike
+from pycollect.collectors.worker_kind import WorkerKind
 from pycollect.collectors.workforce import Member, WorkerPlan
 from pycollect.worker_devices import Devices
+
+_SINGLE = WorkerKind()
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Template:
         collector_kwargs: None, a dict, or one per worker.
         share: frames of one rollout of each.
         elsewhere: they may be on machines that have other devices.
+        kind: what each of them runs.
     """
 
     values: Mapping[str, Any]
@@ -36,12 +40,13 @@ class Template:
     collector_kwargs: Any
     share: int
     elsewhere: bool = False
+    kind: WorkerKind = _SINGLE
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
         """Those of so many new workers; None: as the first ones, unless each had its own."""
         values = {name: parse.one_for_all(None, value) for name, value in self.values.items()}
         kwargs = parse.one_for_all(collector_kwargs, self.collector_kwargs)
-        return merged_arguments(values, self.passed, kwargs, workers)
+        return merged_arguments(values, self.passed, kwargs, workers, self.kind.arguments)
 
 
 class ElasticCollector(RemoteCollector):
@@ -81,8 +86,8 @@ class ElasticCollector(RemoteCollector):
         with self._stream:
             self._check_open()
             many = isinstance(create_env_fn, (list, tuple))
-            entries = parse.env_entries(create_env_fn, "num_collectors", None if many else 1)
-            entries = batched(entries, num_envs, "num_envs")
+            kind = self._template.kind
+            entries = kind.entries(create_env_fn, None if many else 1, num_envs, "num_envs")
             arguments = self._template.arguments(collector_kwargs, len(entries))
             elsewhere = self._template.elsewhere
             devices = [check_devices(own, elsewhere=elsewhere) for own in arguments]
@@ -104,6 +109,7 @@ class ElasticCollector(RemoteCollector):
                 devices,
                 self._next_index,
             )
+            plans = kind.plans(plans, self._remote, arguments)
             self._next_index += len(plans)
             return self._add(plans)
 

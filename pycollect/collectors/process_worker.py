@@ -7,7 +7,7 @@ import pickle
 import sys
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycollect._core import (
     Mailbox,
@@ -29,6 +29,9 @@ from pycollect.collectors.remote_worker import (
 )
 from pycollect.collectors.worker_log import log_to
 from pycollect.worker import Worker
+
+if TYPE_CHECKING:
+    from pycollect.collectors.team import Team
 
 Address = tuple[int, int, int, int, int]
 
@@ -131,7 +134,7 @@ class ProcessWorker(RemoteWorker):
         slab = memory.slab(self._placements[form], lease.generation)
         return Target(slab, lease.row, lease.order)
 
-    def _take_weights(self, worker: Worker) -> None:
+    def _take_weights(self, worker: Worker | Team) -> None:
         """Load the weights that were published last, if they are new."""
         while message := self._mailbox.published():
             edition, version, address = pickle.loads(message)

@@ -11,13 +11,14 @@ from tensordict.nn import InteractionType
 from pycollect.collectors import arguments as check
 from pycollect.collectors import ray_arguments as ray_check
 from pycollect.collectors import worker_arguments as parse
-from pycollect.collectors.collector_kwargs import batched, merged_arguments
+from pycollect.collectors.collector_kwargs import merged_arguments
 from pycollect.collectors.device_arguments import check_devices, check_one_place
 from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.ray_engine import RayEngine, actor_options, check_actor_options
 from pycollect.collectors.remote import RemoteOptions
 from pycollect.collectors.single import SyncDataCollector
+from pycollect.collectors.worker_kind import WorkerKind
 from pycollect.worker_devices import Devices
 
 
@@ -80,10 +81,15 @@ class RayCollector(ElasticCollector):
             integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
         num_threads: torch threads in each actor.
         progress: show a bar.
-        collector_class: what each actor runs: SyncDataCollector or "single".
+        collector_class: what each actor runs: SyncDataCollector or "single"; or, with processes of
+            its own, MultiSyncDataCollector or "sync", MultiaSyncDataCollector or "async". An entry
+            of `create_env_fn` that is a list then has one entry per process.
         collector_kwargs: arguments of the actors' collectors, a dict or one per actor. A key here
-            wins over a default, and is overridden by what is passed above.
-        num_workers_per_collector: environments per actor, stepped as a batch.
+            wins over a default, and is overridden by what is passed above. With processes also
+            `cat_results` and `prefetch`, as these have them; async ones collect ahead of what the
+            actor is asked for, also after an update of weights or the last random frame.
+        num_workers_per_collector: environments per actor, stepped as a batch; with processes, as
+            many of them.
         sync: wait for all actors and join their rollouts in worker order; else first ready, first
             served.
         cat_results: how sync rollouts are joined: "stack" (a new first dimension), 0 or -1.
@@ -107,7 +113,8 @@ class RayCollector(ElasticCollector):
 
     Yields:
         TensorDicts. Async: [T] or [P, T]. Sync with B actors: "stack" [B, T] or [B, P, T];
-        0: [B*T] or [B*P, T]; -1: [B*T] or [P, B*T].
+        0: [B*T] or [B*P, T]; -1: [B*T] or [P, B*T]. Actors with W processes that are sync: [W, T]
+        or [W, P, T] in the place of [T] or [P, T].
 
     Raises:
         ValueError: also for resources that the cluster does not have.
@@ -175,11 +182,14 @@ class RayCollector(ElasticCollector):
     ) -> None:
         values = {name: value for name, value in locals().items() if name in parse.WORKER_ARGUMENTS}
         check.check_others(type(self), others)
-        ray_check.check_collector_class(collector_class)
+        kind = WorkerKind.checked(collector_class)
         sync = bool(sync)
-        entries = parse.env_entries(create_env_fn, "num_collectors", num_collectors)
-        entries = batched(entries, num_workers_per_collector)
-        arguments = merged_arguments(values, self._passed, collector_kwargs, len(entries))
+        entries = kind.entries(
+            create_env_fn, num_collectors, num_workers_per_collector, "num_workers_per_collector"
+        )
+        arguments = merged_arguments(
+            values, self._passed, collector_kwargs, len(entries), kind.arguments
+        )
         devices = [check_devices(own, elsewhere=True) for own in arguments]
         if sync:
             check_one_place(devices)
@@ -222,8 +232,11 @@ class RayCollector(ElasticCollector):
             [actor_options(*pair) for pair in zip(configs, devices, strict=True)],
             devices,
         )
+        plans = kind.plans(plans, remote, arguments)
         self._remote_configs = remote_configs
-        template = Template(values, self._passed, collector_kwargs, share, elsewhere=True)
+        template = Template(
+            values, self._passed, collector_kwargs, share, elsewhere=True, kind=kind
+        )
         for plan in plans:
             check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
         init_config = ray_check.check_init_config(ray_init_config)

@@ -38,17 +38,3 @@ def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
                     f"remote_configs: expected a number >= 0 for {name!r}, got {amount!r}"
                 )
     return configs
-
-
-def check_collector_class(value: Any) -> None:
-    """What each actor runs: only the collector of one process so far."""
-    name = value if isinstance(value, str) else getattr(value, "__name__", None)
-    if name in ("single", "SyncDataCollector", "Collector"):
-        return
-    multi = ("sync", "async", "MultiSyncDataCollector", "MultiaSyncDataCollector")
-    if name in (*multi, "MultiSyncCollector", "MultiAsyncCollector"):
-        raise NotImplementedError(f"collector_class={value!r} is not implemented yet")
-    raise ValueError(
-        "collector_class: expected SyncDataCollector, a multi-process collector, or one of "
-        f"'single', 'sync', 'async', got {value!r}"
-    )

@@ -12,7 +12,7 @@ import torch
 
 from pycollect._core import RolloutHeader
 from pycollect.collectors import arguments as check
-from pycollect.collectors.assembly import Assembly, in_flight_bytes
+from pycollect.collectors.assembly import Assembly, forget_ids, in_flight_bytes, sources_of
 from pycollect.collectors.base import (
     CollectorBase,
     check_open,
@@ -24,7 +24,7 @@ from pycollect.collectors.engine import Engine, Order, Rollout
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote_worker import RolloutNote, check_alike
 from pycollect.collectors.single import warn_of_rounding
-from pycollect.collectors.state import CollectorState, WorkerState
+from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.collectors.watch import Watch
 from pycollect.collectors.weight_sender import WeightSender
@@ -130,7 +130,7 @@ class RemoteCollector(CollectorBase):
         self._failing: Exception | None = None  # to be raised once what is done was delivered
         try:
             self._start(plans)
-            warn_of_rounding(options.frames_per_batch, self._batch_frames, stacklevel=5)
+            self._warn_of_rounding()
         except BaseException:
             self.shutdown()
             raise
@@ -155,6 +155,9 @@ class RemoteCollector(CollectorBase):
         """Make the slabs that the present workers will write; let those of others go."""
         infos = {member.index: member.info for member in self._members}
         self._assembly.prepare(infos, [m.index for m in self._members if m.in_place])
+
+    def _warn_of_rounding(self) -> None:
+        warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=6)
 
     @property
     def _members(self) -> list[Member]:
@@ -197,7 +200,8 @@ class RemoteCollector(CollectorBase):
         with self._statistics.timed("assemble"):
             info = members[0].info
             slab = self._assembly.deliver(slab, list(rows))
-            tensors = self._assembly.tensors(slab, info, list(rows), self._ids)
+            sources = {index: sources_of(placed[index][1]) for index in rows}
+            tensors = self._assembly.tensors(slab, info, sources, self._ids)
             extras = self._assembly.extras([placed[index][1] for index in rows], info)
             shape = self._assembly.shape(info, len(members))
         for member in members:
@@ -207,7 +211,17 @@ class RemoteCollector(CollectorBase):
         episodes = [episode for index in rows for episode in placed[index][1].episodes]
         joined = self._remote.joined
         return Batch(
-            tensors, shape, frames_of, episodes, info.leaves, slab, place, told, extras, joined
+            tensors,
+            shape,
+            frames_of,
+            episodes,
+            info.leaves,
+            slab,
+            place,
+            told,
+            extras,
+            joined,
+            sources,
         )
 
     def _collect_async(self) -> Batch:
@@ -221,7 +235,8 @@ class RemoteCollector(CollectorBase):
             slab = self._assembly.slab_for(member.orders[0], info, 1, allocate)
             header = self._assembly.place(slab, 0, rollout, info)
             slab = self._assembly.deliver(slab, [member.index])
-            tensors = self._assembly.tensors(slab, info, [member.index], self._ids)
+            sources = {member.index: sources_of(rollout.note)}
+            tensors = self._assembly.tensors(slab, info, sources, self._ids)
             extras = self._assembly.extras([rollout.note], info)
         # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
         self._line.remove(member)
@@ -232,7 +247,19 @@ class RemoteCollector(CollectorBase):
             self._top_up(self._remote.prefetch)
         frames_of, episodes = {member.index: header.frames}, rollout.note.episodes
         shape = self._assembly.shape(info, 1)
-        return Batch(tensors, shape, frames_of, episodes, info.leaves, slab, place, told, extras)
+        return Batch(
+            tensors,
+            shape,
+            frames_of,
+            episodes,
+            info.leaves,
+            slab,
+            place,
+            told,
+            extras,
+            None,
+            sources,
+        )
 
     def _first_ready(self) -> tuple[Member, Rollout]:
         """The first rollout that is there. One that failed is raised after those that are done."""
@@ -339,7 +366,7 @@ class RemoteCollector(CollectorBase):
         frames = member.info.frames
         self._lose(member, reason)
         self._cut_trajectories(member.index, reason)
-        self._ids.forget(member.index)
+        forget_ids(self._ids, member.index, member.info)
         self._force.replace(member, death, self._statistics.batches)
         if member.note is not None and member.note.generators is not None:
             member.beginning = self._resumption(
@@ -368,6 +395,10 @@ class RemoteCollector(CollectorBase):
         member.handle.pop()
         member.orders.popleft()
         self._ledger.take_back(member.index, member.info.frames - header.frames)
+        if note.team is not None:  # its processes were asked for these beside what is there
+            for reason, frames in note.team.lost.items():
+                self._ledger.issue(member.index, frames)
+                self._ledger.lose(member.index, frames, reason)
         member.note = note
         member.version = header.policy_version
         member.frames += header.frames
@@ -402,7 +433,7 @@ class RemoteCollector(CollectorBase):
                     "node": member.info.node,
                     "transport": "shared memory" if member.in_place else "object store",
                     "version": member.version,
-                    "restarts": member.plan.spec.incarnation,
+                    "restarts": _restarts_of(member),
                     "frames": member.frames,
                     "seconds": member.note.seconds.report() if member.note else {},
                 }
@@ -459,6 +490,10 @@ class RemoteCollector(CollectorBase):
 
     def _check_weights(self, weights: Weights) -> None:
         self._weights.check(weights, self._members)
+
+    def _check_states(self, states: Mapping[int, WorkerState]) -> None:
+        for member in self._members:
+            check_generators(member.index, states[member.index], member.info.processes)
 
     def _resume_workers(self, state: CollectorState) -> None:
         if state.policy:
@@ -551,6 +586,12 @@ def places_of(member: Member) -> tuple[torch.device, torch.device | None]:
     """Where a worker's batches are to lie, and what ``td.device`` of them says."""
     devices = member.plan.spec.options.devices
     return devices.of_batches or member.info.device, devices.told
+
+
+def _restarts_of(member: Member) -> int:
+    """How often a worker was replaced, or one of its own processes."""
+    team = member.note and member.note.team
+    return member.plan.spec.incarnation + (team.restarts if team else 0)
 
 
 def _end_of(member: Member, text: str, cause: Exception | None = None) -> WorkerDied:

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -26,12 +26,16 @@ from pycollect.batch import BatchLeaves, Target, make_pool, to_tensordict
 from pycollect.devices import CPU
 from pycollect.errors import WorkerError
 from pycollect.extras import Extra, Extras, joined
-from pycollect.generators import GeneratorState
+from pycollect.generators import GeneratorState, TeamState
 from pycollect.layout import dotted
 from pycollect.policy import build
 from pycollect.step_timer import WorkerSeconds
-from pycollect.weights import WeightSlab, weight_leaves, weights_of
-from pycollect.worker import Episode, Worker, WorkerOptions
+from pycollect.weights import WeightSlab
+from pycollect.worker import Episode, TeamReport, Worker, WorkerOptions
+
+if TYPE_CHECKING:
+    from pycollect.collectors.remote import RemoteOptions
+    from pycollect.collectors.team import Team
 
 Buffer = npt.NDArray[np.uint8]
 T = TypeVar("T")
@@ -45,15 +49,18 @@ class WorkerSpec:
         builds_policy: what comes beside it is a factory, not the policy itself. Either is pickled
             apart, since workers share it.
         hides_gpus: its process is not to see any.
+        team: how processes of its own collect for it, one for each item of `entry`; `env_kwargs`
+            may be a list of as many. None: it collects itself.
     """
 
     index: int
     entry: Any
-    env_kwargs: dict[str, Any] | None
+    env_kwargs: Any
     options: WorkerOptions
     incarnation: int = 0
     builds_policy: bool = False
     hides_gpus: bool = False
+    team: RemoteOptions | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,7 @@ class WorkerInfo:
         bounded: its episodes are known to end.
         weights: names, dtypes and shapes of the policy's parameters and buffers.
         device: where its environments lie.
+        processes: how many of its own collect for it; 0: it does so itself.
     """
 
     leaves: BatchLeaves
@@ -77,6 +85,7 @@ class WorkerInfo:
     bounded: bool
     weights: tuple[Leaf, ...] = ()
     device: torch.device = CPU
+    processes: int = 0
 
     @property
     def frames(self) -> int:
@@ -120,6 +129,7 @@ class RolloutNote:
     Attributes:
         extras: pickled; None where there are none.
         generators: where the worker's own stand at its end; None if it has none.
+        team: None where the worker collected it itself.
     """
 
     episodes: list[Episode]
@@ -127,7 +137,8 @@ class RolloutNote:
     stepped: int
     slow_paths: tuple[str, ...]
     extras: bytes | None = None
-    generators: GeneratorState | None = None
+    generators: GeneratorState | TeamState | None = None
+    team: TeamReport | None = None
 
 
 def pickled_extras(extras: Extras | None) -> bytes | None:
@@ -207,7 +218,7 @@ class RemoteWorker:
     """
 
     def __init__(self) -> None:
-        self._worker: Worker | None = None
+        self._worker: Worker | Team | None = None
         self._pool: SlabPool | None = None  # of rollouts that travel
         self._weight_slab: WeightSlab | None = None
         self._lock = threading.Lock()
@@ -231,19 +242,25 @@ class RemoteWorker:
         spec: WorkerSpec = cloudpickle.loads(spec_bytes)
         if spec.hides_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks when it is first asked
+        if spec.options.num_threads is not None:
+            torch.set_num_threads(spec.options.num_threads)
+        worker = self._made(spec, policy_bytes)
+        self._worker = worker
+        self._weight_slab = WeightSlab(worker.weights) if worker.weights else None
+        return self._info()
+
+    def _made(self, spec: WorkerSpec, policy_bytes: bytes) -> Worker | Team:
+        if spec.team is not None:
+            from pycollect.collectors.team import Team  # which is made of what is here
+
+            return Team(spec, policy_bytes)
         policy = cloudpickle.loads(policy_bytes)
         if spec.builds_policy:
             policy = build(policy)
-        if spec.options.num_threads is not None:
-            torch.set_num_threads(spec.options.num_threads)
-        worker = Worker(
+        self._post_hook = spec.options.post_collect_hook
+        return Worker(
             spec.index, spec.entry, spec.env_kwargs, policy, spec.options, spec.incarnation
         )
-        self._worker = worker
-        self._post_hook = spec.options.post_collect_hook
-        weights = weights_of(policy)
-        self._weight_slab = WeightSlab(weight_leaves(weights)) if weights else None
-        return self._info()
 
     def _info(self) -> WorkerInfo:
         worker = self._built
@@ -256,8 +273,9 @@ class RemoteWorker:
             pid=os.getpid(),
             node=socket.gethostname(),
             bounded=worker.bounded,
-            weights=weight_leaves(weights_of(worker.policy)),
+            weights=worker.weights,
             device=worker.device,
+            processes=worker.processes,
         )
 
     def collect(
@@ -294,9 +312,10 @@ class RemoteWorker:
             report.slow_paths,
             pickled_extras(report.extras),
             worker.generator_state(),
+            report.team,
         )
 
-    def _show(self, worker: Worker, target: Target) -> None:
+    def _show(self, worker: Worker | Team, target: Target) -> None:
         """The hook's rollout is the one that is delivered: what it writes there arrives."""
         if self._post_hook is not None:
             tensors = target.tensors(worker.batch_shape, worker.leaves.keys)
@@ -308,7 +327,7 @@ class RemoteWorker:
             if weights is not None and edition > self._given[0]:
                 self._given = (edition, version, weights)
 
-    def _take_weights(self, worker: Worker) -> None:
+    def _take_weights(self, worker: Worker | Team) -> None:
         with self._lock:
             edition, version, buffer = self._given
         if buffer is not None and edition > self._edition:
@@ -320,7 +339,7 @@ class RemoteWorker:
         """Seed and reset everything."""
         return _answer(lambda: self._built.set_seed(seeds, root))
 
-    def resume(self, state: GeneratorState, seeds: Sequence[int]) -> ErrorReport | None:
+    def resume(self, state: Any, seeds: Sequence[int]) -> ErrorReport | None:
         """Reset everything, and go on with generators that stood so."""
         return _answer(lambda: self._built.resume(state, seeds))
 
@@ -342,7 +361,7 @@ class RemoteWorker:
         return 0 if self._worker is None else self._worker.stepped
 
     @property
-    def _built(self) -> Worker:
+    def _built(self) -> Worker | Team:
         assert self._worker is not None
         return self._worker
 

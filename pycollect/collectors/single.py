@@ -28,7 +28,7 @@ from pycollect.collectors.statistics import count_slow_paths
 from pycollect.envs.info import check_info_keys
 from pycollect.errors import WorkerError
 from pycollect.extras import joined
-from pycollect.generators import derived_seeds, seed_chain
+from pycollect.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.policy import Calling, build, check_policy_state
 from pycollect.weights import (
     Weights,
@@ -306,6 +306,7 @@ class SyncDataCollector(CollectorBase):
         if own is None:
             self._worker.set_seed(seeds, derived_seeds(1, state.entropy, state.batches)[0])
         else:
+            assert isinstance(own, GeneratorState)  # as was checked
             self._worker.resume(own, seeds)
         self._report = None
 

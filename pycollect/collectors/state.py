@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pycollect.generators import GeneratorState
+from pycollect.generators import GeneratorState, TeamState, from_plain
 from pycollect.weights import weights_from
 
 _FORMAT = "pycollect 1"
@@ -22,7 +22,18 @@ class WorkerState:
         generators: None where the worker draws from generators that are not its own.
     """
 
-    generators: GeneratorState | None = None
+    generators: GeneratorState | TeamState | None = None
+
+
+def check_generators(worker: int, state: WorkerState, processes: int) -> None:
+    """Raise ValueError unless a state is of so many processes; 0: of the worker itself."""
+    own = state.generators
+    came = len(own.processes) if isinstance(own, TeamState) else 0
+    if own is not None and came != processes:
+        raise ValueError(
+            f"state_dict: expected generators of {processes} processes for worker {worker}, got "
+            f"those of {came}"
+        )
 
 
 @dataclass(frozen=True)
@@ -100,9 +111,7 @@ def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
         policy=weights_from(_mapping(source, "policy")),
         ledger=_checked_ledger(_mapping(source, "ledger")),
         workers={
-            index: WorkerState(
-                None if own[str(index)] is None else GeneratorState.from_plain(own[str(index)])
-            )
+            index: WorkerState(None if own[str(index)] is None else from_plain(own[str(index)]))
             for index in ids
         },
         **count,

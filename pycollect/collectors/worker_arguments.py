@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycollect.collectors import arguments as check
@@ -46,12 +46,18 @@ WORKER_ARGUMENTS = (
 )
 
 
-def env_entries(create_env_fn: Any, name: str, number: Any) -> list[Any]:
+def env_entries(
+    create_env_fn: Any,
+    name: str,
+    number: Any,
+    check_entry: Callable[[Any], Any] = check.check_entry,
+) -> list[Any]:
     """One entry of `create_env_fn` per worker.
 
     Args:
         name: of the argument that tells how many workers there are.
         number: its value, None if it was not given.
+        check_entry: returns an entry in the form that it has from then on, or raises.
 
     Raises:
         ValueError: neither a list nor a number, or the list has another length.
@@ -67,12 +73,12 @@ def env_entries(create_env_fn: Any, name: str, number: Any) -> list[Any]:
             )
     else:
         if count is None:
-            check.check_entry(create_env_fn)
+            check_entry(create_env_fn)
             raise ValueError(
                 f"{name}: expected a number of workers, because create_env_fn is not a list"
             )
         entries = [create_env_fn] * count
-    return [check.check_entry(entry) for entry in entries]
+    return [check_entry(entry) for entry in entries]
 
 
 def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, Any]]:

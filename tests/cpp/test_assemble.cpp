@@ -108,6 +108,66 @@ TEST_CASE("rollouts become rows in both orders, from unaligned memory, padded wh
   }
 }
 
+TEST_CASE("a whole batch becomes a row of another: workers as envs, or along time") {
+  ThreadPool pool(2);
+  constexpr std::int64_t kWorkers = 3, kEnvs = 2, kSteps = 5, kRow = 1;
+  for (Order inner : {Order::stack, Order::time}) {
+    const bool as_envs = inner == Order::stack;
+    const Placement from(sample(), {kWorkers, kEnvs, kSteps, inner});
+    const Placement rollout(sample(), {1, kEnvs, kSteps, Order::stack});
+    Bytes slab = poisoned(from);
+    for (std::int64_t worker = 0; worker < kWorkers; ++worker) {
+      place_rollout(pool, slab.data(), from, worker, rollout_of(rollout, worker), rollout);
+      RolloutHeader header;
+      header.policy_version = 9 - worker;
+      header.frames = kEnvs * (kSteps - worker);
+      write_header(slab.data(), from, worker, header, Values(kEnvs, kSteps - worker));
+    }
+    for (Order outer : {Order::stack, Order::time}) {
+      const std::int64_t envs = as_envs ? kWorkers * kEnvs : kEnvs;
+      const std::int64_t steps = as_envs ? kSteps : kWorkers * kSteps;
+      const Placement batch(sample(), {2, envs, steps, outer});
+      Bytes target = poisoned(batch);
+      RolloutHeader given;
+      given.worker = 7;
+      given.incarnation = 2;
+      given.sequence = 4;
+      given.generation = 11;
+      join_rollouts(pool, target.data(), batch, kRow, slab, from, given);
+      const RolloutHeader header = read_header(target, batch, kRow);
+      CHECK(std::tuple(header.worker, header.incarnation, header.sequence) == std::tuple(7, 2, 4));
+      CHECK(header.generation == 11);
+      CHECK(header.policy_version == 9 - (kWorkers - 1));
+      CHECK(header.frames == kEnvs * (5 + 4 + 3));
+      const Values lengths = read_lengths(target, batch, kRow);
+      CHECK(lengths == (as_envs ? Values{5, 5, 4, 4, 3, 3} : Values{12, 12}));
+      const TensorView there = batch.view(target.data(), 0);
+      const TensorView here = from.view(slab.data(), 0);
+      for (std::int64_t w = 0; w < kWorkers; ++w) {
+        for (std::int64_t p = 0; p < kEnvs; ++p) {
+          for (std::int64_t t = 0; t < kSteps; ++t) {
+            const float value = as_envs ? at<float>(there, kRow, w * kEnvs + p, t)
+                                        : at<float>(there, kRow, p, w * kSteps + t);
+            CHECK(value == at<float>(here, w, p, t));
+          }
+        }
+      }
+    }
+    const Placement wrong(sample(), {2, kWorkers * kEnvs, kSteps + 1, Order::stack});
+    Bytes untouched = poisoned(wrong);
+    const auto join = [&](const Placement& batch, std::int64_t row) {
+      join_rollouts(pool, untouched.data(), batch, row, slab, from, {});
+    };
+    CHECK_THROWS_AS(join(wrong, 0), std::invalid_argument);
+    CHECK_THROWS_AS(join(Placement(sample(), {2, as_envs ? kEnvs : kWorkers * kEnvs,
+                                              as_envs ? kWorkers * kSteps : kSteps, inner}),
+                         0),
+                    std::invalid_argument);
+    CHECK_THROWS_AS(join(wrong, 2), std::out_of_range);
+    CHECK(untouched == poisoned(wrong));
+  }
+}
+
 TEST_CASE("a rollout that does not fit changes nothing") {
   ThreadPool pool(1);
   const Placement batch(sample(), {2, 2, 5, Order::stack});

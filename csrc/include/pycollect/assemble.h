@@ -27,6 +27,17 @@ RolloutHeader place_rollout(ThreadPool& pool, std::byte* base, const Placement& 
                             std::int64_t row, std::span<const std::byte> rollout,
                             const Placement& placement);
 
+// Copies a whole batch of several workers into `row` of another as the rollout of one: what a
+// worker with processes of its own hands on. Workers become envs, [W, P, T] to [W * P, T], or
+// follow each other along time, [P, W, T] to [P, W * T], whichever the geometries say. The new
+// header has the frames and valid lengths of all of them, the oldest policy version, and of
+// `header` the worker, incarnation, sequence and generation. Throws std::invalid_argument, before
+// anything is written, where a header or the target does not fit. The cost is one copy of the
+// batch.
+RolloutHeader join_rollouts(ThreadPool& pool, std::byte* base, const Placement& batch,
+                            std::int64_t row, std::span<const std::byte> slab,
+                            const Placement& placement, RolloutHeader header);
+
 // Copies a batch whose rollouts ended early, [P, B, T] with cells behind the valid lengths, into a
 // slab of one worker whose T is the sum of these lengths: workers follow each other along time, and
 // every cell is one that a worker came to. No header is written. Throws std::invalid_argument where

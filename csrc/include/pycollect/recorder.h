@@ -84,6 +84,13 @@ struct RolloutControl {
   std::uint64_t number = 0;
   std::int64_t min_steps = 1;
   SharedNumber steps = nullptr;  // counted up with each step
+
+  bool is_stopped() const { return stop && stop->load(std::memory_order_acquire) >= number; }
+  void count_step() const {
+    if (steps) {
+      steps->fetch_add(1, std::memory_order_relaxed);
+    }
+  }
 };
 
 class Recorder {
