@@ -16,18 +16,6 @@ namespace {
 using cuda::DevicePointer;
 using cuda::Stream;
 
-// A Python object, held by whoever may let it go on any thread, without the GIL.
-std::shared_ptr<const void> hold(const py::object& object) {
-  PyObject* pointer = object.ptr();
-  Py_INCREF(pointer);
-  return {pointer, [](PyObject* held) {
-            if (Py_IsInitialized() != 0) {
-              const py::gil_scoped_acquire acquire;
-              Py_DECREF(held);
-            }
-          }};
-}
-
 std::span<const std::byte> bytes_of(const TensorView& view, const char* what) {
   if (view.device.kind != DeviceKind::cpu || !view.is_contiguous()) {
     throw std::invalid_argument(std::string(what) + ": expected a contiguous array in host memory");
@@ -39,7 +27,7 @@ std::shared_ptr<cuda::Upload> upload(cuda::Uploader& uploader, const py::object&
                                      DevicePointer target, Stream consumer,
                                      std::optional<Stream> after) {
   const auto bytes = bytes_of(borrow(source, "source"), "source");
-  auto owner = hold(source);
+  auto owner = kept(source);
   const py::gil_scoped_release release;
   return uploader.upload(std::move(owner), bytes, target, consumer, after);
 }

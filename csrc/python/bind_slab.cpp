@@ -29,25 +29,6 @@ std::vector<std::int64_t> lengths_of(const Slab& slab, std::int64_t row) {
   return read_lengths({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
 }
 
-bool is_finalizing() {
-#if PY_VERSION_HEX >= 0x030D0000
-  return Py_IsFinalizing() != 0;
-#else
-  return _Py_IsFinalizing() != 0;
-#endif
-}
-
-// A reference that may be dropped on any thread; what is left when Python ends goes with the
-// process.
-std::shared_ptr<PyObject> kept(py::object object) {
-  return {object.release().ptr(), [](PyObject* owned) {
-            if (Py_IsInitialized() != 0 && !is_finalizing()) {
-              py::gil_scoped_acquire gil;
-              Py_DECREF(owned);
-            }
-          }};
-}
-
 // A Python function from a size to an array of so many bytes as what a pool takes. The arrays are
 // held until their memory is let go.
 MemoryPool::Allocate allocator(const py::object& function) {

@@ -274,6 +274,27 @@ std::vector<TensorView> borrow_all(const std::vector<py::object>& objects, const
   return views;
 }
 
+namespace {
+
+bool is_finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+}  // namespace
+
+std::shared_ptr<PyObject> kept(py::object object) {
+  return {object.release().ptr(), [](PyObject* owned) {
+            if (Py_IsInitialized() != 0 && !is_finalizing()) {
+              const py::gil_scoped_acquire gil;
+              Py_DECREF(owned);
+            }
+          }};
+}
+
 Key key_from(py::handle object) {
   if (!py::isinstance<py::tuple>(object)) {
     throw py::type_error("key: expected a tuple of names, got " + std::string(py::repr(object)));

@@ -34,6 +34,10 @@ TensorView borrow(py::handle object, const char* what, ScalarRoom* room = nullpt
 std::vector<TensorView> borrow_all(const std::vector<py::object>& objects, const char* what,
                                    bool writable);
 
+// A reference that may be dropped on any thread, with or without the GIL; what is left when Python
+// ends goes with the process.
+std::shared_ptr<PyObject> kept(py::object object);
+
 // Tuples of names and keys; throw TypeError for anything else.
 Key key_from(py::handle object);
 py::tuple key_to_python(const Key& key);
