@@ -221,6 +221,13 @@ STACK = Way("ray sync stack", ACTORS, {"sync": True})
 CAT_0 = Way("ray sync 0", ACTORS, {"sync": True, "cat_results": 0})
 CAT_TIME = Way("ray sync -1", ACTORS, {"sync": True, "cat_results": -1})
 ASYNC = [Way(f"ray async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
+# The entry of an actor is that of its only process, or a list with one env for each of several:
+# batches are as those of the same actors without processes.
+TEAM_STACK = Way(
+    "ray sync stack of teams",
+    ACTORS,
+    {"sync": True, "collector_class": "sync", "collector_kwargs": {"cat_results": 0}},
+)
 MULTI_STACK = Way("multi sync stack", ACTORS)
 MULTI_0 = Way("multi sync 0", ACTORS, {"cat_results": 0})
 MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
@@ -229,14 +236,18 @@ MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 
 
 
 def marked(*ways: Way) -> list[Any]:
-    """The ways as parameters of a test, marked by where their workers are."""
+    """The ways as parameters of a test, marked by where their workers are.
+
+    Teams have most processes to start: they are always slow.
+    """
     return [pytest.param(way, id=way.name, marks=_marks(way)) for way in ways]
 
 
 def _marks(way: Way) -> list[Any]:
     if not way.remote:
         return []
-    return [pytest.mark.processes if way.multi else pytest.mark.ray]
+    marks = [pytest.mark.processes if way.multi else pytest.mark.ray]
+    return [*marks, pytest.mark.slow] if way is TEAM_STACK else marks
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from collect_support import (
     MULTI_ASYNC,
     MULTI_STACK,
     STACK,
+    TEAM_STACK,
     EchoEnv,
     GateEnv,
     Way,
@@ -35,7 +36,7 @@ from pycollect import WorkerError
 
 T = 5
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
-WAYS = marked(STACK, AHEAD, ASYNC[0], ASYNC[2], MULTI_0, MULTI_AHEAD, MULTI_ASYNC[2])
+WAYS = marked(STACK, AHEAD, ASYNC[0], ASYNC[2], MULTI_0, MULTI_AHEAD, MULTI_ASYNC[2], TEAM_STACK)
 
 
 def kill(collector: Any, worker: int) -> None:

@@ -15,6 +15,7 @@ from collect_support import (
     MULTI_ASYNC,
     MULTI_TIME,
     STACK,
+    TEAM_STACK,
     Way,
     collecting,
     marked,
@@ -30,7 +31,7 @@ T = 6
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 SYNC = [
     pytest.param(IN_PROCESS),
-    *marked(STACK, AHEAD, MULTI_TIME, MULTI_AHEAD),
+    *marked(STACK, AHEAD, MULTI_TIME, MULTI_AHEAD, TEAM_STACK),
 ]
 ALL = [*SYNC, *marked(ASYNC[2], MULTI_ASYNC[2])]
 

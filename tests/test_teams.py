@@ -25,7 +25,7 @@ from collect_support import (
     parity_policy,
     wait_until,
 )
-from envs_for_tests import CountingEnv, EnvBrokeError
+from envs_for_tests import CountingEnv, EnvBrokeError, TextEnv
 
 from pycollect import (
     MultiaSyncDataCollector,
@@ -40,7 +40,7 @@ from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.team import Team
 from pycollect.collectors.worker_kind import WorkerKind
 from pycollect.generators import next_seed
-from pycollect.worker import WorkerOptions
+from pycollect.worker import Worker, WorkerOptions
 
 T = 7  # of one env in one rollout
 W = 2  # processes of each team
@@ -207,6 +207,29 @@ def test_a_process_that_dies_is_replaced_by_its_team() -> None:
             wait_until(lambda victim=victim: is_gone(victim))
         with pytest.raises(WorkerError, match=r"of the processes of worker 1: worker \d died"):
             collected(team)
+
+
+@pytest.mark.slow
+def test_text_and_random_actions_from_a_team() -> None:
+    entries = [partial(TextEnv, 10 + p, length=LENGTHS) for p in range(W)]
+    with team_of(entries, None) as team:
+        report = collected(team, random=True)[1]
+        hints = report.extras["hint",]
+        assert hints.shape == (W, T)
+        alone = Worker(
+            0,
+            [partial(TextEnv, 10 + p, length=LENGTHS) for p in range(W)],
+            None,
+            None,
+            WorkerOptions(frames=W * T),
+        )
+        slab = make_pool(alone.placement, 1).acquire()
+        assert (alone.collect(slab, 0, 0, True).extras["hint",] == hints).all()
+    with team_of(STACK.entries(1), bias_policy()) as team:
+        biases = {name: torch.full((1,), 3.0) for name in ("module.bias",)}
+        team.load_weights(biases)
+        assert (collected(team, 1, random=True)[0]["bias"] == 0).all()
+        assert (collected(team, 1)[0]["bias"] == 3).all()
 
 
 # In Ray actors
