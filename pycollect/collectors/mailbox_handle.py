@@ -18,7 +18,8 @@ from pycollect.collectors.process_worker import QUESTIONS, Lease
 from pycollect.collectors.remote_worker import ErrorReport, WorkerInfo, WorkerSpec
 from pycollect.errors import WorkerDied
 
-_LOOK_SECONDS = 0.02  # how often a driver that waits looks whether its workers live
+LOOK_SECONDS = 0.02
+"""How often a driver that waits looks whether its workers live."""
 
 
 class Life(Protocol):
@@ -195,7 +196,7 @@ class MailboxHandle:
             seen = self._bell.count
             if self._take_answers():
                 return
-            if not self._bell.wait_ring(seen, _LOOK_SECONDS) and self.is_dead:
+            if not self._bell.wait_ring(seen, LOOK_SECONDS) and self.is_dead:
                 if self._take_answers():  # its last, in between
                     return
                 raise self._death()
@@ -239,10 +240,24 @@ class Waited(Protocol):
         """Whether nothing more can come from it. Does not wait."""
 
 
+class Rung(Protocol):
+    """A Bell, or what stands for one."""
+
+    @property
+    def count(self) -> int:
+        """How often it was rung."""
+
+    def ring(self) -> None:
+        """Wake whoever waits."""
+
+    def wait_ring(self, seen: int, seconds: float) -> bool:
+        """Sleep until `count` is no longer `seen`; return whether it is not."""
+
+
 class AnswerWaiter:
     """Waits for the first of many workers, all of which ring one bell."""
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: Rung) -> None:
         self._bell = bell
         self._looked = 0.0
 
@@ -263,12 +278,12 @@ class AnswerWaiter:
             left = deadline - time.monotonic()
             if left <= 0:
                 return None
-            self._bell.wait_ring(seen, min(left, _LOOK_SECONDS))
+            self._bell.wait_ring(seen, min(left, LOOK_SECONDS))
 
     def _one_that_died(self, handles: Sequence[H]) -> H | None:
         """Looks every now and then, also while others ring all the time."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if now - self._looked < LOOK_SECONDS:
             return None
         self._looked = now
         return next((handle for handle in handles if handle.is_dead), None)
@@ -281,7 +296,7 @@ class AnswerWaiter:
             seen = self._bell.count
             waiting = [handle for handle in waiting if not handle.is_dead]
             if waiting:
-                self._bell.wait_ring(seen, _LOOK_SECONDS)
+                self._bell.wait_ring(seen, LOOK_SECONDS)
 
 
 def _lease(target: Target) -> Lease:
