@@ -4,7 +4,7 @@ The limit is that many plain loops at once, each in a process of its own, which 
 for. Gymnasium's AsyncVectorEnv and Stable-Baselines3's SubprocVecEnv have one process per
 environment, and the policy in this one. Pixels come from an environment that is free, so that
 transport is measured: the limit is one thread that copies a batch of that size from memory to
-memory.
+memory. Ray's actors on the driver's node go the same way as processes, and should cost no more.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import test_pixels, workloads
+from benchmarks import test_pendulum, test_pixels, workloads
 from benchmarks.race import Side
 
 PEER = "TorchRL"
@@ -229,4 +229,34 @@ def test_multi_pixels(compare: Callable[..., None]) -> None:
         ],
         frame_bytes=test_pixels.FRAME_BYTES,
         wanted={test_pixels.LIMIT: 1},
+    )
+
+
+@pytest.mark.parametrize("sync", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_ray_beside_processes(compare: Callable[..., None], ray_address: str, sync: bool) -> None:
+    """The same work in actors on this node and in processes."""
+    processes = "pycollect, processes"
+    group, ahead = (1, 0) if sync else (WORKERS, 2)
+    kind = "sync" if sync else "async"
+    compare(
+        f"Pendulum, Ray beside processes, {kind}, {WORKERS} workers, T={STEPS}",
+        [
+            Side(
+                "pycollect, Ray",
+                test_pendulum.ours_on_ray,
+                {"steps": STEPS, "actors": WORKERS, "sync": sync},
+                ray_address=ray_address,
+                group=group,
+                ahead=ahead,
+            ),
+            Side(
+                processes,
+                ours,
+                {"name": "Pendulum", "envs": 1, "sync": sync},
+                group=group,
+                ahead=ahead,
+            ),
+        ],
+        frame_bytes=test_pendulum.FRAME_BYTES,
+        wanted={processes: 0.9},
     )

@@ -78,7 +78,7 @@ def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> 
             Side(LIMIT, memcpy),
         ],
         frame_bytes=FRAME_BYTES,
-        wanted={PEER: 8},
+        wanted={PEER: 8, LIMIT: 1},
     )
 
 

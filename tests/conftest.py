@@ -22,7 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LEAK_SECONDS = 15.0
 _SHARED = Path("/dev/shm")
 
-# Ray's processes come and go by themselves; an actor of ours that stays is called ray::RemoteWorker
+# Ray's processes come and go by themselves; an actor of ours that stays is called ray::RayWorker
 # or, after a fork, has no title of Ray's own.
 _RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.py", "/ray/")
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from collect_support import ENTRIES, echo_fns, parity_policy
@@ -426,8 +427,9 @@ def test_impossible_resources(config: Any, resource: str) -> None:
 
 @pytest.mark.ray
 def test_more_than_memory_holds() -> None:
+    half = psutil.virtual_memory().total // 100  # frames of 50 bytes, of which four rollouts
     with pytest.raises(ValueError, match=r"take up to \d+ bytes, \d+ can still be taken"):
-        actors(frames_per_batch=10**11, create_env_fn=[ENV], prefetch=3)
+        actors(frames_per_batch=half, create_env_fn=[ENV], prefetch=3)
 
 
 @pytest.mark.ray

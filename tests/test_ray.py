@@ -94,7 +94,7 @@ def test_gymnasiums_own_envs() -> None:
 
 
 def test_large_frames() -> None:
-    """More than a megabyte per rollout goes through the object store, several times over."""
+    """More than a megabyte per rollout, several times over."""
     way = Way("async", 2, {"prefetch": 2})
     with collecting(way, lambda w: partial(PixelEnv, number=w, length=200), frames=64) as collector:
         steps = {0: 0, 1: 0}

@@ -45,6 +45,10 @@ class OtherProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
 
-def check_pidfd() -> None:
-    """Raise OSError where there is no such descriptor: before Linux 5.3, or not permitted."""
-    OtherProcess(os.getpid())
+def has_pidfd() -> bool:
+    """Whether there are such descriptors: not before Linux 5.3, and not where it is forbidden."""
+    try:
+        OtherProcess(os.getpid())
+    except (OSError, AttributeError):
+        return False
+    return True

@@ -114,10 +114,12 @@ class RayCollector(ElasticCollector):
     Yields:
         TensorDicts. Async: [T] or [P, T]. Sync with B actors: "stack" [B, T] or [B, P, T];
         0: [B*T] or [B*P, T]; -1: [B*T] or [P, B*T]. Actors with W processes that are sync: [W, T]
-        or [W, P, T] in the place of [T] or [P, T].
+        or [W, P, T] in the place of [T] or [P, T]. The two newest batches (async: of each actor)
+        may lie in shared memory, what is kept of earlier ones is private.
 
     Raises:
-        ValueError: also for resources that the cluster does not have.
+        ValueError: also for resources that the cluster does not have, and, with both numbers, for
+            rollouts that memory cannot hold (of actors on this node), or the object store.
         ImportError: Ray is not installed.
     """
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from pycollect._core import Bell, Mailbox, Memory, shared_memory_why_not
 from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.mailbox_handle import LOOK_SECONDS, MailboxHandle, Rung
-from pycollect.collectors.other_process import OtherProcess, check_pidfd
+from pycollect.collectors.other_process import OtherProcess, has_pidfd
 from pycollect.collectors.parcel import share
 from pycollect.collectors.pickling import pickled_spec
 from pycollect.collectors.process_worker import QUESTIONS
@@ -79,24 +79,19 @@ class Here:
 
     Attributes:
         node: Ray's id of its node.
-        bell: what workers ring whose memory it shares, and Ray for what it has to say.
-        why_not: why it cannot share memory with any worker; empty where it can.
+        bell: what workers ring that share memory with it, and Ray for what it has to say. A Bell,
+            unless this process cannot share memory with any other.
     """
 
     node: str
     bell: Rung
-    why_not: str
 
 
 def here(ray: Any) -> Here:
     """Where this process is."""
-    why_not = shared_memory_why_not()
-    try:
-        check_pidfd()
-    except (OSError, AttributeError) as error:
-        why_not = why_not or f"pidfd_open: {error}"
-    bell = ThreadBell() if why_not else Bell()
-    return Here(ray.get_runtime_context().get_node_id(), bell, why_not)
+    shares = not shared_memory_why_not() and has_pidfd()
+    bell = Bell() if shares else ThreadBell()
+    return Here(ray.get_runtime_context().get_node_id(), bell)
 
 
 class RayHandle:

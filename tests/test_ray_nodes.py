@@ -1,0 +1,251 @@
+"""Actors on the driver's node share memory with it, those on others go through the object store.
+
+The other node is a second one of the session's Ray, on this machine: what decides is Ray's id.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from collect_support import (
+    ASYNC,
+    CAT_0,
+    CAT_TIME,
+    ENTRIES,
+    STACK,
+    STEPS,
+    FrameOracle,
+    GateEnv,
+    Way,
+    bias_policy,
+    collecting,
+    is_gone,
+    parity_policy,
+    wait_until,
+)
+from envs_for_tests import CountingEnv
+from test_process_engine import ParentEnv
+from test_restarts import check_ledger, endless, kill
+
+from pycollect import RayCollector
+from pycollect._core import Bell, Mailbox
+from pycollect.collectors.ray_handle import Here, ThreadBell
+from pycollect.collectors.ray_worker import RayWorker
+
+T = 5
+HERE = {"num_cpus": 1, "memory": 1024**3}
+ELSEWHERE = {"num_cpus": 0, "memory": 0, "resources": {"elsewhere": 1}}
+AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
+
+
+@pytest.fixture(scope="module")
+def other_node(ray_cluster: Any) -> Iterator[Any]:
+    """A second node, without CPUs, which has the resource "elsewhere"."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster()
+    cluster.head_node = ray_cluster._private.worker._global_node
+    cluster.redis_address = cluster.head_node.redis_address
+    node = cluster.add_node(wait=False, num_cpus=0, resources={"elsewhere": 4})
+    wait_until(lambda: ray_cluster.cluster_resources().get("elsewhere"))
+    yield node
+    if node in cluster.worker_nodes:
+        cluster.remove_node(node)
+
+
+def transports(collector: RayCollector) -> list[str]:
+    return [worker["transport"] for worker in collector.stats()["workers"].values()]
+
+
+def follow(way: Way, kind: str, batches: int, **arguments: Any) -> list[Any]:
+    """Collect some batches, and check each frame of them; their transports, and they."""
+    envs = 1 if kind == "one" else 3
+    oracle = FrameOracle()
+    kept = []
+    with collecting(
+        way, ENTRIES[kind], parity_policy(), frames=envs * STEPS, **arguments
+    ) as collector:
+        for _ in range(batches):
+            td = collector.next()
+            oracle.check(way.rows(td, envs, kind != "one"))
+            kept.append(td)
+        return [transports(collector), *kept]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("order", [[HERE, ELSEWHERE], [ELSEWHERE, HERE]], ids=["here", "there"])
+@pytest.mark.parametrize(
+    "way", [STACK, AHEAD, CAT_0, CAT_TIME, ASYNC[0], ASYNC[2]], ids=lambda way: way.name
+)
+def test_actors_of_both_kinds_in_one_collector(
+    other_node: Any, way: Way, order: list[dict[str, Any]]
+) -> None:
+    """Which worker delivers what does not depend on where it is."""
+    seen, *_ = follow(way, "list", 12, remote_configs=order)
+    assert seen == ["shared memory" if config is HERE else "object store" for config in order]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [STACK, CAT_TIME], ids=lambda way: way.name)
+def test_batches_are_equal_wherever_actors_are(other_node: Any, way: Way) -> None:
+    mixed, *one = follow(way, "one", 4, remote_configs=[HERE, ELSEWHERE])
+    local, *other = follow(way, "one", 4)
+    assert (mixed[1], local) == ("object store", ["shared memory"] * 2)
+    for ours, theirs in zip(one, other, strict=True):
+        assert (ours == theirs).all()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [STACK, ASYNC[2]], ids=lambda way: way.name)
+def test_both_kinds_have_the_newest_weights_and_are_replaced(other_node: Any, way: Way) -> None:
+    policy = bias_policy()
+    with collecting(way, endless, policy, frames=T, remote_configs=[HERE, ELSEWHERE]) as collector:
+        for worker in (0, 1):
+            collector.next()
+            with torch.no_grad():
+                policy.module.bias += 1.0
+            collector.update_policy_weights_(wait=True)
+            kill(collector, worker)
+            seen: set[int] = set()
+            while seen != {0, 1} or not collector.stats()["workers"][worker]["restarts"]:
+                td = collector.next()
+                new = td["bias"].flatten() == worker + 1.0
+                seen |= set((td["observation"][..., 0].flatten()[new] // 10).int().tolist())
+        collector.reset()
+        collector.next()
+        check_ledger(collector)
+        assert transports(collector) == ["shared memory", "object store"]
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [STACK, AHEAD, ASYNC[2]], ids=lambda way: way.name)
+def test_the_worker_of_a_lost_node_goes_on_here(ray_cluster: Any, way: Way) -> None:
+    """What was asked of it through the object store is asked through shared memory then."""
+    from ray.cluster_utils import Cluster
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    cluster = Cluster()
+    cluster.head_node = ray_cluster._private.worker._global_node
+    cluster.redis_address = cluster.head_node.redis_address
+    nodes = [cluster.add_node(wait=False, num_cpus=0) for _ in range(2)]
+    ids = [node.node_id for node in nodes]
+    wait_until(lambda: set(ids) <= {n["NodeID"] for n in ray_cluster.nodes() if n["Alive"]})
+    configs = [
+        {
+            "num_cpus": 0,
+            "memory": 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
+        }
+        for node in ids
+    ]
+    try:
+        with collecting(way, endless, frames=T, remote_configs=configs) as collector:
+            collector.next()
+            assert transports(collector) == ["object store"] * 2
+            for worker, node in enumerate(nodes):
+                cluster.remove_node(node, allow_graceful=False)
+                while not collector.stats()["workers"][worker]["restarts"]:
+                    collector.next()
+                for _ in range(6):
+                    collector.next()
+            assert "shared memory" in transports(collector)
+            check_ledger(collector)
+    finally:
+        for node in list(cluster.worker_nodes):
+            cluster.remove_node(node)
+
+
+# One machine, as if it were several
+
+
+def no_sharing(ray: Any) -> Here:
+    return Here(ray.get_runtime_context().get_node_id(), ThreadBell())
+
+
+def far_away(ray: Any) -> Here:
+    return Here("another node's id", Bell())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("where", [no_sharing, far_away])
+@pytest.mark.parametrize("way", [STACK, AHEAD, CAT_TIME, ASYNC[2]], ids=lambda way: way.name)
+def test_the_object_store(way: Way, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody can share memory, or nobody is here."""
+    monkeypatch.setattr("pycollect.collectors.ray_engine.here", where)
+    seen, *_ = follow(way, "list", 8)
+    assert seen == ["object store"] * 2
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_more_than_the_object_store_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pycollect.collectors.ray_engine.here", far_away)
+    with pytest.raises(ValueError, match=r"take up to \d+ bytes, the object store has \d+"):
+        RayCollector([CountingEnv], frames_per_batch=40_000_000, prefetch=3, remote_configs=HERE)
+
+
+@pytest.mark.ray
+def test_an_actor_that_cannot_open_the_drivers_memory_says_so(ray_cluster: Any) -> None:
+    """As in another container: the number of the driver's process, or of its file, is another's."""
+    node = ray_cluster.get_runtime_context().get_node_id()
+    mailbox, bell = Mailbox(1), Bell()
+    pid, file, inode, offset, size = mailbox.address
+    worker = RayWorker()
+    not_it = (pid, file, inode + 1, offset, size)
+    assert "no longer what it was" in worker.serve(node, not_it, bell.address, pid)
+    nobody = (2**22 + 1, file, inode, offset, size)
+    assert "shared memory: open" in worker.serve(node, nobody, bell.address, pid)
+    assert "expected the address of one" in worker.serve(node, bell.address, bell.address, pid)
+    assert worker.serve("other", mailbox.address, bell.address, pid) == "it is on another node"
+
+
+# Life and death
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["shutdown", "forgotten", "killed"])
+def test_what_an_environment_started_ends_with_its_actor(end: str, tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    collector = RayCollector(
+        [partial(ParentEnv, str(note))], frames_per_batch=T, remote_configs=HERE
+    )
+    collector.next()
+    child, pid = int(note.read_text()), collector.stats()["workers"][0]["pid"]
+    if end == "killed":
+        os.kill(pid, 9)
+        while not collector.stats()["workers"][0]["restarts"]:
+            collector.next()
+        wait_until(lambda: is_gone(child))
+        child = int(note.read_text())
+    if end == "forgotten":
+        del collector
+    else:
+        collector.shutdown()
+    wait_until(lambda: is_gone(child))
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_collector_that_is_shut_down_while_an_actor_hangs(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    collector = RayCollector(
+        [partial(GateEnv, gate, T + 2)], frames_per_batch=T, remote_configs=HERE
+    )
+    collector.next()
+    pid = collector.stats()["workers"][0]["pid"]
+    wait_until(gate.with_suffix(".reached").exists)
+    collector.shutdown()
+    assert is_gone(pid)
