@@ -9,11 +9,11 @@ from collections.abc import Callable
 class Background:
     """Calls a function again and again in a thread of its own, until it returns False.
 
-    What the function raises ends the thread; it is shown by ``threading.excepthook``.
+    What the function raises ends the thread; it is shown by ``threading.excepthook``. The function
+    is held only while it runs: it may be its owner's method.
     """
 
-    def __init__(self, step: Callable[[], bool]) -> None:
-        self._step = step
+    def __init__(self) -> None:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -22,11 +22,13 @@ class Background:
         """Whether the thread is there."""
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self) -> None:
-        """Go on. Nothing happens if it runs already."""
+    def start(self, step: Callable[[], bool]) -> None:
+        """Go on with that function. Nothing happens if it runs already."""
         if not self.running:
             self._stopping.clear()
-            self._thread = threading.Thread(target=self._run, name="pycollect", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, args=(step,), name="pycollect", daemon=True
+            )
             self._thread.start()
 
     def stop(self) -> bool:
@@ -39,6 +41,6 @@ class Background:
         self._thread = None
         return was_running
 
-    def _run(self) -> None:
-        while not self._stopping.is_set() and self._step():
+    def _run(self, step: Callable[[], bool]) -> None:
+        while not self._stopping.is_set() and step():
             pass

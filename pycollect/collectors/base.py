@@ -53,7 +53,7 @@ class CollectorBase(ABC):
         self._closed = False
         self._progress: Progress | None = None
         self._stream = Turnstile()  # held by whoever moves the stream on
-        self._background = Background(self._fill)
+        self._background = Background()
         self._place: tuple[torch.device, torch.device | None] = (CPU, None)
         self._queue = self._new_queue(0)  # of trajectories, where batches are made of these
 
@@ -405,7 +405,7 @@ class CollectorBase(ABC):
         if self._options.replay_buffer is None:
             raise RuntimeError("start: expected a collector with a replay_buffer, which fills")
         self._check_open()
-        self._background.start()
+        self._background.start(self._fill)
 
     def pause(self) -> AbstractContextManager[None]:
         """Stop what `start` began, once the present batch is in the buffer.
@@ -423,7 +423,7 @@ class CollectorBase(ABC):
             yield
         finally:
             if was_running and not self._closed and self._failure is None:
-                self._background.start()
+                self._background.start(self._fill)
 
     def _fill(self) -> bool:
         """One more batch for the replay buffer; whether there is another."""
