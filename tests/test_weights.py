@@ -23,6 +23,8 @@ from collect_support import (
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
+from pycollect.collectors.parcel import share
+
 T = 4
 ONE = ENTRIES["one"]
 SYNC = Way("sync", 2, {"sync": True})
@@ -124,13 +126,13 @@ def test_without_a_policy_there_are_no_weights() -> None:
 
 
 @pytest.mark.ray
-def test_each_worker_has_its_own_weights(ray_cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forms, misfits, worker_ids, versions and lag; one put per version."""
+def test_each_worker_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forms, misfits, worker_ids, versions and lag; shared once per version."""
     puts = []
-    put = ray_cluster.put
     policy, other = constant_policy(), constant_policy()
     with collecting(SYNC, ONE, policy, frames=T, track_policy_version=True) as collector:
-        monkeypatch.setattr(ray_cluster, "put", lambda value: (puts.append(value), put(value))[1])
+        shared = "pycollect.collectors.ray_handle.share"
+        monkeypatch.setattr(shared, lambda value: (puts.append(value), share(value))[1])
         assert seen(collector.next()) == {(0.0, 0)}
         for version, form in enumerate(("module", "tensordict", "state dict"), 1):
             set_policy(other, 3.0 * version)

@@ -29,8 +29,8 @@ class Life(Protocol):
     def is_over(self) -> bool:
         """Whether it is gone, or answers nothing more. Does not wait."""
 
-    def end(self) -> str:
-        """How it ended, once it is over."""
+    def end(self) -> tuple[str, str]:
+        """How it ended, once it is over: in a line, and all that is known of it."""
 
     def last_words(self) -> str:
         """The last lines that it logged, as far as they can be had."""
@@ -221,8 +221,9 @@ class MailboxHandle:
         self._answers.pop(number, None)
 
     def _death(self) -> WorkerDied:
-        text = f"worker {self.index} died: {self.life.end()}"
-        return WorkerDied(text, self.index, self.incarnation, text)
+        end, account = self.life.end()
+        text = f"worker {self.index} died: {end}"
+        return WorkerDied(text, self.index, self.incarnation, account)
 
 
 H = TypeVar("H", bound="Waited")

@@ -116,9 +116,10 @@ class ProcessLife:
         except ChildProcessError:  # somebody else has taken note of its end
             return True
 
-    def end(self) -> str:
-        """How it ended."""
-        return _end_of(self.process.pid)
+    def end(self) -> tuple[str, str]:
+        """How it ended, and the same again: no more is known."""
+        end = _end_of(self.process.pid)
+        return end, end
 
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""

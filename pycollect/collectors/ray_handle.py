@@ -355,13 +355,15 @@ class ActorLife:
         """Whether the process is gone, or serves no more. Does not wait."""
         return self._serving.done() or (self._process is not None and self._process.is_gone)
 
-    def end(self) -> str:
-        """How it ended. Waits a little for what Ray knows of it."""
+    def end(self) -> tuple[str, str]:
+        """How it ended, and all that Ray knows of it, for which it waits a little."""
         wait_futures([self._serving], _ACCOUNT_SECONDS)
-        if self._serving.done():
-            error = self._serving.exception()
-            return "it was closed" if error is None else _end_of(error)
-        return "its process is gone"
+        error = self._serving.exception() if self._serving.done() else None
+        if error is not None:
+            return _end_of(error), str(error)
+        number = "" if self._process is None else f" {self._process.pid}"
+        end = f"its process{number} is gone"
+        return end, end
 
     def last_words(self) -> str:
         """The end of what the process logged."""
