@@ -126,45 +126,6 @@ def test_both_kinds_have_the_newest_weights_and_are_replaced(other_node: Any, wa
         assert transports(collector) == ["shared memory", "object store"]
 
 
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.parametrize("way", [STACK, AHEAD, ASYNC[2]], ids=lambda way: way.name)
-def test_the_worker_of_a_lost_node_goes_on_here(ray_cluster: Any, way: Way) -> None:
-    """What was asked of it through the object store is asked through shared memory then."""
-    from ray.cluster_utils import Cluster
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    cluster = Cluster()
-    cluster.head_node = ray_cluster._private.worker._global_node
-    cluster.redis_address = cluster.head_node.redis_address
-    nodes = [cluster.add_node(wait=False, num_cpus=0) for _ in range(2)]
-    ids = [node.node_id for node in nodes]
-    wait_until(lambda: set(ids) <= {n["NodeID"] for n in ray_cluster.nodes() if n["Alive"]})
-    configs = [
-        {
-            "num_cpus": 0,
-            "memory": 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=True),
-        }
-        for node in ids
-    ]
-    try:
-        with collecting(way, endless, frames=T, remote_configs=configs) as collector:
-            collector.next()
-            assert transports(collector) == ["object store"] * 2
-            for worker, node in enumerate(nodes):
-                cluster.remove_node(node, allow_graceful=False)
-                while not collector.stats()["workers"][worker]["restarts"]:
-                    collector.next()
-                for _ in range(6):
-                    collector.next()
-            assert "shared memory" in transports(collector)
-            check_ledger(collector)
-    finally:
-        for node in list(cluster.worker_nodes):
-            cluster.remove_node(node)
-
-
 # One machine, as if it were several
 
 
