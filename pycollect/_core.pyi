@@ -490,12 +490,21 @@ class Recorder:
         """Every env was reset: open trajectories just end."""
 
     def begin(
-        self, slab: Slab, row: int, policy_version: int, control: RolloutControl = ...
+        self,
+        slab: Slab,
+        row: int,
+        policy_version: int,
+        control: RolloutControl = ...,
+        steps: int = 0,
     ) -> None:
         """The next steps go to `row` of this slab, until `finish` or `abandon`.
 
+        Args:
+            steps: how many there are; 0: as many as the slab has. The cells behind the last are
+                uncollected.
+
         Raises:
-            ValueError: a slab of another layout or another P.
+            ValueError: a slab of another layout or another P, or one with fewer steps.
             RuntimeError: `restart` was never called.
         """
 

@@ -169,10 +169,16 @@ class Target:
         check_lease(self.slab, header)
         return header
 
-    def tensors(
-        self, batch_shape: Sequence[int], keys: Sequence[Key | None]
-    ) -> dict[Key, torch.Tensor]:
-        """The rollout's leaves by key, `[*batch_shape, *frame]`; not contiguous in any order."""
+    def tensors(self, envs: Sequence[int], keys: Sequence[Key | None]) -> dict[Key, torch.Tensor]:
+        """The rollout's leaves by key, not contiguous in any order.
+
+        Args:
+            envs: the batch dimensions of the environments: (), (P,) or more.
+
+        Returns:
+            ``[*envs, T, *frame]`` each, with T the steps that the rollout really has.
+        """
+        steps = self.slab.lengths(self.row)[0]
         placement = self.slab.placement
         extents = [placement.workers, placement.envs]
         if self.order == "time":
@@ -180,7 +186,7 @@ class Target:
         whole = slab_tensors(self.slab, [*extents, placement.steps], keys)
         dim = 1 if self.order == "time" else 0
         return {
-            key: (own := tensor.select(dim, self.row)).view(*batch_shape, *own.shape[2:])
+            key: (own := tensor.select(dim, self.row)[:, :steps]).view(*envs, steps, *own.shape[2:])
             for key, tensor in whole.items()
         }
 

@@ -82,18 +82,27 @@ def cells_of(values: Sequence[Any], shape: Sequence[int]) -> Cells:
     return cells.reshape(tuple(shape))
 
 
+def fitted(rollout: Extras, steps: int) -> Extras:
+    """A rollout's extras, [P, T] each, with so many steps: cut, or None behind its end."""
+    result = {}
+    for key, cells in rollout.items():
+        result[key] = np.full((len(cells), steps), None, np.object_)
+        kept = min(steps, cells.shape[1])
+        result[key][:, :kept] = cells[:, :kept]
+    return result
+
+
 def joined(rollouts: Sequence[Extras], join: str | int, envs: Sequence[int]) -> Extras:
     """The extras of several workers as those of one batch.
 
     Args:
-        rollouts: [P, T] each, in worker order.
+        rollouts: [P, T] each, in worker order; T may differ where they are joined along time.
         join: "stack", 0 or -1, as `cat_results`.
         envs: the batch dimensions of one worker's environments: (), (P,) or more.
     """
     result = {}
-    for key, first in rollouts[0].items():
-        steps = first.shape[-1]
-        parts = [rollout[key].reshape(*envs, steps) for rollout in rollouts]
+    for key in rollouts[0]:
+        parts = [rollout[key].reshape(*envs, rollout[key].shape[-1]) for rollout in rollouts]
         if join == "stack":
             result[key] = np.stack(parts)
         else:

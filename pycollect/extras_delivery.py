@@ -115,10 +115,7 @@ def _filled(
         for place in np.ndindex(cells.shape):
             if cells[place] is None:
                 cells[place] = extra.absent()
-        names = node.names
-        node = _ragged(node, name, cells, lazily)
-        node.names = names
-        return node
+        return _ragged(node, name, cells, lazily)
     return node.set(name, _nodes(cells, node.get(name, None)))
 
 
@@ -143,7 +140,7 @@ def _ragged(node: TensorDictBase, name: str, cells: Cells, lazily: bool) -> Tens
         _ragged(part, name, cells[..., place], False)
         for place, part in enumerate(node.unbind(last))
     ]
-    return LazyStackedTensorDict(*parts, stack_dim=last)
+    return LazyStackedTensorDict(*parts, stack_dim=last, stack_dim_name=node.names[last])
 
 
 def _nodes(cells: Cells, dense: TensorDictBase | None) -> TensorDictBase | None:

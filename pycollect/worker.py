@@ -50,7 +50,7 @@ class WorkerOptions:
     Attributes:
         frames: its share of a batch; each of P envs steps ``ceil(frames / P)`` times.
         num_threads: torch threads while it collects; None leaves the caller's setting.
-        mask: record ("collector", "mask") whatever the environment, since rollouts may be stopped.
+        mask: record ("collector", "mask") whatever the environment, since rollouts may be padded.
         compact_obs: leave out ("next", key) of observations and states.
         calling: whether the policy's modules are compiled or captured.
         devices: where environments and policy are to lie.
@@ -298,7 +298,8 @@ class Worker:
         the next one begins with a reset of all environments.
 
         Args:
-            slab: of this worker's layout, P envs and T steps.
+            slab: of this worker's layout, P envs and T steps, or more: the cells behind its own T
+                are uncollected then.
             row: which worker's rows of it.
             policy_version: recorded in the header and, if tracked, with each frame.
             random: random actions instead of the policy's; its other outputs are zeros.
@@ -312,7 +313,7 @@ class Worker:
             with self._settings(), torch.no_grad():
                 self._reset_if_due()
                 self._must_reset, self._fresh = True, False
-                self._recorder.begin(slab, row, policy_version, control)
+                self._recorder.begin(slab, row, policy_version, control, self.steps)
                 self._extras.begin()
                 runner.refresh(self.steps)
                 self._roll(runner)

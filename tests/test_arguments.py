@@ -183,10 +183,50 @@ def test_bad_values_that_only_processes_have(
         processes(**arguments)
 
 
+UNEVEN: list[dict[str, Any]] = [{"preemptive_threshold": 0.5}, {"frames_per_batch": [3, 4]}]
+
+
 @pytest.mark.usefixtures("no_processes")
-def test_shares_that_differ_are_to_come_where_they_are_joined() -> None:
-    with pytest.raises(NotImplementedError, match="frames_per_batch"):
-        processes(frames_per_batch=[3, 4])
+@pytest.mark.parametrize("arguments", UNEVEN)
+def test_rollouts_that_differ_in_length_cannot_be_joined_env_by_env(
+    arguments: dict[str, Any],
+) -> None:
+    with pytest.raises(ValueError, match="cat_results: expected 'stack' or -1"):
+        processes(create_env_fn=[[ENV] * 2] * 2, cat_results=0, **arguments)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("arguments", UNEVEN)
+def test_nor_those_of_vector_environments(arguments: dict[str, Any]) -> None:
+    entry = ENTRIES["vector NEXT_STEP of 3"](0)
+    with pytest.raises(ValueError, match="cat_results: expected 'stack' or -1"):
+        processes(create_env_fn=[entry, entry], cat_results=0, **arguments)
+
+
+STRAGGLERS: list[tuple[dict[str, Any], str]] = [
+    *[
+        ({"preemptive_threshold": value}, f"preemptive_threshold: expected .*{value}")
+        for value in (-0.1, 1.5, "half", True, float("nan"))
+    ],
+    ({"preemptive_threshold": 0.5, "min_fraction": 2}, "min_fraction: expected .*2"),
+    ({"min_fraction": 0.5}, "min_fraction: expected None without preemptive_threshold"),
+]
+
+
+@pytest.mark.usefixtures("no_actors", "no_processes")
+@pytest.mark.parametrize(("arguments", "text"), STRAGGLERS)
+def test_when_stragglers_are_stopped(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        processes(**arguments)
+    with pytest.raises(ValueError, match=text):
+        actors(sync=True, **arguments)
+
+
+@pytest.mark.usefixtures("no_actors", "no_processes")
+def test_who_has_stragglers() -> None:
+    for create in (single, actors, partial(processes, MultiaSyncDataCollector)):
+        with pytest.raises(ValueError, match=r"preemptive_threshold.*sync=True"):
+            create(preemptive_threshold=0.5)
 
 
 @pytest.mark.usefixtures("no_processes")
@@ -299,18 +339,6 @@ REFUSED = (
     "backend_options",
     "trajs_per_write",
 )
-LATER = {
-    "preemptive_threshold": 0.5,
-    "min_fraction": 0.5,
-}
-
-
-@pytest.mark.usefixtures("no_actors", "no_processes")
-@pytest.mark.parametrize("create", [single, actors, processes])
-def test_arguments_to_come_name_themselves(create: Callable[..., None]) -> None:
-    for name, value in LATER.items():
-        with pytest.raises(NotImplementedError, match=name):
-            create(**{name: value})
 
 
 @pytest.mark.usefixtures("no_actors", "no_processes")

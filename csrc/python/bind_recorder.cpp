@@ -185,11 +185,11 @@ void bind_recorder(py::module_& module) {
       .def(
           "begin",
           [](BoundRecorder& self, std::shared_ptr<Slab> slab, std::int64_t row,
-             std::int64_t version, RolloutControl control) {
-            self.recorder().begin(std::move(slab), row, version, std::move(control));
+             std::int64_t version, RolloutControl control, std::int64_t steps) {
+            self.recorder().begin(std::move(slab), row, version, std::move(control), steps);
           },
           py::arg("slab"), py::arg("row"), py::arg("policy_version"),
-          py::arg("control") = RolloutControl())
+          py::arg("control") = RolloutControl(), py::arg("steps") = 0)
       .def("step", &BoundRecorder::step, py::arg("observation"), py::arg("reward"),
            py::arg("terminated"), py::arg("truncated"), py::arg("outputs"),
            py::arg("states") = py::tuple())

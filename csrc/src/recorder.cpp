@@ -193,7 +193,7 @@ void Recorder::restart(std::span<const TensorView> observation) {
 }
 
 void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
-                     RolloutControl control) {
+                     RolloutControl control, std::int64_t steps) {
   if (!restarted_) {
     throw std::logic_error("begin: expected restart() before the first rollout");
   }
@@ -203,10 +203,16 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
     throw std::invalid_argument("slab: expected this recorder's layout and " +
                                 std::to_string(options_.envs) + " envs, got another one");
   }
+  const std::int64_t most = placement.geometry().steps;
+  if (steps < 0 || steps > most) {
+    throw std::invalid_argument("steps: expected 1 to " + std::to_string(most) +
+                                ", which the slab has, or 0 for these, got " +
+                                std::to_string(steps));
+  }
   slab_ = std::move(slab);
   control_ = std::move(control);
   row_ = row;
-  steps_ = slab_->placement().geometry().steps;
+  steps_ = steps == 0 ? most : steps;
   step_ = 0;
   collected_ = 0;
   episodes_before_ = episodes_.size();
@@ -449,7 +455,7 @@ void Recorder::flag_last_frames() {
   }
 }
 
-// The cells that a stopped rollout has not come to.
+// The cells that the rollout has not come to.
 void Recorder::clear_after_end() {
   const std::int64_t left = slab_->placement().geometry().steps - steps_;
   for (std::int64_t p = 0; left > 0 && p < options_.envs; ++p) {

@@ -27,6 +27,8 @@ HINTS = frozenset(
     }
 )
 
+_STRAGGLERS = "use MultiSyncDataCollector or RayCollector(sync=True): only they wait for stragglers"
+
 # TorchRL's arguments that have no meaning here, and what to use.
 REFUSED = {
     "interruptor": "use preemptive_threshold",
@@ -37,12 +39,8 @@ REFUSED = {
     "backend_options": "use ray_init_config and remote_configs",
     "trajs_per_write": "use trajs_per_batch",
     "cat_results": "it joins the rollouts of several workers",
-}
-
-# Arguments of the contract that are not there yet, with the values that switch them off.
-LATER: dict[str, tuple[Any, ...]] = {
-    "min_fraction": (None,),
-    "preemptive_threshold": (None,),
+    "preemptive_threshold": _STRAGGLERS,
+    "min_fraction": _STRAGGLERS,
 }
 
 
@@ -50,7 +48,6 @@ def check_others(cls: type, others: Mapping[str, Any]) -> None:
     """Check the keyword arguments that are not in the signature of `cls`.
 
     Raises:
-        NotImplementedError: one that is to come.
         ValueError: one of TorchRL's that has no meaning here; the text says what to use.
         TypeError: an unknown one; the text names the nearest known one.
     """
@@ -64,23 +61,13 @@ def check_others(cls: type, others: Mapping[str, Any]) -> None:
         if name in REFUSED:
             if value is not None:
                 raise ValueError(f"{name}: not an argument of {cls.__name__}; {REFUSED[name]}")
-        elif name in LATER:
-            if not _is_off(value, LATER[name]):
-                raise NotImplementedError(f"{name}={value!r} is not implemented yet")
         else:
             raise TypeError(_unknown(cls, name))
 
 
-def _is_off(value: Any, off: tuple[Any, ...]) -> bool:
-    """Whether the value switches an argument off; for counts, every number below 1 does."""
-    if isinstance(value, int) and -1 in off:
-        return value < 1
-    return any(value is known or (type(value) is type(known) and value == known) for known in off)
-
-
 def _unknown(cls: type, name: str) -> str:
-    known = [*inspect.signature(cls).parameters, *LATER]
-    nearest = difflib.get_close_matches(name, [k for k in known if k != "others"], n=1, cutoff=0.5)
+    known = [known for known in inspect.signature(cls).parameters if known != "others"]
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"{cls.__name__} got an unexpected keyword argument {name!r}{hint}"
 

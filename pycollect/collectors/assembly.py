@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 
-from pycollect._core import Placement, RolloutHeader, Slab, SlabPool, TrajectoryIds, place_rollout
+from pycollect._core import (
+    Placement,
+    RolloutHeader,
+    Slab,
+    SlabPool,
+    TrajectoryIds,
+    compact,
+    place_rollout,
+)
 from pycollect.batch import TRAJ_IDS, Target, make_pool, slab_tensors
 from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, join_extras
@@ -15,6 +25,7 @@ from pycollect.collectors.shared_slabs import SharedSlabs
 from pycollect.collectors.upload import Allocate
 from pycollect.extras import Extras
 from pycollect.layout import Key
+from pycollect.leaves import spare_memory
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
 _SLABS_KEPT = 3
@@ -22,16 +33,43 @@ _SLABS_KEPT = 3
 _PROCESSES = 2**32  # ids of workers are smaller
 
 
+@dataclass(frozen=True)
+class Joined:
+    """Rollouts that became a batch.
+
+    Attributes:
+        slab: in which the tensors lie.
+        shape: the batch dimensions.
+        extras: of that shape each; None where there are none.
+        parts: how much of the dimension along which they follow each other is each one's.
+        sources: of each worker, in the order of rows, see `sources_of`.
+    """
+
+    slab: Slab
+    tensors: dict[Key, torch.Tensor]
+    shape: list[int]
+    extras: Extras | None
+    parts: list[int]
+    sources: dict[int, Sequence[int]]
+
+
 class Assembly:
     """Slabs for batches, and how the rollouts of workers lie in them.
+
+    A slab has as many steps as the longest rollout may have. Behind the end of a shorter one are
+    uncollected cells: they are delivered where workers are stacked; where they follow each other
+    along time, the batch is copied without them.
 
     Args:
         joined: how rollouts are joined into one batch: "stack", 0 or -1; None: each is a batch.
         depth: how many rollouts of a worker there are at a time, running, queued or unread.
+        uneven: rollouts of one batch may differ in their numbers of steps.
     """
 
-    def __init__(self, joined: str | int | None, depth: int) -> None:
+    def __init__(self, joined: str | int | None, depth: int, uneven: bool = False) -> None:
         self._joined = joined
+        self._uneven = uneven
+        self._compacted = spare_memory()
         self._order = "time" if joined == -1 else "stack"
         self._pools: dict[tuple[Any, ...], SlabPool] = {}
         self._shared = SharedSlabs(depth)
@@ -46,7 +84,7 @@ class Assembly:
         self._shared.keep(groups)
         for group in groups:
             if not set(group).isdisjoint(in_place):
-                self._shared.prepare(group, self._placement(infos[group[0]], len(group)))
+                self._shared.prepare(group, self._placement([infos[index] for index in group]))
 
     def targets(self, infos: Mapping[int, WorkerInfo], in_place: bool) -> Sequence[Target | None]:
         """Where the rollouts of one batch are to lie, by worker.
@@ -56,29 +94,31 @@ class Assembly:
         """
         if not in_place:
             return [None] * len(infos)
-        placement = self._placement(next(iter(infos.values())), len(infos))
+        placement = self._placement(list(infos.values()))
         slab = self._shared.acquire(tuple(infos), placement)
         return [Target(slab, row, self._order) for row in range(len(infos))]
 
     def slab_for(
-        self, order: Order, info: WorkerInfo, workers: int, allocate: Allocate | None
+        self, order: Order, infos: Sequence[WorkerInfo], allocate: Allocate | None = None
     ) -> Slab:
-        """The batch's slab: what the order names, else one for so many workers like this one.
+        """The batch's slab: what the order names, else one for these workers.
 
         Args:
             allocate: gives its memory, see :class:`SlabPool`; the same each time for a worker.
         """
         if order.target is not None:
             return order.target.slab
-        layout = info.leaves.layout()
-        kind = (layout.fingerprint, workers, info.num_envs, info.steps, allocate)
+        placement = self._placement(infos)
+        layout = placement.layout
+        kind = (layout.fingerprint, len(infos), placement.envs, placement.steps, allocate)
         if kind not in self._pools:
-            placement = self._placement(info, workers)
             self._pools[kind] = make_pool(placement, _SLABS_KEPT, allocate)
         return self._pools[kind].acquire()
 
-    def _placement(self, info: WorkerInfo, workers: int) -> Placement:
-        return Placement(info.leaves.layout(), workers, info.num_envs, info.steps, self._order)
+    def _placement(self, infos: Sequence[WorkerInfo]) -> Placement:
+        """Of a batch of these workers, which are alike but for their steps."""
+        layout, envs = infos[0].leaves.layout(), infos[0].num_envs
+        return Placement(layout, len(infos), envs, _longest(infos), self._order)
 
     def place(self, slab: Slab, row: int, rollout: Rollout, info: WorkerInfo) -> RolloutHeader:
         """Copy a rollout into its row of a batch, unless it was written there."""
@@ -86,56 +126,87 @@ class Assembly:
             return Target(slab, row, self._order).header()
         return place_rollout(slab, row, rollout.buffer, info.placement)
 
-    def deliver(self, slab: Slab, workers: Sequence[int]) -> Slab:
-        """A batch's slab for the user to keep: that one or a copy of it."""
-        is_shared = slab.memory.address is not None
-        return self._shared.deliver(tuple(workers), slab) if is_shared else slab
-
     def close(self) -> None:
         """Let shared memory go, but for what the user still has."""
         self._shared.keep([])
 
-    def tensors(
+    def join(
         self,
         slab: Slab,
-        info: WorkerInfo,
-        sources: Mapping[int, Sequence[int]],
+        infos: Sequence[WorkerInfo],
+        notes: Mapping[int, RolloutNote],
         ids: TrajectoryIds,
-    ) -> dict[Key, torch.Tensor]:
-        """The batch's tensors, ids numbered over all workers, in worker order.
+    ) -> Joined:
+        """The batch of these workers' rollouts, which are all in their rows, for the user to keep.
 
         Args:
-            sources: of each worker, in the order of rows, see `sources_of`.
+            infos, notes: of each worker, in the order of its row; notes by worker id.
+            ids: by which trajectories are numbered over all workers.
         """
-        workers = list(sources)
-        tensors = slab_tensors(slab, self.shape(info, len(workers)), info.leaves.keys)
-        shape = (len(workers), info.num_envs, info.steps)
-        local = tensors[TRAJ_IDS]
-        for row, worker in enumerate(workers):
-            if self._joined == -1:
-                own = local.view(shape[1], shape[0], shape[2])[:, row]
-            else:
-                own = local.view(shape)[row]
-            parts = own.chunk(len(sources[worker]), -1)
-            for source, part in zip(sources[worker], parts, strict=True):
+        info, workers, whole = infos[0], list(notes), slab.placement.steps
+        steps = [whole] * len(workers)
+        if self._uneven and self._along_time(info):
+            steps = [slab.lengths(row)[0] for row in range(len(workers))]
+        if sum(steps) < whole * len(workers):
+            slab = self._without_gaps(slab, sum(steps))
+        elif slab.memory.address is not None:
+            slab = self._shared.deliver(tuple(workers), slab)
+        shape = self._shape(info, steps)
+        tensors = slab_tensors(slab, shape, info.leaves.keys)
+        sources = {worker: sources_of(note) for worker, note in notes.items()}
+        for worker, own in zip(workers, self._rows(tensors[TRAJ_IDS], info, steps), strict=True):
+            of_each = own.chunk(len(sources[worker]), -1)
+            for source, part in zip(sources[worker], of_each, strict=True):
                 ids.renumber(worker + _PROCESSES * source, part)
-        return tensors
+        extras = join_extras(
+            [note.extras for note in notes.values()],
+            -1 if self._joined is None else self._joined,
+            info,
+            steps if self._uneven else None,
+        )
+        parts = steps if self._along_time(info) else [*info.batch_size[:1]] * len(workers)
+        return Joined(slab, tensors, shape, extras, parts, sources)
 
-    def extras(self, notes: Sequence[RolloutNote], info: WorkerInfo) -> Extras | None:
-        """The extras of those rollouts as the batch's."""
-        join = -1 if self._joined is None else self._joined
-        return join_extras([note.extras for note in notes], join, info)
+    def _without_gaps(self, slab: Slab, steps: int) -> Slab:
+        """The cells that workers came to, `steps` of each env in all, copied."""
+        batch = slab.placement
+        target = self._compacted.acquire(Placement(batch.layout, 1, batch.envs, steps))
+        compact(target, slab)
+        return target
 
-    def shape(self, info: WorkerInfo, workers: int) -> list[int]:
-        """The batch dimensions of what is delivered."""
-        envs, steps = info.batch_size, info.steps
+    def _rows(
+        self, leaf: torch.Tensor, info: WorkerInfo, steps: Sequence[int]
+    ) -> Sequence[torch.Tensor]:
+        """Each worker's rows, [P, T], of a leaf of the batch that has one number per frame."""
+        if self._along_time(info):
+            rows = leaf.view(info.num_envs, sum(steps))
+            ends = accumulate(steps)
+            return [rows[:, end - own : end] for own, end in zip(steps, ends, strict=True)]
+        return leaf.view(len(steps), info.num_envs, steps[0]).unbind(0)
+
+    def _along_time(self, info: WorkerInfo) -> bool:
+        """Whether workers follow each other along time."""
+        return self._joined == -1 or (self._joined == 0 and not info.batch_size)
+
+    def shape(self, infos: Sequence[WorkerInfo]) -> list[int]:
+        """The batch dimensions of what these workers fill if none ends early."""
+        if self._along_time(infos[0]):
+            return self._shape(infos[0], [info.steps for info in infos])
+        return self._shape(infos[0], [_longest(infos)] * len(infos))
+
+    def _shape(self, info: WorkerInfo, steps: Sequence[int]) -> list[int]:
+        envs, workers = info.batch_size, len(steps)
         if self._joined is None:
-            return [*envs, steps]
+            return [*envs, steps[0]]
         if self._joined == "stack":
-            return [workers, *envs, steps]
-        if self._joined == -1 or not envs:
-            return [*envs, workers * steps]
-        return [workers * envs[0], *envs[1:], steps]
+            return [workers, *envs, steps[0]]
+        if self._along_time(info):
+            return [*envs, sum(steps)]
+        return [workers * envs[0], *envs[1:], steps[0]]
+
+
+def _longest(infos: Sequence[WorkerInfo]) -> int:
+    return max(info.steps for info in infos)
 
 
 def sources_of(note: RolloutNote) -> Sequence[int]:

@@ -38,6 +38,7 @@ class Batch:
         joined: how its workers' rollouts are joined: "stack", 0 or -1; None: it is of one worker.
         sources: of workers with processes of their own, which of these follow each other along time
             in the worker's part.
+        parts: where workers are joined by a number, how much of that dimension is each one's.
     """
 
     tensors: dict[Key, torch.Tensor]
@@ -51,6 +52,7 @@ class Batch:
     extras: Extras | None = None
     joined: str | int | None = None
     sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    parts: Sequence[int] = ()
 
 
 def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
@@ -83,7 +85,7 @@ def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, Te
         parts = td.unbind(0)
     else:
         dim = td.ndim - 1 if batch.joined == -1 else 0
-        parts = td.split(td.shape[dim] // len(workers), dim)
+        parts = td.split(list(batch.parts), dim)
     flat = (part if part.ndim <= 2 else part.flatten(0, part.ndim - 2) for part in parts)
     for worker, part in zip(workers, flat, strict=True):
         sources = batch.sources.get(worker, (0,))

@@ -108,6 +108,7 @@ class ElasticCollector(RemoteCollector):
                 options(devices),
                 devices,
                 self._next_index,
+                self._remote.masked,
             )
             plans = kind.plans(plans, self._remote, arguments)
             self._next_index += len(plans)
@@ -126,6 +127,7 @@ class ElasticCollector(RemoteCollector):
             if self._remote.sync:
                 check_alike({**present, **infos})
             for info in infos.values():
+                parse.check_uneven(self._remote.joined, self._remote.uneven, bool(info.batch_size))
                 self._check_environment(info.leaves, info.bounded)
             for member in members:
                 if self._current_weights():
@@ -210,7 +212,7 @@ class ElasticCollector(RemoteCollector):
             member.info = member.handle.answer(call)
         self._batch_frames = sum(member.info.frames for member in members)
         self._prepare_slabs()
-        shape = self._assembly.shape(members[0].info, len(members))
+        shape = self._assembly.shape([member.info for member in members])
         warnings.warn(
             f"{len(members)} workers from the next batch on: batches are of shape {shape}",
             UserWarning,

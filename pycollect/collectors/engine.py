@@ -19,10 +19,12 @@ class Order:
         target: where it is to lie. A worker that writes in place uses these rows until the rollout
             is there, also if it is dropped, or its process is gone. None: a slab is found once the
             rollout is there, and it comes with its own bytes.
+        min_steps: it has so many steps at least, also where it is stopped.
     """
 
     random: bool
     target: Target | None = None
+    min_steps: int = 1
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class WorkerHandle(Protocol):
 
     def submit(self, order: Order) -> None:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
+
+    def stop(self) -> None:
+        """The oldest rollout is to end after its current step. Does not wait; may come again."""
 
     def assign(self, edition: int, version: int, weights: Any, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts, also one that is queued.

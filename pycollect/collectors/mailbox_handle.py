@@ -79,11 +79,12 @@ class MailboxHandle:
     def submit(self, order: Order) -> None:
         """Queue one rollout."""
         target = order.target
-        question = ("write", (order.random, None if target is None else _lease(target)))
+        lease = None if target is None else _lease(target)
+        question = ("write", (order.random, order.min_steps, lease))
         self._calls.append(self._ask(question, target))
 
     def stop(self) -> None:
-        """The oldest rollout is to end after its current step. Does not wait."""
+        """The oldest rollout is to end after its current step. Does not wait; may come again."""
         if self._calls:
             self._mailbox.stop(self._calls[0])
 
@@ -305,7 +306,10 @@ def _lease(target: Target) -> Lease:
     slab = target.slab
     address = slab.memory.address
     assert address is not None, "slab: expected one in shared memory"
-    return Lease(address, slab.generation, slab.placement.workers, target.order, target.row)
+    placement = slab.placement
+    return Lease(
+        address, slab.generation, placement.workers, placement.steps, target.order, target.row
+    )
 
 
 def check_available(needed: int) -> None:

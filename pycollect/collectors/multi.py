@@ -57,6 +57,9 @@ class _MultiCollector(ElasticCollector):
         remote = RemoteOptions.checked(
             sync=sync,
             cat_results=given.get("cat_results"),
+            shares=shares,
+            preemptive_threshold=given.get("preemptive_threshold"),
+            min_fraction=given.get("min_fraction"),
             prefetch=given["prefetch"],
             update_each=given["update_after_each_batch"] or given["update_at_each_batch"],
             max_weight_update_interval=given["max_weight_update_interval"],
@@ -66,8 +69,17 @@ class _MultiCollector(ElasticCollector):
             max_worker_restarts=given["max_worker_restarts"],
             restart_on_error=given["restart_on_error"],
         )
+        lists = any(isinstance(entry, list) for entry in entries)
+        parse.check_uneven(remote.joined, remote.uneven, batched=lists)
         plans = parse.worker_plans(
-            entries, arguments, sources, built_by_workers, shares, [{}] * len(entries), devices
+            entries,
+            arguments,
+            sources,
+            built_by_workers,
+            shares,
+            [{}] * len(entries),
+            devices,
+            mask=remote.masked,
         )
         for plan in plans:
             check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
@@ -127,7 +139,7 @@ class MultiSyncDataCollector(_MultiCollector):
         policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
             actions. Each worker gets a copy.
         frames_per_batch: frames of all workers together, each collects its share, rounded up with
-            a warning; or a list with the share of each.
+            a warning; or a list with the share of each, see below.
         total_frames: a lower bound; None or a negative number: for ever.
         num_workers: the number of workers, where `create_env_fn` is not a list.
         device: for those of the three that follow which are not given; each may be one per worker.
@@ -179,6 +191,9 @@ class MultiSyncDataCollector(_MultiCollector):
         progress: show a bar.
         collector_class: what each worker runs: None, SyncDataCollector or "single".
         cat_results: how rollouts are joined: "stack" (a new first dimension), 0 or -1.
+        preemptive_threshold: from 0 to 1: once ``ceil(preemptive_threshold * B)`` of B workers are
+            done, the others stop after their current step; None: they are waited for.
+        min_fraction: of these, each makes at least this part of its T steps, and at least one.
         update_after_each_batch: all workers get the policy's current weights before each
             collection.
         update_at_each_batch: the same under TorchRL's name.
@@ -199,8 +214,15 @@ class MultiSyncDataCollector(_MultiCollector):
         -1: [B*T] or [P, B*T]. The two newest batches lie in shared memory, what is kept of earlier
         ones is private.
 
+        With `preemptive_threshold`, or shares that differ, the rollouts of a batch differ in
+        length. "stack": T is that of the longest share; zeros with the trajectory id -1 follow a
+        shorter rollout, and ("collector", "mask"), bool [B, T] or [B, P, T], is True where there is
+        a frame. -1, and 0 with one environment per worker: they follow each other along time
+        without gaps, so that the last dimension is shorter. Only real frames are counted.
+
     Raises:
-        ValueError: also for slabs that memory cannot hold.
+        ValueError: also for slabs that memory cannot hold, and for `cat_results` 0 where rollouts
+            of several environments each may differ in length.
         SharedMemoryError: processes cannot share memory here; it says why.
     """
 
@@ -247,6 +269,8 @@ class MultiSyncDataCollector(_MultiCollector):
         progress: bool = False,
         collector_class: Any = None,
         cat_results: str | int | None = None,
+        preemptive_threshold: float | None = None,
+        min_fraction: float | None = None,
         update_after_each_batch: bool = False,
         update_at_each_batch: bool = False,
         max_weight_update_interval: int | None = None,
@@ -337,21 +361,14 @@ class MultiaSyncDataCollector(_MultiCollector):
 
 
 def frames_of_workers(value: Any, workers: int, sync: bool) -> list[int]:
-    """The frames of one rollout of each worker, from `frames_per_batch`.
-
-    Raises:
-        NotImplementedError: shares that differ where rollouts are joined.
-    """
+    """The frames of one rollout of each worker, from `frames_per_batch`."""
     name = "frames_per_batch"
     if not isinstance(value, (list, tuple)):
         whole = check.check_positive(name, value)
         return [-(-whole // workers) if sync else whole] * workers
     if len(value) != workers:
         raise ValueError(f"{name}: expected one number per worker ({workers}), got {len(value)}")
-    shares = [check.check_positive(name, item) for item in value]
-    if sync and len(set(shares)) > 1:
-        raise NotImplementedError(f"{name}={value!r}: different shares of a batch are to come")
-    return shares
+    return [check.check_positive(name, item) for item in value]
 
 
 def _frames_of_a_batch(value: Any, sync: bool) -> Any:

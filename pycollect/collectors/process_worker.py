@@ -47,12 +47,13 @@ class Lease:
     """One worker's rows of a slab in shared memory, as another process is told of them.
 
     Attributes:
-        workers, order: of the slab's placement; the rest of it the worker knows.
+        workers, steps, order: of the slab's placement; the rest of it the worker knows.
     """
 
     address: Address
     generation: int
     workers: int
+    steps: int
     order: str
     row: int
 
@@ -110,10 +111,16 @@ class ProcessWorker(RemoteWorker):
         """Build, with a policy that lies in shared memory."""
         return self.build(spec, Memory.attach(policy).array().tobytes())
 
-    def write(self, random: bool, lease: Lease | None) -> tuple[RolloutNote, Buffer | None]:
-        """One rollout, into the driver's slab; None: as its own slab's bytes."""
+    def write(
+        self, random: bool, min_steps: int, lease: Lease | None
+    ) -> tuple[RolloutNote, Buffer | None]:
+        """One rollout, into the driver's slab; None: as its own slab's bytes.
+
+        Args:
+            min_steps: it has so many at least if it is stopped.
+        """
         mailbox = self._mailbox
-        control = RolloutControl(mailbox.stop, mailbox.number, steps=mailbox.steps)
+        control = RolloutControl(mailbox.stop, mailbox.number, min_steps, mailbox.steps)
         if lease is None:
             return self._collect(random, control)
         return self._collect_into(self._target(lease), random, control), None
@@ -126,10 +133,10 @@ class ProcessWorker(RemoteWorker):
             if len(self._mappings) > _MAPPINGS_KEPT:
                 del self._mappings[next(iter(self._mappings))]
         own = self._built.placement
-        form = (lease.workers, own.steps, lease.order)
+        form = (lease.workers, lease.steps, lease.order)
         if form not in self._placements:
             self._placements[form] = Placement(
-                own.layout, lease.workers, own.envs, own.steps, lease.order
+                own.layout, lease.workers, own.envs, lease.steps, lease.order
             )
         slab = memory.slab(self._placements[form], lease.generation)
         return Target(slab, lease.row, lease.order)

@@ -93,6 +93,9 @@ class RayCollector(ElasticCollector):
         sync: wait for all actors and join their rollouts in worker order; else first ready, first
             served.
         cat_results: how sync rollouts are joined: "stack" (a new first dimension), 0 or -1.
+        preemptive_threshold: from 0 to 1, where sync: once ``ceil(preemptive_threshold * B)`` of B
+            actors are done, the others stop after their current step; None: they are waited for.
+        min_fraction: of these, each makes at least this part of its T steps, and at least one.
         ray_init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
         remote_configs: actor options, a dict or one per actor; 1 CPU and 2 GiB by default, and 0.2
             GPUs where `policy_device`, `env_device` or `device` is a GPU.
@@ -114,8 +117,9 @@ class RayCollector(ElasticCollector):
     Yields:
         TensorDicts. Async: [T] or [P, T]. Sync with B actors: "stack" [B, T] or [B, P, T];
         0: [B*T] or [B*P, T]; -1: [B*T] or [P, B*T]. Actors with W processes that are sync: [W, T]
-        or [W, P, T] in the place of [T] or [P, T]. The two newest batches (async: of each actor)
-        may lie in shared memory, what is kept of earlier ones is private.
+        or [W, P, T] in the place of [T] or [P, T]. With `preemptive_threshold`, rollouts may be
+        shorter, as :class:`MultiSyncDataCollector` says. The two newest batches (async: of each
+        actor) may lie in shared memory, what is kept of earlier ones is private.
 
     Raises:
         ValueError: also for resources that the cluster does not have, and, with both numbers, for
@@ -170,6 +174,8 @@ class RayCollector(ElasticCollector):
         num_workers_per_collector: int = 1,
         sync: bool = False,
         cat_results: str | int | None = None,
+        preemptive_threshold: float | None = None,
+        min_fraction: float | None = None,
         ray_init_config: Mapping[str, Any] | None = None,
         remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         num_collectors: int | None = None,
@@ -211,9 +217,13 @@ class RayCollector(ElasticCollector):
             observation_scale=parse.common_value("observation_scale", arguments),
         )
         sources, built_by_workers = parse.policy_sources(arguments, policy)
+        share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         remote = RemoteOptions.checked(
             sync=sync,
             cat_results=cat_results,
+            shares=[share],
+            preemptive_threshold=preemptive_threshold,
+            min_fraction=min_fraction,
             prefetch=prefetch,
             update_each=update_after_each_batch,
             max_weight_update_interval=max_weight_update_interval,
@@ -223,7 +233,8 @@ class RayCollector(ElasticCollector):
             max_worker_restarts=max_worker_restarts,
             restart_on_error=restart_on_error,
         )
-        share = -(-options.frames_per_batch // (len(entries) if sync else 1))
+        lists = any(isinstance(entry, list) for entry in entries)
+        parse.check_uneven(remote.joined, remote.uneven, batched=lists)
         configs = ray_check.check_remote_configs(remote_configs, len(entries))
         plans = parse.worker_plans(
             entries,
@@ -233,6 +244,7 @@ class RayCollector(ElasticCollector):
             [share] * len(entries),
             [actor_options(*pair) for pair in zip(configs, devices, strict=True)],
             devices,
+            mask=remote.masked,
         )
         plans = kind.plans(plans, remote, arguments)
         self._remote_configs = remote_configs

@@ -161,6 +161,10 @@ class RayHandle:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
         self._way.submit(order)
 
+    def stop(self) -> None:
+        """The oldest rollout is to end after its current step. Does not wait; may come again."""
+        self._way.stop()
+
     def assign(self, edition: int, version: int, weights: Shipment, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts, also one that is queued."""
         if isinstance(self._way, MailboxHandle):
@@ -221,6 +225,8 @@ class StoreHandle:
         self._closing: Any = None
         self._pid: int | None = None
         self._calls: deque[Any] = deque([self.request("build", pickled_spec(spec), policy)])
+        self._asked = 0  # rollouts
+        self._stopped = 0  # up to which
 
     @property
     def has_answer(self) -> bool:
@@ -244,8 +250,17 @@ class StoreHandle:
         edition, version, weights = self._assigned
         sent = edition <= self._sent_edition
         self._sent_edition = edition
+        self._asked += 1
+        asked = (self._asked, order.random, order.min_steps)
         weights = None if sent else weights
-        self._calls.append(self.request("collect", order.random, edition, version, weights))
+        self._calls.append(self.request("collect", *asked, edition, version, weights))
+
+    def stop(self) -> None:
+        """The oldest rollout is to end after its current step: one message, past the queue."""
+        oldest = self._asked - len(self._calls) + 1
+        if oldest > self._stopped:
+            self._stopped = oldest
+            self._past_the_queue("stop", oldest)
 
     def assign(self, edition: int, version: int, weights: Any, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts.

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from pycollect._core import RolloutHeader
+from pycollect._core import RolloutHeader, Slab
 from pycollect.collectors import arguments as check
-from pycollect.collectors.assembly import Assembly, forget_ids, in_flight_bytes, sources_of
+from pycollect.collectors.assembly import Assembly, Joined, forget_ids, in_flight_bytes
 from pycollect.collectors.base import (
     CollectorBase,
     check_open,
@@ -22,17 +22,23 @@ from pycollect.collectors.base import (
 from pycollect.collectors.delivery import Batch
 from pycollect.collectors.engine import Engine, Order, Rollout
 from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.preemption import Preemption
 from pycollect.collectors.remote_worker import RolloutNote, check_alike
 from pycollect.collectors.single import warn_of_rounding
 from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.collectors.watch import Watch
 from pycollect.collectors.weight_sender import WeightSender
-from pycollect.collectors.worker_arguments import check_cat_results, check_prefetch
+from pycollect.collectors.worker_arguments import (
+    check_cat_results,
+    check_prefetch,
+    check_uneven,
+)
 from pycollect.collectors.workforce import Member, WorkerPlan, Workforce
 from pycollect.errors import WorkerDied
 from pycollect.generators import derived_seeds, seed_chain
 from pycollect.weights import Weights, load_weights, same_values, weights_from, weights_of
+from pycollect.worker import Episode
 
 _SILENCE_SECONDS = 60.0
 
@@ -44,6 +50,8 @@ class RemoteOptions:
     Attributes:
         sync: a batch is complete when all workers have delivered.
         joined: how their rollouts are joined; None where not sync.
+        uneven: the rollouts of one batch may differ in their numbers of steps.
+        preemption: sync: when stragglers are stopped; None: they are waited for.
         prefetch: rollouts per worker beyond the one being consumed.
         update_each: workers get the policy's weights without being told.
         update_interval: a worker is updated after so many batches at the latest; 0: never.
@@ -53,6 +61,8 @@ class RemoteOptions:
 
     sync: bool
     joined: str | int | None
+    uneven: bool
+    preemption: Preemption | None
     prefetch: int
     update_each: bool
     update_interval: int
@@ -68,6 +78,9 @@ class RemoteOptions:
         *,
         sync: bool,
         cat_results: Any,
+        shares: Sequence[int],
+        preemptive_threshold: Any,
+        min_fraction: Any,
         prefetch: Any,
         update_each: Any,
         max_weight_update_interval: Any,
@@ -78,12 +91,15 @@ class RemoteOptions:
         restart_on_error: Any,
     ) -> RemoteOptions:
         """Check each; the errors name the argument."""
+        preemption = Preemption.checked(preemptive_threshold, min_fraction, sync)
         timeout = worker_timeout
         if timeout is not None:
             timeout = check.check_seconds("worker_timeout", timeout)
         return cls(
             sync=sync,
             joined=check_cat_results(cat_results, sync),
+            uneven=sync and (preemption is not None or len(set(shares)) > 1),
+            preemption=preemption,
             prefetch=check_prefetch(prefetch, sync),
             update_each=bool(update_each),
             update_interval=check.check_count(
@@ -95,6 +111,11 @@ class RemoteOptions:
             max_restarts=check.check_count("max_worker_restarts", max_worker_restarts),
             restart_on_error=bool(restart_on_error),
         )
+
+    @property
+    def masked(self) -> bool:
+        """Whether batches tell which of their cells have a frame, since some may have none."""
+        return self.uneven and self.joined == "stack"
 
 
 class RemoteCollector(CollectorBase):
@@ -122,7 +143,7 @@ class RemoteCollector(CollectorBase):
         self._force = Workforce(engine, remote.init_timeout, remote.max_restarts)
         self._weights = WeightSender(engine.put)
         depth = max(remote.prefetch, 1)
-        self._assembly = Assembly(remote.joined if remote.sync else None, depth)
+        self._assembly = Assembly(remote.joined, depth, remote.uneven)
         self._watch = Watch(remote.timeout)
         self._line: list[Member] = []  # whoever was served longest ago first
         self._served: Member | None = None  # whose rollout was delivered last, async
@@ -141,6 +162,7 @@ class RemoteCollector(CollectorBase):
         if self._remote.sync:
             check_alike(infos)
         for info in infos.values():
+            check_uneven(self._remote.joined, self._remote.uneven, bool(info.batch_size))
             self._check_environment(info.leaves, info.bounded)
         for in_place in (True, False):
             own = {m.index: m.info for m in self._members if m.in_place is in_place}
@@ -181,14 +203,25 @@ class RemoteCollector(CollectorBase):
     def _collect_sync(self) -> Batch:
         self._top_up(max(self._remote.prefetch, 1))
         members = [member for member in self._members if member.orders]
+        placed, joined = self._round(members)
+        for member, (header, note) in zip(members, placed, strict=True):
+            self._take_off(member, header, note)
+        self._top_up(self._remote.prefetch)
+        frames_of = {m.index: header.frames for m, (header, _) in zip(members, placed, strict=True)}
+        episodes = [episode for _, note in placed for episode in note.episodes]
+        return _batch(joined, frames_of, episodes, members[0], self._remote.joined)
+
+    def _round(
+        self, members: Sequence[Member]
+    ) -> tuple[list[tuple[RolloutHeader, RolloutNote]], Joined]:
+        """The oldest rollout of each, and the batch of all. The slab is free for a next round."""
+        infos = [member.info for member in members]
+        slab = self._slab_for(members)
         rows = {member.index: row for row, member in enumerate(members)}
-        place, told = places_of(members[0])
-        slab = self._assembly.slab_for(
-            members[0].orders[0], members[0].info, len(members), self._uploads.allocator(place)
-        )
-        waiting = members.copy()
+        waiting = list(members)
         placed: dict[int, tuple[RolloutHeader, RolloutNote]] = {}
         while waiting:
+            self._stop_stragglers(waiting, len(members))
             member = self._await_any(waiting)
             rollout = self._receive(member)
             if rollout is None:
@@ -197,47 +230,25 @@ class RemoteCollector(CollectorBase):
             with self._statistics.timed("assemble"):
                 header = self._assembly.place(slab, rows[member.index], rollout, member.info)
             placed[member.index] = (header, rollout.note)
+        notes = {index: placed[index][1] for index in rows}
         with self._statistics.timed("assemble"):
-            info = members[0].info
-            slab = self._assembly.deliver(slab, list(rows))
-            sources = {index: sources_of(placed[index][1]) for index in rows}
-            tensors = self._assembly.tensors(slab, info, sources, self._ids)
-            extras = self._assembly.extras([placed[index][1] for index in rows], info)
-            shape = self._assembly.shape(info, len(members))
-        for member in members:
-            self._take_off(member, *placed[member.index])
-        self._top_up(self._remote.prefetch)
-        frames_of = {index: placed[index][0].frames for index in rows}
-        episodes = [episode for index in rows for episode in placed[index][1].episodes]
-        joined = self._remote.joined
-        return Batch(
-            tensors,
-            shape,
-            frames_of,
-            episodes,
-            info.leaves,
-            slab,
-            place,
-            told,
-            extras,
-            joined,
-            sources,
-        )
+            joined = self._assembly.join(slab, infos, notes, self._ids)
+        return [placed[index] for index in rows], joined
+
+    def _stop_stragglers(self, waiting: Sequence[Member], workers: int) -> None:
+        """Once enough of so many workers are done, the others end their rollouts."""
+        preemption = self._remote.preemption
+        if preemption is None or workers - len(waiting) < preemption.enough(workers):
+            return
+        for member in waiting:
+            if not member.starting:
+                member.handle.stop()
 
     def _collect_async(self) -> Batch:
         if self._failing is None:
             self._top_up(max(self._remote.prefetch, 1))
         member, rollout = self._first_ready()
-        info = member.info
-        with self._statistics.timed("assemble"):
-            place, told = places_of(member)
-            allocate = self._uploads.allocator(place)
-            slab = self._assembly.slab_for(member.orders[0], info, 1, allocate)
-            header = self._assembly.place(slab, 0, rollout, info)
-            slab = self._assembly.deliver(slab, [member.index])
-            sources = {member.index: sources_of(rollout.note)}
-            tensors = self._assembly.tensors(slab, info, sources, self._ids)
-            extras = self._assembly.extras([rollout.note], info)
+        header, joined = self._alone(member, rollout)
         # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
         self._line.remove(member)
         self._line.append(member)
@@ -245,21 +256,23 @@ class RemoteCollector(CollectorBase):
         self._take_off(member, header, rollout.note)
         if self._failing is None:
             self._top_up(self._remote.prefetch)
-        frames_of, episodes = {member.index: header.frames}, rollout.note.episodes
-        shape = self._assembly.shape(info, 1)
-        return Batch(
-            tensors,
-            shape,
-            frames_of,
-            episodes,
-            info.leaves,
-            slab,
-            place,
-            told,
-            extras,
-            None,
-            sources,
-        )
+        frames_of = {member.index: header.frames}
+        return _batch(joined, frames_of, rollout.note.episodes, member)
+
+    def _alone(self, member: Member, rollout: Rollout) -> tuple[RolloutHeader, Joined]:
+        """One rollout as a batch. The slab is free for another."""
+        with self._statistics.timed("assemble"):
+            slab = self._slab_for([member])
+            header = self._assembly.place(slab, 0, rollout, member.info)
+            notes = {member.index: rollout.note}
+            return header, self._assembly.join(slab, [member.info], notes, self._ids)
+
+    def _slab_for(self, members: Sequence[Member]) -> Slab:
+        """The slab of the batch of their oldest rollouts."""
+        place, _ = places_of(members[0])
+        infos = [member.info for member in members]
+        allocate = self._uploads.allocator(place)
+        return self._assembly.slab_for(members[0].orders[0], infos, allocate)
 
     def _first_ready(self) -> tuple[Member, Rollout]:
         """The first rollout that is there. One that failed is raised after those that are done."""
@@ -308,9 +321,11 @@ class RemoteCollector(CollectorBase):
         random = self._is_random
         infos = {member.index: member.info for member in members}
         targets = self._assembly.targets(infos, any(member.in_place for member in members))
+        preemption = self._remote.preemption
         for member, target in zip(members, targets, strict=True):
             self._ledger.issue(member.index, member.info.frames)
-            member.order(Order(random, target))
+            least = 1 if preemption is None else preemption.min_steps(member.info.steps)
+            member.order(Order(random, target, least))
 
     @property
     def _more_needed(self) -> bool:
@@ -592,6 +607,29 @@ def _restarts_of(member: Member) -> int:
     """How often a worker was replaced, or one of its own processes."""
     team = member.note and member.note.team
     return member.plan.spec.incarnation + (team.restarts if team else 0)
+
+
+def _batch(
+    joined: Joined,
+    frames_of: Mapping[int, int],
+    episodes: Sequence[Episode],
+    member: Member,
+    how: str | int | None = None,
+) -> Batch:
+    """A batch of this worker and others like it."""
+    return Batch(
+        joined.tensors,
+        joined.shape,
+        frames_of,
+        episodes,
+        member.info.leaves,
+        joined.slab,
+        *places_of(member),
+        joined.extras,
+        how,
+        joined.sources,
+        joined.parts,
+    )
 
 
 def _end_of(member: Member, text: str, cause: Exception | None = None) -> WorkerDied:

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import Leaf, Placement, RolloutControl, SlabPool
-from pycollect.batch import BatchLeaves, Target, make_pool, to_tensordict
+from pycollect._core import Leaf, Placement, RolloutControl, SharedNumber, SlabPool
+from pycollect.batch import TRAJ_IDS, BatchLeaves, Target, make_pool, to_tensordict
 from pycollect.devices import CPU
 from pycollect.errors import WorkerError
-from pycollect.extras import Extra, Extras, joined
+from pycollect.extras import Extra, Extras, fitted, joined
 from pycollect.generators import GeneratorState, TeamState
 from pycollect.layout import dotted
 from pycollect.policy import build
@@ -161,12 +161,22 @@ def pickled_extras(extras: Extras | None) -> bytes | None:
 
 
 def join_extras(
-    pickled: Sequence[bytes | None], join: str | int, info: WorkerInfo
+    pickled: Sequence[bytes | None],
+    join: str | int,
+    info: WorkerInfo,
+    steps: Sequence[int] | None = None,
 ) -> Extras | None:
-    """The extras of several workers' rollouts, in their order, as those of a batch."""
+    """The extras of several workers' rollouts, in their order, as those of a batch.
+
+    Args:
+        steps: how many each is to have in the batch, cut or padded; None: as many as it has.
+    """
     if not info.leaves.extras:
         return None
-    return joined([cloudpickle.loads(data) for data in pickled], join, info.batch_size)
+    rollouts = [cloudpickle.loads(data) for data in pickled]
+    if steps is not None:
+        rollouts = [fitted(own, count) for own, count in zip(rollouts, steps, strict=True)]
+    return joined(rollouts, join, info.batch_size)
 
 
 @dataclass(frozen=True)
@@ -213,8 +223,8 @@ class ErrorReport:
 class RemoteWorker:
     """A worker behind calls from another process.
 
-    Every method but `set_weights` and `steps` is to run in one and the same thread, so that
-    environments see no other; these two may come at any time.
+    Every method but `set_weights`, `steps` and `stop` is to run in one and the same thread, so that
+    environments see no other; these three may come at any time.
     """
 
     def __init__(self) -> None:
@@ -226,6 +236,7 @@ class RemoteWorker:
         self._edition = 0
         self._version = 0
         self._post_hook: Callable[[Any], Any] | None = None
+        self._stop = SharedNumber()  # up to which rollout they are to end
 
     def build(self, spec: bytes, policy: bytes) -> WorkerInfo | ErrorReport:
         """Make the environments and try the policy once.
@@ -279,18 +290,27 @@ class RemoteWorker:
         )
 
     def collect(
-        self, random: bool, edition: int, version: int, weights: Buffer | None
+        self,
+        number: int,
+        random: bool,
+        min_steps: int,
+        edition: int,
+        version: int,
+        weights: Buffer | None,
     ) -> tuple[RolloutNote, Buffer] | ErrorReport:
         """One rollout, as its slab's bytes.
 
         Args:
+            number: the how many-th it is that was asked for; see `stop`.
             random: random actions instead of the policy's.
+            min_steps: it has so many at least if it is stopped.
             edition: of the weights that the caller knows to be the newest.
             version: the policy version that they make.
             weights: these, None if they were sent before or never changed.
         """
         self.set_weights(edition, version, weights)
-        return _answer(lambda: self._collect(random, RolloutControl()))
+        control = RolloutControl(self._stop, number, min_steps)
+        return _answer(lambda: self._collect(random, control))
 
     def _collect(self, random: bool, control: RolloutControl) -> tuple[RolloutNote, Buffer]:
         if self._pool is None:
@@ -298,6 +318,11 @@ class RemoteWorker:
         slab = self._pool.acquire()
         note = self._collect_into(Target(slab), random, control)
         return note, slab.array()
+
+    def stop(self, number: int) -> None:
+        """Rollouts up to this one of `collect` are to end after their current step."""
+        with self._lock:
+            self._stop.value = max(self._stop.value, number)
 
     def _collect_into(self, target: Target, random: bool, control: RolloutControl) -> RolloutNote:
         worker = self._built
@@ -318,8 +343,9 @@ class RemoteWorker:
     def _show(self, worker: Worker | Team, target: Target) -> None:
         """The hook's rollout is the one that is delivered: what it writes there arrives."""
         if self._post_hook is not None:
-            tensors = target.tensors(worker.batch_shape, worker.leaves.keys)
-            self._post_hook(to_tensordict(tensors, worker.batch_shape))
+            tensors = target.tensors(worker.env.batch_size, worker.leaves.keys)
+            shape = [*worker.env.batch_size, tensors[TRAJ_IDS].shape[-1]]
+            self._post_hook(to_tensordict(tensors, shape))
 
     def set_weights(self, edition: int, version: int, weights: Buffer | None) -> None:
         """Keep weights for the next rollout to start, if they are newer than what is there."""

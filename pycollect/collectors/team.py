@@ -288,7 +288,7 @@ class _Processes(RemoteCollector):
     @property
     def shape(self) -> list[int]:
         """The batch dimensions of a batch."""
-        return self._assembly.shape(self.infos[0], len(self._members))
+        return self._assembly.shape(list(self.infos.values()))
 
     @property
     def in_time(self) -> bool:

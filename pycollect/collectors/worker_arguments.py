@@ -126,11 +126,14 @@ def policy_sources(arguments: Sequence[Mapping[str, Any]], policy: Any) -> tuple
     return factories, True
 
 
-def worker_options(arguments: Mapping[str, Any], frames: int, devices: Devices) -> WorkerOptions:
+def worker_options(
+    arguments: Mapping[str, Any], frames: int, devices: Devices, mask: bool
+) -> WorkerOptions:
     """The checked options of one worker, which collects `frames` frames per rollout.
 
     Args:
         devices: what was made of the arguments that name them.
+        mask: record ("collector", "mask") whatever the environment.
     """
     return WorkerOptions(
         frames=frames,
@@ -146,6 +149,7 @@ def worker_options(arguments: Mapping[str, Any], frames: int, devices: Devices) 
         exploration_type=check.check_exploration(arguments["exploration_type"]),
         track_policy_version=bool(arguments["track_policy_version"]),
         num_threads=check.check_threads(arguments["num_threads"]),
+        mask=mask,
         compact_obs=bool(arguments["compact_obs"]),
         calling=Calling.checked(arguments["compile_policy"], arguments["cudagraph_policy"]),
         **{
@@ -171,6 +175,7 @@ def worker_plans(
     options: Sequence[Mapping[str, Any]],
     devices: Sequence[Devices],
     first: int = 0,
+    mask: bool = False,
 ) -> list[WorkerPlan]:
     """What each worker is made from; TypeError by the argument's name for what does not pickle.
 
@@ -179,13 +184,14 @@ def worker_plans(
         options: of the engine, for each worker.
         devices: of each.
         first: the id of the first one.
+        mask: record ("collector", "mask") whatever the environments.
     """
     specs = [
         WorkerSpec(
             index,
             entry,
             check.check_env_kwargs(own["create_env_kwargs"]),
-            worker_options(own, share, places),
+            worker_options(own, share, places, mask),
             builds_policy=built_by_workers,
             hides_gpus=_hides_gpus(places, settings),
         )
@@ -221,14 +227,26 @@ def common_value(name: str, arguments: Sequence[Mapping[str, Any]]) -> Any:
     return first
 
 
-def check_cat_results(value: Any, sync: bool) -> str | int:
-    """How sync results are joined; "stack" for None."""
-    if value is not None and not sync:
-        raise ValueError(f"cat_results: expected None without sync=True, got {value!r}")
+def check_cat_results(value: Any, sync: bool) -> str | int | None:
+    """How sync results are joined, "stack" for None; None where they are not."""
+    if not sync:
+        if value is not None:
+            raise ValueError(f"cat_results: expected None without sync=True, got {value!r}")
+        return None
     choice: str | int = check.check_choice(
         "cat_results", "stack" if value is None else value, ("stack", 0, -1)
     )
     return choice
+
+
+def check_uneven(joined: str | int | None, uneven: bool, batched: bool) -> None:
+    """Raise ValueError where rollouts of different lengths cannot be joined."""
+    if uneven and batched and joined == 0:
+        raise ValueError(
+            "cat_results: expected 'stack' or -1 where workers step a batch of environments and "
+            "their rollouts may differ in length (preemptive_threshold, frames_per_batch as a "
+            "list), got 0"
+        )
 
 
 def check_prefetch(value: Any, sync: bool) -> int:

@@ -76,6 +76,11 @@ class WorkerKind:
         """
         if self.team is None:
             return list(plans)
+        if remote.preemption is not None:
+            raise NotImplementedError(
+                "preemptive_threshold: stragglers among actors with processes of their own "
+                "(collector_class) are waited for so far"
+            )
         result = []
         for plan, own in zip(plans, arguments, strict=True):
             check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))

@@ -106,9 +106,9 @@ class Recording {
     recorder.restart(views);
   }
 
-  void begin(std::int64_t version = 0, RolloutControl control = {}) {
+  void begin(std::int64_t version = 0, RolloutControl control = {}, std::int64_t steps = 0) {
     slab = pool.acquire();
-    recorder.begin(slab, 0, version, std::move(control));
+    recorder.begin(slab, 0, version, std::move(control), steps);
   }
 
   // A step of every env to observation n, with reward n.
@@ -697,6 +697,28 @@ TEST_CASE("a rollout that is stopped ends with the step that is being recorded")
     CHECK(r.integer(kIds, 0, 1) == 1);
     CHECK(r.finish().frames == 10);
   }
+}
+
+TEST_CASE("a rollout may have fewer steps than the slab") {
+  Recording r({.envs = 2, .batched = true, .set_truncated = true}, 4, all_leaves());
+  r.begin(1, {}, 2);
+  CHECK(r.recorder.steps_left() == 2);
+  CHECK(r.step(1) == 0);
+  CHECK(r.step(2) == 0);
+  CHECK_THROWS_AS(r.step(3), std::logic_error);
+  CHECK(r.finish().frames == 4);
+  const std::span bytes(r.slab->data(), static_cast<std::size_t>(r.slab->bytes()));
+  CHECK(read_lengths(bytes, r.slab->placement(), 0) == std::vector<std::int64_t>{2, 2});
+  for (std::int64_t p = 0; p < 2; ++p) {
+    CHECK(r.flags(kMask, p) == "1100");
+    CHECK(r.flags(kTruncated, p) == "0100");
+    CHECK(r.integer(kIds, 3, p) == -1);
+    CHECK(r.number(kObservation, 2, p) == 0.0F);
+  }
+  r.begin();
+  CHECK(r.number(kObservation, 0, 1) == 2.0F);
+  CHECK_THROWS_AS(r.begin(0, {}, 5), std::invalid_argument);
+  CHECK_THROWS_AS(r.begin(0, {}, -1), std::invalid_argument);
 }
 
 TEST_CASE("a stopped rollout has at least one step, and as many as it must have") {

@@ -112,8 +112,10 @@ class Recorder {
   void restart(std::span<const TensorView> observation);
 
   // The next steps go to `row` of this slab, which the recorder holds until finish() or abandon().
+  // The rollout has `steps` of them, or as many as the slab where that is 0. Where it has fewer, the
+  // cells behind its end are uncollected, as behind that of a rollout that was stopped.
   void begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
-             RolloutControl control = {});
+             RolloutControl control = {}, std::int64_t steps = 0);
 
   // Records a step and returns how many environments must be reset now (see done()); -1 minus that
   // number if the rollout was stopped and ends here.
@@ -213,7 +215,7 @@ class Recorder {
   std::shared_ptr<Slab> slab_;
   std::int64_t row_ = 0;
   RolloutControl control_;
-  std::int64_t steps_ = 0;  // of the rollout; fewer than the slab has rows for once it was stopped
+  std::int64_t steps_ = 0;  // of the rollout, which ends earlier once it was stopped
   std::int64_t step_ = 0;
   std::int64_t policy_version_ = 0;
   std::int64_t collected_ = 0;

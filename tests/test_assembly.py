@@ -1,0 +1,196 @@
+"""Rollouts become batches, whatever their lengths: nothing stale, lost, or in another order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from envs_for_tests import TextEnv
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pycollect._core import RolloutControl, SharedNumber, Slab, TrajectoryIds
+from pycollect.batch import Target
+from pycollect.collectors.assembly import Assembly
+from pycollect.collectors.delivery import Batch, assembled, rollouts_of
+from pycollect.collectors.engine import Order, Rollout
+from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, pickled_extras
+from pycollect.step_timer import WorkerSeconds
+from pycollect.worker import Worker, WorkerOptions
+
+MASK = ("collector", "mask")
+IDS = ("collector", "traj_ids")
+LENGTH = 3
+OPTIONS = StreamOptions.checked(
+    frames_per_batch=1,
+    total_frames=-1,
+    init_random_frames=0,
+    postproc=None,
+    split_trajs=False,
+    trajs_per_batch=0,
+    traj_format="padded",
+    track_traj_ids=True,
+    replay_buffer=None,
+    extend_buffer=True,
+    observation_dtype=None,
+    observation_scale=None,
+    progress=False,
+)
+
+
+class StopAt(TextEnv):
+    """A TextEnv in whose given step (from 1, over its life) its rollout is to end."""
+
+    def __init__(self, stop: SharedNumber, at: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.stop, self.left = stop, at
+
+    def step(self, action: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            self.stop.value = 1
+        return super().step(action)
+
+
+@dataclass
+class Stoppable:
+    """Worker w with `steps` steps (of `envs` envs each, 0: one without a batch), stopped at one."""
+
+    worker: Worker
+    control: RolloutControl
+    ends: int  # how many steps its rollout really has
+
+    @classmethod
+    def made(cls, number: int, envs: int, steps: int, at: int, mask: bool) -> Stoppable:
+        stop = SharedNumber()
+        entry: Any = partial(StopAt, stop, at, number=10 * number, length=LENGTH)
+        if envs:
+            others = [partial(TextEnv, 10 * number + p, length=LENGTH) for p in range(1, envs)]
+            entry = [entry, *others]
+        options = WorkerOptions(frames=max(envs, 1) * steps, mask=mask)
+        worker = Worker(number, entry, None, None, options)
+        return cls(worker, RolloutControl(stop, 1), min(steps, at))
+
+    def collect(self, target: Target) -> RolloutNote:
+        """One rollout over memory that holds something else."""
+        report = self.worker.collect(target.slab, target.row, 0, control=self.control)
+        extras = pickled_extras(report.extras)
+        return RolloutNote(report.episodes, WorkerSeconds(), 0, (), extras)
+
+    @property
+    def info(self) -> WorkerInfo:
+        worker, env = self.worker, self.worker.env
+        return WorkerInfo(
+            worker.leaves, env.num_envs, env.num_seeds, env.batch_size, worker.steps, 0, "", True
+        )
+
+
+@contextmanager
+def assembly_of(cat: Any) -> Iterator[Assembly]:
+    assembly = Assembly(cat, 1, uneven=True)
+    yield assembly
+    assembly.close()
+
+
+def batch_of(assembly: Assembly, cat: Any, in_place: bool, workers: list[Stoppable]) -> Batch:
+    infos = {w: own.info for w, own in enumerate(workers)}
+    assembly.prepare(infos, infos if in_place else ())
+    targets = assembly.targets(infos, in_place)
+    slab = assembly.slab_for(Order(False, targets[0]), list(infos.values()))
+    slab.array()[:] = 0xA5
+    notes, frames = {}, {}
+    for row, own in enumerate(workers):
+        target = targets[row]
+        if target is not None:
+            notes[row] = own.collect(target)
+            rollout = Rollout(row, 0, notes[row], None)
+        else:
+            alone = stale(assembly.slab_for(Order(False), [own.info]))
+            notes[row] = own.collect(Target(alone))
+            rollout = Rollout(row, 0, notes[row], alone.array())
+        frames[row] = assembly.place(slab, row, rollout, own.info).frames
+    joined = assembly.join(slab, list(infos.values()), notes, TrajectoryIds())
+    return Batch(
+        joined.tensors,
+        joined.shape,
+        frames,
+        [],
+        workers[0].info.leaves,
+        joined.slab,
+        extras=joined.extras,
+        joined=cat,
+        parts=joined.parts,
+    )
+
+
+def stale(slab: Slab) -> Slab:
+    slab.array()[:] = 0xA5
+    return slab
+
+
+def check_rollout(td: Any, worker: int, ends: int, first_id: int) -> int:
+    """A worker's part of a batch, [T] or [P, T]; the next trajectory's id."""
+    ids: dict[tuple[int, int], int] = {}
+    for place in np.ndindex(*td.shape):
+        frame = td[place]
+        *envs, t = place
+        if t >= ends:
+            check_empty(frame)
+            continue
+        number, (episode, step) = 10 * worker + sum(envs), divmod(t, LENGTH)
+        assert frame["hint"] == f"{number} {episode} {step}"
+        assert frame["next", "hint"] == f"{number} {episode} {step + 1}"
+        assert frame["next", "deep", "rows"].shape[0] == step + 2
+        assert frame["count"].tolist() == [number, episode, step]
+        assert frame["next", "done"] == (step + 1 == LENGTH)
+        assert frame[IDS] == ids.setdefault((number, episode), first_id + len(ids))
+        assert frame.get(MASK, True)
+    return first_id + len(ids)
+
+
+def check_empty(frame: Any) -> None:
+    assert frame[IDS] == -1
+    assert frame["hint"] is frame["next", "hint"] is None
+    assert frame["deep", "rows"].shape[0] == 0
+    assert not frame[MASK]
+    assert not frame["next", "done"]
+    assert not frame["next", "count"].any()
+
+
+WORKERS = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 8)), min_size=1, max_size=3)
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize(("cat", "envs"), [("stack", 0), ("stack", 2), (-1, 0), (-1, 2), (0, 0)])
+@settings(max_examples=12, deadline=None)
+@given(lengths=WORKERS)
+def test_rollouts_of_any_length(
+    cat: Any, envs: int, in_place: bool, lengths: list[tuple[int, int]]
+) -> None:
+    workers = [
+        Stoppable.made(number, envs, steps, at, cat == "stack")
+        for number, (steps, at) in enumerate(lengths)
+    ]
+    with assembly_of(cat) as assembly:
+        batch = batch_of(assembly, cat, in_place, workers)
+    ends = [own.ends for own in workers]
+    assert list(batch.frames_of.values()) == [max(envs, 1) * end for end in ends]
+    td = assembled(batch, OPTIONS, None)
+    assert td.names[-1] == "time"
+    lead = [envs] if envs else []
+    if cat == "stack":
+        assert td.shape == (len(ends), *lead, max(steps for steps, _ in lengths))
+    else:
+        assert td.shape == (*lead, sum(ends))
+    assert (MASK in td.keys(True)) == (cat == "stack")
+    following = 0
+    for worker, part in rollouts_of(td, batch).items():
+        if cat != "stack":
+            assert part.shape[-1] == ends[worker]
+        following = check_rollout(part, worker, ends[worker], following)

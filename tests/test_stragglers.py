@@ -1,0 +1,320 @@
+"""Rollouts of one batch that differ in length: stragglers that are stopped, shares that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collect_support import (
+    LENGTHS,
+    STEPS,
+    EchoEnv,
+    FrameOracle,
+    collected_frames,
+    parity_policy,
+    wait_until,
+)
+from envs_for_tests import CountingEnv
+from test_ledger import check as check_ledger
+
+from pycollect import MultiSyncDataCollector, RayCollector
+from pycollect.collectors.mailbox_handle import MailboxHandle
+from pycollect.collectors.ray_handle import StoreHandle
+
+MASK = ("collector", "mask")
+IDS = ("collector", "traj_ids")
+END = 3  # the straggler is in this step of its life when it is stopped
+
+
+class MeetingEnv(EchoEnv):
+    """An EchoEnv whose step number `at` (from 1, over its life) says so and awaits another file."""
+
+    def __init__(self, said: Path, awaited: Path, at: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.said, self.awaited, self.at = said, awaited, at
+
+    def step(self, action: Any) -> Any:
+        if len(self.actions) + 1 == self.at:
+            self.said.touch()
+            wait_until(self.awaited.exists)
+        return super().step(action)
+
+
+@contextmanager
+def one_straggler(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, cls: Any, envs: int, **arguments: Any
+) -> Iterator[Any]:
+    """Worker 1 is in step END until it was stopped, worker 0 in its last until 1 is there."""
+    stopped, first, second = (folder / name for name in ("stopped", "first", "second"))
+    fast = partial(MeetingEnv, first, second, STEPS, number=0, length=LENGTHS)
+    slow = partial(MeetingEnv, second, stopped, END, number=10, length=LENGTHS)
+    entries: list[Any] = [fast, slow]
+    if envs > 1:
+        entries = [
+            [meets, *(partial(EchoEnv, 10 * w + p, LENGTHS) for p in range(1, envs))]
+            for w, meets in enumerate(entries)
+        ]
+    open_once_stopped(monkeypatch, stopped)
+    monkeypatch.setenv("PYCOLLECT_POISON", "1")
+    with cls(
+        entries,
+        parity_policy(),
+        frames_per_batch=2 * envs * STEPS,
+        preemptive_threshold=0.5,
+        **arguments,
+    ) as collector:
+        yield collector
+
+
+def open_once_stopped(monkeypatch: pytest.MonkeyPatch, stopped: Path) -> None:
+    """Touch that file once a worker has heard that it is to stop."""
+    stops: dict[Any, Any] = {cls: cls.stop for cls in (MailboxHandle, StoreHandle)}
+
+    def stop_and_open(self: Any) -> None:
+        assert self.index == 1 or stopped.exists()
+        stops[type(self)](self)
+        if isinstance(self, StoreHandle):  # what was sent past the queue is done in turn
+            wait_until(lambda: self.steps() is not None)
+        stopped.touch()
+
+    for cls in stops:
+        monkeypatch.setattr(cls, "stop", stop_and_open)
+
+
+def rows(td: Any, envs: int, cat: Any) -> list[tuple[int, int, Any]]:
+    """(worker, env, its frames), in the order in which ids are numbered; padding is checked."""
+    if cat == "stack":
+        td = td.reshape(2, envs, -1)
+        result = []
+        for w in range(2):
+            for p in range(envs):
+                mask = td[w, p][MASK]
+                length = int(mask.sum())
+                assert mask[:length].all()
+                assert_empty(td[w, p, length:])
+                result.append((w, p, td[w, p, :length].exclude(MASK)))
+        return result
+    assert MASK not in td.keys(True)
+    td = td.reshape(envs, -1)
+    numbers = td["observation"][..., 0]
+    parts = [(w, p, td[p][numbers[p] == 10 * w + p]) for w in range(2) for p in range(envs)]
+    assert sum(len(frames) for _, _, frames in parts) == td.numel()
+    first = [len(frames) for _, p, frames in parts if p == 0]
+    assert (numbers[0, : first[0]] == 0).all()  # worker 0 comes first
+    return parts
+
+
+def assert_empty(cells: Any) -> None:
+    assert (cells[IDS] == -1).all()
+    for key, value in cells.exclude(IDS).items(True, True):
+        assert not value.any(), key
+
+
+def check_batches(collector: Any, envs: int, cat: Any, least: int) -> None:
+    """The first one's straggler had END steps, or the least; of later ones nobody knows."""
+    oracle = FrameOracle()
+    frames = 0
+    for batch in range(5):
+        td = collector.next()
+        parts = rows(td, envs, cat)
+        lengths = [len(part) for _, _, part in parts[::envs]]
+        if batch == 0:
+            assert lengths == [STEPS, max(END, least)]
+        assert max(lengths) == STEPS
+        assert min(lengths) >= max(least, 1)
+        if cat == "stack":
+            assert td.shape == ((2, envs, STEPS) if envs > 1 else (2, STEPS))
+        else:
+            assert td.shape == ((envs, sum(lengths)) if envs > 1 else (sum(lengths),))
+        oracle.check(parts)
+        frames += sum(lengths) * envs
+        ledger = collector.ledger()
+        assert check_ledger(ledger)["delivered"] == frames == collector.stats()["frames"]
+        assert ledger["total"]["issued"] == frames
+    assert oracle.frames == frames
+
+
+@pytest.mark.processes(usual=2)
+@pytest.mark.parametrize(
+    ("envs", "cat", "arguments", "least"),
+    [
+        (3, "stack", {}, 0),
+        (1, "stack", {"min_fraction": 0.6}, 5),
+        (3, -1, {}, 0),
+        (1, -1, {"min_fraction": 0.1}, 1),
+        (1, 0, {}, 0),
+    ],
+)
+def test_a_straggler_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    envs: int,
+    cat: Any,
+    arguments: dict[str, Any],
+    least: int,
+) -> None:
+    with one_straggler(
+        monkeypatch, tmp_path, MultiSyncDataCollector, envs, cat_results=cat, **arguments
+    ) as collector:
+        check_batches(collector, envs, cat, least)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(("envs", "cat"), [(3, "stack"), (1, 0), (3, -1)])
+def test_a_straggling_actor_is_stopped(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, envs: int, cat: Any
+) -> None:
+    with one_straggler(
+        monkeypatch,
+        tmp_path,
+        RayCollector,
+        envs,
+        sync=True,
+        cat_results=cat,
+        remote_configs={"num_cpus": 1, "memory": 1024**3},
+    ) as collector:
+        check_batches(collector, envs, cat, 0)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("cat", ["stack", -1])
+def test_rollouts_ahead_are_not_stopped_with_those_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cat: Any
+) -> None:
+    with one_straggler(
+        monkeypatch,
+        tmp_path,
+        MultiSyncDataCollector,
+        1,
+        cat_results=cat,
+        prefetch=2,
+        total_frames=8 * STEPS,
+    ) as collector:
+        oracle = FrameOracle()
+        lengths = []
+        for td in collector:
+            parts = rows(td, 1, cat)
+            oracle.check(parts)
+            lengths.append([len(part) for _, _, part in parts])
+        assert lengths[0] == [STEPS, END]
+        assert all(max(both) == STEPS for both in lengths)
+        assert oracle.frames >= 8 * STEPS
+        assert check_ledger(collector.ledger())["in_flight"] == 0
+
+
+class Frames:
+    """A replay buffer that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[Any] = []
+
+    def extend(self, td: Any) -> None:
+        self.given.append(td)
+
+
+@pytest.mark.processes(usual=2)
+@pytest.mark.parametrize("cat", ["stack", -1])
+def test_what_else_there_is_goes_together_with_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cat: Any
+) -> None:
+    """Whole trajectories where workers are stacked, else single frames in a buffer."""
+    whole = cat == "stack"
+    buffer = None if whole else Frames()
+    with one_straggler(
+        monkeypatch,
+        tmp_path,
+        MultiSyncDataCollector,
+        3,
+        cat_results=cat,
+        trajs_per_batch=4 if whole else None,
+        traj_format="cat",
+        replay_buffer=buffer,
+        extend_buffer=False,
+        track_policy_version=True,
+        compact_obs=True,
+        max_frames_per_traj=3,
+    ) as collector:
+        collector.set_seed(3)
+        seen = set()
+        for _ in range(4):
+            td = collector.next()
+            td = td if buffer is None else buffer.given[-1]
+            assert td.ndim == 1
+            assert (td["collector", "policy_version"] == 0).all()
+            assert ("next", "observation") not in td.keys(True)
+            frames = {tuple(frame.tolist()) for frame in td["observation"]}
+            assert len(frames) == len(td)
+            assert not frames & seen
+            seen |= frames
+            ends = td["next", "step_count"] == 3
+            assert (td["next", "truncated"] == ends).all()
+            delivered = check_ledger(collector.ledger())["delivered"]
+            assert delivered == len(seen) == collector.stats()["frames"]
+        state = collector.state_dict()
+        collector.load_state_dict(state)
+        td = collector.next()
+        assert collector.stats()["frames"] > len(seen)
+
+
+@pytest.mark.processes
+def test_all_are_stopped_at_once_at_zero_and_none_at_one() -> None:
+    """At 0 nobody is waited for: each has its least number of steps."""
+    entries = [partial(CountingEnv, w, 1000) for w in range(2)]
+    with MultiSyncDataCollector(
+        entries, frames_per_batch=2000, preemptive_threshold=0, min_fraction=0.3
+    ) as collector:
+        for _ in range(3):
+            td = collector.next()
+            assert td.shape == (2, 1000)
+            assert (td[MASK].sum(1) >= 300).all()
+            assert collected_frames(td) == td[MASK].sum()
+    with MultiSyncDataCollector(
+        entries, frames_per_batch=20, preemptive_threshold=1.0
+    ) as collector:
+        assert collector.next()[MASK].all()
+
+
+@pytest.mark.processes(usual=2)
+@pytest.mark.parametrize(("envs", "cat"), [(3, "stack"), (1, 0), (1, "stack"), (3, -1), (1, -1)])
+def test_shares_that_differ(monkeypatch: pytest.MonkeyPatch, envs: int, cat: Any) -> None:
+    monkeypatch.setenv("PYCOLLECT_POISON", "1")
+    steps = [2, STEPS]
+    entries: list[Any] = [
+        [partial(EchoEnv, 10 * w + p, LENGTHS) for p in range(envs)] for w in (0, 1)
+    ]
+    if envs == 1:
+        entries = [entry[0] for entry in entries]
+    with MultiSyncDataCollector(
+        entries,
+        parity_policy(),
+        frames_per_batch=[envs * own for own in steps],
+        cat_results=cat,
+        set_truncated=True,
+    ) as collector:
+        oracle = FrameOracle(set_truncated=True)
+        for _ in range(4):
+            td = collector.next()
+            parts = rows(td, envs, cat)
+            assert [len(part) for _, _, part in parts[::envs]] == steps
+            oracle.check(parts)
+        total = check_ledger(collector.ledger())
+        assert total["issued"] == total["delivered"] == 4 * envs * sum(steps)
+        assert collector.frames_per_batch == envs * sum(steps)
+
+
+@pytest.mark.processes
+def test_shares_are_rounded_up_with_one_warning() -> None:
+    entries = [[partial(CountingEnv, 10 * w + p, 50) for p in range(3)] for w in range(2)]
+    with pytest.warns(UserWarning, match="frames_per_batch=11 .* have 15 frames") as caught:
+        collector = MultiSyncDataCollector(entries, frames_per_batch=[7, 4])
+    assert len(caught) == 1
+    with collector:
+        td = collector.next()
+        assert td.shape == (2, 3, 3)
+        assert td[MASK].sum(-1).tolist() == [[3] * 3, [2] * 3]
+        assert torch.equal(td[IDS] >= 0, td[MASK])
