@@ -249,6 +249,11 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ),
     ({"create_env_fn": [CountingEnv()], "num_workers_per_collector": 2}, ValueError, "callables"),
     ({"collector_class": "threads"}, ValueError, "collector_class"),
+    (
+        {"collector_class": "sync", "sync": True, "preemptive_threshold": 0.5},
+        NotImplementedError,
+        "preemptive_threshold",
+    ),
     ({"collector_class": 3}, ValueError, "collector_class"),
     ({"collector_class": dict}, ValueError, "collector_class"),
     ({"collector_kwargs": 3}, TypeError, "collector_kwargs"),

@@ -190,7 +190,7 @@ def test_rollouts_of_any_length(
         assert td.shape == (*lead, sum(ends))
     assert (MASK in td.keys(True)) == (cat == "stack")
     following = 0
-    for worker, part in rollouts_of(td, batch).items():
+    for worker, _, part in rollouts_of(td, batch):
         if cat != "stack":
             assert part.shape[-1] == ends[worker]
         following = check_rollout(part, worker, ends[worker], following)
