@@ -369,11 +369,13 @@ def test_whole_trajectories_of_torchrls_envs() -> None:
         lambda: TransformedEnv(pendulum(), RewardSum()),
         lambda: TransformedEnv(mock.ContinuousActionVecMockEnv(), StepCounter(5)),
         [pendulum, pendulum],
+        lambda: SerialEnv(2, pendulum),
     ]
     for make in bounded:
         collector = pycollect.SyncDataCollector(make, None, frames_per_batch=200, trajs_per_batch=1)
         assert collector.next()["next", "done"].any()
         collector.shutdown()
-    for make in (mock.ContinuousActionVecMockEnv, lambda: SerialEnv(2, pendulum)):
+    endless = mock.ContinuousActionVecMockEnv
+    for make in (endless, lambda: SerialEnv(2, endless)):
         with pytest.raises(ValueError, match="max_frames_per_traj"):
             pycollect.SyncDataCollector(make, None, frames_per_batch=10, trajs_per_batch=1)
