@@ -162,8 +162,8 @@ def _stepped_together(name: str, env: Any, current: Any) -> Iterator[int]:
         env.close()
 
 
-@pytest.mark.parametrize("envs", [1, 8])
-@pytest.mark.parametrize("name", list(ENVS))
+@pytest.mark.parametrize("envs", [1, pytest.param(8, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", ["Pendulum", pytest.param("CartPole", marks=pytest.mark.full)])
 def test_sync(compare: Callable[..., None], name: str, envs: int) -> None:
     """Batches that are complete when both workers have delivered."""
     work = {"name": name, "envs": envs}
@@ -196,7 +196,7 @@ def test_async(compare: Callable[..., None]) -> None:
     )
 
 
-def pixels(collector: str) -> Iterator[int]:
+def pixels(collector: str, policy: Any) -> Iterator[int]:
     """Sync batches of free pixels from two processes, of pycollect or of TorchRL."""
     make: Any = workloads.FreePixels
     if collector == "TorchRL":
@@ -207,7 +207,7 @@ def pixels(collector: str) -> Iterator[int]:
         from pycollect import MultiSyncDataCollector as Collector
     running = Collector(
         [make] * WORKERS,
-        workloads.still_policy(),
+        policy,
         frames_per_batch=test_pixels.FRAMES,
         total_frames=workloads.FOREVER,
     )
@@ -218,17 +218,19 @@ def pixels(collector: str) -> Iterator[int]:
         running.shutdown()
 
 
-def test_multi_pixels(compare: Callable[..., None]) -> None:
-    """A module that is given each frame."""
+@test_pixels.POLICIES
+def test_multi_pixels(compare: Callable[..., None], policy: str) -> None:
+    """The collector's random actions, or a module that is given each frame."""
+    given = test_pixels.policy_of(policy)
     compare(
-        f"pixels, processes, {WORKERS} workers",
+        f"pixels, processes, {WORKERS} workers, {policy} policy",
         [
-            Side("pycollect", pixels, {"collector": "pycollect"}),
-            Side(PEER, pixels, {"collector": "TorchRL"}, needs="torchrl"),
+            Side("pycollect", pixels, {"collector": "pycollect", "policy": given}),
+            Side(PEER, pixels, {"collector": "TorchRL", "policy": given}, needs="torchrl"),
             Side(test_pixels.LIMIT, test_pixels.memcpy),
         ],
         frame_bytes=test_pixels.FRAME_BYTES,
-        wanted={test_pixels.LIMIT: 1},
+        wanted=test_pixels.wanted(policy),
     )
 
 
