@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +18,14 @@ from tensordict.nn import (
 from torch import nn
 
 from pycollect import SyncDataCollector
+
+
+@pytest.fixture(autouse=True)
+def distributions_check_their_arguments() -> Iterator[None]:
+    """As before the test: ``torch.compile`` switches the checks off, for the whole process."""
+    before = torch.distributions.Distribution._validate_args
+    yield
+    torch.distributions.Distribution.set_default_validate_args(before)
 
 
 class Net(nn.Module):
