@@ -49,22 +49,27 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test's cases with workers elsewhere one runs in the usual run, the others are slow.
 
-    Such workers take seconds to start. Which case it is depends on the test's name, so that all
-    ways are met by some test; `ray(usual=n)` and `processes(usual=n)` ask for more of them.
+    Such workers take seconds to start, and what goes through Ray on this node and through processes
+    is the same but for their life and death. Which case it is depends on the test's name, so that
+    all ways are met by some test; `ray(usual=n)` and `processes(usual=n)` ask for more of them.
     """
-    for marker in ("ray", "processes"):
-        tests: dict[str, list[pytest.Item]] = {}
-        for item in items:
-            if item.get_closest_marker(marker) and not item.get_closest_marker("slow"):
-                tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-        for name, cases in tests.items():
-            asked = cases[0].get_closest_marker(marker)
-            count = min(asked.kwargs.get("usual", 1) if asked else 1, len(cases))
-            first = zlib.crc32(name.encode())
-            usual = {(first + n * len(cases) // count) % len(cases) for n in range(count)}
-            for place, case in enumerate(cases):
-                if place not in usual:
-                    case.add_marker(pytest.mark.slow)
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if _elsewhere(item) and not item.get_closest_marker("slow"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, cases in tests.items():
+        marker = _elsewhere(cases[0])
+        count = min(marker.kwargs.get("usual", 1) if marker else 1, len(cases))
+        first = zlib.crc32(name.encode())
+        usual = {(first + n * len(cases) // count) % len(cases) for n in range(count)}
+        for place, case in enumerate(cases):
+            if place not in usual:
+                case.add_marker(pytest.mark.slow)
+
+
+def _elsewhere(item: pytest.Item) -> pytest.Mark | None:
+    """The marker of a test whose workers are not in this process."""
+    return item.get_closest_marker("ray") or item.get_closest_marker("processes")
 
 
 @pytest.fixture(scope="session")

@@ -195,6 +195,7 @@ def test_rollouts_that_differ_in_length_cannot_be_joined_env_by_env(
         processes(create_env_fn=[[ENV] * 2] * 2, cat_results=0, **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("arguments", UNEVEN)
 def test_nor_those_of_vector_environments(arguments: dict[str, Any]) -> None:

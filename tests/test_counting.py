@@ -73,9 +73,10 @@ def refused(kind: str, switches: tuple[int, bool, bool]) -> bool:
 @pytest.mark.parametrize(
     ("kind", "switches"),
     [
-        (kind, switches)
+        # Processes of the environment's own take seconds to start.
+        pytest.param(kind, switches, marks=[pytest.mark.slow] if "Async" in kind and place else [])
         for kind in ENTRIES
-        for switches in (
+        for place, switches in enumerate(
             SWITCHES if "Async" not in kind else [PLAIN, (0, True, False), (2, False, True)]
         )
         if not refused(kind, switches)
@@ -91,7 +92,7 @@ def test_random_actions_in_process(kind: str) -> None:
 
 
 # One env meets every switch in sync and in async; every other kind and way of joining meets some.
-@pytest.mark.ray(usual=4)
+@pytest.mark.ray(usual=3)
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
     [
@@ -115,7 +116,7 @@ def test_every_frame_from_actors(way: Way, kind: str, switches: tuple[int, bool,
     check_counting(way, kind, switches, parity_policy())
 
 
-@pytest.mark.processes(usual=6)
+@pytest.mark.processes(usual=3)
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
     [

@@ -309,6 +309,7 @@ def test_ctrl_c_ends_with_the_summary_and_leaves_nothing(
         assert descendants
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ctrl_c_while_ray_starts_leaves_nothing(tmp_path: Path) -> None:
     process = demo(folder=tmp_path)

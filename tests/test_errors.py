@@ -148,6 +148,7 @@ def odd_policy(observation: torch.Tensor) -> torch.Tensor:
     return parity(observation)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_exceptions_that_do_not_travel() -> None:
     with (
@@ -266,6 +267,7 @@ class ExitingEnv(CountingEnv):
         sys.exit(37)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_an_actor_that_exits() -> None:
     with (

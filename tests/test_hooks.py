@@ -112,6 +112,7 @@ def test_a_hooks_exception_is_the_callers(way: Way, hook: str) -> None:
         collector.next()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [WAYS[0], WAYS[1]], ids=lambda way: way.name)
 def test_an_init_fn_that_raises(way: Way) -> None:
     with pytest.raises(LookupError), collecting(way, one, None, frames=T, init_fn=fail):

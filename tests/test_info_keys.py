@@ -97,6 +97,7 @@ def test_numbers_alone_are_leaves() -> None:
     assert td["next", "deep", "even"].shape == (3, 10)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("kind", ["one", "list"])
 def test_on_ray(ray_cluster: Any, kind: str) -> None:

@@ -79,6 +79,7 @@ def test_built_in_the_worker_and_updated(way: Way, form: str) -> None:
         assert collector.policy_version == 1
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_one_per_worker() -> None:
     factories = [partial(make_constant, 1.0), partial(make_constant, 2.0)]
@@ -89,6 +90,7 @@ def test_one_per_worker() -> None:
         assert [seen(row) for row in collector.next()] == [{(1.0, 0)}, {(7.0, 0)}]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_workers_with_policies_of_their_own_sizes() -> None:
     factories = [partial(make_constant, 1.0, 3), partial(make_constant, 2.0, 4)]
@@ -99,6 +101,7 @@ def test_workers_with_policies_of_their_own_sizes() -> None:
             collector.update_policy_weights_(make_constant(7.0, 4))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_update_after_each_batch_has_nothing_to_send() -> None:
     with collecting(
@@ -137,6 +140,7 @@ def fails() -> Any:
     raise ZeroDivisionError("no policy today")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_its_exception_reaches_the_caller(way: Way) -> None:
     with (

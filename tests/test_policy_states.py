@@ -378,6 +378,7 @@ def test_policy_state(policy: Any, form: Any, dtype: Any, first: float, kind: st
             assert_follows(collector.next(), loop.rollout(T))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_policy_state_on_ray() -> None:
     with collecting(

@@ -38,6 +38,7 @@ CONFIG = {"num_cpus": 1, "memory": 1024**3}
 # Entries
 
 
+@pytest.mark.slow
 def test_one_callable_for_all() -> None:
     """Repeated `num_collectors` times, with kwargs of its own, several envs batched in each."""
     kwargs = [{"number": 3, "length": 2}, {"number": 13, "length": 4}]
@@ -58,6 +59,7 @@ def test_one_callable_for_all() -> None:
     assert td["next", "done"][:, 0, 1].flatten().tolist() == [True, False]
 
 
+@pytest.mark.slow
 def test_an_instance_is_copied() -> None:
     env = CountingEnv(7)
     with RayCollector(
@@ -93,6 +95,7 @@ def test_gymnasiums_own_envs() -> None:
     assert 5 < stats["episode_length"] < 60
 
 
+@pytest.mark.slow
 def test_large_frames() -> None:
     """More than a megabyte per rollout, several times over."""
     way = Way("async", 2, {"prefetch": 2})
@@ -169,6 +172,7 @@ def test_async_workers_may_differ() -> None:
     assert numbers.unique().numel() == numbers.max() + 1
 
 
+@pytest.mark.slow
 def test_sync_workers_of_other_layouts() -> None:
     with pytest.raises(ValueError, match=r"create_env_fn.*worker 1 differs.*count"):
         RayCollector(
@@ -255,6 +259,7 @@ def test_a_forgotten_collector_ends_its_actors() -> None:
     wait_until(lambda: not psutil.pid_exists(pid))
 
 
+@pytest.mark.slow
 def test_two_collectors_side_by_side() -> None:
     with (
         collecting(Way("one", 1, {}), ENTRIES["one"], frames=T) as a,

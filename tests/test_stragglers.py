@@ -181,6 +181,7 @@ def test_a_straggling_actor_is_stopped(
         check_batches(collector, envs, cat, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("cat", ["stack", -1])
 def test_rollouts_ahead_are_not_stopped_with_those_before(
@@ -261,6 +262,7 @@ def test_what_else_there_is_goes_together_with_it(
         assert collector.stats()["frames"] > len(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_all_are_stopped_at_once_at_zero_and_none_at_one() -> None:
     """At 0 nobody is waited for: each has its least number of steps."""

@@ -122,6 +122,7 @@ def test_nothing_is_collected_that_cannot_be_delivered(way: Way, total: int, tmp
     assert tally.stat().st_size == delivered
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_no_frames_at_all_from_actors() -> None:
     with collecting(Way("one actor", 1, {}), ONE, frames=T, total_frames=0) as collector:
@@ -264,6 +265,7 @@ def test_threads_in_process(count: int | None) -> None:
     assert (td["threads"] == (count or 3)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("three_threads")
 @pytest.mark.ray
 def test_settings_of_actors() -> None:

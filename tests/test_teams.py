@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -150,8 +151,12 @@ def collected(team: Team, version: int = 0, random: bool = False) -> tuple[Any, 
 
 def pids() -> list[int]:
     """Of this process's own workers."""
-    children = psutil.Process().children()
-    return [p.pid for p in children if "spawn_main" in " ".join(p.cmdline())]
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended
+            if "spawn_main" in " ".join(process.cmdline()):
+                found.append(process.pid)
+    return found
 
 
 @pytest.mark.processes

@@ -103,6 +103,7 @@ def test_episodes_have_to_be_bounded() -> None:
         collector.shutdown()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_actors_envs_have_to_be_bounded() -> None:
     with (

@@ -240,6 +240,7 @@ def test_workers_keep_going_while_the_learner_works(way: Way, tmp_path: Path) ->
             assert steps() == ahead
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_random_actors_have_no_weights() -> None:
     """No push without a policy."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from pycollect.collectors.remote import RemoteCollector, RemoteOptions
 from pycollect.collectors.remote_worker import check_alike
 from pycollect.collectors.worker_kind import WorkerKind
 from pycollect.collectors.workforce import Member, WorkerPlan
+from pycollect.user_warning import warn_user
 from pycollect.worker_devices import Devices
 
 _SINGLE = WorkerKind()
@@ -213,8 +213,4 @@ class ElasticCollector(RemoteCollector):
         self._batch_frames = sum(member.info.frames for member in members)
         self._prepare_slabs()
         shape = self._assembly.shape([member.info for member in members])
-        warnings.warn(
-            f"{len(members)} workers from the next batch on: batches are of shape {shape}",
-            UserWarning,
-            stacklevel=4,
-        )
+        warn_user(f"{len(members)} workers from the next batch on: batches are of shape {shape}")

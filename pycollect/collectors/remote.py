@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +36,7 @@ from pycollect.collectors.worker_arguments import (
 from pycollect.collectors.workforce import Member, WorkerPlan, Workforce
 from pycollect.errors import WorkerDied
 from pycollect.generators import derived_seeds, seed_chain
+from pycollect.user_warning import warn_user
 from pycollect.weights import Weights, load_weights, same_values, weights_from, weights_of
 from pycollect.worker import Episode
 
@@ -179,7 +179,7 @@ class RemoteCollector(CollectorBase):
         self._assembly.prepare(infos, [m.index for m in self._members if m.in_place])
 
     def _warn_of_rounding(self) -> None:
-        warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=6)
+        warn_of_rounding(self._options.frames_per_batch, self._batch_frames)
 
     @property
     def _members(self) -> list[Member]:
@@ -641,8 +641,4 @@ def _end_of(member: Member, text: str, cause: Exception | None = None) -> Worker
 
 def warn_of_silence(workers: Sequence[int]) -> None:
     """Say who is awaited."""
-    warnings.warn(
-        f"no rollout for {_SILENCE_SECONDS:.0f} s; waiting for workers {list(workers)}",
-        UserWarning,
-        stacklevel=6,
-    )
+    warn_user(f"no rollout for {_SILENCE_SECONDS:.0f} s; waiting for workers {list(workers)}")

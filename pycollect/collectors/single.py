@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +29,7 @@ from pycollect.errors import WorkerError
 from pycollect.extras import joined
 from pycollect.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.policy import Calling, build, check_policy_state
+from pycollect.user_warning import warn_user
 from pycollect.weights import (
     Weights,
     check_same,
@@ -208,7 +208,7 @@ class SyncDataCollector(CollectorBase):
         self._report: RolloutReport | None = None
         try:
             self._check_environment(self._worker.leaves, self._worker.bounded)
-            warn_of_rounding(self._options.frames_per_batch, self._batch_frames, stacklevel=3)
+            warn_of_rounding(self._options.frames_per_batch, self._batch_frames)
         except (UserWarning, ValueError):  # a warning where these are errors
             self.shutdown()
             raise
@@ -351,12 +351,10 @@ def _only_entry(create_env_fn: Any) -> Any:
     return check.check_entry(create_env_fn)
 
 
-def warn_of_rounding(asked: int, real: int, stacklevel: int) -> None:
+def warn_of_rounding(asked: int, real: int) -> None:
     """Say what a batch really holds, if that is not what was asked for."""
     if asked != real:
-        warnings.warn(
+        warn_user(
             f"frames_per_batch={asked} is not divisible by the number of environments: "
-            f"batches have {real} frames",
-            UserWarning,
-            stacklevel=stacklevel,
+            f"batches have {real} frames"
         )

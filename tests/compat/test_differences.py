@@ -257,6 +257,7 @@ def test_a_number_of_frames_that_does_not_divide() -> None:
         assert next(collector).shape == (2, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_ray_collector_with_few_arguments(ray_cluster: Any) -> None:
     """There: an error for frames that do not divide, several envs per collector crash or are

@@ -407,6 +407,7 @@ def test_a_spec_that_does_not_tell_the_truth_is_named() -> None:
         pycollect.SyncDataCollector(WrongEnv, None, frames_per_batch=2)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(
     ("how", "shape"),

@@ -48,7 +48,8 @@ def test_frames_reset_at_each_iter(name: str) -> None:
     compare(ENVS[name], **MAX_STEPS, reset_at_each_iter=True)
 
 
-@pytest.mark.parametrize("transformed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transformed", [False, True])
 def test_parallel_env(transformed: bool) -> None:
     def make() -> Any:
         env = ParallelEnv(
