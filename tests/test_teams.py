@@ -36,7 +36,7 @@ from pycollect import (
     WorkerError,
 )
 from pycollect.batch import make_pool, slab_tensors, to_tensordict
-from pycollect.collectors.remote import RemoteOptions
+from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.team import Team
 from pycollect.collectors.worker_kind import WorkerKind

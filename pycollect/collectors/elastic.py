@@ -12,7 +12,8 @@ from pycollect.collectors.collector_kwargs import merged_arguments
 from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.engine import Engine
 from pycollect.collectors.options import StreamOptions
-from pycollect.collectors.remote import RemoteCollector, RemoteOptions
+from pycollect.collectors.remote import RemoteCollector
+from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.remote_worker import check_alike
 from pycollect.collectors.worker_kind import WorkerKind
 from pycollect.collectors.workforce import Member, WorkerPlan

@@ -14,7 +14,7 @@ from pycollect.collectors.device_arguments import check_devices, check_one_place
 from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.process_engine import ProcessEngine
-from pycollect.collectors.remote import RemoteOptions
+from pycollect.collectors.remote_options import RemoteOptions
 
 
 class _MultiCollector(ElasticCollector):

@@ -16,7 +16,7 @@ from pycollect.collectors.device_arguments import check_devices, check_one_place
 from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.ray_engine import RayEngine, actor_options, check_actor_options
-from pycollect.collectors.remote import RemoteOptions
+from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.collectors.worker_kind import WorkerKind
 from pycollect.worker_devices import Devices

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pycollect._core import RolloutHeader, Slab
-from pycollect.collectors import arguments as check
 from pycollect.collectors.assembly import Assembly, Joined, forget_ids, in_flight_bytes
 from pycollect.collectors.base import (
     CollectorBase,
@@ -21,18 +19,14 @@ from pycollect.collectors.base import (
 from pycollect.collectors.delivery import Batch
 from pycollect.collectors.engine import Engine, Order, Rollout
 from pycollect.collectors.options import StreamOptions
-from pycollect.collectors.preemption import Preemption
+from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.remote_worker import RolloutNote, check_alike
 from pycollect.collectors.single import warn_of_rounding
 from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.collectors.watch import Watch
 from pycollect.collectors.weight_sender import WeightSender
-from pycollect.collectors.worker_arguments import (
-    check_cat_results,
-    check_prefetch,
-    check_uneven,
-)
+from pycollect.collectors.worker_arguments import check_uneven
 from pycollect.collectors.workforce import Member, WorkerPlan, Workforce
 from pycollect.errors import WorkerDied
 from pycollect.generators import derived_seeds, seed_chain
@@ -41,81 +35,6 @@ from pycollect.weights import Weights, load_weights, same_values, weights_from, 
 from pycollect.worker import Episode
 
 _SILENCE_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class RemoteOptions:
-    """How work is handed to workers elsewhere, and what happens when one fails.
-
-    Attributes:
-        sync: a batch is complete when all workers have delivered.
-        joined: how their rollouts are joined; None where not sync.
-        uneven: the rollouts of one batch may differ in their numbers of steps.
-        preemption: sync: when stragglers are stopped; None: they are waited for.
-        prefetch: rollouts per worker beyond the one being consumed.
-        update_each: workers get the policy's weights without being told.
-        update_interval: a worker is updated after so many batches at the latest; 0: never.
-        built_by_workers: a factory makes the policy in each worker, there is none here.
-        timeout: seconds without a step after which a worker is ended; None: it is waited for.
-    """
-
-    sync: bool
-    joined: str | int | None
-    uneven: bool
-    preemption: Preemption | None
-    prefetch: int
-    update_each: bool
-    update_interval: int
-    built_by_workers: bool
-    init_timeout: float
-    timeout: float | None
-    max_restarts: int
-    restart_on_error: bool
-
-    @classmethod
-    def checked(
-        cls,
-        *,
-        sync: bool,
-        cat_results: Any,
-        shares: Sequence[int] = (),
-        preemptive_threshold: Any = None,
-        min_fraction: Any = None,
-        prefetch: Any,
-        update_each: Any,
-        max_weight_update_interval: Any,
-        built_by_workers: bool,
-        worker_init_timeout: Any,
-        worker_timeout: Any,
-        max_worker_restarts: Any,
-        restart_on_error: Any,
-    ) -> RemoteOptions:
-        """Check each; the errors name the argument."""
-        preemption = Preemption.checked(preemptive_threshold, min_fraction, sync)
-        timeout = worker_timeout
-        if timeout is not None:
-            timeout = check.check_seconds("worker_timeout", timeout)
-        return cls(
-            sync=sync,
-            joined=check_cat_results(cat_results, sync),
-            uneven=sync and (preemption is not None or len(set(shares)) > 1),
-            preemption=preemption,
-            prefetch=check_prefetch(prefetch, sync),
-            update_each=bool(update_each),
-            update_interval=check.check_count(
-                "max_weight_update_interval", max_weight_update_interval
-            ),
-            built_by_workers=built_by_workers,
-            init_timeout=check.check_seconds("worker_init_timeout", worker_init_timeout),
-            timeout=timeout,
-            max_restarts=check.check_count("max_worker_restarts", max_worker_restarts),
-            restart_on_error=bool(restart_on_error),
-        )
-
-    @property
-    def masked(self) -> bool:
-        """Whether batches tell which of their cells have a frame, since some may have none."""
-        return self.uneven and self.joined == "stack"
 
 
 class RemoteCollector(CollectorBase):

@@ -34,7 +34,7 @@ from pycollect.weights import WeightSlab
 from pycollect.worker import Episode, TeamReport, Worker, WorkerOptions
 
 if TYPE_CHECKING:
-    from pycollect.collectors.remote import RemoteOptions
+    from pycollect.collectors.remote_options import RemoteOptions
     from pycollect.collectors.team import Team
 
 Buffer = npt.NDArray[np.uint8]

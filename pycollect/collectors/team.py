@@ -12,7 +12,8 @@ from pycollect._core import Leaf, Placement, RolloutControl, Slab, join_rollouts
 from pycollect.collectors.delivery import Batch
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.process_engine import ProcessEngine
-from pycollect.collectors.remote import RemoteCollector, RemoteOptions
+from pycollect.collectors.remote import RemoteCollector
+from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.remote_worker import WorkerInfo, WorkerSpec, check_alike
 from pycollect.collectors.workforce import Member, WorkerPlan
 from pycollect.errors import WorkerError

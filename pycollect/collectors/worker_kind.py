@@ -9,7 +9,7 @@ from typing import Any
 from pycollect.collectors import arguments as check
 from pycollect.collectors import worker_arguments as parse
 from pycollect.collectors.collector_kwargs import batched
-from pycollect.collectors.remote import RemoteOptions
+from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.workforce import WorkerPlan
 
 

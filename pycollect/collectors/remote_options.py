@@ -1,0 +1,86 @@
+"""What collectors are told whose workers run elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycollect.collectors import arguments as check
+from pycollect.collectors.preemption import Preemption
+from pycollect.collectors.worker_arguments import check_cat_results, check_prefetch
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How work is handed to workers elsewhere, and what happens when one fails.
+
+    Attributes:
+        sync: a batch is complete when all workers have delivered.
+        joined: how their rollouts are joined; None where not sync.
+        uneven: the rollouts of one batch may differ in their numbers of steps.
+        preemption: sync: when stragglers are stopped; None: they are waited for.
+        prefetch: rollouts per worker beyond the one being consumed.
+        update_each: workers get the policy's weights without being told.
+        update_interval: a worker is updated after so many batches at the latest; 0: never.
+        built_by_workers: a factory makes the policy in each worker, there is none here.
+        timeout: seconds without a step after which a worker is ended; None: it is waited for.
+    """
+
+    sync: bool
+    joined: str | int | None
+    uneven: bool
+    preemption: Preemption | None
+    prefetch: int
+    update_each: bool
+    update_interval: int
+    built_by_workers: bool
+    init_timeout: float
+    timeout: float | None
+    max_restarts: int
+    restart_on_error: bool
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        sync: bool,
+        cat_results: Any,
+        shares: Sequence[int] = (),
+        preemptive_threshold: Any = None,
+        min_fraction: Any = None,
+        prefetch: Any,
+        update_each: Any,
+        max_weight_update_interval: Any,
+        built_by_workers: bool,
+        worker_init_timeout: Any,
+        worker_timeout: Any,
+        max_worker_restarts: Any,
+        restart_on_error: Any,
+    ) -> RemoteOptions:
+        """Check each; the errors name the argument."""
+        preemption = Preemption.checked(preemptive_threshold, min_fraction, sync)
+        timeout = worker_timeout
+        if timeout is not None:
+            timeout = check.check_seconds("worker_timeout", timeout)
+        return cls(
+            sync=sync,
+            joined=check_cat_results(cat_results, sync),
+            uneven=sync and (preemption is not None or len(set(shares)) > 1),
+            preemption=preemption,
+            prefetch=check_prefetch(prefetch, sync),
+            update_each=bool(update_each),
+            update_interval=check.check_count(
+                "max_weight_update_interval", max_weight_update_interval
+            ),
+            built_by_workers=built_by_workers,
+            init_timeout=check.check_seconds("worker_init_timeout", worker_init_timeout),
+            timeout=timeout,
+            max_restarts=check.check_count("max_worker_restarts", max_worker_restarts),
+            restart_on_error=bool(restart_on_error),
+        )
+
+    @property
+    def masked(self) -> bool:
+        """Whether batches tell which of their cells have a frame, since some may have none."""
+        return self.uneven and self.joined == "stack"
