@@ -112,8 +112,8 @@ class Recorder {
   void restart(std::span<const TensorView> observation);
 
   // The next steps go to `row` of this slab, which the recorder holds until finish() or abandon().
-  // The rollout has `steps` of them, or as many as the slab where that is 0. Where it has fewer, the
-  // cells behind its end are uncollected, as behind that of a rollout that was stopped.
+  // The rollout has `steps` of them, or as many as the slab where that is 0. Where it has fewer,
+  // the cells behind its end are uncollected, as behind that of a rollout that was stopped.
   void begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
              RolloutControl control = {}, std::int64_t steps = 0);
 
