@@ -11,7 +11,7 @@ def warn_user(message: str) -> None:
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1
-    warnings.warn(message, UserWarning, stacklevel=level - 1)
+    warnings.warn(message, UserWarning, stacklevel=level)
 
 
 def _is_ours(module: str) -> bool:
