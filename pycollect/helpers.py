@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +15,7 @@ from pycollect.collectors.base import CollectorBase
 from pycollect.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.multistep import MultiStep
+from pycollect.user_warning import warn_user
 
 C = TypeVar("C", bound=CollectorBase)
 EnvFns = Callable[..., Any] | Sequence[Callable[..., Any]]
@@ -286,10 +286,8 @@ def _postproc(cfg: Any, first: MultiStep | None) -> Callable[[TensorDictBase], A
     if not _read(cfg, "pin_memory"):
         return first
     if not torch.cuda.is_available():
-        warnings.warn(
+        warn_user(
             "pin_memory=True: there is no CUDA here, batches lie in ordinary memory",
-            UserWarning,
-            stacklevel=3,
         )
         return first
 

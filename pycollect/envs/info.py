@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -11,6 +10,7 @@ import numpy as np
 from pycollect._core import Leaf
 from pycollect.extras import Extra, ExtraValues
 from pycollect.layout import Key, dotted, dtype_name
+from pycollect.user_warning import warn_user
 
 from .base import Arrays, BoolArray, EnvBatch, Sampler
 from .spaces import RESERVED_KEYS, Array, describe
@@ -131,11 +131,9 @@ class InfoEnv(EnvBatch):
         found = {key: [v for v in self._read(key) if v is not NOTHING] for key in keys}
         absent = [dotted(key) for key, values in found.items() if not values]
         if absent:
-            warnings.warn(
+            warn_user(
                 f"info_keys: the info of the first step has no {', '.join(absent)}; recorded as "
                 "objects, None where an info does not have it",
-                UserWarning,
-                stacklevel=2,
             )
         return [_entry(key, values) for key, values in found.items()]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from pycollect.extras import ExtraValues
 from pycollect.layout import Key
+from pycollect.user_warning import warn_user
 
 from .base import Arrays, BoolArray, EnvBatch
 from .info import Tap, rows_of, rows_of_step
@@ -309,12 +309,10 @@ class SameStepEnvBatch(VectorEnvBatch):
         """
         self._watch_final = False
         if not rows_differ(final, reset)[rows].any():
-            warnings.warn(
+            warn_user(
                 f"{self._api.env} in SAME_STEP mode gave a terminal observation (final_obs) that "
                 "equals the reset observation after it. If the env reuses its observation buffer, "
                 "the terminal observation is lost in the vector env and ('next', observation) is "
                 "wrong at each episode's end: use NEXT_STEP or DISABLED, or return a copy from the "
                 "env",
-                UserWarning,
-                stacklevel=3,
             )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import warnings
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import error, spaces
 from gymnasium.vector import VectorEnv
+
+from pycollect.user_warning import warn_user
 
 from .base import BoolArray, check_seeds
 from .random_actions import ActionSampler
@@ -179,12 +180,10 @@ class VectorApi:
             if not self._ended.any():
                 return
             self.step(tuple(leaf[0] for leaf in sampler.draw(1, rng)))
-        warnings.warn(
+        warn_user(
             f"{self.env} may swallow the first step of some rows after this reset: episodes ended "
             f"in each of the {_SETTLE_STEPS} steps before it. Use AsyncVectorEnv with "
             "shared_memory=True, or the autoreset mode DISABLED",
-            UserWarning,
-            stacklevel=3,
         )
 
     def _seeded_reset(self, seeds: list[int]) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from pycollect.devices import CapturedCall, is_available
 from pycollect.policy.steps import CallStep, Program
+from pycollect.user_warning import warn_user
 
 Function = Callable[..., Any]
 
@@ -57,10 +57,8 @@ class Calling:
                 f"cudagraph_policy: expected a policy on a CUDA device, got one on {device}; "
                 "pass policy_device"
             )
-        warnings.warn(
+        warn_user(
             "cudagraph_policy: there is no CUDA here, the policy is called as it is",
-            UserWarning,
-            stacklevel=2,
         )
         return replace(self, graphed=None)
 
