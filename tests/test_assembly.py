@@ -27,21 +27,7 @@ from pycollect.worker import Worker, WorkerOptions
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")
 LENGTH = 3
-OPTIONS = StreamOptions.checked(
-    frames_per_batch=1,
-    total_frames=-1,
-    init_random_frames=0,
-    postproc=None,
-    split_trajs=False,
-    trajs_per_batch=0,
-    traj_format="padded",
-    track_traj_ids=True,
-    replay_buffer=None,
-    extend_buffer=True,
-    observation_dtype=None,
-    observation_scale=None,
-    progress=False,
-)
+OPTIONS = StreamOptions(frames_per_batch=1)
 
 
 class StopAt(TextEnv):

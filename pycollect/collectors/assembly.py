@@ -145,7 +145,7 @@ class Assembly:
         """
         info, workers, whole = infos[0], list(notes), slab.placement.steps
         steps = [whole] * len(workers)
-        if self._uneven and self._along_time(info):
+        if self._uneven and self.along_time(info):
             steps = [slab.lengths(row)[0] for row in range(len(workers))]
         if sum(steps) < whole * len(workers):
             slab = self._without_gaps(slab, sum(steps))
@@ -157,14 +157,14 @@ class Assembly:
         for worker, own in zip(workers, self._rows(tensors[TRAJ_IDS], info, steps), strict=True):
             of_each = own.chunk(len(sources[worker]), -1)
             for source, part in zip(sources[worker], of_each, strict=True):
-                ids.renumber(worker + _PROCESSES * source, part)
+                ids.renumber(_numbering(worker, source), part)
         extras = join_extras(
             [note.extras for note in notes.values()],
             -1 if self._joined is None else self._joined,
             info,
             steps if self._uneven else None,
         )
-        parts = steps if self._along_time(info) else [*info.batch_size[:1]] * len(workers)
+        parts = steps if self.along_time(info) else [*info.batch_size[:1]] * len(workers)
         return Joined(slab, tensors, shape, extras, parts, sources)
 
     def _without_gaps(self, slab: Slab, steps: int) -> Slab:
@@ -178,19 +178,19 @@ class Assembly:
         self, leaf: torch.Tensor, info: WorkerInfo, steps: Sequence[int]
     ) -> Sequence[torch.Tensor]:
         """Each worker's rows, [P, T], of a leaf of the batch that has one number per frame."""
-        if self._along_time(info):
+        if self.along_time(info):
             rows = leaf.view(info.num_envs, sum(steps))
             ends = accumulate(steps)
             return [rows[:, end - own : end] for own, end in zip(steps, ends, strict=True)]
         return leaf.view(len(steps), info.num_envs, steps[0]).unbind(0)
 
-    def _along_time(self, info: WorkerInfo) -> bool:
+    def along_time(self, info: WorkerInfo) -> bool:
         """Whether workers follow each other along time."""
         return self._joined == -1 or (self._joined == 0 and not info.batch_size)
 
     def shape(self, infos: Sequence[WorkerInfo]) -> list[int]:
         """The batch dimensions of what these workers fill if none ends early."""
-        if self._along_time(infos[0]):
+        if self.along_time(infos[0]):
             return self._shape(infos[0], [info.steps for info in infos])
         return self._shape(infos[0], [_longest(infos)] * len(infos))
 
@@ -200,7 +200,7 @@ class Assembly:
             return [*envs, steps[0]]
         if self._joined == "stack":
             return [workers, *envs, steps[0]]
-        if self._along_time(info):
+        if self.along_time(info):
             return [*envs, sum(steps)]
         return [workers * envs[0], *envs[1:], steps[0]]
 
@@ -217,9 +217,14 @@ def sources_of(note: RolloutNote) -> Sequence[int]:
 def forget_ids(ids: TrajectoryIds, worker: int, info: WorkerInfo) -> None:
     """A worker was replaced: its open trajectories end, and its ids begin anew."""
     for source in range(max(info.processes, 1)):
-        ids.forget(worker + _PROCESSES * source)
+        ids.forget(_numbering(worker, source))
 
 
 def in_flight_bytes(infos: Mapping[int, WorkerInfo], rollouts: int) -> int:
     """What so many rollouts of each worker take."""
     return sum(info.placement.bytes for info in infos.values()) * rollouts
+
+
+def _numbering(worker: int, source: int) -> int:
+    """By what the ids of one process of a worker are told from those of all others."""
+    return worker + _PROCESSES * source

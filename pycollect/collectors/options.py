@@ -24,16 +24,16 @@ class StreamOptions:
     """
 
     frames_per_batch: int
-    total_frames: int | None
-    init_random_frames: int
-    postproc: Callable[[TensorDictBase], TensorDictBase] | None
-    split_trajs: bool
-    trajs_per_batch: int
-    traj_format: str
-    track_traj_ids: bool
-    replay_buffer: Any
-    extend_buffer: bool
-    progress: bool
+    total_frames: int | None = None
+    init_random_frames: int = 0
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None
+    split_trajs: bool = False
+    trajs_per_batch: int = 0
+    traj_format: str = "padded"
+    track_traj_ids: bool = True
+    replay_buffer: Any = None
+    extend_buffer: bool = True
+    progress: bool = False
     cast: ObservationCast | None = None
 
     @classmethod

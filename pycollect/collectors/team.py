@@ -261,20 +261,7 @@ class _Processes(RemoteCollector):
 
     def __init__(self, options: RemoteOptions, plans: Sequence[WorkerPlan]) -> None:
         self._random = False
-        stream = StreamOptions(
-            frames_per_batch=1,
-            total_frames=None,
-            init_random_frames=0,
-            postproc=None,
-            split_trajs=False,
-            trajs_per_batch=0,
-            traj_format="padded",
-            track_traj_ids=True,
-            replay_buffer=None,
-            extend_buffer=True,
-            progress=False,
-        )
-        super().__init__(stream, options, plans, None, _Engine())
+        super().__init__(StreamOptions(frames_per_batch=1), options, plans, None, _Engine())
 
     @property
     def members(self) -> list[Member]:
@@ -294,8 +281,7 @@ class _Processes(RemoteCollector):
     @property
     def in_time(self) -> bool:
         """Whether processes follow each other along time in a batch."""
-        joined = self._remote.joined
-        return joined == -1 or (joined == 0 and not self.infos[0].batch_size)
+        return self._assembly.along_time(self.infos[0])
 
     @property
     def activity(self) -> int:
