@@ -109,14 +109,17 @@ def _copies(sizes: Sizes, material: Material, device: torch.device) -> list[Row]
     pageable = torch.ones(size, dtype=torch.uint8)
     pinned = accelerator(device).pinned([size], torch.uint8).fill_(1)
 
-    def row(name: str, work: Callable[[], object], times: int = 1, **more: str) -> Row:
-        seconds = median_seconds(work, sizes.seconds, device)
-        return Row(name, times * material.megabytes, seconds, **more)  # type: ignore[arg-type]
+    def seconds(work: Callable[[], object]) -> float:
+        return median_seconds(work, sizes.seconds, device)
 
+    megabytes = material.megabytes
+    fast = seconds(lambda: there.copy_(pinned, non_blocking=True))
+    slow = seconds(lambda: there.copy_(pageable))
+    inside = seconds(lambda: other.copy_(there))
     return [
-        row(PINNED_COPY, lambda: there.copy_(pinned, non_blocking=True)),
-        row("copy, pageable", lambda: there.copy_(pageable), limit=PINNED_COPY),
-        row(DEVICE_COPY, lambda: other.copy_(there), 2, note="bytes read and written"),
+        Row(PINNED_COPY, megabytes, fast),
+        Row("copy, pageable", megabytes, slow, limit=PINNED_COPY),
+        Row(DEVICE_COPY, 2 * megabytes, inside, note="bytes read and written"),
     ]
 
 
