@@ -3,7 +3,7 @@ function(pycollect_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra $<$<BOOL:${PYCOLLECT_WERROR}>:-Werror>)
   if(PYCOLLECT_SANITIZE)
     target_compile_options(${target} PUBLIC
-      -fsanitize=${PYCOLLECT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g)
+      -fsanitize=${PYCOLLECT_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all -g1)
     target_link_options(${target} PUBLIC -fsanitize=${PYCOLLECT_SANITIZE})
   endif()
 endfunction()

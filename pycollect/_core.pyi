@@ -4,7 +4,7 @@
 anything else with the buffer protocol or `__dlpack__`. Where data is moved, the GIL is released.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, TypeVar, final
 
 import numpy as np
@@ -281,6 +281,16 @@ class SharedSlabPool:
     def acquire(self) -> Slab | None:
         """A free slab, or None where all are in use; its contents are whatever was there."""
 
+    def pin(self, device: int) -> None:
+        """Have a CUDA device read the slabs where they are, until pool and slabs are gone.
+
+        Before the first slab is lent.
+
+        Raises:
+            ValueError: there is no such device.
+            CudaError: the driver does not register the memory, which stays as it was.
+        """
+
     def deliver(self, slab: Slab) -> Slab:
         """That slab for the user to keep, or a private copy where too few would remain.
 
@@ -458,6 +468,10 @@ class Recorder:
             `initial` is one frame, or one per env.
         is_init: bool [1] or [P, 1]: whether the next step is a trajectory's first.
         step_count: int64 [1] or [P, 1]: how many steps its trajectory has had; the layout has it.
+        given: which of the values that `take` is given the env is given.
+        scalars: of these, values of shape () become numpy scalars. Only where all have it.
+        convert: called with an observation given to `record` that differs from the one before in
+            more than its address; returns the array that is meant. None: it is taken as it is.
 
     Raises:
         ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes.
@@ -477,6 +491,9 @@ class Recorder:
         states: Sequence[tuple[_Key, _Array, _Array]] = (),
         is_init: _Array | None = None,
         step_count: _Array | None = None,
+        given: Sequence[int] = (),
+        scalars: bool = False,
+        convert: Callable[[Any], _Array] | None = None,
     ) -> None: ...
     @property
     def done(self) -> npt.NDArray[np.bool_]:
@@ -506,6 +523,33 @@ class Recorder:
         Raises:
             ValueError: a slab of another layout or another P, or one with fewer steps.
             RuntimeError: `restart` was never called.
+        """
+
+    def take(self, values: tuple[_Array, ...]) -> Any:
+        """Keep what the policy returned for the step that is recorded next.
+
+        Args:
+            values: the outputs, the states for the next step, and what only the env is given.
+
+        Returns:
+            New numpy arrays of those values that `given` names: the array itself where there is
+            one, else a tuple. The env may keep them and write into them.
+
+        Raises:
+            ValueError: too few.
+            TypeError: a dtype that numpy does not have.
+        """
+
+    def record(self, result: Iterable[Any]) -> int:
+        """`step`, of what the env returned for the action that was taken.
+
+        Args:
+            result: observation, reward, terminated, truncated; with `convert`, also the env's info,
+                which is not looked at.
+
+        Raises:
+            ValueError: as `step`, and for more or fewer entries.
+            RuntimeError: as `step`, and where nothing was taken.
         """
 
     def step(

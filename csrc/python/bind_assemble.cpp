@@ -2,9 +2,10 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
-#include "interop.h"
+#include "borrow.h"
 #include "pycollect/assemble.h"
 #include "pycollect/copy.h"
+#include "pycollect/slab.h"
 #include "pycollect/thread_pool.h"
 
 namespace pycollect::python {

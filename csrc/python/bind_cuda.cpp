@@ -6,6 +6,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "borrow.h"
 #include "interop.h"
 #include "pycollect/cuda.h"
 #include "pycollect/uploader.h"

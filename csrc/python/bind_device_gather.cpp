@@ -3,7 +3,7 @@
 #include <stdexcept>
 
 #include "bindings.h"
-#include "interop.h"
+#include "borrow.h"
 #include "pycollect/device_gather.h"
 
 namespace pycollect::python {

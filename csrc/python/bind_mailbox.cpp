@@ -11,8 +11,6 @@
 
 namespace pycollect::python {
 
-namespace py = pybind11;
-
 namespace {
 
 std::span<const std::byte> view_of(const py::bytes& message) {

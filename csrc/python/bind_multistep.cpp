@@ -1,7 +1,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
-#include "interop.h"
+#include "borrow.h"
 #include "pycollect/multistep.h"
 #include "pycollect/thread_pool.h"
 

@@ -4,10 +4,13 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <utility>
 
 #include "bindings.h"
+#include "borrow.h"
 #include "interop.h"
 #include "pycollect/recorder.h"
+#include "pycollect/slab.h"
 
 namespace pycollect::python {
 namespace {
@@ -15,7 +18,7 @@ namespace {
 // Views of a tuple of arrays, or of one array, in memory that is taken once.
 class Views {
  public:
-  Views(std::size_t size, const char* what) : views_(size), rooms_(size), what_(what) {}
+  Views(std::size_t size, const char* what) : views_(size), borrowers_(size), what_(what) {}
 
   std::span<const TensorView> borrow_from(py::handle arrays) {
     if (!py::isinstance<py::tuple>(arrays)) {
@@ -27,11 +30,23 @@ class Views {
                                   std::to_string(views_.size()) + " arrays, got " +
                                   std::to_string(tuple.size()));
     }
+    return borrow_from(tuple, 0);
+  }
+
+  // Of the tuple's entries from `first` on, which are as many.
+  std::span<const TensorView> borrow_from(const py::tuple& tuple, std::size_t first) {
     for (std::size_t i = 0; i < views_.size(); ++i) {
-      views_[i] = borrow(tuple[i], what_, &rooms_[i]);
+      views_[i] = borrowers_[i](tuple[first + i], what_);
     }
     return views_;
   }
+
+  // Whether it is one array, which differs from the one before in the address alone.
+  bool is_like(py::handle array) {
+    return borrowers_.size() == 1 && borrowers_[0].is_like_array(array);
+  }
+
+  std::span<const TensorView> views() const { return views_; }
 
  private:
   std::span<const TensorView> borrow_one(py::handle array) {
@@ -39,12 +54,12 @@ class Views {
       throw std::invalid_argument(std::string(what_) + ": expected a tuple of " +
                                   std::to_string(views_.size()) + " arrays, got one");
     }
-    views_[0] = borrow(array, what_, &rooms_[0]);
+    views_[0] = borrowers_[0](array, what_);
     return views_;
   }
 
   std::vector<TensorView> views_;
-  std::vector<ScalarRoom> rooms_;
+  std::vector<Borrower> borrowers_;
   const char* what_;
 };
 
@@ -97,7 +112,8 @@ class BoundRecorder {
   BoundRecorder(const Layout& layout, const std::vector<py::tuple>& observations,
                 const std::vector<py::tuple>& outputs, const RecorderOptions& options,
                 const std::vector<py::tuple>& states, const py::object& is_init,
-                const py::object& step_count)
+                const py::object& step_count, std::vector<std::size_t> given, bool scalars,
+                py::object convert)
       : held_{py::cast(observations), py::cast(states), is_init, step_count},
         recorder_(layout, observation_specs(observations), keys_from(outputs), options,
                   state_specs(states), optional_view(is_init, "is_init"),
@@ -105,22 +121,65 @@ class BoundRecorder {
         observation_(observations.size(), "observation"),
         outputs_(outputs.size(), "outputs"),
         states_(states.size(), "states"),
+        given_(std::move(given)),
+        scalars_(scalars),
+        convert_(std::move(convert)),
+        is_one_(options.envs == 1),
         releases_(step_bytes(layout, options.envs) >= kReleaseFrom) {}
+
+  // Keeps what the policy returned until the step that it leads to, and copies what the env is
+  // given of it: into memory of its own, because environments may keep their actions.
+  py::object take(const py::tuple& values) {
+    taken_ = py::object();
+    const std::size_t expected = outputs_.views().size() + states_.views().size();
+    if (values.size() < expected) {
+      throw std::invalid_argument("values: expected at least " + std::to_string(expected) +
+                                  " arrays, got " + std::to_string(values.size()));
+    }
+    outputs_.borrow_from(values, 0);
+    states_.borrow_from(values, outputs_.views().size());
+    taken_ = values;
+    if (given_.size() == 1) {
+      return copied(values, given_[0]);
+    }
+    py::tuple copies(given_.size());
+    for (std::size_t i = 0; i < given_.size(); ++i) {
+      copies[i] = copied(values, given_[i]);
+    }
+    return copies;
+  }
 
   std::int64_t step(py::handle observation, py::handle reward, py::handle terminated,
                     py::handle truncated, py::handle outputs, py::handle states) {
-    ScalarRoom rooms[3];
-    const StepData data{observation_.borrow_from(observation),
-                        borrow(reward, "reward", &rooms[0]),
-                        borrow(terminated, "terminated", &rooms[1]),
-                        borrow(truncated, "truncated", &rooms[2]),
-                        outputs_.borrow_from(outputs),
-                        states_.borrow_from(states)};
-    if (!releases_) {
-      return recorder_.step(data);
+    outputs_.borrow_from(outputs);
+    states_.borrow_from(states);
+    return step_of(observation, reward, terminated, truncated);
+  }
+
+  // What the env returned for the action that was taken.
+  std::int64_t record(const py::object& returned) {
+    const py::tuple result(returned);  // the same object where it is one
+    const std::size_t expected = convert_.is_none() ? 4 : 5;
+    if (result.size() != expected) {
+      throw std::invalid_argument("the environment's step: expected " + std::to_string(expected) +
+                                  " values (observation, reward, terminated, truncated, info), "
+                                  "got " +
+                                  std::to_string(result.size()));
     }
-    py::gil_scoped_release release;
-    return recorder_.step(data);
+    if (!taken_) {
+      throw std::logic_error("record: expected a take() before it");
+    }
+    const py::object kept = std::exchange(taken_, py::object());
+    py::object observation = result[0];
+    if (!convert_.is_none() && !observation_.is_like(observation)) {
+      observation = convert_(observation);
+    }
+    return step_of(observation, result[1], result[2], result[3]);
+  }
+
+  void abandon() {
+    taken_ = py::object();
+    recorder_.abandon();
   }
 
   void restart(py::handle observation) { recorder_.restart(observation_.borrow_from(observation)); }
@@ -129,11 +188,56 @@ class BoundRecorder {
   Recorder& recorder() { return recorder_; }
 
  private:
+  py::object copied(const py::tuple& values, std::size_t place) {
+    py::object array = copied_array(values, place);
+    return scalars_ ? py::object(array[py::tuple()]) : array;
+  }
+
+  py::object copied_array(const py::tuple& values, std::size_t place) {
+    const auto outputs = outputs_.views(), states = states_.views();
+    if (place < outputs.size()) {
+      return copied_to_numpy(outputs[place], "outputs");
+    }
+    if (place < outputs.size() + states.size()) {
+      return copied_to_numpy(states[place - outputs.size()], "states");
+    }
+    return copied_to_numpy(borrow(values[place], "values"), "values");
+  }
+
+  std::int64_t step_of(py::handle observation, py::handle reward, py::handle terminated,
+                       py::handle truncated) {
+    const auto observed = observation_.borrow_from(observation);
+    const auto outputs = outputs_.views(), states = states_.views();
+    const auto number = plain_number(reward);
+    const auto end = plain_flag(terminated), cut = plain_flag(truncated);
+    if (is_one_ && number && end && cut) {
+      return recorded(OneStep{observed, *number, *end, *cut, outputs, states});
+    }
+    return recorded(StepData{observed, reward_(reward, "reward"),
+                             terminated_(terminated, "terminated"),
+                             truncated_(truncated, "truncated"), outputs, states});
+  }
+
+  template <typename Data>
+  std::int64_t recorded(const Data& data) {
+    if (!releases_) {
+      return recorder_.step(data);
+    }
+    py::gil_scoped_release release;
+    return recorder_.step(data);
+  }
+
   py::object held_[4];  // keeps the memory that the recorder reads and writes
   Recorder recorder_;
   Views observation_;
   Views outputs_;
   Views states_;
+  std::vector<std::size_t> given_;
+  bool scalars_;
+  py::object convert_;
+  py::object taken_;  // its memory is what outputs_ and states_ show
+  Borrower reward_, terminated_, truncated_;
+  bool is_one_;
   bool releases_;
 };
 
@@ -167,18 +271,21 @@ void bind_recorder(py::module_& module) {
                        const std::vector<py::tuple>& outputs, std::int64_t envs, bool batched,
                        std::int64_t max_frames_per_traj, bool skips_after_done, bool own_flags,
                        bool set_truncated, const std::vector<py::tuple>& states,
-                       const py::object& is_init, const py::object& step_count) {
+                       const py::object& is_init, const py::object& step_count,
+                       std::vector<std::size_t> given, bool scalars, py::object convert) {
              return std::make_unique<BoundRecorder>(
                  layout, observations, outputs,
                  RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done, own_flags,
                                  set_truncated},
-                 states, is_init, step_count);
+                 states, is_init, step_count, std::move(given), scalars, std::move(convert));
            }),
            py::arg("layout"), py::arg("observations"), py::arg("outputs"), py::arg("envs"),
            py::arg("batched"), py::arg("max_frames_per_traj") = 0,
            py::arg("skips_after_done") = false, py::arg("own_flags") = false,
            py::arg("set_truncated") = false, py::arg("states") = py::tuple(),
-           py::arg("is_init") = py::none(), py::arg("step_count") = py::none())
+           py::arg("is_init") = py::none(), py::arg("step_count") = py::none(),
+           py::arg("given") = py::tuple(), py::arg("scalars") = false,
+           py::arg("convert") = py::none())
       .def_property_readonly("done", &done_of, "bool [P]: must be reset now; changes in place.")
       .def_property_readonly("frames", [](BoundRecorder& self) { return self.recorder().frames(); })
       .def("restart", &BoundRecorder::restart, py::arg("observation"))
@@ -190,6 +297,8 @@ void bind_recorder(py::module_& module) {
           },
           py::arg("slab"), py::arg("row"), py::arg("policy_version"),
           py::arg("control") = RolloutControl(), py::arg("steps") = 0)
+      .def("take", &BoundRecorder::take, py::arg("values"))
+      .def("record", &BoundRecorder::record, py::arg("result"))
       .def("step", &BoundRecorder::step, py::arg("observation"), py::arg("reward"),
            py::arg("terminated"), py::arg("truncated"), py::arg("outputs"),
            py::arg("states") = py::tuple())
@@ -201,7 +310,7 @@ void bind_recorder(py::module_& module) {
             return self.recorder().finish(worker, incarnation, sequence);
           },
           py::arg("worker"), py::arg("incarnation"), py::arg("sequence"))
-      .def("abandon", [](BoundRecorder& self) { self.recorder().abandon(); })
+      .def("abandon", &BoundRecorder::abandon)
       .def("take_episodes", &take_episodes, "Ended episodes: (env, return, length) each.");
 }
 

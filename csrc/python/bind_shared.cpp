@@ -6,10 +6,10 @@
 
 #include "address.h"
 #include "bindings.h"
-#include "interop.h"
 #include "pycollect/memory_limits.h"
 #include "pycollect/shared_memory.h"
 #include "pycollect/shared_slab_pool.h"
+#include "pycollect/slab.h"
 #include "pycollect/thread_pool.h"
 
 namespace pycollect::python {
@@ -72,6 +72,8 @@ void bind_shared(py::module_& module) {
       .def("acquire", &SharedSlabPool::acquire, "A free slab, or None where all are in use.")
       .def("deliver", &deliver, py::arg("slab"), py::call_guard<py::gil_scoped_release>(),
            "That slab for the user to keep, or a private copy where too few would remain.")
+      .def("pin", &SharedSlabPool::pin, py::arg("device"), py::call_guard<py::gil_scoped_release>(),
+           "Have a CUDA device read these slabs where they are, as long as there are any.")
       .def_property_readonly("placement", &SharedSlabPool::placement)
       .def_property_readonly("copied", &SharedSlabPool::copied)
       .def("stats", &SharedSlabPool::stats);

@@ -3,6 +3,7 @@
 
 #include "bindings.h"
 #include "interop.h"
+#include "lend.h"
 #include "pycollect/header.h"
 #include "pycollect/slab.h"
 #include "pycollect/slab_pool.h"

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "bindings.h"
-#include "interop.h"
+#include "borrow.h"
 #include "pycollect/split.h"
 #include "pycollect/thread_pool.h"
 

@@ -6,15 +6,17 @@
 
 namespace pycollect::python {
 
-void bind_assemble(pybind11::module_& module);
-void bind_cuda(pybind11::module_& module);
-void bind_device_gather(pybind11::module_& module);
-void bind_layout(pybind11::module_& module);
-void bind_mailbox(pybind11::module_& module);
-void bind_multistep(pybind11::module_& module);
-void bind_recorder(pybind11::module_& module);
-void bind_shared(pybind11::module_& module);
-void bind_slab(pybind11::module_& module);
-void bind_split(pybind11::module_& module);
+namespace py = pybind11;
+
+void bind_assemble(py::module_& module);
+void bind_cuda(py::module_& module);
+void bind_device_gather(py::module_& module);
+void bind_layout(py::module_& module);
+void bind_mailbox(py::module_& module);
+void bind_multistep(py::module_& module);
+void bind_recorder(py::module_& module);
+void bind_shared(py::module_& module);
+void bind_slab(py::module_& module);
+void bind_split(py::module_& module);
 
 }  // namespace pycollect::python

@@ -2,7 +2,11 @@
 // module's border, written out so that nothing has to be fetched to build.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <cstdint>
+
+#include "pycollect/dtype.h"
 
 namespace pycollect::python::dlpack {
 
@@ -55,5 +59,10 @@ inline constexpr std::uint64_t kIsCopied = 2;
 inline constexpr std::int32_t kCpu = 1;
 inline constexpr std::int32_t kCuda = 2;
 inline constexpr std::int32_t kCudaHost = 3;
+
+// The table of a type, or null where it has none of this version.
+const ExchangeApi* exchange_api(PyTypeObject* type);
+
+DataType type_of(DType dtype);
 
 }  // namespace pycollect::python::dlpack

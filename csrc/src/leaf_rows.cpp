@@ -91,17 +91,21 @@ void LeafRows::check(const TensorView& source, bool exact) const {
 
 void LeafRows::write(std::int64_t step, const TensorView& source) const {
   check(source);
-  if (source.dtype == leaf_.dtype && source.is_contiguous()) {
-    if (streams_) {
-      for (std::int64_t env = 0; env < envs_; ++env) {
-        stream_frame(at(env, step), source.data + env * frame_bytes_,
-                     static_cast<std::size_t>(frame_bytes_));
-      }
-      return;
-    }
-    scatter(at(0, step), env_stride_, source.data, envs_, frame_bytes_);
+  write_checked(step, source);
+}
+
+void LeafRows::store(std::int64_t step, const std::byte* source) const {
+  if (!streams_) {
+    scatter(at(0, step), env_stride_, source, envs_, frame_bytes_);
     return;
   }
+  for (std::int64_t env = 0; env < envs_; ++env) {
+    stream_frame(at(env, step), source + env * frame_bytes_,
+                 static_cast<std::size_t>(frame_bytes_));
+  }
+}
+
+void LeafRows::convert(std::int64_t step, const TensorView& source) const {
   TensorView target = TensorView::contiguous(at(0, step), leaf_.dtype, step_shape_);
   if (batched_) {
     target.strides[0] = env_stride_;

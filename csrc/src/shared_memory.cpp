@@ -8,9 +8,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <string>
+#include <utility>
 
+#include "descriptor_lender.h"
+#include "file.h"
 #include "pycollect/checked.h"
 #include "pycollect/memory_limits.h"
 
@@ -25,44 +27,38 @@
 namespace pycollect {
 namespace {
 
-SharedMemoryError failed(const std::string& call) {
-  return SharedMemoryError("shared memory: " + call + ": " + std::strerror(errno));
+struct stat status_of(const File& file) {
+  struct stat result{};
+  if (fstat(file.fd(), &result) != 0) {
+    throw failed("fstat");
+  }
+  return result;
 }
 
-class File {
+// A file in memory that others may have as long as it is open here.
+class SharedFile {
  public:
-  explicit File(int fd) : fd_(fd) {}
-  ~File() {
-    if (fd_ >= 0) {
-      close(fd_);
-    }
+  explicit SharedFile(File file) : file_(std::move(file)) {
+    lend_descriptor(file_.fd(), status_of(file_).st_ino);
   }
-  File(const File&) = delete;
-  File& operator=(const File&) = delete;
-
-  int fd() const { return fd_; }
-  struct stat status() const {
-    struct stat result{};
-    if (fstat(fd_, &result) != 0) {
-      throw failed("fstat");
-    }
-    return result;
-  }
+  ~SharedFile() { take_back_descriptor(file_.fd()); }
+  SharedFile(const SharedFile&) = delete;
+  SharedFile& operator=(const SharedFile&) = delete;
 
  private:
-  int fd_;
+  File file_;
 };
 
-std::shared_ptr<File> create_file() {
+File create_file() {
   const unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int fd = memfd_create("pycollect", flags | MFD_NOEXEC_SEAL);
   if (fd < 0 && errno == EINVAL) {  // before Linux 6.3
     fd = memfd_create("pycollect", flags);
   }
+  File file(fd);
   if (fd < 0) {
     throw failed("memfd_create");
   }
-  auto file = std::make_shared<File>(fd);
   if (fchmod(fd, 0600) != 0) {
     throw failed("fchmod");
   }
@@ -94,7 +90,7 @@ void touch(std::byte* data, std::int64_t bytes) {
   }
 }
 
-Memory::Deleter unmapping(std::int64_t bytes, std::shared_ptr<File> file = nullptr) {
+Memory::Deleter unmapping(std::int64_t bytes, std::shared_ptr<SharedFile> file = nullptr) {
   return [bytes, file = std::move(file)](std::byte* data) {
     munmap(data, static_cast<std::size_t>(bytes));
   };
@@ -102,6 +98,20 @@ Memory::Deleter unmapping(std::int64_t bytes, std::shared_ptr<File> file = nullp
 
 std::string path_of(const SharedAddress& address) {
   return "/proc/" + std::to_string(address.pid) + "/fd/" + std::to_string(address.fd);
+}
+
+// Where it may not be looked into the other process, that one hands it out.
+File open_file(const SharedAddress& address) {
+  File file(open(path_of(address).c_str(), O_RDWR | O_CLOEXEC));
+  if (file.fd() >= 0) {
+    return file;
+  }
+  const SharedMemoryError refused = failed("open " + path_of(address));
+  try {
+    return File(borrow_descriptor(address.pid, address.fd, address.inode));
+  } catch (const SharedMemoryError& error) {
+    throw SharedMemoryError(std::string(refused.what()) + "; " + error.what());
+  }
 }
 
 }  // namespace
@@ -112,14 +122,16 @@ std::int64_t whole_pages(std::int64_t n) {
 }
 
 std::string shared_memory_why_not() {
-  if (prctl(PR_GET_DUMPABLE) == 0 && geteuid() != 0) {
-    return "shared memory: this process is not dumpable, so that no other may look into it";
-  }
   try {
     const auto memory = share_memory(1);
     attach_memory(*memory->address());
   } catch (const std::exception& error) {
     return error.what();
+  }
+  const std::string why_not = lender_why_not();
+  if (!why_not.empty() && prctl(PR_GET_DUMPABLE) != 1 && geteuid() != 0) {
+    return "shared memory: this process is not dumpable, so that no other may look into it; " +
+           why_not;
   }
   return "";
 }
@@ -127,17 +139,18 @@ std::string shared_memory_why_not() {
 std::shared_ptr<Memory> share_memory(std::int64_t bytes) {
   const std::int64_t size = whole_pages(std::max<std::int64_t>(bytes, 1));
   check_available(size);
-  const std::shared_ptr<File> file = create_file();
-  if (ftruncate(file->fd(), static_cast<off_t>(size)) != 0) {
+  File file = create_file();
+  if (ftruncate(file.fd(), static_cast<off_t>(size)) != 0) {
     throw failed("ftruncate to " + std::to_string(size) + " bytes");
   }
   // Nobody can shrink it under those who have mapped it.
-  if (fcntl(file->fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+  if (fcntl(file.fd(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw failed("fcntl(F_ADD_SEALS)");
   }
-  const SharedAddress address{getpid(), file->fd(), file->status().st_ino, 0, bytes};
-  std::byte* data = map(file->fd(), 0, size, 0);
-  auto memory = std::make_shared<Memory>(data, bytes, unmapping(size, file), address);
+  const SharedAddress address{getpid(), file.fd(), status_of(file).st_ino, 0, bytes};
+  std::byte* data = map(file.fd(), 0, size, 0);
+  auto lent = std::make_shared<SharedFile>(std::move(file));
+  auto memory = std::make_shared<Memory>(data, bytes, unmapping(size, std::move(lent)), address);
   touch(data, size);
   return memory;
 }
@@ -158,11 +171,8 @@ std::shared_ptr<Memory> part_of(const std::shared_ptr<Memory>& memory, std::int6
 }
 
 std::shared_ptr<Memory> attach_memory(const SharedAddress& address) {
-  const File file(open(path_of(address).c_str(), O_RDWR | O_CLOEXEC));
-  if (file.fd() < 0) {
-    throw failed("open " + path_of(address));
-  }
-  const struct stat status = file.status();
+  const File file = open_file(address);
+  const struct stat status = status_of(file);
   const std::int64_t offset = address.offset;
   if (status.st_ino != address.inode || offset < 0 || address.bytes < 0 ||
       offset != whole_pages(offset) || checked_add(offset, address.bytes) > status.st_size) {

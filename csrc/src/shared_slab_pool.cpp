@@ -10,6 +10,7 @@
 
 #include "pycollect/checked.h"
 #include "pycollect/copy.h"
+#include "pycollect/cuda.h"
 #include "pycollect/shared_memory.h"
 #include "pycollect/thread_pool.h"
 
@@ -80,6 +81,8 @@ struct SharedSlabPool::State {
   std::vector<std::size_t> free;  // has room for all: a return never allocates
   std::int64_t delivered = 0;
   std::int64_t copied = 0;
+  std::shared_ptr<Memory> memory;                          // of all blocks
+  std::unique_ptr<const cuda::Registration> registration;  // ends before the memory is unmapped
 };
 
 SharedSlabPool::SharedSlabPool(Placement placement, std::int64_t working, std::int64_t spare,
@@ -102,6 +105,11 @@ SharedSlabPool::SharedSlabPool(Placement placement, std::int64_t working, std::i
     state_->blocks[index].memory = part_of(memory, i * stride, placement_->bytes());
     state_->free.push_back(index);
   }
+  state_->memory = memory;
+}
+
+void SharedSlabPool::pin(int device) {
+  state_->registration = std::make_unique<const cuda::Registration>(state_->memory, device);
 }
 
 std::shared_ptr<Slab> SharedSlabPool::acquire() {

@@ -16,16 +16,9 @@ Dims::Dims(std::span<const std::int64_t> values) {
   }
 }
 
-void Dims::push_back(std::int64_t value) {
-  if (size_ == kMaxRank) {
-    throw std::invalid_argument("shape: expected at most " + std::to_string(kMaxRank) +
-                                " dimensions, got more");
-  }
-  values_[static_cast<std::size_t>(size_++)] = value;
-}
-
-bool operator==(const Dims& a, const Dims& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end());
+void Dims::throw_too_long() {
+  throw std::invalid_argument("shape: expected at most " + std::to_string(kMaxRank) +
+                              " dimensions, got more");
 }
 
 std::string to_string(const Dims& dims) {
@@ -59,20 +52,6 @@ TensorView TensorView::contiguous(void* data, DType dtype, const Dims& shape) {
 
 std::int64_t TensorView::bytes() const {
   return checked_mul(count(), static_cast<std::int64_t>(item_size(dtype)));
-}
-
-bool TensorView::is_contiguous() const {
-  std::int64_t expected = static_cast<std::int64_t>(item_size(dtype));
-  for (int i = rank() - 1; i >= 0; --i) {
-    if (shape[i] == 0) {
-      return true;
-    }
-    if (shape[i] != 1 && strides[i] != expected) {
-      return false;
-    }
-    expected *= shape[i];
-  }
-  return true;
 }
 
 TensorView TensorView::operator[](std::int64_t i) const {

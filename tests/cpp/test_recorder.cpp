@@ -126,6 +126,10 @@ class Recording {
     Array<float> log_prob{with_envs(P, batched, {1}), std::vector<float>(count, -n)};
     const std::array observations{observation.view()};
     const std::array outputs{action.view(), log_prob.view()};
+    if (as_numbers) {
+      return recorder.step(
+          OneStep{observations, n, terminated[0] != 0, truncated[0] != 0, outputs});
+    }
     return recorder.step({observations, reward.view(), ends.view(), cuts.view(), outputs});
   }
 
@@ -170,6 +174,7 @@ class Recording {
 
   const std::int64_t P;
   const bool batched;
+  bool as_numbers = false;  // steps are given as OneStep
   SlabPool pool;
   Array<float> current;
   Recorder recorder;
@@ -204,6 +209,8 @@ bool contains(const std::string& text, const std::string& part) {
 
 TEST_CASE("one env: every frame stands where it belongs") {
   Recording r({}, 4);
+  SUBCASE("given as arrays") {}
+  SUBCASE("given as numbers") { r.as_numbers = true; }
   r.begin(7);
   CHECK(r.recorder.steps_left() == 4);
   CHECK(r.step(1) == 0);
@@ -602,6 +609,14 @@ TEST_CASE("a recorder's layout has what a batch has, and nothing more") {
   CHECK(contains(make(usual_leaves(), {.envs = 0, .batched = true}), "envs: expected"));
   CHECK(contains(make(usual_leaves(), {.envs = 2}), "envs: expected 1 where not batched"));
   CHECK(contains(make(usual_leaves(), {.envs = 2, .batched = true}), "of shape [2, 2]"));
+}
+
+TEST_CASE("the numbers of one env are refused where there are several") {
+  Recording r({.envs = 2, .batched = true}, 2);
+  r.begin();
+  r.as_numbers = true;
+  CHECK_THROWS_WITH_AS(r.step(1), "step: expected arrays of 2 envs, got the numbers of one",
+                       std::logic_error);
 }
 
 TEST_CASE("calls out of order are refused") {

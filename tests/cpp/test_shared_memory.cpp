@@ -71,6 +71,7 @@ TEST_CASE("attached memory is the same memory, and what remains when its creator
 }
 
 TEST_CASE("shared memory is its user's alone, of one size, and leaves no descriptor") {
+  share_memory(1);  // from then on a socket is there, for those who may not look into this process
   const auto before = open_files();
   {
     const auto memory = share_memory(1);

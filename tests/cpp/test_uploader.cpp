@@ -172,6 +172,31 @@ TEST_CASE("registered shared slabs are read where workers wrote them") {
   CHECK(fake.log().find("pinned=1") != std::string::npos);
 }
 
+TEST_CASE("a pool's shared slabs are registered at once, and until the last one is gone") {
+  const FakeCuda fake;
+  ThreadPool threads(1);
+  const Placement placement(Layout({{{"a"}, DType::uint8, {4}}}), {1, 1, 8, Order::stack});
+  const cuda::DeviceMemory target(0, placement.bytes());
+  cuda::Uploader uploader(0);
+  auto pool = std::make_unique<SharedSlabPool>(placement, 2, 1, false);
+  fake_cuda_fail("cuMemHostRegister_v2", 0, 2);
+  CHECK_THROWS_AS(pool->pin(0), cuda::Error);
+  CHECK_THROWS_AS(pool->pin(7), std::invalid_argument);
+  pool->pin(0);
+  fake_cuda_hold(1);
+  for (int i = 0; i < 3; ++i) {
+    const std::shared_ptr<Slab> slab = pool->acquire();
+    uploader.upload(slab, {slab->data(), static_cast<std::size_t>(slab->bytes())}, target.address(),
+                    0);
+  }
+  pool.reset();
+  CHECK(fake.calls("cuMemHostUnregister") == 0);  // copies are under way
+  uploader.wait();
+  CHECK(fake.calls("cuMemHostRegister_v2") == 2);  // one of them failed
+  CHECK(fake.calls("cuMemHostUnregister") == 1);
+  CHECK(fake.log().find("pinned=0") == std::string::npos);
+}
+
 TEST_CASE("whatever fails, owners are let go, and nothing reads their memory afterwards") {
   constexpr int kGone = 99;
   for (const char* symbol :

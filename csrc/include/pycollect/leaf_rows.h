@@ -42,12 +42,24 @@ class LeafRows {
   // to another thread calls stream_fence() before. A narrower or wider number of the same kind is
   // cast; throws std::invalid_argument, which names the leaf, for another kind or shape.
   void write(std::int64_t step, const TensorView& source) const;
+  // What write() does after its check, for whoever checked already: an array that fits is stored as
+  // it is where it has the leaf's dtype and no gaps, else converted.
+  void write_checked(std::int64_t step, const TensorView& source) const {
+    if (source.dtype == leaf_.dtype && source.is_contiguous()) {
+      store(step, source.data);
+    } else {
+      convert(step, source);
+    }
+  }
   // One env of such an array.
   void write_env(std::int64_t env, std::int64_t step, const TensorView& source) const;
   // What write() checks; with `exact`, the dtype has to be the leaf's.
   void check(const TensorView& source, bool exact = false) const;
 
  private:
+  void store(std::int64_t step, const std::byte* source) const;
+  void convert(std::int64_t step, const TensorView& source) const;
+
   Leaf leaf_;
   std::size_t index_;
   std::int64_t envs_;

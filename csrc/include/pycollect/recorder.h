@@ -14,47 +14,11 @@
 
 #include "pycollect/header.h"
 #include "pycollect/layout.h"
-#include "pycollect/leaf_rows.h"
+#include "pycollect/recorder_leaves.h"
 #include "pycollect/shared_number.h"
 #include "pycollect/slab.h"
 
 namespace pycollect {
-
-struct RecorderOptions {
-  std::int64_t envs = 1;                 // P
-  bool batched = false;                  // arrays have a leading dimension P
-  std::int64_t max_frames_per_traj = 0;  // truncate a trajectory at that length; 0: never
-  // The step after a done is a dummy whose cell stays uncollected (an env in NEXT_STEP mode that
-  // cannot be reset by mask); reset() is then never called.
-  bool skips_after_done = false;
-  // Reward and flags are among the observations, whatever their keys and shapes, and copied as they
-  // are; those in StepData only say where episodes end. Else they are leaves of the recorder's.
-  bool own_flags = false;
-  bool set_truncated = false;  // flag the last collected frame of every env in every rollout
-};
-
-// What an environment shows of itself after each step, and after a reset. A carried one may lack
-// the leaf ("next", key): its successor is then only the next step's root.
-struct ObservationSpec {
-  Key key;
-  // The caller's memory, contiguous, which outlives the recorder: always the observation that the
-  // next action is chosen on, [P, *obs] where batched, else [*obs]. Unused where not carried.
-  TensorView current;
-  // current has to be right after every step, because the policy reads it; else only between
-  // rollouts.
-  bool live = true;
-  // The root has it too: what the action was chosen on. False for what only a step gives, such as
-  // a reward: there is ("next", key) alone.
-  bool carried = true;
-};
-
-// What a policy passes on to its own next call (a recurrent state): it reads `key` and writes
-// ("next", key). Both are leaves; the latter may be missing.
-struct StateSpec {
-  Key key;
-  TensorView current;  // as in ObservationSpec; live
-  TensorView initial;  // at a trajectory's first step: one frame, or one per env as in current
-};
 
 // An episode that ended in the rollout: by the env or by max_frames_per_traj.
 struct Episode {
@@ -72,6 +36,16 @@ struct StepData {
   TensorView truncated;
   std::span<const TensorView> outputs;      // in the order of `outputs`
   std::span<const TensorView> states = {};  // for the next step, in the order of `states`
+};
+
+// The same of one environment, whose reward and flags are plain numbers.
+struct OneStep {
+  std::span<const TensorView> observation;
+  double reward = 0;
+  bool terminated = false;
+  bool truncated = false;
+  std::span<const TensorView> outputs;
+  std::span<const TensorView> states = {};
 };
 
 // What others may do to a rollout while it runs, and see of it. Each number may be null. Looking at
@@ -120,6 +94,8 @@ class Recorder {
   // Records a step and returns how many environments must be reset now (see done()); -1 minus that
   // number if the rollout was stopped and ends here.
   std::int64_t step(const StepData& data);
+  // Throws std::logic_error where there are several environments.
+  std::int64_t step(const OneStep& data);
 
   // The environments that done() names were reset: only their rows are read.
   void reset(std::span<const TensorView> observation);
@@ -142,29 +118,6 @@ class Recorder {
   std::vector<Episode> take_episodes();
 
  private:
-  struct Observation {
-    std::optional<LeafRows> root;
-    std::optional<LeafRows> next;
-    std::optional<LeafRows> current;
-    TensorView view;  // of current
-    bool live;
-  };
-  struct State {
-    LeafRows root;
-    std::optional<LeafRows> next;
-    LeafRows current;
-    TensorView view;     // of current
-    TensorView initial;  // of the shape of current
-  };
-  struct Standard {  // reward and flags of an environment that has one of each
-    LeafRows reward, done, terminated, truncated;
-    std::vector<LeafRows> root_flags;
-  };
-  struct IsInit {
-    LeafRows root;
-    LeafRows current;
-    TensorView view;
-  };
   struct Env {
     std::int64_t trajectory = -1;  // local id, grows by one with each trajectory
     std::int64_t length = 0;       // frames of the open trajectory so far
@@ -173,13 +126,9 @@ class Recorder {
     bool skip = false;                 // the next step is a dummy
   };
 
-  LeafRows rows(const Key& key) const;
-  std::optional<LeafRows> rows_if_any(const Key& key) const;
-  LeafRows bound(const Key& key, const TensorView& memory) const;
-  void add_optional(const Key& key, std::vector<LeafRows>& group) const;
-  void add(const ObservationSpec& spec);
-  void add(const StateSpec& spec);
-  void list_all();
+  std::int64_t record(std::span<const TensorView> observation, std::span<const TensorView> outputs,
+                      std::span<const TensorView> states);
+  void check_step_is_due() const;
   void write_observations(std::span<const TensorView> observation);
   void write_states(std::span<const TensorView> states);
   void set_is_init(std::int64_t env, std::int64_t step, bool first);
@@ -194,17 +143,7 @@ class Recorder {
 
   Layout layout_;
   RecorderOptions options_;
-  std::vector<Observation> observations_;
-  std::vector<LeafRows> outputs_;
-  std::vector<State> states_;
-  std::optional<Standard> standard_;
-  std::optional<IsInit> is_init_;
-  LeafRows ids_;
-  std::vector<LeafRows> step_counts_;  // none, or root and next
-  std::optional<LeafRows> steps_had_;  // the caller's memory that is the next root step count
-  std::vector<LeafRows> versions_;     // none or one
-  std::vector<LeafRows> masks_;        // none or one
-  std::vector<LeafRows*> all_;         // every leaf of the layout, each once
+  RecorderLeaves leaves_;
 
   std::vector<Env> envs_;
   std::vector<std::uint8_t> done_;

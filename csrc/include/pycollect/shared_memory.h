@@ -2,8 +2,9 @@
 //
 // It is made by memfd_create and found by others as /proc/<pid>/fd/<n> of its creator: there is
 // nothing in /dev/shm, and nothing that could be left over by whoever is killed. Linux gives it
-// back when the last process that mapped it is gone. Only processes that may look into the creator
-// (the same user's, or root's) can open it.
+// back when the last process that mapped it is gone. Who may not look into the creator, although it
+// is the same user's (see prctl(PR_SET_DUMPABLE); security modules forbid it, too), is handed the
+// file over a Unix socket by a thread of the creator's. Only the same user, and root, can open it.
 //
 // Pages are touched when memory is made and mapped when it is attached: do both once, before time
 // matters, and use the memory again.

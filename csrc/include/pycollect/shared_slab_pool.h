@@ -33,6 +33,11 @@ class SharedSlabPool {
   // slab itself or a private copy of it. Throws std::invalid_argument for a slab of another pool.
   std::shared_ptr<Slab> deliver(ThreadPool& threads, const std::shared_ptr<Slab>& slab);
 
+  // Registers the memory of all slabs with CUDA's driver, so that the device reads what workers
+  // wrote where it is; until the pool and every slab of it are gone. Before the first slab is lent.
+  // Throws as cuda::Registration does; the memory stays as it was then.
+  void pin(int device);
+
   const Placement& placement() const { return *placement_; }
   // Of the shared slabs.
   PoolStats stats() const;

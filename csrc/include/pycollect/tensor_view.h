@@ -2,6 +2,7 @@
 // one keeps the memory alive for the length of the call, or says otherwise.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -23,7 +24,12 @@ class Dims {
   explicit Dims(std::span<const std::int64_t> values);
 
   // Throws std::invalid_argument past kMaxRank.
-  void push_back(std::int64_t value);
+  void push_back(std::int64_t value) {
+    if (size_ == kMaxRank) {
+      throw_too_long();
+    }
+    values_[static_cast<std::size_t>(size_++)] = value;
+  }
 
   int size() const { return size_; }
   bool empty() const { return size_ == 0; }
@@ -33,9 +39,13 @@ class Dims {
   const std::int64_t* end() const { return values_.data() + size_; }
   std::span<const std::int64_t> from(int first) const { return {begin() + first, end()}; }
 
-  friend bool operator==(const Dims& a, const Dims& b);
+  friend bool operator==(const Dims& a, const Dims& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end());
+  }
 
  private:
+  [[noreturn]] static void throw_too_long();
+
   std::array<std::int64_t, kMaxRank> values_{};
   int size_ = 0;
 };
@@ -67,7 +77,19 @@ struct TensorView {
   int rank() const { return shape.size(); }
   std::int64_t count() const { return element_count({shape.begin(), shape.end()}); }
   std::int64_t bytes() const;
-  bool is_contiguous() const;
+  bool is_contiguous() const {
+    std::int64_t expected = static_cast<std::int64_t>(item_size(dtype));
+    for (int i = rank() - 1; i >= 0; --i) {
+      if (shape[i] == 0) {
+        return true;
+      }
+      if (shape[i] != 1 && strides[i] != expected) {
+        return false;
+      }
+      expected *= shape[i];
+    }
+    return true;
+  }
   // The view of element i of the first dimension.
   TensorView operator[](std::int64_t i) const;
 };

@@ -1,0 +1,104 @@
+// RecorderLeaves: every leaf of a recorder's layout, by what is written into it and when.
+//
+// What the recorder is told of an environment and its policy is checked against the layout here, at
+// construction; then the leaves are bound to one worker's rows of slab after slab.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "pycollect/layout.h"
+#include "pycollect/leaf_rows.h"
+#include "pycollect/slab.h"
+
+namespace pycollect {
+
+struct RecorderOptions {
+  std::int64_t envs = 1;                 // P
+  bool batched = false;                  // arrays have a leading dimension P
+  std::int64_t max_frames_per_traj = 0;  // truncate a trajectory at that length; 0: never
+  // The step after a done is a dummy whose cell stays uncollected (an env in NEXT_STEP mode that
+  // cannot be reset by mask); reset() is then never called.
+  bool skips_after_done = false;
+  // Reward and flags are among the observations, whatever their keys and shapes, and copied as they
+  // are; those in StepData only say where episodes end. Else they are leaves of the recorder's.
+  bool own_flags = false;
+  bool set_truncated = false;  // flag the last collected frame of every env in every rollout
+};
+
+// What an environment shows of itself after each step, and after a reset. A carried one may lack
+// the leaf ("next", key): its successor is then only the next step's root.
+struct ObservationSpec {
+  Key key;
+  // The caller's memory, contiguous, which outlives the recorder: always the observation that the
+  // next action is chosen on, [P, *obs] where batched, else [*obs]. Unused where not carried.
+  TensorView current;
+  // current has to be right after every step, because the policy reads it; else only between
+  // rollouts.
+  bool live = true;
+  // The root has it too: what the action was chosen on. False for what only a step gives, such as
+  // a reward: there is ("next", key) alone.
+  bool carried = true;
+};
+
+// What a policy passes on to its own next call (a recurrent state): it reads `key` and writes
+// ("next", key). Both are leaves; the latter may be missing.
+struct StateSpec {
+  Key key;
+  TensorView current;  // as in ObservationSpec; live
+  TensorView initial;  // at a trajectory's first step: one frame, or one per env as in current
+};
+
+// Not to be copied or moved: `all` points into it.
+struct RecorderLeaves {
+  struct Observation {
+    std::optional<LeafRows> root;
+    std::optional<LeafRows> next;
+    std::optional<LeafRows> current;
+    TensorView view;  // of current
+    bool live;
+  };
+  struct State {
+    LeafRows root;
+    std::optional<LeafRows> next;
+    LeafRows current;
+    TensorView view;     // of current
+    TensorView initial;  // of the shape of current
+  };
+  struct Standard {  // reward and flags of an environment that has one of each
+    LeafRows reward, done, terminated, truncated;
+    std::vector<LeafRows> root_flags;
+  };
+  struct IsInit {
+    LeafRows root;
+    LeafRows current;
+    TensorView view;
+  };
+
+  // As Recorder's constructor, which says what it throws.
+  RecorderLeaves(const Layout& layout, const std::vector<ObservationSpec>& observation_specs,
+                 const std::vector<Key>& output_keys, const RecorderOptions& options,
+                 const std::vector<StateSpec>& state_specs,
+                 const std::optional<TensorView>& is_init_memory,
+                 const std::optional<TensorView>& step_count_memory);
+  RecorderLeaves(const RecorderLeaves&) = delete;
+  RecorderLeaves& operator=(const RecorderLeaves&) = delete;
+
+  // What is written from now on lies in this row of the slab.
+  void bind(Slab& slab, std::int64_t row);
+
+  std::vector<Observation> observations;
+  std::vector<LeafRows> outputs;
+  std::vector<State> states;
+  std::optional<Standard> standard;
+  std::optional<IsInit> is_init;
+  LeafRows ids;
+  std::vector<LeafRows> step_counts;  // none, or root and next
+  std::optional<LeafRows> steps_had;  // the caller's memory that is the next root step count
+  std::vector<LeafRows> versions;     // none or one
+  std::vector<LeafRows> masks;        // none or one
+  std::vector<LeafRows*> all;         // every leaf of the layout, each once
+};
+
+}  // namespace pycollect

@@ -1,0 +1,343 @@
+#include "borrow.h"
+
+#include <pybind11/numpy.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "dlpack.h"
+#include "pycollect/copy.h"
+
+namespace pycollect::python {
+namespace {
+
+// numpy's type numbers, which are part of its ABI. On Linux `long` is 64 bits wide.
+std::optional<DType> dtype_of_numpy(int type_num) {
+  switch (type_num) {
+    case 0:
+      return DType::boolean;
+    case 1:
+      return DType::int8;
+    case 2:
+      return DType::uint8;
+    case 3:
+      return DType::int16;
+    case 4:
+      return DType::uint16;
+    case 5:
+      return DType::int32;
+    case 6:
+      return DType::uint32;
+    case 7:
+    case 9:
+      return DType::int64;
+    case 8:
+    case 10:
+      return DType::uint64;
+    case 11:
+      return DType::float32;
+    case 12:
+      return DType::float64;
+    case 14:
+      return DType::complex64;
+    case 15:
+      return DType::complex128;
+    case 23:
+      return DType::float16;
+    default:
+      return std::nullopt;
+  }
+}
+
+int type_of_numpy(DType dtype, const char* what) {
+  for (int type = 0; type <= 23; ++type) {
+    if (dtype_of_numpy(type) == dtype) {
+      return type;
+    }
+  }
+  throw py::type_error(std::string(what) + ": expected a dtype that numpy has, got " +
+                       std::string(name_of(dtype)));
+}
+
+DType dtype_of_dlpack(const dlpack::DataType& type, const char* what) {
+  for (int i = 0; i <= static_cast<int>(DType::complex128); ++i) {
+    const dlpack::DataType known = dlpack::type_of(static_cast<DType>(i));
+    if (known.code == type.code && known.bits == type.bits && type.lanes == 1) {
+      return static_cast<DType>(i);
+    }
+  }
+  throw py::type_error(std::string(what) + ": expected a numeric dtype, got DLPack's code " +
+                       std::to_string(type.code) + " with " + std::to_string(type.bits) + " bits");
+}
+
+[[noreturn]] void refuse(py::handle object, const char* what) {
+  throw py::type_error(std::string(what) + ": expected a numeric array or tensor, got " +
+                       std::string(py::str(py::type::of(object).attr("__name__"))));
+}
+
+TensorView view_of_numpy(const py::array& array, const char* what, bool writable) {
+  const auto* proxy = py::detail::array_proxy(array.ptr());
+  const auto dtype = dtype_of_numpy(array.dtype().num());
+  if (!dtype || array.dtype().byteorder() == '>') {
+    throw py::type_error(std::string(what) + ": expected a numeric dtype, got " +
+                         std::string(py::str(array.dtype())));
+  }
+  if (writable && !array.writeable()) {
+    throw py::value_error(std::string(what) + ": expected a writable array, got a read-only one");
+  }
+  TensorView view;
+  view.data = reinterpret_cast<std::byte*>(proxy->data);
+  view.dtype = *dtype;
+  for (int i = 0; i < proxy->nd; ++i) {
+    view.shape.push_back(proxy->dimensions[i]);
+    view.strides.push_back(proxy->strides[i]);
+  }
+  return view;
+}
+
+TensorView view_of_dlpack(const dlpack::Tensor& tensor, const char* what) {
+  const DType dtype = dtype_of_dlpack(tensor.dtype, what);
+  Dims shape(std::span<const std::int64_t>(tensor.shape, static_cast<std::size_t>(tensor.ndim)));
+  TensorView view = TensorView::contiguous(
+      static_cast<std::byte*>(tensor.data) + tensor.byte_offset, dtype, shape);
+  if (tensor.strides != nullptr) {
+    for (int i = 0; i < tensor.ndim; ++i) {
+      view.strides[i] = tensor.strides[i] * static_cast<std::int64_t>(item_size(dtype));
+    }
+  }
+  if (tensor.device.type == dlpack::kCuda) {
+    view.device = {DeviceKind::cuda, tensor.device.id};
+  } else if (tensor.device.type != dlpack::kCpu && tensor.device.type != dlpack::kCudaHost) {
+    throw py::value_error(std::string(what) + ": expected memory of the CPU or of CUDA, got " +
+                          "DLPack's device type " + std::to_string(tensor.device.type));
+  }
+  return view;
+}
+
+// Whether a view of it would differ from that one in the address alone.
+bool has_form(const dlpack::Tensor& tensor, const TensorView& view) {
+  const auto item = static_cast<std::int64_t>(item_size(view.dtype));
+  const dlpack::DataType type = dlpack::type_of(view.dtype);
+  if (tensor.device.type != dlpack::kCpu || view.device.kind != DeviceKind::cpu ||
+      tensor.dtype.code != type.code || tensor.dtype.bits != type.bits ||
+      tensor.dtype.lanes != type.lanes || tensor.ndim != view.rank() || tensor.strides == nullptr) {
+    return false;
+  }
+  for (int i = 0; i < tensor.ndim; ++i) {
+    if (tensor.shape[i] != view.shape[i] || tensor.strides[i] * item != view.strides[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+TensorView view_of_capsule(py::handle object, const char* what) {
+  const py::object capsule = object.attr("__dlpack__")();
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor") != 0) {
+    return view_of_dlpack(
+        static_cast<dlpack::Managed*>(PyCapsule_GetPointer(capsule.ptr(), "dltensor"))->tensor,
+        what);
+  }
+  if (PyCapsule_IsValid(capsule.ptr(), "dltensor_versioned") != 0) {
+    const auto* managed = static_cast<dlpack::ManagedVersioned*>(
+        PyCapsule_GetPointer(capsule.ptr(), "dltensor_versioned"));
+    if ((managed->flags & dlpack::kIsCopied) == 0) {  // a copy would die with the capsule
+      return view_of_dlpack(managed->tensor, what);
+    }
+  }
+  refuse(object, what);
+}
+
+// torch negates and conjugates lazily: a bit says so, and the memory holds the other value.
+// DLPack's table does not look at the bit, so a tensor that has it would be read wrong.
+void refuse_lazy(py::handle tensor, DType dtype, const char* what) {
+  const bool complex = kind_of(dtype) == DTypeKind::complex;
+  if (!complex && kind_of(dtype) != DTypeKind::floating) {
+    return;
+  }
+  static PyObject* const names[] = {PyUnicode_InternFromString("is_neg"),
+                                    PyUnicode_InternFromString("is_conj")};
+  for (int i = 0; i <= static_cast<int>(complex); ++i) {
+    const auto answer =
+        py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(tensor.ptr(), names[i]));
+    if (!answer) {
+      PyErr_Clear();  // another library's tensor, which has no such bit
+    } else if (answer.ptr() == Py_True) {
+      throw py::value_error(std::string(what) + ": expected a tensor in its own memory, got one " +
+                            "with a lazy negation or conjugation; call " +
+                            "resolve_neg() or resolve_conj() on it");
+    }
+  }
+}
+
+template <typename T>
+TensorView put(ScalarRoom& room, DType dtype, T value) {
+  std::memcpy(room.bytes, &value, sizeof(value));
+  return TensorView::contiguous(room.bytes, dtype, Dims{});
+}
+
+// Python's and numpy's numbers: bool, then whole numbers (__index__), then what has __float__.
+std::optional<TensorView> view_of_number(py::handle object, ScalarRoom& room) {
+  PyObject* number = object.ptr();
+  if (PyFloat_Check(number)) {
+    return put(room, DType::float64, PyFloat_AS_DOUBLE(number));
+  }
+  if (PyBool_Check(number)) {
+    return put(room, DType::boolean, static_cast<std::uint8_t>(number == Py_True));
+  }
+  if (PyIndex_Check(number)) {
+    const py::object index = py::reinterpret_steal<py::object>(PyNumber_Index(number));
+    if (!index) {
+      throw py::error_already_set();
+    }
+    const long long value = PyLong_AsLongLong(index.ptr());
+    if (value == -1 && PyErr_Occurred() != nullptr) {
+      throw py::error_already_set();
+    }
+    return put(room, DType::int64, static_cast<std::int64_t>(value));
+  }
+  const auto* methods = Py_TYPE(number)->tp_as_number;
+  if (methods == nullptr || methods->nb_float == nullptr) {
+    return std::nullopt;
+  }
+  if (py::hasattr(object, "dtype") &&
+      object.attr("dtype").attr("kind").cast<std::string>() == "b") {
+    return put(room, DType::boolean, static_cast<std::uint8_t>(PyObject_IsTrue(number)));
+  }
+  const double value = PyFloat_AsDouble(number);
+  if (value == -1.0 && PyErr_Occurred() != nullptr) {
+    throw py::error_already_set();
+  }
+  return put(room, DType::float64, value);
+}
+
+}  // namespace
+
+TensorView borrow(py::handle object, const char* what, ScalarRoom* room, bool writable) {
+  if (py::isinstance<py::array>(object)) {
+    return view_of_numpy(py::reinterpret_borrow<py::array>(object), what, writable);
+  }
+  if (const dlpack::ExchangeApi* api = dlpack::exchange_api(Py_TYPE(object.ptr()))) {
+    dlpack::Tensor tensor;
+    if (api->view_of_object(object.ptr(), &tensor) != 0) {
+      throw py::error_already_set();
+    }
+    const TensorView view = view_of_dlpack(tensor, what);
+    refuse_lazy(object, view.dtype, what);
+    return view;
+  }
+  if (room != nullptr) {
+    if (const auto number = view_of_number(object, *room)) {
+      return *number;
+    }
+  }
+  if (py::hasattr(object, "__dlpack__")) {
+    return view_of_capsule(object, what);
+  }
+  if (PyObject_CheckBuffer(object.ptr()) != 0) {
+    // numpy reads the format string; the view outlives this array because the object lives on.
+    return view_of_numpy(py::array::ensure(object), what, writable);
+  }
+  refuse(object, what);
+}
+
+const TensorView& Borrower::operator()(py::handle object, const char* what) {
+  if (is_like_array(object) || is_like_tensor(object, what)) {
+    return view_;
+  }
+  dtype_ = py::object();
+  tensor_ = py::object();
+  view_ = borrow(object, what, &room_);
+  if (py::isinstance<py::array>(object)) {
+    dtype_ = py::reinterpret_borrow<py::array>(object).dtype();
+  } else if (dlpack::exchange_api(Py_TYPE(object.ptr())) != nullptr) {
+    tensor_ = py::reinterpret_borrow<py::object>(object);
+  }
+  return view_;
+}
+
+// The descriptors of numpy's own types are one object each; another one is looked at anew.
+bool Borrower::is_like_array(py::handle object) {
+  if (!dtype_ || !py::isinstance<py::array>(object)) {
+    return false;
+  }
+  const auto* proxy = py::detail::array_proxy(object.ptr());
+  const auto same = [n = proxy->nd](const py::ssize_t* given, const Dims& known) {
+    return n == known.size() && std::equal(given, given + n, known.begin());
+  };
+  if (proxy->descr != dtype_.ptr() || !same(proxy->dimensions, view_.shape) ||
+      !same(proxy->strides, view_.strides)) {
+    return false;
+  }
+  view_.data = reinterpret_cast<std::byte*>(proxy->data);
+  return true;
+}
+
+bool Borrower::is_like_tensor(py::handle object, const char* what) {
+  if (!tensor_ || Py_TYPE(object.ptr()) != Py_TYPE(tensor_.ptr())) {
+    return false;
+  }
+  dlpack::Tensor tensor;
+  if (dlpack::exchange_api(Py_TYPE(object.ptr()))->view_of_object(object.ptr(), &tensor) != 0) {
+    throw py::error_already_set();
+  }
+  if (!has_form(tensor, view_)) {
+    return false;
+  }
+  if (!object.is(tensor_)) {  // a tensor does not become lazy, so one that comes again is not
+    refuse_lazy(object, view_.dtype, what);
+    tensor_ = py::reinterpret_borrow<py::object>(object);
+  }
+  view_.data = static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+  return true;
+}
+
+py::object copied_to_numpy(const TensorView& view, const char* what) {
+  const auto& numpy = py::detail::npy_api::get();
+  PyObject* dtype = numpy.PyArray_DescrFromType_(type_of_numpy(view.dtype, what));
+  auto array = py::reinterpret_steal<py::object>(numpy.PyArray_NewFromDescr_(
+      numpy.PyArray_Type_, dtype, view.rank(),
+      reinterpret_cast<const Py_intptr_t*>(view.shape.begin()), nullptr, nullptr, 0, nullptr));
+  if (!array) {
+    throw py::error_already_set();
+  }
+  copy(TensorView::contiguous(py::detail::array_proxy(array.ptr())->data, view.dtype, view.shape),
+       view);
+  return array;
+}
+
+std::optional<double> plain_number(py::handle object) {
+  if (PyFloat_Check(object.ptr())) {
+    return PyFloat_AS_DOUBLE(object.ptr());
+  }
+  return std::nullopt;
+}
+
+std::optional<bool> plain_flag(py::handle object) {
+  // numpy's bools are two objects, too.
+  const auto numpys = [](const char* name) {
+    return py::module_::import("numpy").attr(name).cast<py::object>().release().ptr();
+  };
+  static PyObject* const numpys_true = numpys("True_");
+  static PyObject* const numpys_false = numpys("False_");
+  if (object.ptr() == Py_True || object.ptr() == numpys_true) {
+    return true;
+  }
+  if (object.ptr() == Py_False || object.ptr() == numpys_false) {
+    return false;
+  }
+  return std::nullopt;
+}
+
+std::vector<TensorView> borrow_all(const std::vector<py::object>& objects, const char* what,
+                                   bool writable) {
+  std::vector<TensorView> views;
+  views.reserve(objects.size());
+  for (const py::object& object : objects) {
+    views.push_back(borrow(object, what, nullptr, writable));
+  }
+  return views;
+}
+
+}  // namespace pycollect::python

@@ -1,0 +1,171 @@
+#include "pycollect/recorder_leaves.h"
+
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace pycollect {
+namespace {
+
+Key next_of(const Key& key) {
+  Key next{"next"};
+  next.insert(next.end(), key.begin(), key.end());
+  return next;
+}
+
+// The leaves of a layout, by key.
+struct Rows {
+  const Layout& layout;
+  std::int64_t envs;
+  bool batched;
+
+  LeafRows of(const Key& key) const {
+    const int index = layout.find(key);
+    if (index < 0) {
+      throw std::invalid_argument("layout: expected a leaf " + to_string(key) + ", there is none");
+    }
+    const auto i = static_cast<std::size_t>(index);
+    return {layout[i], i, envs, batched};
+  }
+
+  std::optional<LeafRows> if_any(const Key& key) const {
+    return layout.find(key) < 0 ? std::nullopt : std::optional(of(key));
+  }
+
+  void add_if_any(const Key& key, std::vector<LeafRows>& group) const {
+    if (layout.find(key) >= 0) {
+      group.push_back(of(key));
+    }
+  }
+
+  // The caller's memory that holds one step of that leaf.
+  LeafRows bound(const Key& key, const TensorView& memory) const {
+    LeafRows result = of(key);
+    result.bind(memory);
+    return result;
+  }
+};
+
+RecorderLeaves::Observation observation_of(const ObservationSpec& spec, const Rows& rows) {
+  if (!spec.carried) {
+    return {std::nullopt, rows.of(next_of(spec.key)), std::nullopt, {}, false};
+  }
+  return {rows.of(spec.key), rows.if_any(next_of(spec.key)), rows.bound(spec.key, spec.current),
+          spec.current, spec.live};
+}
+
+RecorderLeaves::State state_of(const StateSpec& spec, const Rows& rows) {
+  LeafRows current = rows.bound(spec.key, spec.current);
+  TensorView initial = spec.initial;
+  if (rows.batched && initial.shape == current.leaf().shape) {  // one frame for all envs
+    Dims strides{0};
+    for (std::int64_t stride : initial.strides) {
+      strides.push_back(stride);
+    }
+    initial.shape = current.step_shape();
+    initial.strides = strides;
+  }
+  current.check(initial, true);
+  return {rows.of(spec.key), rows.if_any(next_of(spec.key)), std::move(current), spec.current,
+          initial};
+}
+
+RecorderLeaves::Standard standard_of(const Rows& rows) {
+  return {rows.of({"next", "reward"}),
+          rows.of({"next", "done"}),
+          rows.of({"next", "terminated"}),
+          rows.of({"next", "truncated"}),
+          {rows.of({"done"}), rows.of({"terminated"}), rows.of({"truncated"})}};
+}
+
+// Every leaf that is written, each once.
+std::vector<LeafRows*> all_of(RecorderLeaves& leaves) {
+  std::vector<LeafRows*> all{&leaves.ids};
+  for (RecorderLeaves::Observation& observation : leaves.observations) {
+    for (std::optional<LeafRows>* leaf : {&observation.root, &observation.next}) {
+      if (*leaf) {
+        all.push_back(&**leaf);
+      }
+    }
+  }
+  for (RecorderLeaves::State& state : leaves.states) {
+    all.push_back(&state.root);
+    if (state.next) {
+      all.push_back(&*state.next);
+    }
+  }
+  if (leaves.is_init) {
+    all.push_back(&leaves.is_init->root);
+  }
+  if (leaves.standard) {
+    RecorderLeaves::Standard& standard = *leaves.standard;
+    for (LeafRows* leaf :
+         {&standard.reward, &standard.done, &standard.terminated, &standard.truncated}) {
+      all.push_back(leaf);
+    }
+    for (LeafRows& flag : standard.root_flags) {
+      all.push_back(&flag);
+    }
+  }
+  for (auto* group : {&leaves.outputs, &leaves.step_counts, &leaves.versions, &leaves.masks}) {
+    for (LeafRows& leaf : *group) {
+      all.push_back(&leaf);
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+RecorderLeaves::RecorderLeaves(const Layout& layout,
+                               const std::vector<ObservationSpec>& observation_specs,
+                               const std::vector<Key>& output_keys, const RecorderOptions& options,
+                               const std::vector<StateSpec>& state_specs,
+                               const std::optional<TensorView>& is_init_memory,
+                               const std::optional<TensorView>& step_count_memory)
+    : ids(Rows{layout, options.envs, options.batched}.of({"collector", "traj_ids"})) {
+  if (options.envs < 1 || (!options.batched && options.envs != 1)) {
+    throw std::invalid_argument("envs: expected 1 where not batched, else >= 1, got " +
+                                std::to_string(options.envs));
+  }
+  const Rows rows{layout, options.envs, options.batched};
+  for (const ObservationSpec& spec : observation_specs) {
+    observations.push_back(observation_of(spec, rows));
+  }
+  for (const Key& key : output_keys) {
+    outputs.push_back(rows.of(key));
+  }
+  for (const StateSpec& spec : state_specs) {
+    states.push_back(state_of(spec, rows));
+  }
+  if (!options.own_flags) {
+    standard = standard_of(rows);
+  }
+  if (is_init_memory) {
+    is_init =
+        IsInit{rows.of({"is_init"}), rows.bound({"is_init"}, *is_init_memory), *is_init_memory};
+  }
+  rows.add_if_any({"collector", "policy_version"}, versions);
+  rows.add_if_any({"collector", "mask"}, masks);
+  if (!options.own_flags) {
+    rows.add_if_any({"step_count"}, step_counts);
+    rows.add_if_any({"next", "step_count"}, step_counts);
+  }
+  if (step_count_memory) {
+    steps_had = rows.bound({"step_count"}, *step_count_memory);
+  }
+  all = all_of(*this);
+  if (all.size() != layout.size()) {
+    throw std::invalid_argument("layout: expected " + std::to_string(all.size()) +
+                                " leaves that the recorder writes, got " +
+                                std::to_string(layout.size()));
+  }
+}
+
+void RecorderLeaves::bind(Slab& slab, std::int64_t row) {
+  for (LeafRows* leaf : all) {
+    leaf->bind(slab, row);
+  }
+}
+
+}  // namespace pycollect

@@ -1,0 +1,68 @@
+#include <doctest/doctest.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "descriptor_lender.h"
+#include "file.h"
+
+using namespace pycollect;
+
+namespace {
+
+std::uint64_t inode_of(int fd) {
+  struct stat status{};
+  REQUIRE(fstat(fd, &status) == 0);
+  return status.st_ino;
+}
+
+}  // namespace
+
+TEST_CASE("a descriptor is lent while it is the file that was meant, and no other") {
+  const File folder(open("/", O_RDONLY | O_CLOEXEC));
+  const std::uint64_t inode = inode_of(folder.fd());
+  CHECK_THROWS_AS(borrow_descriptor(getpid(), folder.fd(), inode), SharedMemoryError);
+  lend_descriptor(folder.fd(), inode);
+  CHECK(lender_why_not() == "");
+  for (int i = 0; i < 3; ++i) {
+    const File borrowed(borrow_descriptor(getpid(), folder.fd(), inode));
+    CHECK(borrowed.fd() != folder.fd());
+    CHECK(inode_of(borrowed.fd()) == inode);
+    CHECK((fcntl(borrowed.fd(), F_GETFD) & FD_CLOEXEC) != 0);
+  }
+  CHECK_THROWS_AS(borrow_descriptor(getpid(), folder.fd(), inode + 1), SharedMemoryError);
+  take_back_descriptor(folder.fd());
+  CHECK_THROWS_WITH_AS(borrow_descriptor(getpid(), folder.fd(), inode),
+                       doctest::Contains("does not lend its descriptor"), SharedMemoryError);
+}
+
+TEST_CASE("a process that lends nothing refuses at once") {
+  CHECK_THROWS_WITH_AS(borrow_descriptor(1 << 22, 3, 0), doctest::Contains("Connection refused"),
+                       SharedMemoryError);
+}
+
+TEST_CASE("the child of a fork lends its own, and takes back nothing of its parent's") {
+  const File folder(open("/", O_RDONLY | O_CLOEXEC));
+  const std::uint64_t inode = inode_of(folder.fd());
+  lend_descriptor(folder.fd(), inode);
+  const pid_t child = fork();
+  if (child == 0) {
+    take_back_descriptor(folder.fd());
+    const File other(open("/proc", O_RDONLY | O_CLOEXEC));
+    struct stat status{};
+    fstat(other.fd(), &status);
+    lend_descriptor(other.fd(), status.st_ino);
+    try {
+      close(borrow_descriptor(getpid(), other.fd(), status.st_ino));
+    } catch (...) {
+      _exit(1);
+    }
+    _exit(0);
+  }
+  int status = -1;
+  REQUIRE(waitpid(child, &status, 0) == child);
+  CHECK(status == 0);
+  CHECK_NOTHROW(close(borrow_descriptor(getpid(), folder.fd(), inode)));
+  take_back_descriptor(folder.fd());
+}
