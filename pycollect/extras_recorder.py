@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -80,13 +80,11 @@ class ExtrasRecorder:
         return act_and_keep
 
     def beside_step(self, record: Callable[..., int]) -> Callable[..., int]:
-        """The recorder's step, with the frame's extras kept."""
+        """The recorder's `record`, with the frame's extras kept."""
 
-        def record_both(
-            observation: Arrays, reward: Any, terminated: Any, truncated: Any, values: Any
-        ) -> int:
-            due = record(observation, reward, terminated, truncated, values)
-            self._step(terminated, truncated)
+        def record_both(result: Sequence[Any]) -> int:
+            due = record(result)
+            self._step(result[2], result[3])
             return due
 
         return record_both

@@ -38,6 +38,17 @@ def derived_seeds(count: int, entropy: int, *key: int) -> list[int]:
     return [int(seed) for seed in sequence.generate_state(count, np.uint32)]
 
 
+# What torch, numpy and Python raise where they are given something that is no state.
+_REFUSALS = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
 @dataclass(frozen=True)
 class GeneratorState:
     """What has to be kept to go on drawing where a worker stopped; pickles.
@@ -83,7 +94,7 @@ class GeneratorState:
             )
             Generators.of(state)
             state.action_generators()
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        except _REFUSALS as error:
             raise ValueError(f"state_dict: expected states of generators, got {error}") from error
         return state
 

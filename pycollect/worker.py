@@ -16,7 +16,8 @@ from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import Leaf, Placement, Recorder, RolloutControl, RolloutHeader, Slab, copy
 from pycollect.batch import BatchLeaves
-from pycollect.devices import indexed, why_not
+from pycollect.device_recorder import DeviceRecorder
+from pycollect.devices import CPU, indexed, why_not
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.extras import Extras
@@ -54,6 +55,7 @@ class WorkerOptions:
         compact_obs: leave out ("next", key) of observations and states.
         calling: whether the policy's modules are compiled or captured.
         devices: where environments and policy are to lie.
+        stays: what environments on a device show, and the policy's outputs, are recorded there.
         init_fn: called before anything is built.
         pre_collect_hook: called before each rollout.
         post_collect_hook: called with each rollout, by whoever runs the worker.
@@ -73,6 +75,7 @@ class WorkerOptions:
     compact_obs: bool = False
     calling: Calling = AS_IT_IS
     devices: Devices = field(default_factory=Devices)
+    stays: bool = False
     init_fn: Callable[[], Any] | None = None
     pre_collect_hook: Callable[[], Any] | None = None
     post_collect_hook: Callable[[Any], Any] | None = None
@@ -104,6 +107,7 @@ class RolloutReport:
         slow_paths: the names of those that the rollout took.
         extras: [P, T] each; None where there are none.
         team: None where the worker collected it itself.
+        there: what lies on the environments' device instead of the slab, [*batch, T, *frame] each.
     """
 
     header: RolloutHeader
@@ -113,6 +117,7 @@ class RolloutReport:
     slow_paths: tuple[str, ...]
     extras: Extras | None = None
     team: TeamReport | None = None
+    there: Mapping[Key, torch.Tensor] = field(default_factory=dict)
 
 
 class Worker:
@@ -170,7 +175,8 @@ class Worker:
                 "set_truncated: expected an environment with a flag 'truncated', this one has "
                 f"{[dotted(leaf.key) for leaf in env.observation]}; call add_truncated_keys() on it"
             )
-        self._current = _current_tensors(env)
+        staying = env.leave_there() if options.stays else frozenset()
+        self._current = _current_tensors(env, staying)
         first = env.reset()
         _fill(self._current, first)
         self._extras = ExtrasRecorder(env)
@@ -185,6 +191,7 @@ class Worker:
                 counts_steps=bool(self._cut),
                 calling=options.calling.on(self._policy_device),
                 device=self._policy_device,
+                home=indexed(env.device) if staying else None,
             )
         self._extras.outputs = self._runner.extra_outputs
         self._random = (
@@ -206,14 +213,20 @@ class Worker:
             nodes=env.nodes,
             compact=options.compact_obs,
         )
+        self.slab_leaves = self.leaves.without(staying) if staying else self.leaves
         self.steps = -(-options.frames // env.num_envs)
-        self.placement = _placement(self.leaves, env.num_envs, self.steps)
-        self._recorder = self._make_recorder()
-        self._recorder.restart(first)
+        self.placement = _placement(self.slab_leaves, env.num_envs, self.steps)
         keys = [leaf.key for leaf in (*self._runner.outputs, *self._passed_on())]
         given = env.given((*self._runner.outputs, *self._runner.through_env))
         places = [keys.index(key) for key in given]
-        self._to_env = _action_taker(places, env.takes_tensors)
+        recorder = self._make_recorder(self.slab_leaves, () if env.takes_tensors else places)
+        self._there = (
+            DeviceRecorder(recorder, env, self.leaves, self._current, staying) if staying else None
+        )
+        self._recorder = self._there or recorder
+        self._recorder.restart(first)
+        take = self._recorder.take
+        self._take = _taking_tensors(take, places) if env.takes_tensors else take
 
     def _passed_on(self) -> tuple[Leaf, ...]:
         """What a policy returns behind its outputs: for its own next call, for the env alone."""
@@ -222,17 +235,18 @@ class Worker:
     def _state_leaves(self) -> tuple[Leaf, ...]:
         return tuple(state.leaf for state in self._runner.states)
 
-    def _make_recorder(self) -> Recorder:
+    def _make_recorder(self, leaves: BatchLeaves, given: Sequence[int]) -> Recorder:
         env, options, runner = self.env, self._options, self._runner
+        direct = env.direct
         live = set(runner.inputs)
         observations: list[tuple[Key, Any, bool]] = [
-            (leaf.key, self._current[leaf.key], leaf.key in live) for leaf in env.observation
+            (leaf.key, self._current[leaf.key], leaf.key in live) for leaf in leaves.observation
         ]
         observations += [(leaf.key, None, False) for leaf in env.step_only]
         return Recorder(
             self.placement.layout,
             observations,
-            [leaf.key for leaf in runner.outputs],
+            [leaf.key for leaf in leaves.outputs],
             envs=env.num_envs,
             batched=env.batched,
             max_frames_per_traj=self._cut,
@@ -242,12 +256,15 @@ class Worker:
             states=[(state.leaf.key, state.current, state.initial) for state in runner.states],
             is_init=runner.is_init,
             step_count=runner.step_count,
+            given=given,
+            scalars=direct is not None and direct.scalars,
+            convert=None if direct is None else direct.convert,
         )
 
     def set_share(self, frames: int) -> None:
         """Collect that many frames per rollout from now on, as `WorkerOptions.frames`."""
         self.steps = -(-frames // self.env.num_envs)
-        self.placement = _placement(self.leaves, self.env.num_envs, self.steps)
+        self.placement = _placement(self.slab_leaves, self.env.num_envs, self.steps)
 
     @property
     def batch_shape(self) -> list[int]:
@@ -330,6 +347,7 @@ class Worker:
             self._recorder.frames,
             self._slow_paths(runner),
             self._extras.finish(self.steps) if self.leaves.extras else None,
+            there=self._there.take_tensors() if self._there else {},
         )
 
     def _slow_paths(self, runner: Runner) -> tuple[str, ...]:
@@ -349,44 +367,44 @@ class Worker:
             self._restart()
 
     def _roll(self, runner: Runner) -> None:
-        act = runner.act
-        env_step = self.env.step
+        act, env_step = runner.act, self._env_step()
         reset_done: Callable[..., Arrays] = self.env.reset_done
-        record, record_reset = self._recorder.step, self._recorder.reset
-        done, to_env = self._recorder.done, self._to_env
-        if self._passed_on():
-            record = self._with_states(record)
+        record, record_reset = self._recorder.record, self._recorder.reset
+        done, take = self._recorder.done, self._take
         if self.leaves.extras:
             extras = self._extras
             act = extras.beside_act(act, runner.said)
             record, reset_done = extras.beside_step(record), extras.beside_reset(reset_done)
         for plain, then_timed in self._timer.stretches(self.steps):
             for _ in range(plain):
-                outputs = act()
-                observation, reward, terminated, truncated = env_step(to_env(outputs))
-                resets = record(observation, reward, terminated, truncated, outputs)
+                resets = record(env_step(take(act())))
                 if resets:
                     if resets != _STOPPED:
                         record_reset(reset_done(done))
                     if resets < 0:
                         return
-            if then_timed and self._timed_step(act, record, reset_done) < 0:
+            if then_timed and self._timed_step(act, env_step, record, reset_done) < 0:
                 return
+
+    def _env_step(self) -> Callable[[Arrays], Sequence[Any]]:
+        direct = self.env.direct
+        return self.env.step if direct is None else direct.step
 
     def _timed_step(
         self,
-        act: Callable[[], tuple[torch.Tensor, ...]],
+        act: Callable[[], tuple[Any, ...]],
+        env_step: Callable[[Arrays], Sequence[Any]],
         record: Callable[..., int],
         reset_done: Callable[..., Arrays],
     ) -> int:
         """One step as all others, with a look at the clock between its parts."""
         timer, clock = self._timer, time.perf_counter
         start = clock()
-        outputs = act()
+        values = act()
         chosen = clock()
-        result = self.env.step(self._to_env(outputs))
+        result = env_step(self._take(values))
         stepped = clock()
-        resets = record(*result, outputs)
+        resets = record(result)
         end = recorded = clock()
         if resets and resets != _STOPPED:
             observation = reset_done(self._recorder.done)
@@ -396,19 +414,6 @@ class Worker:
         timer.env += stepped - chosen + end - recorded
         timer.record += recorded - stepped
         return resets
-
-    def _with_states(self, record: Callable[..., int]) -> Callable[..., int]:
-        """The recorder's step where the policy's states follow its outputs."""
-        first = len(self._runner.outputs)
-        last = first + len(self._runner.states)
-
-        def record_both(
-            observation: Arrays, reward: Any, terminated: Any, truncated: Any, values: Any
-        ) -> int:
-            outputs, states = values[:first], values[first:last]
-            return record(observation, reward, terminated, truncated, outputs, states)
-
-        return record_both
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
         """Seed everything anew and reset all environments.
@@ -434,6 +439,7 @@ class Worker:
 
     def reset(self, seeds: Sequence[int] | None = None) -> None:
         """Reset all environments; open trajectories end there."""
+        self._must_reset = True  # also where this raises
         self._runner.forget()
         with self._settings():
             self._restart(seeds)
@@ -510,14 +516,18 @@ def _placement(leaves: BatchLeaves, envs: int, steps: int) -> Placement:
     return placement
 
 
-def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
+def _current_tensors(env: EnvBatch, staying: frozenset[Key]) -> dict[Key, torch.Tensor]:
     """Memory for the current observation, [*obs] for one env, [P, *obs] for a batch.
 
-    On the CPU, whatever torch's default device is.
+    Where the env is for what stays there, else on the CPU, whatever torch's default device is.
     """
     batch = (env.num_envs,) if env.batched else ()
     return {
-        leaf.key: torch.zeros((*batch, *leaf.shape), dtype=torch_dtype(leaf.dtype), device="cpu")
+        leaf.key: torch.zeros(
+            (*batch, *leaf.shape),
+            dtype=torch_dtype(leaf.dtype),
+            device=env.device if leaf.key in staying else CPU,
+        )
         for leaf in env.observation
     }
 
@@ -525,34 +535,19 @@ def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
 def _fill(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
     arrays = observation if isinstance(observation, tuple) else (observation,)
     for tensor, array in zip(current.values(), arrays, strict=False):  # step_only leaves follow
-        copy(tensor, array if isinstance(array, torch.Tensor) else np.asarray(array))
+        if tensor.device.type != "cpu":
+            tensor.copy_(array)
+        else:
+            copy(tensor, array if isinstance(array, torch.Tensor) else np.asarray(array))
 
 
-def _action_taker(
-    places: Sequence[int], tensors: bool = False
-) -> Callable[[tuple[torch.Tensor, ...]], Arrays]:
-    """What turns the policy's outputs into the env's action, in memory that the env may keep.
+def _taking_tensors(
+    take: Callable[[tuple[Any, ...]], Any], places: Sequence[int]
+) -> Callable[[tuple[Any, ...]], Arrays]:
+    """`take` for an env that is given tensors: copies too, as it may keep them."""
 
-    A plan returns the same tensor every time, so its numpy view is made only once.
+    def take_tensors(values: tuple[Any, ...]) -> Arrays:
+        take(values)
+        return tuple([values[place].clone() for place in places])
 
-    Args:
-        places: of what the env is given among the outputs.
-        tensors: the env takes tensors, not arrays.
-    """
-    if tensors:
-        return lambda outputs: tuple([outputs[place].clone() for place in places])
-    if len(places) != 1:
-        takers = [_action_taker([place]) for place in places]
-        return lambda outputs: tuple(take(outputs) for take in takers)
-    place = places[0]
-    last: torch.Tensor | None = None
-    view: Any = None
-
-    def take(outputs: tuple[torch.Tensor, ...]) -> Arrays:
-        nonlocal last, view
-        tensor = outputs[place]
-        if tensor is not last:
-            last, view = tensor, tensor.numpy()
-        return view.copy()
-
-    return take
+    return take_tensors

@@ -10,7 +10,6 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from envs_for_tests import (
     BoxActionEnv,
     CompactVectorEnv,
@@ -34,7 +33,6 @@ from gymnasium.wrappers import vector as wrappers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pycollect import SyncDataCollector
 from pycollect.envs import ActionSampler, EnvBatch, make_env_batch
 
 LENGTHS = (3, 1, 4)
@@ -753,45 +751,6 @@ class TestRealVectorEnvs:
         ale = pytest.importorskip("ale_py.vector_env")
         with pytest.raises(ValueError, match="batch_size=1 with num_envs=2"):
             make_env_batch(lambda: ale.AtariVectorEnv("pong", num_envs=2, batch_size=1))
-
-    def test_envpool(self) -> None:
-        envpool = pytest.importorskip("envpool")
-        batch = make_env_batch(
-            lambda: envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4, seed=3)
-        )
-        assert not batch.skips_after_done
-        batch.reset()
-        ends = 0
-        for action in actions(batch, 100):
-            after, reward, terminated, truncated = batch.step(action)
-            assert (reward == 1).all()
-            assert after.shape == (4, 4)
-            done = terminated | truncated
-            if done.any():
-                ends += 1
-                assert (np.abs(batch.reset_done(done)[done]) <= 0.05).all()
-        assert ends > 3
-        batch.close()
-
-    def test_envpool_is_collected_as_a_batch_whose_rows_are_reset_by_mask(self) -> None:
-        envpool = pytest.importorskip("envpool")
-
-        def make(**kwargs: Any) -> Any:
-            return envpool.make("CartPole-v1", env_type="gymnasium", num_envs=3, seed=3, **kwargs)
-
-        options: dict[str, Any] = {"frames_per_batch": 300, "info_keys": ["elapsed_step"]}
-        with SyncDataCollector(make, None, max_frames_per_traj=15, **options) as collector:
-            td = collector.next()
-        assert td is not None
-        assert td.batch_size == (3, 100)
-        done = td["next", "done"][:, :-1, 0]
-        following = td["observation"][:, 1:]
-        assert torch.equal(following[~done], td["next", "observation"][:, :-1][~done])
-        assert (following[done].abs() <= 0.05).all()
-        counts = td["next", "step_count"][..., 0]
-        assert torch.equal(td["next", "elapsed_step"].long(), counts)
-        with pytest.raises(ValueError, match="batch_size=2 with num_envs=3"):
-            SyncDataCollector(lambda: make(batch_size=2), None, frames_per_batch=30)
 
 
 def test_pixels_are_passed_on_without_a_copy() -> None:

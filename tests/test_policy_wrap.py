@@ -355,14 +355,16 @@ def test_random_actions(num_envs):
     assert isinstance(runner, RandomRunner)
     assert runner.outputs == env.action
     assert runner.inputs == ()
-    runner.refresh(3)
-    steps = [runner.act() for _ in range(5)]
+    steps = []
+    for rollout in (3, 2):
+        runner.refresh(rollout)
+        steps += [runner.act() for _ in range(rollout)]
     lead = () if num_envs is None else (num_envs,)
     assert all(a.shape == lead and b.shape == (*lead, 2) for a, b in steps)
-    assert len({b.data_ptr() for _, b in steps}) == 5
+    assert len({b.ctypes.data for _, b in steps}) == 5
     again = make_policy_runner(None, env, observation(env), np.random.default_rng(1))
     again.refresh(3)
-    assert all(torch.equal(b, again.act()[1]) for _, b in steps)
+    assert all(np.array_equal(b, again.act()[1]) for _, b in steps[:3])
 
 
 def test_random_actions_in_place_of_a_policy():
@@ -373,4 +375,4 @@ def test_random_actions_in_place_of_a_policy():
     value, action = stand_in.act()
     assert torch.equal(value, torch.zeros(4, 2, dtype=torch.float64))
     assert action.shape == (4, 1)
-    assert action.abs().sum() > 0
+    assert np.abs(action).sum() > 0

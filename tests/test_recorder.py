@@ -357,6 +357,108 @@ def test_a_step_that_does_not_fit(name: str, value: Any, named: str) -> None:
     assert recorder.finish(0, 0, 0).frames == 4
 
 
+def single(**options: Any) -> tuple[Recorder, Any]:
+    """A recorder of one env in a rollout of three steps, and its slab."""
+    leaves = BatchLeaves(
+        observation=(Leaf(("observation",), "float32", (3,)),),
+        outputs=(Leaf(("action",), "int64", ()),),
+    )
+    recorder = Recorder(
+        leaves.layout(),
+        [(("observation",), torch.zeros(3), True)],
+        [("action",)],
+        envs=1,
+        batched=False,
+        **options,
+    )
+    recorder.restart(np.zeros(3, np.float32))
+    slab = SlabPool(Placement(leaves.layout(), 1, 1, 3), 1).acquire()
+    recorder.begin(slab, 0, 0)
+    return recorder, slab
+
+
+def test_what_the_env_is_given_is_its_own() -> None:
+    recorder, slab = single(given=[0])
+    for number in range(3):
+        chosen = torch.tensor(number)
+        action = recorder.take((chosen,))
+        assert (type(action), action.dtype, action.shape) == (np.ndarray, np.int64, ())
+        assert action == number
+        action[...] = 99
+        recorder.record((np.full(3, number, np.float32), 1.0, False, False))
+    recorder.finish(0, 0, 0)
+    tensors = slab_tensors(slab, [3])
+    assert tensors[("action",)].tolist() == [0, 1, 2]
+
+
+def test_an_env_may_take_numpy_scalars_and_more_than_is_recorded() -> None:
+    recorder, _ = single(given=[0], scalars=True)
+    assert type(recorder.take((torch.tensor(3),))) is np.int64
+    recorder, _ = single(given=[1, 0])
+    beside, action = recorder.take((torch.tensor(3), np.ones(2, np.float16)))
+    assert (beside.dtype, beside.tolist(), action) == (np.float16, [1, 1], 3)
+    assert single()[0].take((torch.tensor(3),)) == ()
+
+
+def test_what_an_env_returned_is_converted_where_it_is_not_the_array_expected() -> None:
+    asked = []
+
+    def convert(value: Any) -> np.ndarray:
+        asked.append(value)
+        return np.asarray(value, np.float32)
+
+    recorder, slab = single(given=[0], convert=convert)
+    for value in (np.ones(3, np.float32), [2.0, 2.0, 2.0], np.full(3, 3.0)):
+        recorder.take((torch.tensor(0),))
+        recorder.record([value, np.float32(1.5), np.True_, np.False_, {}])
+        recorder.reset(np.zeros(3, np.float32))
+    recorder.finish(0, 0, 0)
+    assert [type(value) for value in asked] == [list, np.ndarray]
+    tensors = slab_tensors(slab, [3])
+    assert tensors[("next", "observation")][:, 0].tolist() == [1, 2, 3]
+    assert tensors[("next", "reward")].flatten().tolist() == [1.5] * 3
+    assert tensors[("next", "terminated")].all()
+
+
+def test_what_an_env_returned_has_its_entries() -> None:
+    recorder, _ = single(given=[0], convert=np.asarray)
+    recorder.take((torch.tensor(0),))
+    with pytest.raises(ValueError, match=r"step: expected 5 values .*info.*, got 4"):
+        recorder.record((np.zeros(3, np.float32), 1.0, False, {}))
+    recorder, _ = single(given=[0])
+    with pytest.raises(RuntimeError, match=r"take\(\)"):
+        recorder.record((np.zeros(3, np.float32), 1.0, False, False))
+    with pytest.raises(ValueError, match="values: expected at least 1 arrays, got 0"):
+        recorder.take(())
+    recorder.abandon()
+
+
+def test_arrays_of_a_changing_form_are_read_as_they_are() -> None:
+    """What is remembered of the array before is no more than a short cut."""
+    recorder, slab = single()
+    base = np.arange(12, dtype=np.float32)
+    forms = (base[:3], base[::4], base[:3].astype(np.float64))
+    outs = (torch.tensor(1), np.array(2), torch.tensor([5, 3])[1])
+    for observation, out in zip(forms, outs, strict=True):
+        recorder.step(observation, 0.0, False, False, (out,))
+    recorder.finish(0, 0, 0)
+    tensors = slab_tensors(slab, [3])
+    assert tensors[("next", "observation")].tolist() == [[0, 1, 2], [0, 4, 8], [0, 1, 2]]
+    assert tensors[("action",)].tolist() == [1, 2, 3]
+
+
+def test_a_lazy_tensor_is_refused_also_after_one_that_is_not() -> None:
+    leaves = BatchLeaves(observation=(), outputs=(Leaf(("value",), "float32", ()),))
+    recorder = Recorder(leaves.layout(), [], [("value",)], envs=1, batched=False)
+    recorder.restart(())
+    recorder.begin(SlabPool(Placement(leaves.layout(), 1, 1, 3), 1).acquire(), 0, 0)
+    recorder.step((), 0.0, False, False, (torch.tensor(1.0),))
+    lazy = torch.tensor(1 + 2j, dtype=torch.complex64).conj().imag
+    assert lazy.is_neg()
+    with pytest.raises(ValueError, match="lazy negation"):
+        recorder.step((), 0.0, False, False, (lazy,))
+
+
 def test_calls_out_of_order() -> None:
     recorder, pool = simple()
     with pytest.raises(RuntimeError, match="restart"):

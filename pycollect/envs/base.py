@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -46,6 +46,20 @@ class Sampler(Protocol):
         ...
 
 
+class Direct(NamedTuple):
+    """A shorter way than `EnvBatch.step`, for whoever converts what needs it.
+
+    Attributes:
+        step: the env's own; returns its observation, reward, flags, and what else it has.
+        convert: what makes `Arrays` of an observation that is not the array that is expected.
+        scalars: an action of shape () is a numpy scalar, not an array.
+    """
+
+    step: Callable[[Any], Sequence[Any]]
+    convert: Callable[[Any], Arrays]
+    scalars: bool
+
+
 class EnvBatch(ABC):
     """P environments that are stepped together; an episode's end never resets by itself.
 
@@ -82,7 +96,7 @@ class EnvBatch(ABC):
         extras: what belongs to an observation and has no fixed shape and numeric dtype.
         step_extras: the same of what a step alone gives.
         action_extras: the same of the action.
-        device: where it steps. What it gives and takes is on the host all the same.
+        device: where it steps. What it gives and takes is on the host, but for `leave_there`.
         nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
             own, by key.
     """
@@ -123,6 +137,14 @@ class EnvBatch(ABC):
         """
         return False
 
+    def leave_there(self) -> frozenset[Key]:
+        """Ask the env to leave what it shows on its device; before any reset, and for good.
+
+        The keys of the observations that then lie there as tensors. Flags and rewards come to the
+        host all the same.
+        """
+        return frozenset()
+
     def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """Which of the policy's outputs `step` is to be given, in that order: here the action's."""
         return tuple(leaf.key for leaf in self.action)
@@ -131,6 +153,11 @@ class EnvBatch(ABC):
         """What draws random actions for this env."""
         assert self.action_space is not None
         return ActionSampler(self.action_space, self.num_envs, self.batched)
+
+    @property
+    def direct(self) -> Direct | None:
+        """A shorter way to step, where there is one."""
+        return None
 
     def shown(self) -> ExtraValues:
         """The extras that the last `reset`, `step` or `reset_done` gave, a value per env.

@@ -14,7 +14,7 @@ from pycollect._core import Leaf
 from pycollect.extras import ExtraValues
 from pycollect.layout import Key
 
-from .base import Arrays, BoolArray, EnvBatch, check_seeds
+from .base import Arrays, BoolArray, Direct, EnvBatch, check_seeds
 from .info import Tap, entry_of
 from .spaces import (
     Array,
@@ -113,16 +113,18 @@ class SingleEnv(EnvBatch):
 
 
 class PlainEnv(SingleEnv):
-    """One env whose observation is one array and whose action is one array: the hot path.
-
-    Costs 0.2 us over the env's own step.
-    """
+    """One env whose observation is one array and whose action is one array: the hot path."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
         self._dtype = np.dtype(self.observation[0].dtype)
         self._shape = self.observation[0].shape
         self._scalar = isinstance(env.action_space, spaces.Discrete)
+
+    @property
+    def direct(self) -> Direct:
+        """See `EnvBatch.direct`."""
+        return Direct(self._step, self._to_arrays, self._scalar)
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step the env with one array; see `SingleEnv.step`."""

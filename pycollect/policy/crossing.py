@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
 from pycollect.devices import Accelerator, Fetch, accelerator
 from pycollect.layout import Key
-
-Act: TypeAlias = Callable[[], tuple[torch.Tensor, ...]]
+from pycollect.policy.assemble import Act
 
 
 class Crossing:

@@ -62,7 +62,8 @@ class Form:
         initial = self.initial
         if self.draw is not None:
             initial = self.drawn(env)
-        current = initial.expand((*env.batch_size, *self.shape)).clone()
+        lead = (env.num_envs,) if env.batched else ()
+        current = initial.expand((*lead, *self.shape)).clone()
         return PolicyState(leaf, current.contiguous(), initial)
 
     def drawn(self, env: EnvBatch) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """What a policy is taken apart into: calls of functions over tensors, and distributions to sample.
 
 A `Program` is a list of steps over one dictionary from key to tensor. It says what is computed; how
-(by the module itself, or by a plan) is decided in `runner.py`.
+(by the module itself, or by a plan) is decided in `assemble.py`.
 """
 
 from __future__ import annotations

@@ -311,6 +311,8 @@ def test_what_an_env_on_a_device_shows_comes_to_the_host(monkeypatch: pytest.Mon
     device = FakeDevice()
     monkeypatch.setattr("pycollect.envs.torchrl.adapter.CPU", DEVICE)  # where an env is that is not
     monkeypatch.setattr("pycollect.envs.torchrl.adapter.accelerator", lambda _: device)
+    leave_nothing = "pycollect.envs.torchrl.adapter.TorchRLEnv.leave_there"
+    monkeypatch.setattr(leave_nothing, lambda _: frozenset())  # as in workers elsewhere
     there = batches(SpeedEnv)
     assert device.log.count("host waits") >= 24
     for ours, theirs in zip(there, here, strict=True):

@@ -18,6 +18,7 @@ from torchrl.envs import (
 )
 
 from pycollect._core import Leaf
+from pycollect.batch import FLAGS
 from pycollect.devices import CPU, Fetch, accelerator
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
 from pycollect.envs.single import close_quietly
@@ -30,11 +31,13 @@ from .ends import make_ended, make_total
 from .specs import (
     check_device,
     check_root,
+    name_of,
     observation_leaves,
     spec_extras,
     spec_leaves,
     spec_nodes,
 )
+from .stepping import make_advance, make_complete, make_following, make_take
 
 _NO_HOOKS = (Transform._post_step_mdp_hooks, Compose._post_step_mdp_hooks)
 Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
@@ -64,6 +67,7 @@ class TorchRLEnv(EnvBatch):
         self._size = tuple(env.batch_size)
         self._carrier: Any = None  # the root of the next step
         self._shown: Any = None  # what came last: the carrier, or what is under "next"
+        self._staying: frozenset[Key] = frozenset()
         self._read_specs()
 
     def _read_specs(self) -> None:
@@ -95,27 +99,40 @@ class TorchRLEnv(EnvBatch):
         self._draws_by_spec = _draws_by_spec(env) and not self.action_extras
         self.resets_apart = _resets_apart(env)
         self._has_hooks = has_hooks(env)
-        self._may_be_complete = not env.run_type_checks
-        self._completed = [
-            (name_of(leaf.key), torch.Size((*self._size, *leaf.shape)))
-            for leaf in (*flags, *self.step_only)
-        ]
+        self._checks_types = env.run_type_checks
+        if self.resets_apart:
+            self._following, self._complete = make_following(env), make_complete(env)
+            self._advance = make_advance(env)
 
     def _gather(self, leaves: Sequence[Leaf]) -> Gather:
         """What takes those leaves out of a TensorDict of the env's batch size, as rows [P, ...].
 
-        They are on the host, wherever the env is.
+        They are on the host, wherever the env is, but for those that are to stay.
         """
         gather = self._gather_there(leaves)
-        if self.device.type == "cpu":
+        if not self._is_elsewhere:
             return gather
         fetch = Fetch(accelerator(self.device))
-        return lambda td: fetch(gather(td))
+        if not self._staying:
+            return lambda td: fetch(gather(td))
+        places = [at for at, leaf in enumerate(leaves) if leaf.key not in self._staying]
+
+        def gather_some(td: TensorDictBase) -> tuple[torch.Tensor, ...]:
+            values = list(gather(td))
+            for place, value in zip(places, fetch([values[at] for at in places]), strict=True):
+                values[place] = value
+            return tuple(values)
+
+        return gather_some
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return self.device.type != "cpu"
 
     def _gather_there(self, leaves: Sequence[Leaf]) -> Gather:
         names = [name_of(leaf.key) for leaf in leaves]
         if len(self._size) < 2:
-            return lambda td: tuple([td.get(name) for name in names])
+            return make_take(names)
         dims = len(self._size) - 1
         return lambda td: tuple([td.get(name).flatten(0, dims) for name in names])
 
@@ -145,6 +162,14 @@ class TorchRLEnv(EnvBatch):
         self._env = TransformedEnv(self._env, StepCounter(max_steps=frames))
         self._read_specs()
         return True
+
+    def leave_there(self) -> frozenset[Key]:
+        """See `EnvBatch.leave_there`."""
+        if self._is_elsewhere:
+            keys = (leaf.key for leaf in self.observation)
+            self._staying = frozenset(key for key in keys if key[-1] not in FLAGS)
+            self._read_specs()
+        return self._staying
 
     def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """All of the policy's outputs: states and transforms of the env may read any of them."""
@@ -203,7 +228,7 @@ class TorchRLEnv(EnvBatch):
             rows = self._gather_next(self._shown)
             return rows, self._total(rows), self._ended(rows), self._never
         stepped, rows = self._step(carrier)
-        root = env.step_mdp(stepped)
+        root = self._advance(stepped)
         if self._has_hooks:
             stepped, root = env._post_step_mdp_hooks(stepped, root)
             rows = self._gather_next(stepped.get("next"))
@@ -218,21 +243,12 @@ class TorchRLEnv(EnvBatch):
         missing; to look whether there is anything to do takes it as long as a small env's step.
         """
         env = self._env
-        if not self._may_be_complete or "next" in carrier or "_step" in carrier:
+        if self._checks_types or "next" in carrier or "_step" in carrier:
             stepped = env.step(carrier)
             return stepped, self._gather_next(stepped.get("next"))
-        following = env._step(carrier)
-        if not self._is_complete(following):
-            following = env._step_proc_data(following)
+        following = self._complete(self._following(carrier))
         carrier.set("next", following)
         return carrier, self._gather_next(following)
-
-    def _is_complete(self, following: Any) -> bool:
-        for name, shape in self._completed:
-            value = following.get(name, None)
-            if value is None or value.shape != shape:
-                return False
-        return True
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset what the flags of the last step tell, nested ones each on its own."""
@@ -246,11 +262,6 @@ class TorchRLEnv(EnvBatch):
         if not self._closed:
             self._closed = True
             close_quietly(self._env)
-
-
-def name_of(key: Key) -> Any:
-    """The key as TensorDicts take it; a string is looked up faster than a tuple of one."""
-    return key[0] if len(key) == 1 else key
 
 
 def _leaves_in_nodes(extras: Sequence[Extra], leaves: Sequence[Leaf]) -> dict[Key, list[Any]]:

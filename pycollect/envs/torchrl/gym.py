@@ -50,8 +50,11 @@ class Form:
 def unwrapped(env: Any) -> EnvBatch | None:
     """The Gymnasium env inside `env`; None where `form_of` knows none."""
     form = form_of(env)
-    if form is None:
-        return None
+    return None if form is None else unwrapped_by(env, form)
+
+
+def unwrapped_by(env: Any, form: Form) -> Unwrapped:
+    """The Gymnasium env inside `env`, whose form is known."""
     is_box = isinstance(env._env.observation_space, spaces.Box)
     return (UnwrappedPlain if is_box else Unwrapped)(env, form)
 

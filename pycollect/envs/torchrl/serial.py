@@ -17,13 +17,12 @@ from pycollect.extras import ExtraValues
 from pycollect.layout import Key, torch_dtype
 
 from .actions import SpecSampler
-from .adapter import TorchRLEnv, has_hooks, name_of
+from .adapter import TorchRLEnv, has_hooks
 from .ends import make_total
 from .gym import Form, form_of, one_hot_sampler
-from .specs import check_device
+from .specs import check_device, name_of
+from .stepping import is_torchrls
 
-# Transforms that decide themselves which environments are stepped, and how often.
-_STEPPING = ("ConditionalPolicySwitch", "ConditionalSkip", "MultiAction")
 _REPLACEABLE = ("_reset", "_step", "rand_action", "reset", "set_seed", "step")
 
 
@@ -60,15 +59,10 @@ def _is_known(env: Any) -> bool:
         return False
     while type(env) is TransformedEnv:
         transforms = [part for part in env.transform.modules() if isinstance(part, Transform)]
-        if env.run_type_checks or not all(map(_is_torchrls, transforms)):
+        if env.run_type_checks or not all(map(is_torchrls, transforms)):
             return False
         env = env.base_env
     return type(env) in (GymEnv, GymWrapper) and not env.batch_size and not env.run_type_checks
-
-
-def _is_torchrls(transform: Transform) -> bool:
-    kind = type(transform)
-    return kind.__module__.startswith("torchrl.envs.") and kind.__name__ not in _STEPPING
 
 
 def _are_alike(form: Form, other: Form | None) -> bool:

@@ -24,6 +24,11 @@ def as_key(key: Any) -> Key:
     return (key,) if isinstance(key, str) else tuple(key)
 
 
+def name_of(key: Key) -> Any:
+    """The key as TensorDicts take it; a string is looked up faster than a tuple of one."""
+    return key[0] if len(key) == 1 else key
+
+
 def check_device(env: EnvBase) -> None:
     """Raise ValueError for an env on a device that is not here."""
     reason = why_not(env.device) if env.device is not None else ""

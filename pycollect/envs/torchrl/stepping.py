@@ -1,0 +1,251 @@
+"""One step of an EnvBase, without looking again at what its specs have told already.
+
+`EnvBase.step` and `step_mdp` find out at every step which entries there are, and go through each
+TensorDict several times. For a small environment that takes longer than its own step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDict
+from torchrl.envs import Compose, Transform, TransformedEnv
+
+from pycollect._core import Leaf
+from pycollect.batch import unchecked_tensordict
+from pycollect.devices import CPU
+from pycollect.layout import Key, torch_dtype
+
+from .gym import form_of, unwrapped_by
+from .specs import as_key, name_of, spec_leaves
+
+# Transforms that decide themselves which environments are stepped, and how often.
+_STEPPING = ("ConditionalPolicySwitch", "ConditionalSkip", "MultiAction")
+
+Step: TypeAlias = Callable[[Any], Any]
+"""From one TensorDict to another."""
+
+Tree: TypeAlias = dict[str, Any]
+"""Keys by name: None is a leaf, a dict what is nested."""
+
+
+def make_following(env: Any) -> Step:
+    """`env._step`, for a root that has neither "next" nor "_step": what comes under "next".
+
+    A TransformedEnv's transforms are called as it calls them; a GymEnv below them is stepped
+    through the Gymnasium env inside.
+    """
+    if type(env) is not TransformedEnv or "_step" in vars(env):
+        return env._step  # type: ignore[no-any-return]
+    base, transform = env.base_env, env.transform
+    parts = [part for part in transform.modules() if isinstance(part, Transform)]
+    plain = all(map(_inverts_nothing, parts))
+    if not plain and not all(map(is_torchrls, parts)):  # one may put "_step" into the root
+        return env._step  # type: ignore[no-any-return]
+    step = _gym_step(base) or _completed_step(base)
+    invert = _shallow_copy if plain else transform.inv
+
+    def following(root: Any) -> Any:
+        given = invert(root)
+        return transform._step(given, step(given))
+
+    return following
+
+
+def is_torchrls(transform: Transform) -> bool:
+    """Whether it is one of TorchRL's own that leave it to the env when it is stepped."""
+    kind = type(transform)
+    return kind.__module__.startswith("torchrl.envs.") and kind.__name__ not in _STEPPING
+
+
+def make_complete(env: Any) -> Step:
+    """`env._step_proc_data`: rewards and flags in the shapes of their specs, none missing."""
+    return _completer(_flags_of(env) + _sized(env, env.full_reward_spec), env._step_proc_data)
+
+
+def make_advance(env: Any) -> Step:
+    """`env.step_mdp`: the next step's root. The rule is that of TorchRL's `step_mdp`, by which
+    what the new root does not replace stays in it.
+
+    Specs that change under it, and TensorDicts of other kinds, are left to TorchRL.
+    """
+    specs = (env.observation_spec, env.full_done_spec, env.full_reward_spec, env.full_state_spec)
+    names = [list(spec.keys(True, True)) for spec in specs]
+    static = [list(spec.keys(True, True, step_mdp_static_only=True)) for spec in specs]
+    if names != static:
+        return env.step_mdp  # type: ignore[no-any-return]
+    observations, flags, rewards, states = ([as_key(name) for name in own] for own in names)
+    taken = _tree([*observations, *flags, *(key for key in rewards if key in states)])
+    resets = [(*key[:-1], "_reset") for key in flags]
+    others = [key for key in rewards if key not in states]
+    dropped = _tree([("next",), *flags, *resets, *others])
+
+    def advance(stepped: Any) -> Any:
+        try:
+            following = _entries_of(stepped)["next"]
+            entries = _placed(_kept(stepped, dropped), _entries_of(following), taken)
+        except _OtherKindError:
+            return env.step_mdp(stepped)
+        return unchecked_tensordict(entries, stepped)
+
+    return advance
+
+
+class _OtherKindError(Exception):
+    """A TensorDict holds something else than tensors and TensorDicts, or lacks an entry."""
+
+
+def _tree(keys: Iterable[Key]) -> Tree:
+    tree: Tree = {}
+    for key in keys:
+        node = tree
+        for name in key[:-1]:
+            node = node.setdefault(name, {})
+        node[key[-1]] = None
+    return tree
+
+
+def _entries_of(td: Any) -> dict[str, Any]:
+    if type(td) is not TensorDict:
+        raise _OtherKindError
+    return dict(td.items())
+
+
+def _kept(td: Any, dropped: Tree) -> dict[str, Any]:
+    """The entries that are not dropped, TensorDicts among them copied."""
+    kept = {}
+    for name, value in _entries_of(td).items():
+        inner = dropped.get(name, {})
+        if inner is None:
+            continue
+        if type(value) is torch.Tensor:
+            kept[name] = value
+        else:
+            own = _kept(value, inner)
+            if own or not inner:
+                kept[name] = unchecked_tensordict(own, value)
+    return kept
+
+
+def _placed(entries: dict[str, Any], new: dict[str, Any], taken: Tree) -> dict[str, Any]:
+    """The entries, and in their places those that are taken of the new ones."""
+    for name, inner in taken.items():
+        value: Any = new.get(name)
+        if inner is None:
+            if type(value) is not torch.Tensor:
+                raise _OtherKindError
+            entries[name] = value
+            continue
+        own, before = _entries_of(value), entries.get(name)
+        if isinstance(before, TensorDict) and before.batch_size == value.batch_size:
+            own, value = _placed(dict(before.items()), own, inner), before
+        else:
+            own = _placed({}, own, inner)
+        entries[name] = unchecked_tensordict(own, value)
+    return entries
+
+
+def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]:
+    """What takes the entries of those names out of a TensorDict."""
+    if not all(isinstance(name, str) for name in names):
+        return lambda td: tuple([td.get(name) for name in names])
+
+    def take(td: Any) -> tuple[torch.Tensor, ...]:
+        if type(td) is not TensorDict:
+            return tuple([td.get(name) for name in names])
+        entries = dict(td.items())  # one look at all of them costs less than `get` of one
+        try:
+            return tuple([entries[name] for name in names])
+        except KeyError:
+            return tuple([td.get(name) for name in names])  # says what there is
+
+    return take
+
+
+def _flags_of(env: Any) -> list[tuple[Any, torch.Size]]:
+    return _sized(env, env.full_done_spec)
+
+
+def _sized(env: Any, spec: Any) -> list[tuple[Any, torch.Size]]:
+    size = tuple(env.batch_size)
+    leaves = spec_leaves(spec, env.batch_size)
+    return [(name_of(leaf.key), torch.Size((*size, *leaf.shape))) for leaf in leaves]
+
+
+def _completer(entries: Sequence[tuple[Any, torch.Size]], otherwise: Step) -> Step:
+    """`otherwise`, but for a step that has all those entries in their shapes, or all of them but
+    "terminated", which is then "done".
+    """
+
+    def complete(following: Any) -> Any:
+        missing = []
+        for name, shape in entries:
+            value = following.get(name, None)
+            if value is None:
+                missing.append(name)
+            elif value.shape != shape:
+                return otherwise(following)
+        if missing:
+            done = following.get("done", None)
+            if missing != ["terminated"] or done is None or "truncated" in following:
+                return otherwise(following)
+            following.set("terminated", done)
+        return following
+
+    return complete
+
+
+def _completed_step(env: Any) -> Step:
+    """A step as transforms are given it: no flag is missing."""
+    step = make_following(env)
+    complete = _completer(
+        _flags_of(env), lambda following: env._complete_done(env.full_done_spec, following)
+    )
+    return lambda root: complete(step(root))
+
+
+def _inverts_nothing(part: Any) -> bool:
+    kind = type(part)
+    if kind is Compose:
+        return True  # its parts tell
+    is_plain = kind.inv is Transform.inv and kind._inv_call is Transform._inv_call
+    return is_plain and not part.in_keys_inv
+
+
+def _shallow_copy(td: Any) -> Any:
+    try:
+        return unchecked_tensordict(_kept(td, {}), td)
+    except _OtherKindError:
+        return td.copy()
+
+
+def _gym_step(env: Any) -> Step | None:
+    """`_step` of a GymEnv through the Gymnasium env inside; None where `form_of` knows none."""
+    form = form_of(env)
+    if form is None or env.device not in (None, CPU):
+        return None
+    batch = unwrapped_by(env, form)
+    if any(len(leaf.key) > 1 for leaf in batch.observation):
+        return None
+    inner, leaves, device = batch.step, batch.observation, env.device
+
+    def step(root: Any) -> Any:
+        values, reward, terminated, truncated = inner(root.get("action").detach().numpy())
+        entries = _tensors(leaves, values if type(values) is tuple else (values,))
+        entries["reward"] = torch.tensor(reward, dtype=torch.float32).reshape(1)
+        entries["truncated"] = torch.tensor([bool(truncated)])
+        entries["done"] = torch.tensor([bool(terminated or truncated)])
+        entries["terminated"] = torch.tensor([bool(terminated)])
+        return unchecked_tensordict(entries, root, device)
+
+    return step
+
+
+def _tensors(leaves: Sequence[Leaf], values: Sequence[Any]) -> dict[str, torch.Tensor]:
+    """Copies, as the environment may write into its own arrays again."""
+    return {
+        leaf.key[0]: torch.tensor(value, dtype=torch_dtype(leaf.dtype))
+        for leaf, value in zip(leaves, values, strict=True)
+    }

@@ -1,0 +1,76 @@
+"""What is done to single outputs of a policy after each call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from pycollect._core import Leaf
+from pycollect.layout import Key, torch_dtype
+from pycollect.policy.assemble import Finishers
+from pycollect.policy.steps import PolicyOutputError, show
+
+
+class Raw(NamedTuple):
+    """What an output was like when the policy was first called.
+
+    Attributes:
+        lazy: torch negates or conjugates it only when it is read.
+    """
+
+    dtype: torch.dtype
+    requires_grad: bool
+    lazy: bool
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> Raw:
+        """What this output is like."""
+        return cls(value.dtype, value.requires_grad, value.is_neg() or value.is_conj())
+
+
+def finishers(
+    outputs: Sequence[Leaf], carried: Mapping[Key, Key], raw: Mapping[Key, Raw]
+) -> Finishers:
+    """Actions are cast, parameters detached, by the place in what `act` returns.
+
+    Args:
+        outputs: the leaves as they are recorded.
+        carried: for each state, behind the outputs, the key of its next value. One that the policy
+            does not write is its own: it is copied, as it is the memory that is written next.
+        raw: every output as the policy returns it.
+    """
+    finish: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = []
+    for place, leaf in enumerate(outputs):
+        came = raw[leaf.key]
+        if came.requires_grad:
+            finish.append((place, torch.Tensor.detach))
+        if came.lazy:
+            finish.append((place, _resolve))
+        if came.dtype is not torch_dtype(leaf.dtype):
+            finish.append((place, _caster(leaf, came.dtype)))
+    for place, (key, source) in enumerate(carried.items(), len(outputs)):
+        if key == source:
+            finish.append((place, torch.Tensor.clone))
+        elif raw[source].requires_grad:
+            finish.append((place, torch.Tensor.detach))
+    return finish
+
+
+def _resolve(value: torch.Tensor) -> torch.Tensor:
+    return value.resolve_conj().resolve_neg()
+
+
+def _caster(leaf: Leaf, raw: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    dtype = torch_dtype(leaf.dtype)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dtype is not raw:
+            raise PolicyOutputError(
+                f"policy: {show(leaf.key)}: expected {raw}, as at construction, "
+                f"but {tensor.dtype} came"
+            )
+        return tensor.to(dtype)
+
+    return cast

@@ -1,0 +1,69 @@
+"""What a policy reads: the current observation, its states, entries that the collector keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from pycollect.envs.base import EnvBatch
+from pycollect.extras import ExtraValues
+from pycollect.layout import Key
+from pycollect.policy.own_entries import OwnEntries
+from pycollect.policy.states import Form, PolicyState
+
+
+class PolicyInputs:
+    """The memory that a policy reads at each step; whoever collects writes into it between steps.
+
+    Args:
+        env: whose observation it is.
+        current: at least that observation, by key.
+        extras: the current observation's, kept up to date like `current`.
+        counts_steps: see `OwnEntries`.
+
+    Attributes:
+        lead: the batch dimensions of every tensor, () or (P,); an environment's own may be more.
+        observation: the environment's leaves, by key.
+        tensors: all that the policy may read: the observation, states and own entries given to it.
+        own: what the collector itself can give.
+        states: what the policy passes on to its next call.
+    """
+
+    states: tuple[PolicyState, ...] = ()
+
+    def __init__(
+        self,
+        env: EnvBatch,
+        current: Mapping[Key, torch.Tensor],
+        extras: ExtraValues | None,
+        counts_steps: bool,
+    ) -> None:
+        self.env = env
+        self.lead = (env.num_envs,) if env.batched else ()
+        self.observation = {leaf.key: current[leaf.key] for leaf in env.observation}
+        self.tensors = dict(self.observation)
+        self.own = OwnEntries(env, counts_steps)
+        self.extras: ExtraValues = {} if extras is None else extras
+        self._redrawn: list[tuple[Form, PolicyState]] = []
+
+    def give_own(self, key: Key) -> None:
+        """Give the policy that entry of the collector's own."""
+        self.tensors[key] = self.own.give(key)
+
+    def give_states(self, forms: Mapping[Key, Form]) -> None:
+        """Give the policy states of these forms, in place of those it may have had."""
+        self.states = tuple(form.state(key, self.env) for key, form in forms.items())
+        self.tensors.update({state.leaf.key: state.current for state in self.states})
+        pairs = zip(forms.values(), self.states, strict=True)
+        self._redrawn = [(form, state) for form, state in pairs if form.draw is not None]
+
+    @property
+    def are_redrawn(self) -> bool:
+        """Whether some state begins otherwise in each trajectory."""
+        return bool(self._redrawn)
+
+    def redraw(self) -> None:
+        """Draw anew how the states of the next trajectories begin."""
+        for form, state in self._redrawn:
+            state.initial.copy_(form.drawn(self.env))

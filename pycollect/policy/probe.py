@@ -1,0 +1,197 @@
+"""A policy's first call, on copies and without a trace: what it returns, and in which form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import islice, product
+from typing import Any, NamedTuple
+
+import torch
+
+from pycollect.extras import Extra, Kind
+from pycollect.layout import Key, is_delivered
+from pycollect.policy.assemble import Samples, run_plainly
+from pycollect.policy.crossing import Crossing
+from pycollect.policy.inputs import PolicyInputs
+from pycollect.policy.outputs import check_output_keys
+from pycollect.policy.signature import Forms, is_envs, overlaps
+from pycollect.policy.states import PolicyState
+from pycollect.policy.steps import CannotUnwrapError, Program, Values, show, show_all
+from pycollect.policy.tensordict_call import TensorDictCall, returned
+from pycollect.policy.undisturbed import undisturbed
+
+_MOST_TRIES = 64  # of the forms that the states may have
+
+
+class Probed(NamedTuple):
+    """What a policy's first call showed.
+
+    Attributes:
+        program: None if the policy needs a TensorDict.
+        values: what it returned, and those of its states that it does not write.
+        extra_outputs: what it returned without a fixed shape and numeric dtype.
+        samples: what each step of the program was given, if there is one.
+    """
+
+    program: Program | None
+    values: Values
+    extra_outputs: tuple[Extra, ...]
+    samples: Samples
+
+
+class Probe:
+    """Calls a policy for the first time.
+
+    Args:
+        policy: in any of the accepted forms.
+        inputs: what it is shown copies of; it is given its states, and own entries that it misses.
+        crossing: to its device.
+        call: how it is called with a TensorDict.
+    """
+
+    def __init__(
+        self, policy: Any, inputs: PolicyInputs, crossing: Crossing, call: TensorDictCall
+    ) -> None:
+        self._policy = policy
+        self._inputs = inputs
+        self._env = inputs.env
+        self._crossing = crossing
+        self._call = call
+
+    def run(self, program: Program | None, forms: Forms) -> Probed:
+        """Call the policy, with its states in each of their forms until one fits.
+
+        Raises what the policy raises; ValueError if no form fits, or for outputs that cannot be.
+        """
+        tries = list(islice(product(*forms.values()), _MOST_TRIES))
+        failure: Exception | None = None
+        for choice in tries:
+            self._inputs.give_states(dict(zip(forms, choice, strict=True)))
+            try:
+                return self._in_this_form(program)
+            except Exception as error:
+                if len(tries) == 1:
+                    raise
+                failure = failure or error
+        raise ValueError(
+            f"policy: the shape of its state(s) {show_all(forms)} was not found; with "
+            f"{[list(form.shape) for form in tries[0]]} it came to this: {failure}; "
+            "give policy_state={key: shape}"
+        ) from failure
+
+    def _in_this_form(self, program: Program | None) -> Probed:
+        probed = None if program is None else self._plainly(program)
+        probed = probed or self._with_tensordict()
+        for state in self._inputs.states:
+            _check_next(state, probed.values[source_of(state, probed.values)])
+        return probed
+
+    def _plainly(self, program: Program) -> Probed | None:
+        """Call every step once, plainly. None if something came that only a TensorDict carries."""
+        fresh = {key: self._crossing.over(tensor) for key, tensor in self._inputs.tensors.items()}
+        try:
+            with undisturbed(self._policy, self._crossing.there):
+                samples, values = run_plainly(program, fresh)
+        except CannotUnwrapError:
+            return None
+        keys = (*program.written, *self._unwritten(program.written))
+        return Probed(program, {key: values[key] for key in keys}, (), samples)
+
+    def _unwritten(self, written: Iterable[Key]) -> list[Key]:
+        """States that the policy reads and does not write: they stay as they are."""
+        states = self._inputs.states
+        keys = [state.leaf.key for state in states if state.next_key not in written]
+        return [key for key in keys if key not in written]
+
+    def _with_tensordict(self) -> Probed:
+        own = self._inputs.own
+        while True:
+            try:
+                return self._outputs_with_tensordict()
+            except KeyError as error:  # it did not say that it reads it
+                missing = own.missing(error)
+                if missing is None or overlaps(missing, self._inputs.tensors):
+                    raise
+            self._inputs.give_own(missing)
+
+    def _outputs_with_tensordict(self) -> Probed:
+        with undisturbed(self._policy, self._crossing.there):
+            td = self._call.tensordict()
+            given = td.clone()
+            out = returned(self._policy, td)
+        for leaf in self._env.observation:
+            came = out.get(leaf.key, None)
+            if came is not None and not _equal(came, given[leaf.key]):
+                raise ValueError(
+                    f"policy: it writes {show(leaf.key)}, which is the environment's; "
+                    "use another key"
+                )
+        entries = {key: _entry(out, key) for key in self._call.new_keys(out)}
+        values = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
+        extras = self._extras_among(entries)
+        self._check_passed_on((*values, *(extra.key for extra in extras)))
+        values.update({key: out.get(key) for key in self._unwritten(values)})
+        return Probed(None, values, extras, {})
+
+    def _extras_among(self, entries: Mapping[Key, Any]) -> tuple[Extra, ...]:
+        """The outputs that are no leaves: objects, tensors of changing shapes, parts of nodes."""
+        extras = [
+            Extra(key, Kind.OBJECT if value is not None else Kind.RAGGED)
+            for key, value in entries.items()
+            if not isinstance(value, torch.Tensor) and is_delivered(key)
+        ]
+        keys = {extra.key for extra in extras}
+        odd = [leaf.key for leaf in self._env.action if leaf.key in keys]
+        if odd:
+            raise ValueError(f"policy: expected tensors, but {show_all(odd)} hold other data")
+        nodes = [extra for extra in self._env.action_extras if extra.kind is Kind.NODE]
+        own = [extra.key for extra in self._env.action_extras if extra.kind is not Kind.NODE]
+        missing = [key for key in own if key not in entries]
+        if missing:
+            raise ValueError(
+                f"policy: it returns no {show_all(missing)}, which the environment needs; "
+                f"it returns {show_all(entries)}"
+            )
+        return (*extras, *nodes)
+
+    def _check_passed_on(self, written: Iterable[Key]) -> None:
+        """Check what the policy writes; a state that it did not announce would be lost silently."""
+        nexts = {state.next_key for state in self._inputs.states}
+        others = [key for key in written if key not in nexts and not is_envs(key, self._env)]
+        check_output_keys(others, self._env)
+        unknown = [key for key in others if key[0] == "next"]
+        if unknown and not hasattr(self._policy, "in_keys"):
+            raise ValueError(
+                f"policy: it writes {show(unknown[0])} and does not say whether it reads "
+                f"{show(unknown[0][1:])}: give policy_state={{{show(unknown[0][1:])}: shape}}, or "
+                "the policy in_keys and out_keys"
+            )
+
+
+def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
+    """Where a state's next value is found; one that is not written stays as it is."""
+    return state.next_key if state.next_key in values else state.leaf.key
+
+
+def _check_next(state: PolicyState, value: torch.Tensor) -> None:
+    given = state.current
+    if value.shape != given.shape or value.dtype != given.dtype:
+        raise ValueError(
+            f"policy: its state {show(state.leaf.key)} was given as {given.dtype} "
+            f"{list(given.shape)} and came back as {value.dtype} {list(value.shape)}; "
+            "expected the same"
+        )
+
+
+def _entry(td: Any, key: Key) -> Any:
+    """The entry; None for one whose tensors differ in shape."""
+    try:
+        return td.get(key)
+    except RuntimeError:
+        return None
+
+
+def _equal(a: Any, b: torch.Tensor) -> bool:
+    if not isinstance(a, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())

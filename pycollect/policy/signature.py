@@ -1,0 +1,116 @@
+"""What a policy reads and writes, as far as it can be told before it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+
+from pycollect.envs.base import EnvBatch
+from pycollect.layout import Key
+from pycollect.policy.inputs import PolicyInputs
+from pycollect.policy.modules import unwrap
+from pycollect.policy.outputs import check_inputs, check_output_keys
+from pycollect.policy.own_entries import IS_INIT
+from pycollect.policy.plan import chain_of
+from pycollect.policy.states import Form, StateForms
+from pycollect.policy.steps import CallStep, CannotUnwrapError, Program, as_key
+from pycollect.policy.wrap import wants_tensordict, wrap
+
+Forms: TypeAlias = dict[Key, Sequence[Form]]
+"""The states of a policy by key, with the forms that each may have."""
+
+
+def take_apart(policy: Any, env: EnvBatch) -> Program | None:
+    """The policy as a program; None where it is to be called with a TensorDict."""
+    observation = [leaf.key for leaf in env.observation]
+    if not wants_tensordict(policy):
+        return wrap(policy, observation, [leaf.key for leaf in env.action])
+    if not isinstance(policy, TensorDictModuleBase):
+        return None
+    try:
+        program = unwrap(policy)
+    except CannotUnwrapError:
+        return None
+    if any(_holds(key, observation) for key in program.read):
+        return None  # it reads a part of the TensorDict that is no leaf
+    extras = _extra_keys(env)
+    if any(overlaps(key, extras) for key in (*program.read, *program.written)):
+        return None
+    return program
+
+
+def announced_states(
+    policy: Any,
+    program: Program | None,
+    inputs: PolicyInputs,
+    policy_state: Mapping[Any, Any] | None,
+) -> Forms:
+    """The states that the policy announces, after a check of all its keys.
+
+    Gives it those of the collector's own entries that it asks for.
+
+    Raises ValueError that names a key that it cannot read or write.
+    """
+    env, own = inputs.env, inputs.own
+    read, written = _keys_of(policy, program)
+    forms = StateForms(policy, env, policy_state).find(read, written, env)
+    nexts = {("next", *key) for key in forms}
+    check_output_keys((key for key in written if key not in nexts and not is_envs(key, env)), env)
+    known = (*inputs.observation, *forms)
+    for key in (*(read or ()), *([IS_INIT] if _asks_for_is_init(policy) else [])):
+        if own.offers(key) and not overlaps(key, known):
+            inputs.give_own(key)
+    if program is None:  # what it reads may be a part of the TensorDict, or its own output
+        read = [key for key in read or () if not overlaps(key, (*known, *written))]
+    others = (key for key in read or () if not overlaps(key, _extra_keys(env)))
+    check_inputs((key for key in others if key not in (*forms, *own.given)), env)
+    return forms
+
+
+def is_envs(key: Key, env: EnvBatch) -> bool:
+    """True for the next value of a state that the env itself passes on."""
+    if not env.passes_states_on or key[0] != "next":
+        return False
+    return any(key[1:] == leaf.key for leaf in env.observation)
+
+
+def overlaps(key: Key, others: Iterable[Key]) -> bool:
+    """True if the key is one of the others, or if one lies inside the other."""
+    return any(key[: len(other)] == other[: len(key)] for other in others)
+
+
+def watched_modules(program: Program) -> tuple[nn.Module, ...]:
+    """The wrappers that were taken off, and the layers of what is, or might be, planned."""
+    modules = list(program.watched)
+    for step in program.steps:
+        module = step.module if isinstance(step, CallStep) else None
+        if module is not None and chain_of(module) is not None:
+            modules.extend(module.modules())
+    return tuple(dict.fromkeys(modules))
+
+
+def _keys_of(policy: Any, program: Program | None) -> tuple[Sequence[Key] | None, Sequence[Key]]:
+    """What the policy reads and writes; a policy that does not say what it reads: None."""
+    if program is not None:
+        return program.read, program.written
+    if not (hasattr(policy, "in_keys") and hasattr(policy, "out_keys")):
+        return None, ()
+    return [as_key(key) for key in policy.in_keys], [as_key(key) for key in policy.out_keys]
+
+
+def _extra_keys(env: EnvBatch) -> list[Key]:
+    return [extra.key for extra in (*env.extras, *env.action_extras)]
+
+
+def _holds(key: Key, leaves: Iterable[Key]) -> bool:
+    """True if a leaf lies inside the key."""
+    return any(len(leaf) > len(key) and leaf[: len(key)] == key for leaf in leaves)
+
+
+def _asks_for_is_init(policy: Any) -> bool:
+    """True if a module names it apart from its in_keys, as TorchRL's noise processes do."""
+    modules = policy.modules() if isinstance(policy, nn.Module) else ()
+    return any(getattr(module, "is_init_key", None) == IS_INIT[0] for module in modules)

@@ -1,0 +1,172 @@
+"""TorchRL environments on a device, whose tensors stay there: the batches of the same on the host.
+
+The device is none: its memory is the host's, and what it is asked to bring to the host is noted.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from fake_device import FakeDevice
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+from torchrl_support import (
+    ENVS,
+    MAX_STEPS,
+    Make,
+    assert_same_entries,
+    batched,
+    collect,
+    counting_policy,
+)
+
+import pycollect
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
+    from torchrl.data import Unbounded
+    from torchrl.envs import TensorDictPrimer, TransformedEnv
+
+
+# A third of them in the usual run: they differ in what the host does with them, too.
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if place % 3 else [])
+    for place, name in enumerate(ENVS)
+]
+
+
+def there(patch: pytest.MonkeyPatch) -> FakeDevice:
+    """From now on TorchRL's environments are on a device."""
+    device = FakeDevice()
+    patch.setattr("pycollect.envs.torchrl.adapter.TorchRLEnv._is_elsewhere", True)
+    patch.setattr("pycollect.envs.torchrl.adapter.accelerator", lambda _: device)
+    return device
+
+
+def batches(make: Make, policy: Any, arguments: Any) -> list[TensorDictBase]:
+    return collect(pycollect.SyncDataCollector, make, policy, batches=3, **arguments)
+
+
+def assert_equal_there(
+    patch: pytest.MonkeyPatch, make: Make, make_policy: Any = None, **arguments: Any
+) -> None:
+    policies = [make_policy and make_policy() for _ in range(2)]
+    here = batches(make, policies[0], arguments)
+    with patch.context() as inside:
+        there(inside)
+        for ours, theirs in zip(batches(make, policies[1], arguments), here, strict=True):
+            assert_same_entries(ours, theirs, ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_kind_of_env(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_equal_there(monkeypatch, ENVS[name])
+
+
+@pytest.mark.parametrize("name", ["CountingEnv", "CountingBatchedEnv [3]", "SerialEnv"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        MAX_STEPS,
+        {**MAX_STEPS, "set_truncated": True},
+        {**MAX_STEPS, "reset_at_each_iter": True},
+        {"compact_obs": True, "track_policy_version": True},
+        {"observation_dtype": torch.float16, "observation_scale": 0.5},
+        {"split_trajs": True},
+        {**MAX_STEPS, "trajs_per_batch": 2, "total_frames": -1},
+    ],
+    ids=str,
+)
+def test_what_collectors_make_of_them(
+    name: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "trajs_per_batch" in arguments:
+        arguments = {**arguments, "total_frames": 48}
+    assert_equal_there(monkeypatch, ENVS[name], **arguments)
+
+
+def recurrent() -> Any:
+    class Counter(nn.Module):
+        in_keys = ("observation", "count", "is_init")
+        out_keys = ("action", ("next", "count"))
+
+        def forward(self, td: Any) -> Any:
+            td["action"] = (td["count"] + td["is_init"] + td["observation"]) % 2 == 1
+            return td.set(("next", "count"), td["count"] + 1)
+
+    return Counter()
+
+
+@pytest.mark.parametrize(
+    ("make_policy", "arguments"),
+    [
+        (counting_policy, {}),
+        (counting_policy, {"init_random_frames": 24}),
+        (recurrent, {"policy_state": {"count": (1,)}}),
+        (lambda: lambda td: td.set("action", td["observation"] % 2 == 0), {}),
+    ],
+    ids=["outputs", "random first", "a state", "whole"],
+)
+@pytest.mark.parametrize("size", [(), (3,), (2, 3)])
+def test_policies(
+    make_policy: Any, arguments: Any, size: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = batched(mock.CountingEnv, *size, max_steps=3)
+    assert_equal_there(monkeypatch, make, make_policy, **arguments)
+
+
+def test_a_policy_that_writes_the_envs_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make() -> Any:
+        return TransformedEnv(mock.CountingEnv(max_steps=4), TensorDictPrimer(h=Unbounded(1)))
+
+    def make_policy() -> Any:
+        return TensorDictModule(
+            lambda seen, h: (seen % 2 == 0, h + 1), ["observation", "h"], ["action", ("next", "h")]
+        )
+
+    assert_equal_there(monkeypatch, make, make_policy)
+
+
+def test_flags_and_rewards_alone_come_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = there(monkeypatch)
+    make = batched(mock.CountingBatchedEnv, 3, max_steps=torch.tensor([3, 5, 7]))
+    with pycollect.SyncDataCollector(make, None, frames_per_batch=12) as collector:
+        collector.next()
+        device.log.clear()
+        first = collector.next()
+        kept = first.clone()
+        assert set(device.log) == {"host waits"}
+        assert 4 <= device.log.count("host waits") <= 8  # a step each, and the resets
+        shapes = {tuple(room.shape) for room in rooms_of(collector)}
+        assert shapes == {(3, 1)}
+        collector.next()
+        assert_same_entries(first, kept, ())  # no later batch is written there
+
+
+def rooms_of(collector: Any) -> list[torch.Tensor]:
+    """The host memory of what the env brings there."""
+    gathers = [collector._worker.env._gather_root, collector._worker.env._gather_next]
+    cells = [cell.cell_contents for gather in gathers for cell in gather.__closure__]
+    return [room for fetch in cells if hasattr(fetch, "_rooms") for room in fetch._rooms]
+
+
+def test_an_observation_that_changes_its_form_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Growing(mock.CountingEnv):
+        def _step(self, tensordict: Any) -> Any:
+            out = super()._step(tensordict)
+            late = bool((self.count > 2).all())
+            return out.set("observation", out["observation"].double()) if late else out
+
+    there(monkeypatch)
+    message = r"observation: expected torch\.int32 .* got torch\.float64"
+    with pycollect.SyncDataCollector(Growing, None, frames_per_batch=12) as collector:
+        with pytest.raises(ValueError, match=message):
+            collector.next()
+        with pytest.raises(ValueError, match=message):  # an ended stream stays so
+            collector.next()

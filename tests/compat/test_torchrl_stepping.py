@@ -1,0 +1,158 @@
+"""What is left out of a TorchRL environment's step changes nothing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torchrl.testing.mocking_classes as mock
+from tensordict import TensorDict, is_tensor_collection
+from torchrl.data import Bounded, Composite, Unbounded
+from torchrl.envs import (
+    ActionDiscretizer,
+    Compose,
+    EnvBase,
+    GymEnv,
+    InitTracker,
+    RenameTransform,
+    RewardSum,
+    SerialEnv,
+    StepCounter,
+    Transform,
+    TransformedEnv,
+)
+from torchrl.envs.custom.pendulum import PendulumEnv
+
+from pycollect import SyncDataCollector
+from pycollect.envs.torchrl.stepping import make_advance, make_complete, make_following
+
+Make = Callable[[], Any]
+
+
+class DoneOnlyEnv(EnvBase):
+    """Shows "done" and leaves "terminated" to TorchRL; its reward has no dimensions of its own."""
+
+    def __init__(self, flags: tuple[str, ...] = ("done",), reward: tuple[int, ...] = (1,)) -> None:
+        super().__init__()
+        self.observation_spec = Composite(observation=Unbounded((3,)))
+        self.action_spec = Bounded(-1.0, 1.0, (1,))
+        self.reward_spec = Unbounded((1,))
+        self._flags, self._reward, self._count = flags, reward, 0
+
+    def _reset(self, td: Any) -> TensorDict:
+        self._count = 0
+        return TensorDict({"observation": torch.zeros(3)})
+
+    def _step(self, td: Any) -> TensorDict:
+        self._count += 1
+        entries = {
+            "observation": torch.full((3,), float(self._count)) + td["action"],
+            "reward": torch.ones(self._reward),
+        }
+        ended = torch.tensor([self._count == 5])
+        return TensorDict({**entries, **{name: ended.clone() for name in self._flags}})
+
+    def _set_seed(self, seed: int | None) -> None:
+        pass
+
+
+class Negated(Transform):
+    """A user's transform that changes the action on its way in."""
+
+    def _inv_call(self, td: Any) -> Any:
+        return td.set("action", -td["action"])
+
+
+def transformed(make: Make, *transforms: Callable[[], Transform]) -> Make:
+    return lambda: TransformedEnv(make(), Compose(*(transform() for transform in transforms)))
+
+
+def pendulum() -> GymEnv:
+    return GymEnv("Pendulum-v1")
+
+
+ENVS: dict[str, Make] = {
+    "flat": mock.ContinuousActionVecMockEnv,
+    "params": PendulumEnv,
+    "nested": mock.NestedCountingEnv,
+    "several keys": mock.MultiKeyCountingEnv,
+    "agents": mock.HeterogeneousCountingEnv,
+    "text": mock.CountingEnvWithString,
+    "tensorclass": mock.EnvWithTensorClass,
+    "batched": lambda: mock.CountingBatchedEnv(
+        max_steps=torch.full((3,), 5), start_val=torch.zeros(3), batch_size=(3,)
+    ),
+    "states": mock.StateLessCountingEnv,
+    "gym": pendulum,
+    "done alone": DoneOnlyEnv,
+    "terminated alone": lambda: DoneOnlyEnv(("terminated",)),
+    "no flags": lambda: DoneOnlyEnv(()),
+    "a reward of another shape": lambda: DoneOnlyEnv(reward=()),
+    "serial": lambda: SerialEnv(2, DoneOnlyEnv),
+    "gym, transformed": transformed(pendulum, RewardSum, StepCounter, InitTracker),
+    "gym, a user's inverse": transformed(pendulum, Negated),
+    "gym, TorchRL's inverse": transformed(pendulum, lambda: ActionDiscretizer(num_intervals=4)),
+    "gym, transformed twice": transformed(transformed(pendulum, RewardSum), StepCounter),
+    "renamed": transformed(
+        pendulum, lambda: RenameTransform(["observation"], [("group", "observation")])
+    ),
+    "done alone, transformed": transformed(DoneOnlyEnv, RewardSum),
+}
+
+
+def expect_same(ours: Any, theirs: Any) -> None:
+    assert type(ours) is type(theirs)
+    assert ours.batch_size == theirs.batch_size
+    assert ours.device == theirs.device
+    assert ours.names == theirs.names
+    assert set(ours.keys()) == set(theirs.keys())
+    for name in theirs.keys():  # noqa: SIM118 (not a dict)
+        mine, its = ours.get(name), theirs.get(name)
+        if is_tensor_collection(its) and not hasattr(its, "data"):
+            expect_same(mine, its)
+        elif isinstance(its, torch.Tensor):
+            assert torch.equal(mine, its)
+            assert mine.dtype == its.dtype
+
+
+@pytest.mark.parametrize("name", ENVS)
+def test_a_step_is_torchrls(name: str) -> None:
+    ours, theirs = ENVS[name](), ENVS[name]()
+    following, complete, advance = make_following(ours), make_complete(ours), make_advance(ours)
+    roots = []
+    for env in (ours, theirs):
+        torch.manual_seed(0)
+        env.set_seed(0)
+        roots.append(env.reset())
+    our_root, root = roots
+    for _ in range(4):
+        for env, td in ((ours, our_root), (theirs, root)):
+            torch.manual_seed(1)
+            env.rand_action(td)
+        given = our_root.clone()
+        our_next = complete(following(our_root))
+        expect_same(our_root, given)
+        our_root.set("next", our_next)
+        stepped = theirs.step(root)
+        expect_same(our_root, stepped)
+        our_root, root = advance(our_root), theirs.step_mdp(stepped)
+        expect_same(our_root, root)
+
+
+def test_a_gym_env_below_transforms_is_stepped_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    env = transformed(pendulum, RewardSum)()
+    with SyncDataCollector(env, None, frames_per_batch=10) as collector:
+        monkeypatch.setattr(GymEnv, "_step", None)
+        batch = collector.next()
+    assert batch is not None
+    sums = batch["next", "reward"].cumsum(0)
+    torch.testing.assert_close(batch["next", "episode_reward"], sums)
+
+
+def test_a_flag_that_is_not_told_is_an_error_as_there() -> None:
+    env = DoneOnlyEnv(("done", "truncated"))
+    collector = SyncDataCollector(env, None, frames_per_batch=5)
+    with pytest.raises(RuntimeError, match="Cannot infer the value of terminated"):
+        collector.next()

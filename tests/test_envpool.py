@@ -1,0 +1,141 @@
+"""The real EnvPool: every frame is what EnvPool itself gives when it is stepped by hand.
+
+Skipped where EnvPool is not installed; where it is and cannot be imported, the tests fail.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pycollect import MultiSyncDataCollector, SyncDataCollector
+from pycollect.envs import make_env_batch
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("envpool") is None, reason="needs envpool"),
+    pytest.mark.filterwarnings("ignore:.*precision lowered by casting:UserWarning"),
+]
+
+ENVS = 3
+STEPS = 60
+TASKS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {},
+    "Pendulum-v1": {"max_episode_steps": 25},
+    "Breakout-v5": {"max_episode_steps": 20},
+    "Blackjack-v1": {},
+    "MiniGrid-Empty-5x5-v0": {"max_episode_steps": 10},
+}
+"""An observation that is a vector, pixels, a Tuple and a Dict; actions of both kinds."""
+
+
+def make(task: str = "CartPole-v1", **kwargs: Any) -> Any:
+    import envpool
+
+    return envpool.make_gymnasium(task, num_envs=ENVS, seed=3, **TASKS[task], **kwargs)
+
+
+def as_tree(observation: Any) -> Any:
+    """EnvPool's observation with the keys that collectors give to it."""
+    if isinstance(observation, tuple):
+        observation = {str(place): entry for place, entry in enumerate(observation)}
+    if isinstance(observation, dict):
+        return {key: as_tree(entry) for key, entry in observation.items()}
+    return torch.from_numpy(np.array(observation))
+
+
+def row(tree: Any, number: int) -> Any:
+    if isinstance(tree, dict):
+        return {key: row(entry, number) for key, entry in tree.items()}
+    return tree[number]
+
+
+def by_hand(env: Any, actions: np.ndarray) -> list[list[tuple[Any, Any, float, bool, bool]]]:
+    """Step EnvPool itself until each env did all of its `actions` [P, T].
+
+    EnvPool resets an env in the step after its end and ignores that step's action: those steps
+    are no frames.
+    """
+    rows: list[list[Any]] = [[] for _ in range(ENVS)]
+    ended = np.zeros(ENVS, bool)
+    root = as_tree(env.reset()[0])
+    while min(map(len, rows)) < STEPS:
+        now = np.stack([actions[i, min(len(own), STEPS - 1)] for i, own in enumerate(rows)])
+        observation, reward, terminated, truncated, _ = env.step(now)
+        following = as_tree(observation)
+        for i in np.flatnonzero(~ended):
+            flags = bool(terminated[i]), bool(truncated[i])
+            rows[i].append((row(root, i), row(following, i), float(reward[i]), *flags))
+        root, ended = following, terminated | truncated
+    return rows
+
+
+def expect_same(td: Any, tree: Any) -> None:
+    for key, entry in (tree if isinstance(tree, dict) else {"observation": tree}).items():
+        if isinstance(entry, dict):
+            expect_same(td[key], entry)
+        else:
+            # In the dtype of the space: EnvPool gives some Discrete entries as int32.
+            assert torch.equal(td[key], entry.reshape(td[key].shape))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_frames_are_those_of_envpool_stepped_by_hand(task: str) -> None:
+    with SyncDataCollector(
+        lambda: make(task), None, frames_per_batch=ENVS * STEPS, track_traj_ids=False
+    ) as collector:
+        td = collector.next()
+    assert td is not None
+    assert td.batch_size == (ENVS, STEPS)
+    assert td["next", "done"].any()
+    env = make(task)
+    make_env_batch(env)  # the same probe at construction, after which the random streams are equal
+    for i, own in enumerate(by_hand(env, td["action"].numpy())):
+        for t, (root, following, reward, terminated, truncated) in enumerate(own[:STEPS]):
+            frame = td[i, t]
+            expect_same(frame, root)
+            expect_same(frame["next"], following)
+            assert frame["next", "reward"].item() == reward
+            assert frame["next", "terminated"].item() == terminated
+            assert frame["next", "truncated"].item() == truncated
+
+
+def test_rows_are_reset_by_mask_and_info_is_recorded() -> None:
+    options: dict[str, Any] = {"frames_per_batch": 300, "info_keys": ["elapsed_step"]}
+    with SyncDataCollector(make, None, max_frames_per_traj=15, **options) as collector:
+        td = collector.next()
+    assert td is not None
+    assert ("collector", "mask") not in td.keys(include_nested=True)
+    done = td["next", "done"][:, :-1, 0]
+    following = td["observation"][:, 1:]
+    assert torch.equal(following[~done], td["next", "observation"][:, :-1][~done])
+    assert (following[done].abs() <= 0.05).all()
+    counts = td["next", "step_count"][..., 0]
+    assert torch.equal(td["next", "elapsed_step"].long(), counts)
+
+
+def test_a_pool_that_steps_a_part_of_its_rows_is_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size=2 with num_envs=3"):
+        SyncDataCollector(lambda: make(batch_size=2), None, frames_per_batch=30)
+
+
+def test_a_seed_is_given_at_construction_only() -> None:
+    with SyncDataCollector(make, None, frames_per_batch=30) as collector:
+        with pytest.warns(UserWarning, match="pass seed to envpool"):
+            collector.set_seed(1)
+        assert collector.next() is not None
+
+
+@pytest.mark.processes
+def test_in_worker_processes() -> None:
+    workers = 2
+    with MultiSyncDataCollector(
+        [make] * workers, None, frames_per_batch=workers * ENVS * 20
+    ) as collector:
+        td = collector.next()
+    assert td is not None
+    assert td.batch_size == (workers, ENVS, 20)
+    assert td["collector", "traj_ids"].unique().numel() >= workers * ENVS
