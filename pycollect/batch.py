@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -62,6 +62,11 @@ class BatchLeaves:
     extras: tuple[Extra, ...] = ()
     nodes: Mapping[Key, Node] = field(default_factory=dict)
     compact: bool = False
+
+    def without(self, observations: Collection[Key]) -> BatchLeaves:
+        """These leaves without those observations and without the policy's outputs."""
+        rest = tuple(leaf for leaf in self.observation if leaf.key not in observations)
+        return replace(self, observation=rest, outputs=())
 
     def layout(self) -> Layout:
         """All leaves of a frame, in the order in which a slab holds them."""
@@ -270,4 +275,21 @@ def _tensordict(
         for name, value in source.items()
     }
     td: TensorDict = _new_unsafe(entries, batch_size=size, device=device, names=list(names))
+    return td
+
+
+def unchecked_tensordict(
+    entries: dict[str, torch.Tensor], like: TensorDict, device: Any = ...
+) -> TensorDict:
+    """A TensorDict of tensors that are known to fit, of another one's batch size and names.
+
+    Args:
+        device: not given: the other's.
+    """
+    td: TensorDict = _new_unsafe(
+        entries,
+        batch_size=like.batch_size,
+        device=like.device if device is ... else device,
+        names=list(like.names),
+    )
     return td

@@ -29,6 +29,11 @@ def why_not() -> str:
     return cuda_why_not()
 
 
+def is_torchs() -> bool:
+    """Whether torch's CUDA is the one that was found here, and not AMD's by the same name."""
+    return torch.version.cuda is not None and available()
+
+
 class Uploader:
     """Copies pinned host memory to a device, beside what host and device do meanwhile.
 
@@ -38,6 +43,10 @@ class Uploader:
 
     Args:
         device: "cuda", "cuda:1", ...; the current one where no index is given.
+
+    Attributes:
+        device: with its index.
+        stream: of the copies.
 
     Raises:
         ValueError: not a CUDA device, or there is no such one.
@@ -53,7 +62,7 @@ class Uploader:
         index = torch.cuda.current_device() if place.index is None else place.index
         self.device = torch.device("cuda", index)
         self._core = _Uploader(index)
-        self._stream: Any = torch.cuda.ExternalStream(self._core.stream, self.device)  # type: ignore[no-untyped-call]
+        self.stream: Any = torch.cuda.ExternalStream(self._core.stream, self.device)  # type: ignore[no-untyped-call]
 
     def empty(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """Device memory, uninitialised, that an upload may write without waiting for anything.
@@ -61,7 +70,7 @@ class Uploader:
         It is torch's, taken for the copies' stream: what used the memory before is behind on that
         stream, or torch has waited for it.
         """
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             return torch.empty(shape, dtype=dtype, device=self.device)
 
     def upload(

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from pycollect._core import DeviceGather, MultiStepPlan, SplitPlan, cuda_why_not
+from pycollect import cuda
+from pycollect._core import DeviceGather, MultiStepPlan, SplitPlan
 from pycollect.layout import Key
 from pycollect.leaves import is_raw
 
@@ -19,7 +20,7 @@ def on_one_device(leaves: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]
     """
     found: dict[Key, torch.Tensor] = {}
     for key, leaf in leaves.items():
-        if leaf.device.type == "cuda" and is_raw(leaf) and _has_kernel():
+        if leaf.device.type == "cuda" and is_raw(leaf) and cuda.is_torchs():
             first = next(iter(found.values()), leaf)
             if leaf.device == first.device:
                 found[key] = leaf.detach()
@@ -100,9 +101,3 @@ def _with_rows(leaves: Mapping[Key, torch.Tensor], ndim: int) -> list[torch.Tens
 def _gather(device: int) -> DeviceGather:
     """One for the whole process: the driver compiles the kernel when it is made."""
     return DeviceGather(device)
-
-
-@functools.cache
-def _has_kernel() -> bool:
-    """Whether torch's CUDA is NVIDIA's, and the core has found the driver."""
-    return torch.version.cuda is not None and not cuda_why_not()

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from pycollect import cuda
+from pycollect._core import SharedSlabPool, Upload
+
 CPU = torch.device("cpu")
 
 
@@ -104,6 +107,14 @@ class Accelerator(Protocol):
         """Let the current stream use tensors of the copying one once they are ready."""
         ...
 
+    def pin(self, pool: SharedSlabPool) -> bool:
+        """Read shared slabs where they are from now on, as pinned memory; False: it cannot.
+
+        Raises:
+            CudaError: it should, but the driver refuses.
+        """
+        ...
+
 
 class StreamAccelerator:
     """A device with streams, as CUDA's and XPU's are."""
@@ -112,6 +123,10 @@ class StreamAccelerator:
         self._module: Any = getattr(torch, device.type)
         self.device = indexed(device)
         self._stream = self._module.Stream(self.device)
+
+    def pin(self, pool: SharedSlabPool) -> bool:
+        """See :class:`Accelerator`; torch has no means for it."""
+        return False
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """See :class:`Accelerator`."""
@@ -133,8 +148,7 @@ class StreamAccelerator:
         # the copy need not wait for what the current stream is doing.
         with self._module.stream(self._stream):
             target = torch.empty(host.shape, dtype=host.dtype, device=self.device)
-            target.copy_(host, non_blocking=True)
-            copied = self._record(self._stream)
+            copied = self._copy(host, target)
             try:
                 result = finish(target)
             except BaseException:
@@ -142,12 +156,49 @@ class StreamAccelerator:
                 raise
             return result, copied, self._record(self._stream)
 
+    def _copy(self, host: torch.Tensor, target: torch.Tensor) -> Event:
+        """Have a copy made on the copying stream, which is the current one; its end."""
+        target.copy_(host, non_blocking=True)
+        return self._record(self._stream)
+
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
         """See :class:`Accelerator`."""
         current = self._module.current_stream(self.device)
         current.wait_event(ready)
         for tensor in tensors:
             tensor.record_stream(current)
+
+
+class CudaAccelerator(StreamAccelerator):
+    """A device of NVIDIA's: the core's Uploader makes the copies, on a stream of its own."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._module = torch.cuda
+        self._uploader = cuda.Uploader(device)
+        self.device = self._uploader.device
+        self._stream = self._uploader.stream
+
+    def pin(self, pool: SharedSlabPool) -> bool:
+        """See :class:`Accelerator`."""
+        pool.pin(self.device.index)
+        return True
+
+    def _copy(self, host: torch.Tensor, target: torch.Tensor) -> Event:
+        # The copying stream itself comes first to use the copy: casts are made there.
+        return _CopyEnd(self._uploader.upload(host, target, self._stream))
+
+
+class _CopyEnd:
+    """The end of a copy of the core's, as an event of torch's."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+
+    def query(self) -> bool:
+        return self._upload.done()
+
+    def synchronize(self) -> None:
+        self._upload.wait()
 
 
 class Fetch:
@@ -204,16 +255,29 @@ class PlainAccelerator:
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
         """See :class:`Accelerator`."""
 
+    def pin(self, pool: SharedSlabPool) -> bool:
+        """See :class:`Accelerator`."""
+        return False
+
 
 _accelerators: dict[torch.device, Accelerator] = {}
 
 
 def accelerator(device: torch.device) -> Accelerator:
-    """The accelerator of a device that is there; one for the whole process."""
+    """The accelerator of a device that is there; one for the whole process.
+
+    Without an index it is the present one's.
+    """
+    device = indexed(device)
     if device not in _accelerators:
-        has_streams = hasattr(getattr(torch, device.type), "Stream")
-        _accelerators[device] = (StreamAccelerator if has_streams else PlainAccelerator)(device)
+        _accelerators[device] = _kind_of(device)(device)
     return _accelerators[device]
+
+
+def _kind_of(device: torch.device) -> Callable[[torch.device], Accelerator]:
+    if not hasattr(getattr(torch, device.type), "Stream"):
+        return PlainAccelerator
+    return CudaAccelerator if device.type == "cuda" and cuda.is_torchs() else StreamAccelerator
 
 
 class CapturedCall:

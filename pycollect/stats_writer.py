@@ -24,8 +24,8 @@ class StatsWriter:
 
     Args:
         target: a file that ends in ".csv", or a folder for TensorBoard, which the package
-            "tensorboard" is needed for. The CSV file is written anew; its columns are those of the
-            first row.
+            "tensorboard" is needed for. The CSV file is written anew. A number that comes later, as
+            the return of the first episode does, is a further column, empty in the rows before.
 
     Raises:
         ImportError: TensorBoard is asked for and not installed.
@@ -75,16 +75,26 @@ def _numbers(stats: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
 class _Csv:
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = path.open("w", newline="")
-        self._writer: csv.DictWriter[str] | None = None
+        self._columns: list[str] = []
 
     def write(self, numbers: dict[str, float], step: int) -> None:
         row = {"step": float(step), **numbers}
-        if self._writer is None:
-            self._writer = csv.DictWriter(self._file, list(row), extrasaction="ignore")
-            self._writer.writeheader()
-        self._writer.writerow(row)
+        if new := [name for name in row if name not in self._columns]:
+            self._widen(new)
+        csv.DictWriter(self._file, self._columns).writerow(row)
         self._file.flush()
+
+    def _widen(self, new: list[str]) -> None:
+        """Write the file anew with more columns, empty in the rows that are there."""
+        with self._path.open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        self._columns = [*self._columns, *new]
+        self._file.seek(0)
+        writer = csv.DictWriter(self._file, self._columns)
+        writer.writeheader()
+        writer.writerows(rows)
 
     def close(self) -> None:
         self._file.close()

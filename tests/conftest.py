@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from fake_device import FakeDevice
 
 HERE = str(Path(__file__).parent)
@@ -40,6 +41,8 @@ def pytest_configure(config: pytest.Config) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # For processes of Gymnasium and TorchRL: a fork can stop the threads of Ray beside us for good.
     multiprocessing.set_start_method("spawn")
+    # Threads that wait for each other over a few numbers take five times the time of one.
+    torch.set_num_threads(1)
     # Workers import the tests' environments by name.
     paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)

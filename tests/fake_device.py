@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from pycollect._core import SharedSlabPool
+
 DEVICE = torch.device("cuda", 0)
 
 
@@ -22,6 +24,8 @@ class FakeEvent:
 
     def synchronize(self) -> None:
         self.device.log.append("host waits")
+        if self.device.is_lost:
+            raise RuntimeError("the device is lost")
         self.device.run(self)
 
 
@@ -38,6 +42,7 @@ class FakeDevice:
         self.lazy = lazy
         self.log: list[str] = []
         self.fails: Exception | None = None
+        self.is_lost = False
         self._events: deque[FakeEvent] = deque()
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -76,6 +81,9 @@ class FakeDevice:
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: FakeEvent) -> None:
         list(tensors)
         self.log.append("stream waits")
+
+    def pin(self, pool: SharedSlabPool) -> bool:
+        return False
 
     def run(self, last: FakeEvent | None = None) -> None:
         """Do the work up to this event; None: all that there is."""

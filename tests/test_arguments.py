@@ -165,8 +165,8 @@ PROCESSES_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ({"collector_class": "threads"}, ValueError, "collector_class"),
     ({"num_sub_threads": 0}, ValueError, "num_sub_threads"),
     ({"prefetch": -1}, ValueError, "prefetch"),
-    ({"sync": True}, TypeError, "'sync'"),
-    ({"num_collectors": 2}, TypeError, "'num_collectors'"),
+    ({"sync": True}, ValueError, "sync.*the class says it"),
+    ({"num_collectors": 2}, ValueError, "num_collectors.*one entry per worker"),
     ({"policy": lambda: None, "policy_factory": lambda: None}, ValueError, "policy_factory"),
     ({"create_env_fn": [ENV, partial(CountingEnv, threading.Lock())]}, TypeError, "create_env_fn"),
     ({"worker_timeout": 0}, ValueError, "worker_timeout"),
@@ -251,9 +251,14 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ({"create_env_fn": [CountingEnv()], "num_workers_per_collector": 2}, ValueError, "callables"),
     ({"collector_class": "threads"}, ValueError, "collector_class"),
     (
-        {"collector_class": "sync", "sync": True, "preemptive_threshold": 0.5},
-        NotImplementedError,
-        "preemptive_threshold",
+        {
+            "collector_class": "sync",
+            "sync": True,
+            "preemptive_threshold": 0.5,
+            "cat_results": -1,
+        },
+        ValueError,
+        "cat_results: expected 'stack'.*preemptive_threshold",
     ),
     ({"collector_class": 3}, ValueError, "collector_class"),
     ({"collector_class": dict}, ValueError, "collector_class"),
@@ -355,6 +360,19 @@ def test_refused_arguments_say_what_to_use(create: Callable[..., None]) -> None:
             create(**{name: 3})
     with pytest.raises(ValueError, match="reset_when_done"):
         create(reset_when_done=False)
+
+
+def test_arguments_of_torchrl_that_choose_another_class() -> None:
+    for name in ("num_collectors", "sync"):
+        with pytest.raises(ValueError, match=rf"{name}: not an argument of SyncDataCollector; use"):
+            single(**{name: 2})
+        single(**{name: None})
+
+
+def test_none_is_the_usual_format_of_trajectories() -> None:
+    single(traj_format=None)
+    with pytest.raises(ValueError, match="traj_format: expected one of"):
+        single(traj_format="flat")
 
 
 @pytest.mark.usefixtures("no_actors", "no_processes")

@@ -86,7 +86,7 @@ def assembly_of(cat: Any) -> Iterator[Assembly]:
 
 def batch_of(assembly: Assembly, cat: Any, in_place: bool, workers: list[Stoppable]) -> Batch:
     infos = {w: own.info for w, own in enumerate(workers)}
-    assembly.prepare(infos, infos if in_place else ())
+    assembly.prepare(infos, infos if in_place else (), dict.fromkeys(infos))
     targets = assembly.targets(infos, in_place)
     slab = assembly.slab_for(Order(False, targets[0]), list(infos.values()))
     slab.array()[:] = 0xA5
@@ -102,17 +102,7 @@ def batch_of(assembly: Assembly, cat: Any, in_place: bool, workers: list[Stoppab
             rollout = Rollout(row, 0, notes[row], alone.array())
         frames[row] = assembly.place(slab, row, rollout, own.info).frames
     joined = assembly.join(slab, list(infos.values()), notes, TrajectoryIds())
-    return Batch(
-        joined.tensors,
-        joined.shape,
-        frames,
-        [],
-        workers[0].info.leaves,
-        joined.slab,
-        extras=joined.extras,
-        joined=cat,
-        parts=joined.parts,
-    )
+    return Batch(joined, frames, [], workers[0].info.leaves)
 
 
 def stale(slab: Slab) -> Slab:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from collect_support import (
     MULTI_ASYNC,
     MULTI_STACK,
     STACK,
+    GateEnv,
     Way,
     collecting,
     marked,
@@ -92,6 +97,28 @@ def test_what_goes_wrong_there_is_raised_here() -> None:
     collector.shutdown()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_the_buffer_raises_is_raised_here_too() -> None:
+    class FullOnce(Buffer):
+        was_full = False
+
+        def extend(self, td: Any) -> None:
+            if len(self) == 2 and not self.was_full:
+                self.was_full = True
+                raise OSError("full")
+            super().extend(td)
+
+    taken = FullOnce()
+    collector = SyncDataCollector(CountingEnv, None, frames_per_batch=T, replay_buffer=taken)
+    collector.start()
+    wait_until(lambda: not collector._background.running)
+    with pytest.raises(OSError, match="full"):
+        collector.start()
+    collector.start()  # it was told
+    wait_until(lambda: len(taken) > 3)
+    collector.shutdown()
+
+
 def test_it_needs_a_buffer() -> None:
     collector = SyncDataCollector(CountingEnv, None, frames_per_batch=T)
     with pytest.raises(RuntimeError, match="replay_buffer"):
@@ -112,6 +139,78 @@ def test_two_threads_share_one_stream() -> None:
     assert len(batches) == 40
     assert check(collector.ledger())["delivered"] == 40 * T
     collector.shutdown()
+
+
+def in_threads(*functions: Callable[[], Any]) -> None:
+    """Call them all at once; none may raise or hang."""
+    with ThreadPoolExecutor(len(functions)) as pool:
+        for future in [pool.submit(function) for function in functions]:
+            future.result(timeout=60)
+
+
+def test_any_thread_may_start_and_pause_it() -> None:
+    taken = Buffer()
+    collector = SyncDataCollector(CountingEnv, None, frames_per_batch=T, replay_buffer=taken)
+
+    def again(call: Callable[[], Any]) -> Callable[[], None]:
+        return lambda: [call() for _ in range(100)] and None
+
+    def look_in() -> None:
+        with collector.pause():
+            check(collector.ledger())
+
+    in_threads(
+        *(again(collector.start) for _ in range(2)),
+        *(again(call) for call in (collector.pause, look_in, collector.next)),
+        *(again(lambda: check(collector.ledger())) for _ in range(2)),
+        *(again(collector.stats) for _ in range(2)),
+    )
+    collector.pause()
+    assert not collector._background.running
+    assert check(collector.ledger())["delivered"] == len(taken) * T
+    collector.start()
+    in_threads(collector.shutdown, collector.shutdown, collector.pause)
+    assert not collector._background.running
+    assert check(collector.ledger())["delivered"] == len(taken) * T
+
+
+def test_a_shutdown_in_another_thread_waits_for_the_batch() -> None:
+    stepping, gate = threading.Event(), threading.Event()
+
+    class Gated(CountingEnv):
+        def step(self, action: Any) -> Any:
+            stepping.set()
+            assert gate.wait(60)
+            assert not self.closed
+            return super().step(action)
+
+    collector = SyncDataCollector(Gated, None, frames_per_batch=T)
+    with ThreadPoolExecutor(2) as pool:
+        batch = pool.submit(collector.next)
+        assert stepping.wait(60)
+        closing = pool.submit(collector.shutdown)
+        wait_until(lambda: collector._closed)
+        gate.set()
+        assert batch.result(60).shape == (T,)
+        closing.result(60)
+    total = check(collector.ledger())
+    assert (total["delivered"], total["lost"]) == (T, 0)
+
+
+@pytest.mark.parametrize("way", marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]))
+def test_a_shutdown_in_another_thread_ends_the_waiting(way: Way, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with (
+        collecting(way, lambda w: partial(GateEnv, gate, 1, number=10 * w), frames=T) as collector,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        batch = pool.submit(collector.next)
+        wait_until(gate.with_suffix(".reached").exists)
+        collector.shutdown()
+        with pytest.raises(RuntimeError, match="shut down"):
+            batch.result(60)
+        total = check(collector.ledger())
+        assert total["reasons"] == {"shutdown": total["issued"]}
 
 
 def test_the_turnstile_lets_threads_in_as_they_came() -> None:

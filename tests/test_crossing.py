@@ -152,6 +152,18 @@ def test_one_wait_per_step_and_only_what_is_read_crosses(apart: FakeDevice) -> N
         assert apart.log == ["host waits"] * 10
 
 
+def test_a_policy_that_takes_a_tensordict_is_given_it_from_pinned_memory(apart: FakeDevice) -> None:
+    def takes_all(td: Any) -> Any:
+        return td.set("action", (td["seen"][..., 0] % 2).long())
+
+    with SyncDataCollector([Keys], takes_all, frames_per_batch=10) as collector:
+        assert {"pinned (1, 3)", "pinned (1, 1000)"} <= set(apart.log)
+        collector.next()
+        apart.log.clear()
+        collector.next()
+        assert apart.log == ["host waits"] * 10
+
+
 def test_outputs_of_another_shape_are_noticed(apart: FakeDevice) -> None:
     def grows(seen: torch.Tensor) -> Any:
         count[0] += 1

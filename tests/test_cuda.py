@@ -28,6 +28,10 @@ from tensordict.nn import (
 from torch import nn
 
 from pycollect import MultiStep, SyncDataCollector, split_trajectories
+from pycollect._core import Layout, Leaf, Placement
+from pycollect.batch import make_shared_pool
+from pycollect.collectors.upload import DeviceBatches
+from pycollect.devices import CudaAccelerator, StreamAccelerator, accelerator
 
 pytestmark = [
     pytest.mark.cuda,
@@ -160,21 +164,87 @@ def test_elsewhere(way: Way, policy_device: str, storing_device: str) -> None:
         assert_equal(ours, theirs, storing_device)
 
 
+@pytest.mark.parametrize("way", [IN_PROCESS, MULTI_STACK], ids=lambda way: way.name)
+@pytest.mark.parametrize("kind", [CudaAccelerator, StreamAccelerator])
+def test_the_cores_copies_are_those_of_torch(
+    way: Way, kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = kind(torch.device("cuda", 0))
+    monkeypatch.setattr("pycollect.collectors.upload.accelerator", lambda _: own)
+    came = batches(way, table_policy(), 12, storing_device="cuda")
+    for ours, theirs in zip(came, batches(way, table_policy(), 12), strict=True):
+        assert_equal(ours, theirs, "cuda")
+
+
+def test_the_core_copies_to_cuda_and_reads_what_processes_wrote_where_it_is(
+    recwarn: pytest.WarningsRecorder,
+) -> None:
+    device = accelerator(torch.device("cuda", 0))
+    assert isinstance(device, CudaAccelerator)
+    pool = make_shared_pool(Placement(Layout([Leaf(("a",), "uint8", (64,))]), 1, 1, 64), 1, 1)
+    assert device.pin(pool)
+    slab = pool.acquire()
+    assert slab is not None
+    assert torch.from_numpy(slab.array()).is_pinned()
+    for _ in batches(MULTI_STACK, table_policy(), 2, storing_device="cuda"):
+        pass
+    assert not [own for own in recwarn if "pinned" in str(own.message)]
+
+
 @pytest.mark.parametrize("policy_device", DEVICES)
 @pytest.mark.parametrize("storing_device", [None, *DEVICES])
-def test_envs_on_the_gpu(policy_device: str, storing_device: str | None) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"max_frames_per_traj": 2, "set_truncated": True},
+        {"compact_obs": True},
+        {"split_trajs": True},
+        {"trajs_per_batch": 3, "max_frames_per_traj": 4},
+        {"observation_dtype": torch.bfloat16, "observation_scale": 0.5},
+    ],
+    ids=str,
+)
+def test_envs_on_the_gpu(
+    arguments: dict[str, Any], policy_device: str, storing_device: str | None
+) -> None:
     pytest.importorskip("torchrl")
     from torchrl.testing.mocking_classes import CountingBatchedEnv
 
     def collected(device: str, **devices: Any) -> list[Any]:
         policy = TensorDictModule(lambda seen: (seen % 2).bool(), ["observation"], ["action"])
         env = CountingBatchedEnv(batch_size=[3], max_steps=torch.tensor([3, 1, 4])).to(device)
-        with SyncDataCollector(env, policy, frames_per_batch=21, **devices) as collector:
+        everything = {"frames_per_batch": 21, **arguments, **devices}
+        with SyncDataCollector(env, policy, **everything) as collector:
             return [collector.next() for _ in range(4)]
 
     devices = {"policy_device": policy_device, "storing_device": storing_device}
     for ours, theirs in zip(collected("cuda", **devices), collected("cpu"), strict=True):
         assert_equal(ours, theirs, storing_device or "cuda")
+
+
+@pytest.mark.parametrize("policy_device", DEVICES)
+@pytest.mark.parametrize("size", [(), (3,), (2, 3)])
+def test_states_of_a_policy_whose_env_is_on_the_gpu(
+    size: tuple[int, ...], policy_device: str
+) -> None:
+    pytest.importorskip("torchrl")
+    from torchrl.testing.mocking_classes import CountingEnv
+
+    class Parity(Recurrent):
+        def forward(self, td: TensorDictBase) -> TensorDictBase:
+            super().forward(td)
+            return td.set("action", td["action"].unsqueeze(-1).bool())
+
+    def collected(device: str, **devices: Any) -> list[Any]:
+        env = CountingEnv(batch_size=size, max_steps=3).to(device)
+        arguments = {"policy_state": {"count": (1,)}, "frames_per_batch": 24, **devices}
+        with SyncDataCollector(env, Parity(), **arguments) as collector:
+            return [collector.next() for _ in range(3)]
+
+    came = collected("cuda", policy_device=policy_device)
+    for ours, theirs in zip(came, collected("cpu"), strict=True):
+        assert_equal(ours, theirs, "cuda")
 
 
 def test_batches_stay_as_they_are_while_later_ones_come() -> None:
@@ -298,8 +368,5 @@ def test_graphs_of_a_policy_on_the_cpu_are_refused() -> None:
 
 
 def test_pinned_memory_is_pinned() -> None:
-    from pycollect.collectors.upload import DeviceBatches
-    from pycollect.devices import accelerator
-
     memory = DeviceBatches(accelerator(torch.device("cuda", 0))).allocate(1 << 20)
     assert torch.from_numpy(memory).is_pinned()

@@ -271,7 +271,10 @@ def demo(*arguments: str, folder: Path) -> subprocess.Popen[str]:
 BACKENDS = ["single", pytest.param("ray", marks=pytest.mark.ray)]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+# CI runs the demo on Ray out of the wheel.
+@pytest.mark.parametrize(
+    "backend", ["single", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
+)
 def test_the_command(backend: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     process = demo("--backend", backend, "--frames", "8192", "--output", "plots", folder=tmp_path)

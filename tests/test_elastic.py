@@ -26,6 +26,9 @@ from collect_support import (
 from envs_for_tests import CountingEnv
 from test_ledger import check
 
+from pycollect.collectors.elastic import Template
+from pycollect.generators import next_seed
+
 T = 4
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 
@@ -152,3 +155,19 @@ def test_what_cannot_be_removed_or_added(way: Way) -> None:
         with pytest.raises(ValueError, match=r"create_env_fn.*worker 2 differs"):
             collector.add_collectors([partial(CountingEnv, dtype="float64")], collector_kwargs=own)
         assert collector.next().shape == (2, T)
+
+
+def test_whoever_is_leaving_has_no_part_in_a_new_seed() -> None:
+    with collecting(MULTI_AHEAD, endless, frames=T) as collector:
+        collector.next()
+        collector.remove_collectors(0)  # of whom one more batch was asked for
+        with pytest.warns(UserWarning, match="1 workers"):
+            assert collector.set_seed(3) == next_seed(3)
+        assert numbers(collector.next()) == [1]
+
+
+def test_what_each_of_the_first_had_is_not_passed_to_new_ones() -> None:
+    values = {"policy_factory": [int, int], "device": "cpu"}
+    template = Template(values, {"policy_factory", "device"}, None, T)
+    own = {"policy_factory": float, "device": "meta"}
+    assert template.arguments(own, 1) == [{"policy_factory": float, "device": "cpu"}]

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from envs_for_tests import CountingEnv
 from gymnasium.spaces import Box
 from tensordict.nn import TensorDictModule
 
@@ -107,6 +108,28 @@ def test_an_interrupted_rollouts_episodes_are_not_counted() -> None:
     assert collector.stats()["episodes"] == int(td["next", "done"].sum()) == 2
 
 
+def test_a_reset_that_raises_is_made_up_for() -> None:
+    class Once(CountingEnv):
+        refuses = False
+
+        def reset(self, **kwargs: Any) -> Any:
+            if self.refuses:
+                self.refuses = False
+                raise RuntimeError("not now")
+            return super().reset(**kwargs)
+
+    env = Once()
+    collector = SyncDataCollector(env, None, frames_per_batch=3)
+    collector.next()
+    env.refuses = True
+    with pytest.raises(RuntimeError, match="not now"):
+        collector.reset()
+    td = collector.next()
+    assert td["observation"][:, 2].tolist() == [0, 1, 2]
+    assert td["collector", "traj_ids"].tolist() == [1, 1, 1]
+    collector.shutdown()
+
+
 @pytest.mark.parametrize("frames", [10**12, 10**18, 2**64], ids=["1e12", "1e18", "2**64"])
 def test_a_batch_that_no_memory_can_hold_is_refused_at_construction(frames: int) -> None:
     with pytest.raises(ValueError, match="frames_per_batch"):
@@ -136,4 +159,5 @@ def test_cat_results_in_process_is_refused_with_the_reason() -> None:
 
 
 def test_any_negative_count_is_off() -> None:
-    SyncDataCollector(Flipped, None, frames_per_batch=3, trajs_per_batch=-5)
+    collector = SyncDataCollector(Flipped, None, frames_per_batch=4, trajs_per_batch=-5)
+    assert collector.next().shape == (4,)  # frames, of more than one trajectory

@@ -129,21 +129,43 @@ def test_an_exception_loses_its_rollout(way: Way) -> None:
     assert total["in_flight"] == 0
 
 
-def test_an_interrupted_rollout_is_incomplete() -> None:
-    class Interrupting(RaisingEnv):
-        def step(self, action: Any) -> Any:
-            try:
-                return super().step(action)
-            except EnvBrokeError:
-                raise KeyboardInterrupt from None
+class InterruptingEnv(RaisingEnv):
+    """As if the user pressed Ctrl-C in its step number `at`."""
 
-    collector = SyncDataCollector(partial(Interrupting, at=T + 2), None, frames_per_batch=T)
+    def step(self, action: Any) -> Any:
+        try:
+            return super().step(action)
+        except EnvBrokeError:
+            raise KeyboardInterrupt from None
+
+
+def test_an_interrupted_rollout_is_incomplete() -> None:
+    collector = SyncDataCollector(partial(InterruptingEnv, at=T + 2), None, frames_per_batch=T)
     collector.next()
     with pytest.raises(KeyboardInterrupt):
         collector.next()
     assert check(collector.ledger())["reasons"] == {"incomplete": T}
     collector.next()  # an interrupt ends nothing
     assert check(collector.ledger())["delivered"] == 2 * T
+    collector.shutdown()
+
+
+def test_trajectories_that_are_complete_outlive_an_interrupt() -> None:
+    """Of episodes of five frames there are three, and one frame of the fourth, before it."""
+    collector = SyncDataCollector(
+        partial(InterruptingEnv, at=18),
+        None,
+        frames_per_batch=8,
+        trajs_per_batch=4,
+        max_frames_per_traj=10,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        collector.next()
+    total = check(collector.ledger())
+    assert (total["in_flight"], total["reasons"]) == (16, {"incomplete": 8})
+    episodes = collector.next()["observation"][:, 0, 1]
+    assert episodes.tolist() == [0, 1, 2, 4]
+    assert check(collector.ledger())["reasons"] == {"incomplete": 8 + 1}
     collector.shutdown()
 
 

@@ -33,10 +33,12 @@ from collect_support import (
 from envs_for_tests import CountingEnv
 from test_process_engine import ParentEnv
 from test_restarts import check_ledger, endless, kill
+from test_stragglers import check_batches, one_straggler
 
 from pycollect import RayCollector
 from pycollect._core import Bell, Mailbox
-from pycollect.collectors.ray_handle import Here, ThreadBell
+from pycollect.collectors.ray_handle import Here
+from pycollect.collectors.ray_store_handle import ThreadBell
 from pycollect.collectors.ray_worker import RayWorker
 
 T = 5
@@ -126,6 +128,26 @@ def test_both_kinds_have_the_newest_weights_and_are_replaced(other_node: Any, wa
         assert transports(collector) == ["shared memory", "object store"]
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize(("envs", "cat"), [(3, "stack"), (1, 0), (3, -1)])
+def test_a_straggler_on_another_node_is_stopped(
+    other_node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, envs: int, cat: Any
+) -> None:
+    """By a message past its queue, where the other one here has a flag in shared memory."""
+    with one_straggler(
+        monkeypatch,
+        tmp_path,
+        RayCollector,
+        envs,
+        sync=True,
+        cat_results=cat,
+        remote_configs=[HERE, ELSEWHERE],
+    ) as collector:
+        check_batches(collector, envs, cat, 0)
+        assert transports(collector) == ["shared memory", "object store"]
+
+
 # One machine, as if it were several
 
 
@@ -144,6 +166,26 @@ def far_away(ray: Any) -> Here:
 def test_the_object_store(way: Way, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody can share memory, or nobody is here."""
     monkeypatch.setattr("pycollect.collectors.ray_engine.here", where)
+    seen, *_ = follow(way, "list", 8)
+    assert seen == ["object store"] * 2
+
+
+class LostMailbox(Mailbox):  # type: ignore[misc]
+    """Its address leads nowhere."""
+
+    @property
+    def address(self) -> Any:
+        pid, file, inode, *part = super().address
+        return (pid, file, inode + 1, *part)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [STACK, ASYNC[2]], ids=lambda way: way.name)
+def test_actors_here_that_cannot_attach_take_the_object_store(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pycollect.collectors.ray_handle.Mailbox", LostMailbox)
     seen, *_ = follow(way, "list", 8)
     assert seen == ["object store"] * 2
 

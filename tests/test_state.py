@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -138,6 +139,45 @@ def test_weights_versions_and_counters_come_back(way: Way) -> None:
     assert versions == [1, 1]
 
 
+class Counting(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        self.calls += 1
+        return torch.zeros(observation.shape[:-1], dtype=torch.int64), self.calls.clone()
+
+
+@pytest.mark.parametrize("way", marked(MULTI_AHEAD, AHEAD), ids=lambda way: way.name)
+def test_rollouts_that_are_dropped_change_no_buffers(way: Way) -> None:
+    policy = TensorDictModule(Counting(), ["observation"], ["action", "calls"])
+    entry = partial(CountingEnv)
+    with collecting(way, lambda w: entry, policy, frames=T, track_policy_version=True) as collector:
+        state = collector.state_dict()
+        for version in (1, 2):
+            collector.update_policy_weights_()
+            assert collector.next() is not None
+            collector.load_state_dict(state)
+            td = collector.next()
+            assert td["calls"][:, :, 0].tolist() == [list(range(1, T + 1))] * 2, version
+            assert not td["collector", "policy_version"].any()
+
+
+def test_a_version_comes_back_without_weights() -> None:
+    with collecting(
+        MULTI_AHEAD, lambda w: CountingEnv, None, frames=T, track_policy_version=True
+    ) as collector:
+        state = collector.state_dict()
+        collector.update_policy_weights_()
+        assert (collector.next()["collector", "policy_version"] == 1).all()
+        collector.load_state_dict(state)
+        assert (collector.next()["collector", "policy_version"] == 0).all()
+        assert set(collector.policy_lag.values()) == {0}
+
+
 @pytest.mark.parametrize("way", [SYNC[0], SYNC[1]], ids=lambda way: way.name)
 def test_a_bad_state_is_refused_and_changes_nothing(way: Way) -> None:
     policy = noisy()
@@ -175,6 +215,17 @@ BAD: dict[str, tuple[Any, Any]] = {
         lambda s: s["workers"]["0"].update(torch=torch.zeros(3, dtype=torch.uint8)),
         ValueError,
     ),
+    "a generator of words that are missing": (
+        lambda s: s["workers"]["0"]["numpy"].__setitem__(1, torch.zeros(5, dtype=torch.int64)),
+        ValueError,
+    ),
+    "a generator of no number": (
+        lambda s: s["workers"]["0"]["actions"][0]["state"].update(state="-1"),
+        ValueError,
+    ),
+    "other environments": (lambda s: s["workers"]["0"]["actions"].pop(), ValueError),
+    "no weights": (lambda s: s["policy"].clear(), ValueError),
+    "a number that is too large": (lambda s: s.update(policy_version=2**63), ValueError),
     "a broken ledger": (lambda s: s["ledger"].update({"0": {"delivered": 3}}), ValueError),
 }
 

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -23,6 +24,8 @@ from collect_support import (
     parity_policy,
 )
 from envs_for_tests import CountingEnv
+
+from pycollect import SyncDataCollector
 
 T = 6
 WAYS = [
@@ -90,6 +93,34 @@ def test_the_parts_add_up_to_the_whole() -> None:
         seconds = collector.stats()["seconds"]
     elapsed = seconds.pop("elapsed")
     assert 0.95 * elapsed <= sum(seconds.values()) <= elapsed
+
+
+def test_time_that_the_caller_takes_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also after an exception, and since the newest batch."""
+    now = 0
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("pycollect.collectors.statistics.time", clock)
+
+    def refuse_the_second(td: Any) -> Any:
+        nonlocal now
+        now += 1
+        if collector.stats()["batches"] == 2:
+            raise KeyError("no")
+        return td
+
+    collector = SyncDataCollector(
+        CountingEnv, None, frames_per_batch=10, postproc=refuse_the_second
+    )
+    collector.next()
+    now += 10
+    with pytest.raises(KeyError):
+        collector.next()
+    now += 100
+    collector.next()
+    now += 1000
+    seconds = collector.stats()["seconds"]
+    assert (seconds["deliver"], seconds["user"], seconds["elapsed"]) == (3, 1110, 1113)
+    collector.shutdown()
 
 
 def test_an_env_that_takes_its_time_is_seen() -> None:

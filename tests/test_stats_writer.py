@@ -39,3 +39,17 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert [(e.step, e.value) for e in events.Scalars("frames")] == [(10, 10), (20, 20), (30, 30)]
     assert "seconds/env" in events.Tags()["scalars"]
     collector.shutdown()
+
+
+def test_what_comes_later_is_a_column_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "stats.csv"
+    env = CountingEnv(length=25)
+    collector = SyncDataCollector(env, None, frames_per_batch=10, total_frames=30)
+    with StatsWriter(path) as writer:
+        for _ in collector:
+            writer.write(collector)
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["step"]) for row in rows] == [10, 20, 30]
+    assert [row["episode_length"] for row in rows] == ["", "", "25.0"]
+    collector.shutdown()

@@ -24,7 +24,7 @@ from test_ledger import check as check_ledger
 
 from pycollect import MultiSyncDataCollector, RayCollector
 from pycollect.collectors.mailbox_handle import MailboxHandle
-from pycollect.collectors.ray_handle import StoreHandle
+from pycollect.collectors.ray_store_handle import StoreHandle
 
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")
@@ -139,7 +139,7 @@ def check_batches(collector: Any, envs: int, cat: Any, least: int) -> None:
     assert oracle.frames == frames
 
 
-@pytest.mark.processes(usual=2)
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("envs", "cat", "arguments", "least"),
     [
@@ -218,7 +218,7 @@ class Frames:
         self.given.append(td)
 
 
-@pytest.mark.processes(usual=2)
+@pytest.mark.processes
 @pytest.mark.parametrize("cat", ["stack", -1])
 def test_what_else_there_is_goes_together_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cat: Any
@@ -281,7 +281,7 @@ def test_all_are_stopped_at_once_at_zero_and_none_at_one() -> None:
         assert collector.next()[MASK].all()
 
 
-@pytest.mark.processes(usual=2)
+@pytest.mark.processes
 @pytest.mark.parametrize(("envs", "cat"), [(3, "stack"), (1, 0), (1, "stack"), (3, -1), (1, -1)])
 def test_shares_that_differ(monkeypatch: pytest.MonkeyPatch, envs: int, cat: Any) -> None:
     monkeypatch.setenv("PYCOLLECT_POISON", "1")

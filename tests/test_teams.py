@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import cloudpickle
@@ -18,6 +21,7 @@ import pytest
 import torch
 from collect_support import (
     LENGTHS,
+    PATIENCE,
     EchoEnv,
     FrameOracle,
     GateEnv,
@@ -27,6 +31,7 @@ from collect_support import (
     wait_until,
 )
 from envs_for_tests import CountingEnv, EnvBrokeError, TextEnv
+from test_stragglers import END, MeetingEnv
 
 from pycollect import (
     MultiaSyncDataCollector,
@@ -35,7 +40,10 @@ from pycollect import (
     SyncDataCollector,
     WorkerError,
 )
+from pycollect._core import RolloutControl, SharedNumber
 from pycollect.batch import make_pool, slab_tensors, to_tensordict
+from pycollect.collectors.mailbox_handle import MailboxHandle
+from pycollect.collectors.preemption import Preemption
 from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.team import Team
@@ -116,13 +124,17 @@ STACK, STACK_2, FIRST = Inner("stack"), Inner("stack", 2), Inner(None)
 
 @contextmanager
 def team_of(
-    entries: Sequence[Any], policy: Any, inner: Inner = STACK, **given: Any
+    entries: Sequence[Any],
+    policy: Any,
+    inner: Inner = STACK,
+    preemption: Preemption | None = None,
+    **given: Any,
 ) -> Iterator[Team]:
     arguments = {
         "prefetch": None,
         "update_each": False,
         "max_weight_update_interval": None,
-        "worker_init_timeout": 120.0,
+        "worker_init_timeout": PATIENCE,
         "worker_timeout": None,
         "max_worker_restarts": 3,
         "restart_on_error": False,
@@ -132,7 +144,9 @@ def team_of(
     options = RemoteOptions.checked(
         sync=sync, cat_results=inner.joined, built_by_workers=False, **arguments
     )
-    own = WorkerOptions(frames=inner.frames, num_threads=1)
+    if preemption is not None:
+        options = replace(options, preemption=preemption, uneven=True, padded=True)
+    own = WorkerOptions(frames=inner.frames, num_threads=1, mask=preemption is not None)
     team = Team(WorkerSpec(1, list(entries), None, own, team=options), cloudpickle.dumps(policy))
     try:
         yield team
@@ -140,10 +154,12 @@ def team_of(
         team.close()
 
 
-def collected(team: Team, version: int = 0, random: bool = False) -> tuple[Any, Any]:
+def collected(
+    team: Team, version: int = 0, random: bool = False, control: RolloutControl | None = None
+) -> tuple[Any, Any]:
     """A rollout as a TensorDict, and its report."""
     slab = make_pool(team.placement, 1).acquire()
-    report = team.collect(slab, 0, version, random)
+    report = team.collect(slab, 0, version, random, control)
     assert slab.header().frames == report.header.frames
     tensors = slab_tensors(slab, team.batch_shape, team.leaves.keys)
     return to_tensordict(tensors, team.batch_shape), report
@@ -214,6 +230,69 @@ def test_a_process_that_dies_is_replaced_by_its_team() -> None:
             collected(team)
 
 
+def check_padded(rows: Sequence[tuple[int | None, int, Any]], oracle: FrameOracle) -> list[int]:
+    """How many frames each of these rows has, which zeros follow."""
+    lengths = []
+    for worker, env, row in rows:
+        length = int(row["collector", "mask"].sum())
+        lengths.append(length)
+        assert row["collector", "mask"][:length].all()
+        behind = row[length:]
+        assert (behind["collector", "traj_ids"] == -1).all()
+        for key, value in behind.exclude(("collector", "traj_ids")).items(True, True):
+            assert not value.any(), key
+        oracle.check([(worker, env, row[:length].exclude(("collector", "mask")))])
+    return lengths
+
+
+def ask_to_stop(stop: SharedNumber, once: Path) -> None:
+    wait_until(once.exists)
+    stop.value = 1
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("inner", "fraction"),
+    [(STACK, 0.7), (STACK_2, 0.0), (Inner(0, 2), 0.0), (Inner(-1), 0.7), (Inner(-1, 2), 0.0)],
+    ids=str,
+)
+def test_a_team_is_stopped(
+    inner: Inner, fraction: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its second process is in step END of its rollout until it has heard that it is to stop."""
+    gate, reached, stop = tmp_path / "gate", tmp_path / "reached", SharedNumber()
+    entries = inner.entries(1)
+    number = 10 + max(inner.envs, 1)
+    slow = partial(MeetingEnv, reached, gate, END, number=number, length=LENGTHS)
+    if inner.envs:
+        entries[1][0] = slow
+    else:
+        entries[1] = slow
+    stops = MailboxHandle.stop
+
+    def stop_and_open(self: MailboxHandle) -> None:
+        stops(self)
+        if self.index == 1:
+            gate.touch()
+
+    monkeypatch.setattr(MailboxHandle, "stop", stop_and_open)
+    with team_of(entries, parity_policy(), inner, Preemption(1.0, fraction)) as team:
+        oracle = FrameOracle()
+        control = RolloutControl(stop, 1, 1)
+        asking = Thread(target=ask_to_stop, args=(stop, reached))
+        asking.start()
+        for batch in range(3):
+            td, report = collected(team, control=control if batch == 0 else None)
+            lengths = check_padded(inner.rows(td, 1), oracle)
+            assert report.header.frames == sum(lengths) == td["collector", "mask"].sum()
+            least = max(END, math.ceil(fraction * T))
+            if batch == 0:
+                assert lengths[-1] == least
+            else:
+                assert lengths == [T] * len(lengths)
+        asking.join()
+
+
 @pytest.mark.slow
 def test_text_and_random_actions_from_a_team() -> None:
     entries = [partial(TextEnv, 10 + p, length=LENGTHS) for p in range(W)]
@@ -242,7 +321,12 @@ def test_text_and_random_actions_from_a_team() -> None:
 
 @contextmanager
 def collecting(inner: Inner, workers: int, policy: Any, **arguments: Any) -> Iterator[Any]:
-    given = {"remote_configs": CONFIG, **inner.arguments, **arguments}
+    given = {
+        "remote_configs": CONFIG,
+        "worker_init_timeout": PATIENCE,
+        **inner.arguments,
+        **arguments,
+    }
     frames = inner.frames * (workers if given.get("sync") else 1)
     entries = given.pop("entries", None) or [inner.entries(b) for b in range(workers)]
     with RayCollector(entries, policy, frames_per_batch=frames, **given) as collector:
@@ -372,6 +456,38 @@ def test_actors_that_die_take_their_processes_with_them(inner: Inner, sync: bool
     assert every.unique().tolist() == list(range(int(every.max()) + 1))
 
 
+class DragEnv(EchoEnv):
+    """Takes its time."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.1)
+        return super().step(action)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [STACK_2, Inner(0, 2), Inner(-1), FIRST], ids=str)
+def test_a_straggling_actor_stops_its_processes(inner: Inner) -> None:
+    """As soon as it was stopped at all: nobody knows when it hears of it."""
+    ours, theirs = inner.entries(0), inner.entries(1)
+    for process in range(W if inner is FIRST else 1):  # where any may be first, all are slow
+        drag = partial(DragEnv, 10 + process, LENGTHS)
+        theirs[process] = [drag, *theirs[process][1:]] if inner.envs else drag
+    with collecting(
+        inner, 2, parity_policy(), entries=[ours, theirs], sync=True, preemptive_threshold=0.5
+    ) as collector:
+        oracle = FrameOracle()
+        short = 0
+        while short < 2:
+            td = collector.next()
+            assert td.shape == (2, *inner.shape)
+            lengths = [check_padded(inner.rows(own, None), oracle) for own in td]
+            short += min(lengths[1]) < T
+        ledger = check_ledger(collector)["total"]
+        assert ledger["delivered"] == ledger["issued"] == oracle.frames
+        assert ledger["lost"] == 0
+
+
 class BreakingEnv(CountingEnv):
     """Raises at its tenth step."""
 
@@ -472,7 +588,7 @@ REFUSED: list[tuple[dict[str, Any], Any, str]] = [
     ({"collector_kwargs": {"cat_results": 1}}, ValueError, "collector_kwargs: cat_results"),
     ({"collector_kwargs": {"prefetch": -1}}, ValueError, "collector_kwargs: prefetch"),
     ({"collector_kwargs": {"prefetch": "1"}}, TypeError, "collector_kwargs: prefetch"),
-    ({"collector_kwargs": {"num_collectors": 1}}, TypeError, "num_collectors"),
+    ({"collector_kwargs": {"num_collectors": 1}}, ValueError, "num_collectors"),
     ({"collector_kwargs": {"sync": True}}, ValueError, "'sync'"),
     ({"collector_kwargs": {"create_env_kwargs": [{}] * 3}}, ValueError, "create_env_kwargs"),
     (

@@ -6,11 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import echo_fns, parity_policy
+from collect_support import EchoEnv, echo_fns, parity_policy
 from fake_device import DEVICE, FakeDevice
 
-from pycollect import SyncDataCollector
-from pycollect.collectors.upload import DeviceBatches
+from pycollect import (
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    RayCollector,
+    SyncDataCollector,
+)
 
 
 def uploading(**arguments: Any) -> SyncDataCollector:
@@ -119,6 +123,20 @@ def test_the_end_waits_for_what_is_under_way(fake: FakeDevice) -> None:
     assert_equal(td, expected)
 
 
+def test_environments_are_closed_also_where_the_device_is_lost(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[EchoEnv] = []
+    monkeypatch.setattr(EchoEnv, "close", lambda env: closed.append(env))
+    collector = uploading()
+    collector.next()
+    fake.is_lost = True
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        collector.shutdown()
+    assert len(closed) == len(echo_fns(0))
+    collector.shutdown()
+
+
 def test_a_device_that_is_not_here_is_refused_with_the_reason() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is CUDA")
@@ -129,5 +147,31 @@ def test_a_device_that_is_not_here_is_refused_with_the_reason() -> None:
             uploading(**{"storing_device": None, name: "meta"})
 
 
-def test_close_lets_everything_go() -> None:
-    DeviceBatches(FakeDevice()).close()
+@pytest.mark.parametrize("engine", ["multi.ProcessEngine", "ray.RayEngine"])
+def test_elsewhere_it_is_refused_before_anything_starts(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is CUDA")
+    if engine == "ray.RayEngine":
+        pytest.importorskip("ray")
+    monkeypatch.setattr(f"pycollect.collectors.{engine}", lambda *_: pytest.fail("it has started"))
+    classes: list[Any] = [MultiSyncDataCollector, MultiaSyncDataCollector]
+    for make in [RayCollector] if engine == "ray.RayEngine" else classes:
+        for name in ("device", "storing_device"):
+            with pytest.raises(ValueError, match=rf"{name}: expected a device that is here.*CUDA"):
+                make(
+                    [echo_fns(0), echo_fns(1)],
+                    parity_policy(),
+                    frames_per_batch=10,
+                    **{name: ["cpu", "cuda"] if make is MultiaSyncDataCollector else "cuda"},
+                )
+
+
+def test_a_shutdown_waits_for_the_copies_under_way(fake: FakeDevice) -> None:
+    with uploading() as collector:
+        td = collector.next()
+        assert "host waits" not in fake.log
+    assert fake.log.count("host waits") == 1
+    (expected,) = plain(1)
+    assert_equal(td, expected)

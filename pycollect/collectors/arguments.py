@@ -36,6 +36,8 @@ REFUSED = {
     "weight_sync_schemes": "use update_policy_weights_() or update_after_each_batch",
     "weight_recv_schemes": "use update_policy_weights_() or update_after_each_batch",
     "backend": "the collector's class says where it runs",
+    "num_collectors": "use a list, one entry per worker, and a collector that has several",
+    "sync": "use MultiSyncDataCollector or MultiaSyncDataCollector: the class says it",
     "backend_options": "use ray_init_config and remote_configs",
     "trajs_per_write": "use trajs_per_batch",
     "cat_results": "it joins the rollouts of several workers",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -19,12 +18,11 @@ from pycollect._core import (
     place_rollout,
 )
 from pycollect.batch import TRAJ_IDS, Target, make_pool, slab_tensors
+from pycollect.collectors.delivery import Joined
 from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, join_extras
 from pycollect.collectors.shared_slabs import SharedSlabs
-from pycollect.collectors.upload import Allocate
-from pycollect.extras import Extras
-from pycollect.layout import Key
+from pycollect.collectors.upload import DeviceBatches
 from pycollect.leaves import spare_memory
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
@@ -33,85 +31,79 @@ _SLABS_KEPT = 3
 _PROCESSES = 2**32  # ids of workers are smaller
 
 
-@dataclass(frozen=True)
-class Joined:
-    """Rollouts that became a batch.
-
-    Attributes:
-        slab: in which the tensors lie.
-        shape: the batch dimensions.
-        extras: of that shape each; None where there are none.
-        parts: how much of the dimension along which they follow each other is each one's.
-        sources: of each worker, in the order of rows, see `sources_of`.
-    """
-
-    slab: Slab
-    tensors: dict[Key, torch.Tensor]
-    shape: list[int]
-    extras: Extras | None
-    parts: list[int]
-    sources: dict[int, Sequence[int]]
-
-
 class Assembly:
     """Slabs for batches, and how the rollouts of workers lie in them.
 
     A slab has as many steps as the longest rollout may have. Behind the end of a shorter one are
     uncollected cells: they are delivered where workers are stacked; where they follow each other
-    along time, the batch is copied without them.
+    along time, the batch is copied without them, unless it is to be padded there, too.
 
     Args:
         joined: how rollouts are joined into one batch: "stack", 0 or -1; None: each is a batch.
         depth: how many rollouts of a worker there are at a time, running, queued or unread.
         uneven: rollouts of one batch may differ in their numbers of steps.
+        padded: uncollected cells stay in every batch.
     """
 
-    def __init__(self, joined: str | int | None, depth: int, uneven: bool = False) -> None:
+    def __init__(
+        self, joined: str | int | None, depth: int, uneven: bool = False, padded: bool = False
+    ) -> None:
         self._joined = joined
-        self._uneven = uneven
+        self._uneven, self._padded = uneven, padded
         self._compacted = spare_memory()
         self._order = "time" if joined == -1 else "stack"
         self._pools: dict[tuple[Any, ...], SlabPool] = {}
         self._shared = SharedSlabs(depth)
 
-    def prepare(self, infos: Mapping[int, WorkerInfo], in_place: Collection[int]) -> None:
+    def prepare(
+        self,
+        infos: Mapping[int, WorkerInfo],
+        in_place: Collection[int],
+        ways: Mapping[int, DeviceBatches | None],
+    ) -> None:
         """Make the slabs that these workers will write; errors as SharedSlabs.prepare's.
 
         Args:
             in_place: those of them that write into a batch's own rows, in shared memory.
+            ways: of each worker's batches to their device; None: they stay on the host.
         """
         groups = [tuple(infos)] if self._joined is not None else [(index,) for index in infos]
         self._shared.keep(groups)
         for group in groups:
             if not set(group).isdisjoint(in_place):
-                self._shared.prepare(group, self._placement([infos[index] for index in group]))
+                placement = self._placement([infos[index] for index in group])
+                self._shared.prepare(group, placement, ways[group[0]])
 
-    def targets(self, infos: Mapping[int, WorkerInfo], in_place: bool) -> Sequence[Target | None]:
+    def targets(
+        self, infos: Mapping[int, WorkerInfo], in_place: bool, way: DeviceBatches | None = None
+    ) -> Sequence[Target | None]:
         """Where the rollouts of one batch are to lie, by worker.
 
         Args:
             in_place: some of these workers write there themselves; else there are None.
+            way: of the batch to its device; None: it stays on the host.
         """
         if not in_place:
             return [None] * len(infos)
         placement = self._placement(list(infos.values()))
-        slab = self._shared.acquire(tuple(infos), placement)
+        slab = self._shared.acquire(tuple(infos), placement, way)
         return [Target(slab, row, self._order) for row in range(len(infos))]
 
     def slab_for(
-        self, order: Order, infos: Sequence[WorkerInfo], allocate: Allocate | None = None
+        self, order: Order, infos: Sequence[WorkerInfo], way: DeviceBatches | None = None
     ) -> Slab:
         """The batch's slab: what the order names, else one for these workers.
 
         Args:
-            allocate: gives its memory, see :class:`SlabPool`; the same each time for a worker.
+            way: of the batch to its device; None: it stays on the host.
         """
         if order.target is not None:
             return order.target.slab
         placement = self._placement(infos)
         layout = placement.layout
-        kind = (layout.fingerprint, len(infos), placement.envs, placement.steps, allocate)
+        kind = (layout.fingerprint, len(infos), placement.envs, placement.steps, way)
         if kind not in self._pools:
+            allocate = None if way is None else way.allocate
             self._pools[kind] = make_pool(placement, _SLABS_KEPT, allocate)
         return self._pools[kind].acquire()
 
@@ -136,19 +128,21 @@ class Assembly:
         infos: Sequence[WorkerInfo],
         notes: Mapping[int, RolloutNote],
         ids: TrajectoryIds,
+        way: DeviceBatches | None = None,
     ) -> Joined:
         """The batch of these workers' rollouts, which are all in their rows, for the user to keep.
 
         Args:
             infos, notes: of each worker, in the order of its row; notes by worker id.
             ids: by which trajectories are numbered over all workers.
+            way: of the batch to its device; None: it stays on the host.
         """
         info, workers, whole = infos[0], list(notes), slab.placement.steps
         steps = [whole] * len(workers)
-        if self._uneven and self.along_time(info):
+        if self._uneven and self.along_time(info) and not self._padded:
             steps = [slab.lengths(row)[0] for row in range(len(workers))]
         if sum(steps) < whole * len(workers):
-            slab = self._without_gaps(slab, sum(steps))
+            slab = self._without_gaps(slab, sum(steps), way)
         elif slab.memory.address is not None:
             slab = self._shared.deliver(tuple(workers), slab)
         shape = self._shape(info, steps)
@@ -165,12 +159,16 @@ class Assembly:
             steps if self._uneven else None,
         )
         parts = steps if self.along_time(info) else [*info.batch_size[:1]] * len(workers)
-        return Joined(slab, tensors, shape, extras, parts, sources)
+        return Joined(slab, tensors, shape, extras, self._joined, parts, sources)
 
-    def _without_gaps(self, slab: Slab, steps: int) -> Slab:
+    def _without_gaps(self, slab: Slab, steps: int, way: DeviceBatches | None) -> Slab:
         """The cells that workers came to, `steps` of each env in all, copied."""
         batch = slab.placement
-        target = self._compacted.acquire(Placement(batch.layout, 1, batch.envs, steps))
+        placement = Placement(batch.layout, 1, batch.envs, steps)
+        if way is None:
+            target = self._compacted.acquire(placement)
+        else:  # torch keeps pinned memory itself, of whatever size
+            target = make_pool(placement, 0, way.allocate).acquire()
         compact(target, slab)
         return target
 

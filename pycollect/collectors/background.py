@@ -9,38 +9,63 @@ from collections.abc import Callable
 class Background:
     """Calls a function again and again in a thread of its own, until it returns False.
 
-    What the function raises ends the thread; it is shown by ``threading.excepthook``. The function
-    is held only while it runs: it may be its owner's method.
+    What the function raises ends the thread; it is shown by ``threading.excepthook``, and kept for
+    `check`. The function is held only while it runs: it may be its owner's method. Any thread may
+    call the methods.
     """
 
     def __init__(self) -> None:
-        self._stopping = threading.Event()
+        self._changing = threading.Lock()  # held by whoever starts or stops the thread
+        self._stopping = threading.Event()  # of the present thread alone
         self._thread: threading.Thread | None = None
+        self._over = False
+        self._error: Exception | None = None
 
     @property
     def running(self) -> bool:
         """Whether the thread is there."""
-        return self._thread is not None and self._thread.is_alive()
+        thread = self._thread
+        return thread is not None and thread.is_alive()
 
     def start(self, step: Callable[[], bool]) -> None:
-        """Go on with that function. Nothing happens if it runs already."""
-        if not self.running:
-            self._stopping.clear()
-            self._thread = threading.Thread(
-                target=self._run, args=(step,), name="pycollect", daemon=True
-            )
-            self._thread.start()
+        """Go on with that function. Nothing happens if it runs already, or after `end`."""
+        if self._thread is threading.current_thread():
+            return
+        with self._changing:
+            if not self.running and not self._over:
+                self._stopping = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(step, self._stopping), name="pycollect", daemon=True
+                )
+                self._thread.start()
 
     def stop(self) -> bool:
         """Wait for the call that runs, and make no more. Whether it was running."""
-        if self._thread is None or self._thread is threading.current_thread():
+        if self._thread is threading.current_thread():
             return False
-        was_running = self.running
-        self._stopping.set()
-        self._thread.join()
-        self._thread = None
-        return was_running
+        with self._changing:
+            was_running = self.running
+            self._stopping.set()
+            if self._thread is not None:
+                self._thread.join()
+            self._thread = None
+            return was_running
 
-    def _run(self, step: Callable[[], bool]) -> None:
-        while not self._stopping.is_set() and step():
-            pass
+    def end(self) -> None:
+        """As `stop`; it is never started again."""
+        self._over = True
+        self.stop()
+
+    def check(self) -> None:
+        """Raise what the function raised, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, step: Callable[[], bool], stopping: threading.Event) -> None:
+        try:
+            while not stopping.is_set() and step():
+                pass
+        except Exception as error:
+            self._error = error
+            raise

@@ -19,7 +19,7 @@ from pycollect.collectors.delivery import Batch, assembled, extend, finished, ro
 from pycollect.collectors.ledger import Ledger
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.progress import Progress
-from pycollect.collectors.state import CollectorState, WorkerState, check_generators
+from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import Statistics
 from pycollect.collectors.turnstile import Turnstile
 from pycollect.collectors.upload import Uploads
@@ -29,6 +29,10 @@ from pycollect.trajectory_queue import TrajectoryQueue
 from pycollect.weights import Weights
 
 _ENDED: Any = object()
+
+
+class ShutDownError(RuntimeError):
+    """The collector was shut down while, or before, a batch was asked for."""
 
 
 class CollectorBase(ABC):
@@ -50,7 +54,8 @@ class CollectorBase(ABC):
         self._entropy = secrets.randbits(64)  # what a resumed run's streams come from
         self._seeded = False
         self._failure: BaseException | None = None
-        self._closed = False
+        self._closed = False  # nothing more is collected
+        self._released = False  # and nothing more is there to be let go
         self._progress: Progress | None = None
         self._stream = Turnstile()  # held by whoever moves the stream on
         self._background = Background()
@@ -83,11 +88,17 @@ class CollectorBase(ABC):
 
     def _advance(self) -> TensorDictBase | None:
         """Collect a batch and deliver it."""
-        if self._closed:
-            raise RuntimeError("the collector was shut down: no more batches can be collected")
+        self._check_not_closed()
         if self._failure is not None:
             raise self._failure
+        self._background.check()
         self._statistics.entered()
+        try:
+            return self._delivered()
+        finally:
+            self._statistics.left()
+
+    def _delivered(self) -> TensorDictBase | None:
         try:
             whole = self._queue is not None
             td, frames_of, host = self._whole_trajectories() if whole else self._batch()
@@ -103,7 +114,6 @@ class CollectorBase(ABC):
             if self._options.replay_buffer is not None:
                 extend(td, self._options)
         self._show_progress(sum(frames_of.values()))
-        self._statistics.left()
         return None if self._options.replay_buffer is not None else td
 
     @abstractmethod
@@ -115,7 +125,8 @@ class CollectorBase(ABC):
         batch = self._collect()
         self._statistics.count_episodes(batch.episodes)
         with self._statistics.timed("deliver"):
-            return assembled(batch, self._options, self._uploads), batch.frames_of, batch.tensors
+            td = assembled(batch, self._options, self._uploads)
+            return td, batch.frames_of, batch.joined.tensors
 
     def _whole_trajectories(
         self,
@@ -127,6 +138,7 @@ class CollectorBase(ABC):
         """
         assert self._queue is not None
         while (popped := self._queue.pop()) is None:
+            self._check_not_closed()
             batch = self._collect()
             self._statistics.count_episodes(batch.episodes)
             with self._statistics.timed("deliver"):
@@ -171,6 +183,11 @@ class CollectorBase(ABC):
     def _check_open(self) -> None:
         """Raise where the stream cannot go on: it was shut down, or something went wrong."""
         check_open(self._closed, self._failure)
+
+    def _check_not_closed(self) -> None:
+        """Raise where batches cannot be collected any more; another thread may have decided so."""
+        if self._closed:
+            raise ShutDownError("the collector was shut down: no more batches can be collected")
 
     @abstractmethod
     def _drop_rollouts(self) -> None:
@@ -304,6 +321,8 @@ class CollectorBase(ABC):
 
         Made without asking a worker: what is in flight goes on undisturbed. Holds the policy's
         weights and version, counters, the ledger, and where the workers' random generators stand.
+        Weights of policies that workers in other processes built from a `policy_factory` are known
+        here, and part of it, once `update_policy_weights_` gave them some.
         ``torch.load(weights_only=True)`` takes it.
         """
         with self._stream:
@@ -336,8 +355,7 @@ class CollectorBase(ABC):
             self._check_open()
             state = CollectorState.from_dict(state_dict, self._worker_states())
             self._check_states(state.workers)
-            if state.policy:
-                self._check_weights(state.policy)
+            self._check_weights(state.policy)
             dropped = self._ledger.in_flight_of_each()
             self._drop_all("load_state_dict")
             self._ledger.restore(state.ledger)
@@ -357,12 +375,11 @@ class CollectorBase(ABC):
 
     @abstractmethod
     def _check_weights(self, weights: Weights) -> None:
-        """Raise ValueError unless weights fit all workers' policies."""
+        """Raise ValueError unless a state's weights fit all workers' policies."""
 
+    @abstractmethod
     def _check_states(self, states: Mapping[int, WorkerState]) -> None:
         """Raise ValueError unless these states fit the workers."""
-        for worker, state in states.items():
-            check_generators(worker, state, 0)
 
     @abstractmethod
     def _worker_states(self) -> dict[int, WorkerState]:
@@ -397,7 +414,8 @@ class CollectorBase(ABC):
     def start(self) -> None:
         """Collect into the replay buffer in a thread of this process, until the end or `pause`.
 
-        An exception ends the thread and is shown there; `next()` raises it again.
+        An exception ends the thread and is shown there; the next call of this or of `next()` raises
+        it again, also where it is the buffer's.
 
         Raises:
             RuntimeError: there is no replay buffer, or the collector was shut down.
@@ -405,6 +423,7 @@ class CollectorBase(ABC):
         if self._options.replay_buffer is None:
             raise RuntimeError("start: expected a collector with a replay_buffer, which fills")
         self._check_open()
+        self._background.check()
         self._background.start(self._fill)
 
     def pause(self) -> AbstractContextManager[None]:
@@ -422,23 +441,34 @@ class CollectorBase(ABC):
         try:
             yield
         finally:
-            if was_running and not self._closed and self._failure is None:
+            if was_running and self._failure is None:
                 self._background.start(self._fill)
 
     def _fill(self) -> bool:
         """One more batch for the replay buffer; whether there is another."""
-        with self._stream:
+        try:
             return next(self, _ENDED) is not _ENDED
+        except ShutDownError:
+            return False
 
     def shutdown(self) -> None:
-        """Close environments and end workers; what is in flight is lost. Idempotent."""
-        if not self._closed:
-            self._background.stop()
-            self._closed = True
+        """Close environments and end workers; what is in flight is lost. Idempotent.
+
+        Where another thread is collecting, it gets its batch before, if that is collected in this
+        process; otherwise the batch is lost, and what waits for it raises a RuntimeError.
+        """
+        self._closed = True
+        self._background.end()
+        with self._stream:
+            if self._released:
+                return
+            self._released = True
             self._close_progress()
             self._ledger.lose_in_flight("shutdown")
-            self._uploads.close()
-            self._shutdown()
+            try:
+                self._uploads.close()
+            finally:  # the device may be lost
+                self._shutdown()
 
     @abstractmethod
     def _shutdown(self) -> None: ...

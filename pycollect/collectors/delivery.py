@@ -22,37 +22,48 @@ from pycollect.worker import Episode
 
 
 @dataclass(frozen=True)
+class Joined:
+    """Rollouts that became a batch.
+
+    Attributes:
+        slab: in which the tensors lie.
+        shape: the batch dimensions, time last.
+        extras: of that shape each; None where there are none.
+        how: "stack", 0 or -1; None: it is one rollout.
+        parts: where they are joined by a number, how much of that dimension is each one's.
+        sources: of workers with processes of their own, which of these follow each other along time
+            in the worker's part.
+    """
+
+    slab: Slab
+    tensors: dict[Key, torch.Tensor]
+    shape: Sequence[int]
+    extras: Extras | None = None
+    how: str | int | None = None
+    parts: Sequence[int] = ()
+    sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Batch:
     """An assembled batch before it is delivered.
 
     Attributes:
-        tensors: views of the slab by key.
-        shape: its batch dimensions, time last.
         frames_of: collected frames of each worker, in the order of their rows; uncollected cells
             are not counted.
         leaves: what a frame consists of.
-        slab: what it lies in.
         place: where it is to lie.
         told: what ``td.device`` says; None: nobody asked for a device.
-        extras: of its shape each; None where there are none.
-        joined: how its workers' rollouts are joined: "stack", 0 or -1; None: it is of one worker.
-        sources: of workers with processes of their own, which of these follow each other along time
-            in the worker's part.
-        parts: where workers are joined by a number, how much of that dimension is each one's.
+        there: tensors that lie in no slab but on the environments' device, by key.
     """
 
-    tensors: dict[Key, torch.Tensor]
-    shape: Sequence[int]
+    joined: Joined
     frames_of: Mapping[int, int]
     episodes: Sequence[Episode]
     leaves: BatchLeaves
-    slab: Slab
     place: torch.device = CPU
     told: torch.device | None = None
-    extras: Extras | None = None
-    joined: str | int | None = None
-    sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    parts: Sequence[int] = ()
+    there: Mapping[Key, torch.Tensor] = field(default_factory=dict)
 
 
 def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
@@ -62,33 +73,38 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
         uploads: what brings it to its place; None: it stays on the host.
     """
     cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
-    tensors, told = batch.tensors, batch.told
+    joined, told = batch.joined, batch.told
+    tensors = joined.tensors
     if batch.place.type == "cpu" or uploads is None:
         tensors = tensors if cast is None else cast(tensors)
         told = told if batch.place.type == "cpu" else None
     else:
         there = uploads.to(batch.place)
-        tensors = there.upload(batch.slab, tensors, cast)
+        tensors = there.upload(joined.slab, tensors, cast)
         told = told and there.device
-    td: TensorDictBase = to_tensordict(tensors, batch.shape, told, batch.leaves.shapes)
-    if parcel := batch.leaves.parcel(batch.extras):
+    if batch.there:
+        place = next(iter(tensors.values())).device
+        own = {key: tensor.to(place) for key, tensor in batch.there.items()}
+        tensors = {**tensors, **(own if cast is None else cast(own))}
+        tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}
+    td: TensorDictBase = to_tensordict(tensors, joined.shape, told, batch.leaves.shapes)
+    if parcel := batch.leaves.parcel(joined.extras):
         td = with_extras(td, parcel)
     return td
 
 
 def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
     """The rollouts in a batch: worker, which of its processes, and its frames, [T] or [P, T]."""
-    workers = list(batch.frames_of)
-    if len(workers) == 1 and batch.joined is None:
+    workers, how = list(batch.frames_of), batch.joined.how
+    if how is None:
         parts: Iterable[TensorDictBase] = [td]
-    elif batch.joined == "stack":
+    elif how == "stack":
         parts = td.unbind(0)
     else:
-        dim = td.ndim - 1 if batch.joined == -1 else 0
-        parts = td.split(list(batch.parts), dim)
+        parts = td.split(list(batch.joined.parts), td.ndim - 1 if how == -1 else 0)
     flat = (part if part.ndim <= 2 else part.flatten(0, part.ndim - 2) for part in parts)
     for worker, part in zip(workers, flat, strict=True):
-        sources = batch.sources.get(worker, (0,))
+        sources = batch.joined.sources.get(worker, (0,))
         steps = part.shape[-1] // len(sources)
         for source, own in zip(sources, part.split(steps, part.ndim - 1), strict=True):
             yield worker, source, own

@@ -46,8 +46,9 @@ class Template:
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
         """Those of so many new workers; None: as the first ones, unless each had its own."""
         values = {name: parse.one_for_all(None, value) for name, value in self.values.items()}
+        passed = {name for name in self.passed if values.get(name) is self.values.get(name)}
         kwargs = parse.one_for_all(collector_kwargs, self.collector_kwargs)
-        return merged_arguments(values, self.passed, kwargs, workers, self.kind.arguments)
+        return merged_arguments(values, passed, kwargs, workers, self.kind.arguments)
 
 
 class ElasticCollector(RemoteCollector):
@@ -149,7 +150,8 @@ class ElasticCollector(RemoteCollector):
         self._weights.give(member)
         if self._seeded:
             seeds = self._seeds_for(member, self._statistics.batches)
-            member.handle.answer(member.handle.request("set_seed", seeds, self._entropy))
+            member.beginning = ("set_seed", seeds, self._entropy)
+            member.handle.answer(member.handle.request(*member.beginning))
 
     def remove_collectors(self, worker_ids: int | Sequence[int]) -> None:
         """End workers. What they were asked for before is still delivered.

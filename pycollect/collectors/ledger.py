@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,61 +48,66 @@ class Account:
 
 
 class Ledger:
-    """The accounts of all workers that there ever were."""
+    """The accounts of all workers that there ever were. Any thread may call the methods."""
 
     def __init__(self) -> None:
         self._accounts: dict[int, Account] = {}
-
-    def of(self, worker: int) -> Account:
-        """A worker's account; a new one if it has none."""
-        return self._accounts.setdefault(worker, Account())
+        self._writing = threading.RLock()  # a report is of one moment
 
     def issue(self, worker: int, frames: int) -> None:
         """A rollout of so many frames was handed to a worker."""
-        self.of(worker).issued += frames
+        with self._writing:
+            self._of(worker).issued += frames
 
     def take_back(self, worker: int, frames: int) -> None:
         """A rollout came back with so many frames fewer than were issued: there never were any."""
-        self.of(worker).issued -= frames
+        with self._writing:
+            self._of(worker).issued -= frames
 
     def deliver(self, worker: int, frames: int) -> None:
         """The caller gets so many frames."""
-        self.of(worker).delivered += frames
+        with self._writing:
+            self._of(worker).delivered += frames
 
     def lose(self, worker: int, frames: int, reason: str) -> None:
         """So many frames will never be delivered, for one of REASONS."""
-        if frames:
-            reasons = self.of(worker).reasons
-            reasons[reason] = reasons.get(reason, 0) + frames
+        with self._writing:
+            if frames:
+                reasons = self._of(worker).reasons
+                reasons[reason] = reasons.get(reason, 0) + frames
 
     def lose_in_flight(self, reason: str) -> None:
         """Whatever is under way, of any worker, is given up."""
-        for worker, account in self._accounts.items():
-            self.lose(worker, account.in_flight, reason)
+        with self._writing:
+            for worker, account in self._accounts.items():
+                self.lose(worker, account.in_flight, reason)
 
     def in_flight_of_each(self) -> dict[int, int]:
         """Frames in flight by worker."""
-        return {worker: account.in_flight for worker, account in self._accounts.items()}
+        with self._writing:
+            return {worker: account.in_flight for worker, account in self._accounts.items()}
 
     @property
     def delivered(self) -> int:
         """Frames delivered, over all workers."""
-        return sum(account.delivered for account in self._accounts.values())
+        with self._writing:
+            return sum(account.delivered for account in self._accounts.values())
 
     @property
     def in_flight(self) -> int:
         """Frames in flight, over all workers."""
-        return sum(account.in_flight for account in self._accounts.values())
+        return sum(self.in_flight_of_each().values())
 
     def report(self) -> dict[str, Any]:
         """``{"total": ..., "workers": {id: ...}}``, the total being the workers' sum."""
         total = Account()
-        for account in self._accounts.values():
-            total.issued += account.issued
-            total.delivered += account.delivered
-            for reason, frames in account.reasons.items():
-                total.reasons[reason] = total.reasons.get(reason, 0) + frames
-        workers = {worker: account.report() for worker, account in sorted(self._accounts.items())}
+        with self._writing:
+            for account in self._accounts.values():
+                total.issued += account.issued
+                total.delivered += account.delivered
+                for reason, frames in account.reasons.items():
+                    total.reasons[reason] = total.reasons.get(reason, 0) + frames
+            workers = {worker: own.report() for worker, own in sorted(self._accounts.items())}
         return {"total": total.report(), "workers": workers}
 
     def state(self) -> dict[str, Any]:
@@ -109,17 +115,18 @@ class Ledger:
 
         What is in flight is not part of it: a run that is resumed has to issue it again.
         """
-        return {
-            str(worker): {
-                "delivered": account.delivered,
-                "reasons": dict(account.reasons),
+        with self._writing:
+            return {
+                str(worker): {
+                    "delivered": account.delivered,
+                    "reasons": dict(account.reasons),
+                }
+                for worker, account in self._accounts.items()
             }
-            for worker, account in self._accounts.items()
-        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from what `state` returned."""
-        self._accounts = {
+        accounts = {
             int(worker): Account(
                 issued=kept["delivered"] + sum(kept["reasons"].values()),
                 delivered=kept["delivered"],
@@ -127,3 +134,9 @@ class Ledger:
             )
             for worker, kept in state.items()
         }
+        with self._writing:
+            self._accounts = accounts
+
+    def _of(self, worker: int) -> Account:
+        """A worker's account; a new one if it has none."""
+        return self._accounts.setdefault(worker, Account())

@@ -62,7 +62,9 @@ class StreamOptions:
             postproc=check.check_callable("postproc", postproc),
             split_trajs=bool(split_trajs),
             trajs_per_batch=check.check_count("trajs_per_batch", trajs_per_batch),
-            traj_format=check.check_choice("traj_format", traj_format, ("padded", "cat")),
+            traj_format=check.check_choice(
+                "traj_format", "padded" if traj_format is None else traj_format, ("padded", "cat")
+            ),
             track_traj_ids=bool(track_traj_ids),
             replay_buffer=check.check_replay_buffer(replay_buffer),
             extend_buffer=bool(extend_buffer),

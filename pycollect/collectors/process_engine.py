@@ -21,7 +21,7 @@ from pycollect.collectors.mailbox_handle import AnswerWaiter, MailboxHandle, che
 from pycollect.collectors.parcel import share
 from pycollect.collectors.process_worker import QUESTIONS, serve
 from pycollect.collectors.remote_worker import WorkerSpec
-from pycollect.collectors.worker_log import WorkerLog
+from pycollect.collectors.worker_log import Inherited, WorkerLog
 
 _CLOSE_SECONDS = 5.0
 
@@ -68,7 +68,7 @@ class ProcessEngine:
         mailbox, log = Mailbox(QUESTIONS), WorkerLog()
         process = self._context.Process(
             target=serve,
-            args=(mailbox.address, self._bell.address, os.getpid(), log.path),
+            args=(mailbox.address, self._bell.address, os.getpid(), Inherited(log.fileno())),
             name=f"pycollect-worker-{spec.index}",
             daemon=False,  # a daemon may not have processes of its own, but environments do
         )

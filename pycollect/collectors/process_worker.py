@@ -58,13 +58,13 @@ class Lease:
     row: int
 
 
-def serve(mailbox: Address, bell: Address, driver: int, log: str) -> None:
+def serve(mailbox: Address, bell: Address, driver: int, log: int) -> None:
     """Answer what is asked through a mailbox, until `close` is; the main function of a process.
 
     Args:
         driver: the process id of the one that asks. When it ends, this process and all that its
             environments started are killed.
-        log: the path of what is to be this process's standard error.
+        log: the descriptor of what is to be this process's standard error.
     """
     end_with_process(driver)
     log_to(log)

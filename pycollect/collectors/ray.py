@@ -94,7 +94,9 @@ class RayCollector(ElasticCollector):
             served.
         cat_results: how sync rollouts are joined: "stack" (a new first dimension), 0 or -1.
         preemptive_threshold: from 0 to 1, where sync: once ``ceil(preemptive_threshold * B)`` of B
-            actors are done, the others stop after their current step; None: they are waited for.
+            actors are done, the others stop after their current step, with all their processes;
+            None: they are waited for. Where they have processes of their own, `cat_results` is to
+            be "stack".
         min_fraction: of these, each makes at least this part of its T steps, and at least one.
         ray_init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
         remote_configs: actor options, a dict or one per actor; 1 CPU and 2 GiB by default, and 0.2
@@ -153,7 +155,7 @@ class RayCollector(ElasticCollector):
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
         trajs_per_batch: int | None = None,
-        traj_format: str = "padded",
+        traj_format: str | None = "padded",
         exploration_type: InteractionType | str = InteractionType.RANDOM,
         track_traj_ids: bool = True,
         track_policy_version: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import torch
 
 from pycollect._core import RolloutHeader, Slab
-from pycollect.collectors.assembly import Assembly, Joined, forget_ids, in_flight_bytes
+from pycollect.collectors.assembly import Assembly, forget_ids, in_flight_bytes
 from pycollect.collectors.base import (
     CollectorBase,
     check_open,
     check_worker_ids,
     no_weights_given,
 )
-from pycollect.collectors.delivery import Batch
+from pycollect.collectors.delivery import Batch, Joined
 from pycollect.collectors.engine import Engine, Order, Rollout
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote_options import RemoteOptions
@@ -24,6 +25,7 @@ from pycollect.collectors.remote_worker import RolloutNote, check_alike
 from pycollect.collectors.single import warn_of_rounding
 from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
+from pycollect.collectors.upload import DeviceBatches
 from pycollect.collectors.watch import Watch
 from pycollect.collectors.weight_sender import WeightSender
 from pycollect.collectors.worker_arguments import check_uneven
@@ -32,9 +34,9 @@ from pycollect.errors import WorkerDied
 from pycollect.generators import derived_seeds, seed_chain
 from pycollect.user_warning import warn_user
 from pycollect.weights import Weights, load_weights, same_values, weights_from, weights_of
-from pycollect.worker import Episode
 
 _SILENCE_SECONDS = 60.0
+_LOOK_SECONDS = 0.5  # from one look at whether another thread shut the collector down to the next
 
 
 class RemoteCollector(CollectorBase):
@@ -61,8 +63,9 @@ class RemoteCollector(CollectorBase):
         self._engine = engine
         self._force = Workforce(engine, remote.init_timeout, remote.max_restarts)
         self._weights = WeightSender(engine.put)
+        self._pushing = threading.Lock()  # the caller may update while a batch is collected
         depth = max(remote.prefetch, 1)
-        self._assembly = Assembly(remote.joined, depth, remote.uneven)
+        self._assembly = Assembly(remote.joined, depth, remote.uneven, remote.padded)
         self._watch = Watch(remote.timeout)
         self._line: list[Member] = []  # whoever was served longest ago first
         self._served: Member | None = None  # whose rollout was delivered last, async
@@ -81,7 +84,7 @@ class RemoteCollector(CollectorBase):
         if self._remote.sync:
             check_alike(infos)
         for info in infos.values():
-            check_uneven(self._remote.joined, self._remote.uneven, bool(info.batch_size))
+            check_uneven(self._remote.joined, self._remote.ragged, bool(info.batch_size))
             self._check_environment(info.leaves, info.bounded)
         for in_place in (True, False):
             own = {m.index: m.info for m in self._members if m.in_place is in_place}
@@ -95,7 +98,13 @@ class RemoteCollector(CollectorBase):
     def _prepare_slabs(self) -> None:
         """Make the slabs that the present workers will write; let those of others go."""
         infos = {member.index: member.info for member in self._members}
-        self._assembly.prepare(infos, [m.index for m in self._members if m.in_place])
+        in_place = [member.index for member in self._members if member.in_place]
+        ways = {member.index: self._way_of(member) for member in self._members}
+        self._assembly.prepare(infos, in_place, ways)
+
+    def _way_of(self, member: Member) -> DeviceBatches | None:
+        """The way of a worker's batches to their device; None: they stay on the host."""
+        return self._uploads.way(places_of(member)[0])
 
     def _warn_of_rounding(self) -> None:
         warn_of_rounding(self._options.frames_per_batch, self._batch_frames)
@@ -110,10 +119,13 @@ class RemoteCollector(CollectorBase):
     # Collecting
 
     def _collect(self) -> Batch:
-        self._settle()
-        if not self._members:
-            raise RuntimeError("all workers were stopped: add_collectors() before the next batch")
-        self._update_weights()
+        with self._statistics.timed("transport"):
+            self._settle()
+            if not self._members:
+                raise RuntimeError(
+                    "all workers were stopped: add_collectors() before the next batch"
+                )
+            self._update_weights()
         return self._collect_sync() if self._remote.sync else self._collect_async()
 
     def _settle(self) -> None:
@@ -128,7 +140,7 @@ class RemoteCollector(CollectorBase):
         self._top_up(self._remote.prefetch)
         frames_of = {m.index: header.frames for m, (header, _) in zip(members, placed, strict=True)}
         episodes = [episode for _, note in placed for episode in note.episodes]
-        return _batch(joined, frames_of, episodes, members[0], self._remote.joined)
+        return Batch(joined, frames_of, episodes, members[0].info.leaves, *places_of(members[0]))
 
     def _round(
         self, members: Sequence[Member]
@@ -151,7 +163,8 @@ class RemoteCollector(CollectorBase):
             placed[member.index] = (header, rollout.note)
         notes = {index: placed[index][1] for index in rows}
         with self._statistics.timed("assemble"):
-            joined = self._assembly.join(slab, infos, notes, self._ids)
+            way = self._way_of(members[0])
+            joined = self._assembly.join(slab, infos, notes, self._ids, way)
         return [placed[index] for index in rows], joined
 
     def _stop_stragglers(self, waiting: Sequence[Member], workers: int) -> None:
@@ -176,7 +189,8 @@ class RemoteCollector(CollectorBase):
         if self._failing is None:
             self._top_up(self._remote.prefetch)
         frames_of = {member.index: header.frames}
-        return _batch(joined, frames_of, rollout.note.episodes, member)
+        episodes, leaves = rollout.note.episodes, member.info.leaves
+        return Batch(joined, frames_of, episodes, leaves, *places_of(member))
 
     def _alone(self, member: Member, rollout: Rollout) -> tuple[RolloutHeader, Joined]:
         """One rollout as a batch. The slab is free for another."""
@@ -184,14 +198,13 @@ class RemoteCollector(CollectorBase):
             slab = self._slab_for([member])
             header = self._assembly.place(slab, 0, rollout, member.info)
             notes = {member.index: rollout.note}
-            return header, self._assembly.join(slab, [member.info], notes, self._ids)
+            way = self._way_of(member)
+            return header, self._assembly.join(slab, [member.info], notes, self._ids, way)
 
     def _slab_for(self, members: Sequence[Member]) -> Slab:
         """The slab of the batch of their oldest rollouts."""
-        place, _ = places_of(members[0])
         infos = [member.info for member in members]
-        allocate = self._uploads.allocator(place)
-        return self._assembly.slab_for(members[0].orders[0], infos, allocate)
+        return self._assembly.slab_for(members[0].orders[0], infos, self._way_of(members[0]))
 
     def _first_ready(self) -> tuple[Member, Rollout]:
         """The first rollout that is there. One that failed is raised after those that are done."""
@@ -222,6 +235,10 @@ class RemoteCollector(CollectorBase):
 
         Sync rounds are queued for all workers or for none.
         """
+        with self._statistics.timed("transport"):
+            self._ask_for_more(depth)
+
+    def _ask_for_more(self, depth: int) -> None:
         self._settle()
         if self._changed:  # what was asked of the workers before they changed comes first
             return
@@ -239,7 +256,8 @@ class RemoteCollector(CollectorBase):
         """Queue one rollout of each, which are to become one batch."""
         random = self._is_random
         infos = {member.index: member.info for member in members}
-        targets = self._assembly.targets(infos, any(member.in_place for member in members))
+        in_place = any(member.in_place for member in members)
+        targets = self._assembly.targets(infos, in_place, self._way_of(members[0]))
         preemption = self._remote.preemption
         for member, target in zip(members, targets, strict=True):
             self._ledger.issue(member.index, member.info.frames)
@@ -261,9 +279,10 @@ class RemoteCollector(CollectorBase):
         warned = False
         with self._statistics.timed("idle"):
             while True:
+                self._check_not_closed()
                 for member in self._watch.overdue(waiting):
                     self._give_up(member)
-                patience = self._watch.patience(_SILENCE_SECONDS)
+                patience = self._watch.patience(_LOOK_SECONDS)
                 handle = self._engine.wait_any([member.handle for member in waiting], patience)
                 if handle is not None:
                     return self._force.of(handle)
@@ -355,23 +374,24 @@ class RemoteCollector(CollectorBase):
         go through one TensorDict per step, or have extras.
         """
         everyone = sorted([*self._members, *self._force.former], key=lambda m: m.index)
-        notes = [member.note for member in everyone if member.note]
+        notes = {member.index: note for member in everyone if (note := member.note)}
         report = self._statistics.report()
         return {
             **report,
-            "frames_stepped": sum(note.stepped for note in notes),
-            "slow_paths": count_slow_paths(note.slow_paths for note in notes),
+            "frames_stepped": sum(note.stepped for note in notes.values()),
+            "slow_paths": count_slow_paths(note.slow_paths for note in notes.values()),
             "workers": {
                 member.index: {
                     "pid": member.info.pid,
                     "node": member.info.node,
                     "transport": "shared memory" if member.in_place else "object store",
                     "version": member.version,
-                    "restarts": _restarts_of(member),
+                    "restarts": _restarts_of(member, note),
                     "frames": member.frames,
-                    "seconds": member.note.seconds.report() if member.note else {},
+                    "seconds": note.seconds.report() if note else {},
                 }
                 for member in everyone
+                for note in [notes.get(member.index)]
             },
         }
 
@@ -382,6 +402,7 @@ class RemoteCollector(CollectorBase):
             member.drop()
 
     def _seed_workers(self, root: int, static: bool) -> int:
+        self._settle()
         seeds: dict[int, list[int]] = {}
         following = root
         for member in sorted(self._members, key=lambda member: member.index):
@@ -392,6 +413,7 @@ class RemoteCollector(CollectorBase):
         return following
 
     def _reset_workers(self) -> None:
+        self._settle()
         self._ask_all({member.index: ("reset",) for member in self._members})
 
     def _begin_all(self, beginnings: Mapping[int, tuple[Any, ...]]) -> None:
@@ -423,17 +445,23 @@ class RemoteCollector(CollectorBase):
         return weights_of(self._policy) or self._weights.newest
 
     def _check_weights(self, weights: Weights) -> None:
-        self._weights.check(weights, self._members)
+        if weights or not self._remote.built_by_workers:
+            self._weights.check(weights, self._members)
+        elif self._weights.newest:
+            raise ValueError(
+                "state_dict: expected weights, as the workers were given some, got none: it was "
+                "made while they had those that their policy_factory had built"
+            )
 
     def _check_states(self, states: Mapping[int, WorkerState]) -> None:
         for member in self._members:
-            check_generators(member.index, states[member.index], member.info.processes)
+            info = member.info
+            check_generators(member.index, states[member.index], info.processes, info.num_envs)
 
     def _resume_workers(self, state: CollectorState) -> None:
-        if state.policy:
-            if self._policy is not None:
-                load_weights(weights_of(self._policy), state.policy)
-            self._weights.send(state.policy, self._members, state.policy_version)
+        self._settle()
+        if state.policy and self._policy is not None:
+            load_weights(weights_of(self._policy), state.policy)
         calls: dict[int, tuple[Any, ...]] = {}
         for member in self._members:
             own = state.workers[member.index].generators
@@ -446,6 +474,9 @@ class RemoteCollector(CollectorBase):
             member.note = None
             member.version = state.policy_version
         self._begin_all(calls)
+        # Now that what was dropped has ended, which might have changed buffers of the policy.
+        if state.policy or not any(member.info.weights for member in self._members):
+            self._weights.send(state.policy, self._members, state.policy_version)
 
     def _resumption(self, member: Member, generators: Any, moment: int) -> tuple[Any, ...]:
         return ("resume", generators, self._seeds_for(member, moment))
@@ -507,8 +538,9 @@ class RemoteCollector(CollectorBase):
         self, weights: Weights, members: Sequence[Member], acknowledge: bool
     ) -> list[tuple[Member, Any]]:
         """One more version for these workers; the calls that can be waited for."""
-        self._policy_version += 1
-        return self._weights.send(weights, members, self._policy_version, acknowledge)
+        with self._pushing:
+            self._policy_version += 1
+            return self._weights.send(weights, members, self._policy_version, acknowledge)
 
     def _shutdown(self) -> None:
         self._force.close()
@@ -522,33 +554,10 @@ def places_of(member: Member) -> tuple[torch.device, torch.device | None]:
     return devices.of_batches or member.info.device, devices.told
 
 
-def _restarts_of(member: Member) -> int:
+def _restarts_of(member: Member, note: RolloutNote | None) -> int:
     """How often a worker was replaced, or one of its own processes."""
-    team = member.note and member.note.team
+    team = note and note.team
     return member.plan.spec.incarnation + (team.restarts if team else 0)
-
-
-def _batch(
-    joined: Joined,
-    frames_of: Mapping[int, int],
-    episodes: Sequence[Episode],
-    member: Member,
-    how: str | int | None = None,
-) -> Batch:
-    """A batch of this worker and others like it."""
-    return Batch(
-        joined.tensors,
-        joined.shape,
-        frames_of,
-        episodes,
-        member.info.leaves,
-        joined.slab,
-        *places_of(member),
-        joined.extras,
-        how,
-        joined.sources,
-        joined.parts,
-    )
 
 
 def _end_of(member: Member, text: str, cause: Exception | None = None) -> WorkerDied:

@@ -19,6 +19,8 @@ class RemoteOptions:
         sync: a batch is complete when all workers have delivered.
         joined: how their rollouts are joined; None where not sync.
         uneven: the rollouts of one batch may differ in their numbers of steps.
+        padded: where they do, each takes up as much of the batch as the longest, however they are
+            joined.
         preemption: sync: when stragglers are stopped; None: they are waited for.
         prefetch: rollouts per worker beyond the one being consumed.
         update_each: workers get the policy's weights without being told.
@@ -39,6 +41,7 @@ class RemoteOptions:
     timeout: float | None
     max_restarts: int
     restart_on_error: bool
+    padded: bool = False
 
     @classmethod
     def checked(
@@ -79,6 +82,11 @@ class RemoteOptions:
             max_restarts=check.check_count("max_worker_restarts", max_worker_restarts),
             restart_on_error=bool(restart_on_error),
         )
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the rollouts of one batch may take up different numbers of steps."""
+        return self.uneven and not self.padded
 
     @property
     def masked(self) -> bool:

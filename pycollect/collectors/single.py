@@ -19,10 +19,10 @@ from pycollect.collectors.base import (
     check_worker_ids,
     no_weights_given,
 )
-from pycollect.collectors.delivery import Batch
+from pycollect.collectors.delivery import Batch, Joined
 from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.options import StreamOptions
-from pycollect.collectors.state import CollectorState, WorkerState
+from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.envs.info import check_info_keys
 from pycollect.errors import WorkerError
@@ -128,7 +128,7 @@ class SyncDataCollector(CollectorBase):
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
         trajs_per_batch: int | None = None,
-        traj_format: str = "padded",
+        traj_format: str | None = "padded",
         exploration_type: InteractionType | str = InteractionType.RANDOM,
         track_traj_ids: bool = True,
         track_policy_version: bool = False,
@@ -186,6 +186,7 @@ class SyncDataCollector(CollectorBase):
             num_threads=check.check_threads(num_threads),
             compact_obs=bool(compact_obs),
             devices=places,
+            stays=True,
             calling=Calling.checked(compile_policy, cudagraph_policy),
             init_fn=check.check_callable("init_fn", init_fn),
             pre_collect_hook=check.check_callable("pre_collect_hook", pre_collect_hook),
@@ -202,7 +203,8 @@ class SyncDataCollector(CollectorBase):
         if self._policy_is_ours:
             self._policy = self._worker.policy
         self._place = places.of_batches or self._worker.device, places.told
-        allocate = self._uploads.allocator(self._place[0])
+        way = self._uploads.way(self._place[0])
+        allocate = None if way is None else way.allocate
         self._pool = make_pool(self._worker.placement, _SLABS_KEPT, allocate)
         self._batch_frames = self._worker.env.num_envs * self._worker.steps
         self._report: RolloutReport | None = None
@@ -220,25 +222,31 @@ class SyncDataCollector(CollectorBase):
         try:
             report = self._worker.collect(slab, 0, self._policy_version, random)
         except Exception as error:
-            self._ledger.lose_in_flight("env_error")
+            self._ledger.lose(0, self._batch_frames, "env_error")
             text = f"worker 0 raised {type(error).__name__}: {error}"
             failure = WorkerError(text, 0, 0, traceback.format_exc())
             failure.__cause__ = error.__cause__
             raise error from failure
         except BaseException:  # an interrupt: the rollout was given up
-            self._ledger.lose_in_flight("incomplete")
+            self._ledger.lose(0, self._batch_frames, "incomplete")
             raise
         self._report = report
         self._ledger.take_back(0, self._batch_frames - report.header.frames)
         with self._statistics.timed("assemble"):
             check_lease(slab, slab.header())
-            tensors = slab_tensors(slab, self._worker.batch_shape, self._worker.leaves.keys)
+            keys = self._worker.slab_leaves.keys
+            tensors = slab_tensors(slab, self._worker.batch_shape, keys)
             ids = tensors[TRAJ_IDS]
             self._ids.renumber(0, ids.view(self._worker.env.num_envs, self._worker.steps))
             extras = report.extras and joined([report.extras], -1, self._worker.env.batch_size)
-        leaves, shape = self._worker.leaves, self._worker.batch_shape
-        frames_of = {0: report.header.frames}
-        return Batch(tensors, shape, frames_of, report.episodes, leaves, slab, *self._place, extras)
+        return Batch(
+            Joined(slab, tensors, self._worker.batch_shape, extras),
+            {0: report.header.frames},
+            report.episodes,
+            self._worker.leaves,
+            *self._place,
+            report.there,
+        )
 
     def _before_delivery(self, td: TensorDictBase) -> None:
         if self._post_hook is not None:
@@ -293,6 +301,9 @@ class SyncDataCollector(CollectorBase):
 
     def _current_weights(self) -> Weights:
         return weights_of(self._policy)
+
+    def _check_states(self, states: Mapping[int, WorkerState]) -> None:
+        check_generators(0, states[0], 0, self._worker.env.num_envs)
 
     def _check_weights(self, weights: Weights) -> None:
         check_same(weight_leaves(self._current_weights()), weights)

@@ -25,15 +25,31 @@ class WorkerState:
     generators: GeneratorState | TeamState | None = None
 
 
-def check_generators(worker: int, state: WorkerState, processes: int) -> None:
-    """Raise ValueError unless a state is of so many processes; 0: of the worker itself."""
+def check_generators(worker: int, state: WorkerState, processes: int, envs: int) -> None:
+    """Raise ValueError unless a state is of a worker of this form.
+
+    Args:
+        processes: of its own; 0: it collects itself.
+        envs: that it steps as a batch. Where processes follow each other along time, each has so
+            many; else they share them.
+    """
     own = state.generators
+    if own is None:
+        return
     came = len(own.processes) if isinstance(own, TeamState) else 0
-    if own is not None and came != processes:
+    if came != processes:
         raise ValueError(
             f"state_dict: expected generators of {processes} processes for worker {worker}, got "
             f"those of {came}"
         )
+    each = [own] if isinstance(own, GeneratorState) else own.processes
+    for state_of_one in each:
+        actions = len(state_of_one.actions)
+        if actions != envs and actions * processes != envs:
+            raise ValueError(
+                f"state_dict: expected generators of the random actions of {envs} environments "
+                f"for worker {worker}, got those of {actions * len(each)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -122,6 +138,8 @@ def _count(source: Mapping[str, Any], name: str) -> int:
     value = source.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"state_dict: expected an int >= 0 for {name!r}, got {value!r}")
+    if value >= 2**63 and name != "entropy":  # any seed there; what counts is an int64 elsewhere
+        raise ValueError(f"state_dict: expected an int < 2**63 for {name!r}, got {value!r}")
     return value
 
 
@@ -155,7 +173,7 @@ def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
             f"state_dict: expected one dict or one per worker ({len(ids)}), got {len(sources)}"
         )
     frames = [_count(source, "frames") if "frames" in source else 0 for source in sources]
-    first = sources[0].get("policy_state_dict", {})
+    first = _mapping({"policy_state_dict": {}, **sources[0]}, "policy_state_dict")
     # A TensorDict's own state_dict() describes itself in entries such as "__batch_size".
     first = {name: value for name, value in first.items() if "__" not in name}
     return CollectorState(

@@ -14,7 +14,10 @@ RECENT_EPISODES = 100
 
 
 class Statistics:
-    """Frames, batches, recent episodes, and the seconds spent in each phase."""
+    """Frames, batches, recent episodes, and the seconds spent in each phase.
+
+    Any thread may ask for what one thread counts.
+    """
 
     def __init__(self) -> None:
         self.frames = 0
@@ -49,7 +52,7 @@ class Statistics:
         self._returned = None
 
     def left(self) -> None:
-        """The caller has its batch."""
+        """The caller has its batch, or an exception."""
         self._returned = time.perf_counter()
 
     def count_batch(self, frames: int) -> None:
@@ -74,19 +77,23 @@ class Statistics:
     @property
     def episode_return(self) -> float | None:
         """The mean return of the last 100 episodes, None before the first has ended."""
-        return mean(value for _, value, _ in self._recent)
+        return mean(value for _, value, _ in self._recent.copy())
 
     def report(self) -> dict[str, Any]:
         """Everything above, JSON-able."""
-        elapsed = 0.0 if self._started is None else time.perf_counter() - self._started
+        now = time.perf_counter()
+        elapsed = 0.0 if self._started is None else now - self._started
+        seconds = dict(self._seconds)
+        if (returned := self._returned) is not None:  # the caller has had its batch since then
+            seconds["user"] = seconds.get("user", 0.0) + now - returned
         return {
             "frames": self.frames,
             "batches": self.batches,
             "frames_per_second": (self.frames - self._restored) / elapsed if elapsed else 0.0,
             "episodes": self.episodes,
             "episode_return": self.episode_return,
-            "episode_length": mean(float(length) for _, _, length in self._recent),
-            "seconds": {**self._seconds, "elapsed": elapsed},
+            "episode_length": mean(float(length) for _, _, length in self._recent.copy()),
+            "seconds": {**seconds, "elapsed": elapsed},
         }
 
 

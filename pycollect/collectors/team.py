@@ -10,6 +10,7 @@ from typing import Any
 
 from pycollect._core import Leaf, Placement, RolloutControl, Slab, join_rollouts
 from pycollect.collectors.delivery import Batch
+from pycollect.collectors.mailbox_handle import LOOK_SECONDS
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.process_engine import ProcessEngine
 from pycollect.collectors.remote import RemoteCollector
@@ -23,7 +24,6 @@ from pycollect.step_timer import WorkerSeconds
 from pycollect.weights import Weights
 from pycollect.worker import RolloutReport, TeamReport
 
-_BEAT_SECONDS = 0.2
 _TOLD = ("worker_died", "worker_timeout", "env_error")  # losses that whoever asks is to know
 
 
@@ -41,7 +41,8 @@ class Team:
 
     With "sync" processes a rollout is a batch of all of them: W processes are a dimension of their
     environments, [W, T] or [W, P, T], or, joined with 0 or -1, are in one with another dimension.
-    Else it is that of the process that is ready first, [T] or [P, T].
+    Else it is that of the process that is ready first, [T] or [P, T]. A rollout that is stopped is
+    as large; the cells to which a process did not come are uncollected, wherever they are.
 
     Args:
         spec: its `team` says how they collect, its `entry` has one entry for each.
@@ -142,8 +143,8 @@ class Team:
         except WorkerError as error:
             text = f"of the processes of worker {self.index}: {error}"
             raise WorkerError(text, self.index, self.incarnation, error.remote_traceback) from error
-        assert batch.slab is not None
-        header = join_rollouts(slab, row, batch.slab, self.index, self.incarnation, self._sequence)
+        joined = batch.joined
+        header = join_rollouts(slab, row, joined.slab, self.index, self.incarnation, self._sequence)
         self._sequence += 1
         notes = [member.note for member in self._processes.members if member.note is not None]
         return RolloutReport(
@@ -152,7 +153,7 @@ class Team:
             _mean([note.seconds for note in notes]),
             sum(note.stepped for note in notes),
             tuple(sorted({name for note in notes for name in note.slow_paths})),
-            self._extras(batch.extras),
+            self._extras(joined.extras),
             TeamReport(self._sources(batch), self._new_losses(), self._processes.restarts),
         )
 
@@ -232,10 +233,15 @@ class Team:
 
 
 class _Engine(ProcessEngine):
-    """Lets whoever waits for the team see that it is alive, and stop it, while it waits itself."""
+    """Lets whoever waits for the team see that it is alive, and stop it, while it waits itself.
 
-    def __init__(self) -> None:
+    Args:
+        all_stop: of all processes the team awaits a rollout; else of one, the first in the line.
+    """
+
+    def __init__(self, all_stop: bool) -> None:
         super().__init__()
+        self.all_stop = all_stop
         self.control = RolloutControl()
         self.beats = 0
 
@@ -246,11 +252,11 @@ class _Engine(ProcessEngine):
             self.beats += 1
             self.control.count_step()
             if self.control.is_stopped:
-                for handle in handles:
+                for handle in handles if self.all_stop else handles[:1]:
                     handle.stop()
             left = deadline - time.monotonic()
-            ready = super().wait_any(handles, min(left, _BEAT_SECONDS))
-            if ready is not None or left <= _BEAT_SECONDS:
+            ready = super().wait_any(handles, min(left, LOOK_SECONDS))
+            if ready is not None or left <= LOOK_SECONDS:
                 return ready
 
 
@@ -261,7 +267,8 @@ class _Processes(RemoteCollector):
 
     def __init__(self, options: RemoteOptions, plans: Sequence[WorkerPlan]) -> None:
         self._random = False
-        super().__init__(StreamOptions(frames_per_batch=1), options, plans, None, _Engine())
+        engine = _Engine(options.sync)
+        super().__init__(StreamOptions(frames_per_batch=1), options, plans, None, engine)
 
     @property
     def members(self) -> list[Member]:

@@ -10,14 +10,15 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDictBase
 
-from pycollect._core import Slab
+from pycollect._core import CudaError, SharedSlabPool, Slab
 from pycollect.devices import Accelerator, Event, accelerator
 from pycollect.layout import Key
+from pycollect.user_warning import warn_user
 
 Tensors = dict[Key, torch.Tensor]
 Allocate = Callable[[int], npt.NDArray[np.uint8]]
 
-_MOST_IN_FLIGHT = 2
+MOST_IN_FLIGHT = 2
 """Slabs whose copies may be under way; past that, the host waits for the oldest."""
 
 
@@ -35,6 +36,7 @@ class DeviceBatches:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._in_flight: deque[tuple[Slab, Event]] = deque()
+        self._has_warned = False
 
     @property
     def device(self) -> torch.device:
@@ -45,6 +47,22 @@ class DeviceBatches:
         """Host memory for slabs, of which copies run at the bus's speed and beside other work."""
         memory: npt.NDArray[np.uint8] = self._accelerator.pinned([bytes], torch.uint8).numpy()
         return memory
+
+    def pin(self, pool: SharedSlabPool) -> bool:
+        """Whether the device reads slabs that other processes write where they are, from now on.
+
+        The first time that the driver refuses is a warning.
+        """
+        try:
+            return self._accelerator.pin(pool)
+        except CudaError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warn_user(
+                    "the memory that workers write into could not be pinned, each batch is copied "
+                    f"once more on the host: {error}"
+                )
+            return False
 
     def upload(
         self,
@@ -81,7 +99,7 @@ class DeviceBatches:
         """Let slabs go whose copies have ended; wait for the oldest where there are too many."""
         while self._in_flight:
             _, copied = self._in_flight[0]
-            if len(self._in_flight) >= _MOST_IN_FLIGHT:
+            if len(self._in_flight) >= MOST_IN_FLIGHT:
                 copied.synchronize()
             elif not copied.query():
                 return
@@ -106,9 +124,9 @@ class Uploads:
             self._by_device[device] = DeviceBatches(accelerator(device))
         return self._by_device[device]
 
-    def allocator(self, place: torch.device) -> Allocate | None:
-        """What gives memory for slabs that go to that place; None: any memory will do."""
-        return None if place.type == "cpu" else self.to(place).allocate
+    def way(self, place: torch.device) -> DeviceBatches | None:
+        """The way to that place; None: batches lie there already, on the CPU."""
+        return None if place.type == "cpu" else self.to(place)
 
     def moved(
         self, td: TensorDictBase, place: torch.device, told: torch.device | None

@@ -73,13 +73,17 @@ class WorkerKind:
         Args:
             remote: of the collector of all workers; what concerns deaths holds inside them, too.
             arguments: of each worker.
+
+        Raises:
+            ValueError: also where rollouts may be short but are not stacked.
         """
         if self.team is None:
             return list(plans)
-        if remote.preemption is not None:
-            raise NotImplementedError(
-                "preemptive_threshold: stragglers among actors with processes of their own "
-                "(collector_class) are waited for so far"
+        if remote.preemption is not None and remote.joined != "stack":
+            raise ValueError(
+                "cat_results: expected 'stack' where stragglers with processes of their own are "
+                "stopped (preemptive_threshold, collector_class), each of which ends at another "
+                f"step; got {remote.joined}"
             )
         result = []
         for plan, own in zip(plans, arguments, strict=True):
@@ -116,5 +120,13 @@ def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> 
     except (TypeError, ValueError) as error:
         raise type(error)(f"collector_kwargs: {error}") from None
     return replace(
-        remote, sync=sync, joined=joined, prefetch=prefetch, update_each=False, update_interval=0
+        remote,
+        sync=sync,
+        joined=joined,
+        # Whoever asks the team says when it is to end; its processes only make their least.
+        preemption=remote.preemption and replace(remote.preemption, threshold=1.0),
+        padded=remote.uneven,
+        prefetch=prefetch,
+        update_each=False,
+        update_interval=0,
     )

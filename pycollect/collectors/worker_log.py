@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import fcntl
 import os
+from multiprocessing import reduction
+from typing import Any
 
 _KEPT = 2000  # bytes of the end
 _CHUNK = 1 << 16
@@ -22,13 +25,13 @@ class WorkerLog:
 
     def __init__(self) -> None:
         self._file = os.memfd_create("pycollect-worker-stderr", os.MFD_CLOEXEC)
+        fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)  # others may open it again
         self._shown = self._freed = 0
         self._end = b""
 
-    @property
-    def path(self) -> str:
-        """Where processes of the same user can open it, as long as this one lives."""
-        return f"/proc/{os.getpid()}/fd/{self._file}"
+    def fileno(self) -> int:
+        """Its descriptor here."""
+        return self._file
 
     def show(self) -> None:
         """Write what is new to this process's standard error. Cheap where nothing is."""
@@ -60,10 +63,26 @@ class WorkerLog:
             self._file = -1
 
 
-def log_to(path: str) -> None:
+class Inherited:
+    """A descriptor that a process of multiprocessing, having it as an argument, gets as its own.
+
+    Unlike a path into /proc, it needs no right to look into this process.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _detached, (reduction.DupFd(self._descriptor),)
+
+
+def _detached(duplicate: Any) -> int:
+    number: int = duplicate.detach()
+    return number
+
+
+def log_to(descriptor: int) -> None:
     """Have a WorkerLog as this process's standard error, and faults say where they happened."""
-    with contextlib.suppress(OSError):  # the driver has just ended, and this process will
-        file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        os.dup2(file, 2)
-        os.close(file)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
     faulthandler.enable(2)

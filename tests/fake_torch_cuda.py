@@ -1,0 +1,130 @@
+"""What uploads use of `torch.cuda`, over the fake driver; for processes that have that driver.
+
+Device memory is the host's, of torch's CPU tensors, whatever device was asked for. Streams and
+events are the driver's, so that order and waiting are those of the calls that were made.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pycollect import cuda
+from pycollect._core import Memory, Registration
+from pycollect.devices import CPU, CudaAccelerator
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Driver:
+    """The fake driver, called by name with a context that is current."""
+
+    def __init__(self) -> None:
+        self.fake = ctypes.CDLL(os.environ["PYCOLLECT_CUDA_LIBRARY"])
+        self.fake.fake_cuda_log.restype = ctypes.c_char_p
+        self._context = ctypes.c_void_p()
+        self._forgotten = 0
+
+    def __call__(self, name: str, *arguments: Any) -> int:
+        if not self._context:
+            assert self.fake.cuDevicePrimaryCtxRetain(ctypes.byref(self._context), 0) == 0
+        assert self.fake.cuCtxPushCurrent_v2(self._context) == 0
+        result: int = getattr(self.fake, name)(*arguments)
+        assert self.fake.cuCtxPopCurrent_v2(ctypes.byref(ctypes.c_void_p())) == 0
+        return result
+
+    def log(self, name: str = "cu") -> list[str]:
+        """The calls of names that begin so, since `forget`."""
+        calls = self.fake.fake_cuda_log().decode().splitlines()[self._forgotten :]
+        return [call for call in calls if call.startswith(name)]
+
+    def forget(self) -> None:
+        """Begin the log anew."""
+        self._forgotten += len(self.log(""))
+
+
+driver = Driver()
+
+
+class Event:
+    """A driver's event that was recorded in a stream."""
+
+    def __init__(self, stream: int) -> None:
+        self.handle = ctypes.c_void_p()
+        assert driver("cuEventCreate", ctypes.byref(self.handle), 2) == 0
+        assert driver("cuEventRecord", self.handle, ctypes.c_void_p(stream)) == 0
+
+    def query(self) -> bool:
+        return driver("cuEventQuery", self.handle) == 0
+
+    def synchronize(self) -> None:
+        assert driver("cuEventSynchronize", self.handle) == 0
+
+
+class Stream:
+    """A stream by its number; 0 is the learner's."""
+
+    current: Stream
+
+    def __init__(self, number: int, device: torch.device = DEVICE) -> None:
+        self.cuda_stream, self.device = number, device
+
+    def record_event(self) -> Event:
+        return Event(self.cuda_stream)
+
+    def wait_event(self, event: Event) -> None:
+        stream = ctypes.c_void_p(self.cuda_stream)
+        assert driver("cuStreamWaitEvent", stream, event.handle, 0) == 0
+
+
+@contextmanager
+def _made_current(stream: Stream) -> Iterator[None]:
+    before, Stream.current = Stream.current, stream
+    yield
+    Stream.current = before
+
+
+class Pinned:
+    """Torch's pinned memory: shared memory that is registered for good."""
+
+    def __init__(self) -> None:
+        self._registrations: list[Registration] = []
+
+    def empty(self, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        size = torch.Size(shape)
+        memory = Memory.share(max(size.numel() * dtype.itemsize, 1))
+        self._registrations.append(Registration(memory, 0))
+        return torch.from_numpy(memory.array())[: size.numel() * dtype.itemsize].view(dtype)
+
+
+def install() -> CudaAccelerator:
+    """Have torch's CUDA be the fake one; the accelerator that collectors find then."""
+    plain_empty, pinned = torch.empty, Pinned()
+
+    def empty(
+        shape: Any, *, dtype: Any = None, device: Any = None, pin_memory: bool = False
+    ) -> Any:
+        return pinned.empty(shape, dtype) if pin_memory else plain_empty(shape, dtype=dtype)
+
+    Stream.current = Stream(0)
+    for name, value in {
+        "ExternalStream": Stream,
+        "stream": _made_current,
+        "current_stream": lambda _=None: Stream.current,
+    }.items():
+        setattr(torch.cuda, name, value)
+    torch.empty = empty  # type: ignore[assignment]
+    torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
+    from pycollect.collectors import device_arguments, upload
+
+    assert cuda.available()
+    accelerator = CudaAccelerator(DEVICE)
+    accelerator._uploader.device = CPU
+    device_arguments.why_not = lambda _: ""
+    upload.accelerator = lambda _: accelerator  # type: ignore[assignment]
+    return accelerator

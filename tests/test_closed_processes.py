@@ -1,0 +1,98 @@
+"""Processes into which no other may look, not even of the same user: memory is handed over."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from envs_for_tests import CountingEnv, EnvBrokeError
+
+from pycollect import MultiSyncDataCollector
+from pycollect._core import SharedMemoryError
+
+T = 5
+LONG = 100_000  # bytes: more than an answer's page holds
+_PR_SET_DUMPABLE = 4
+
+# Root may look into all, but the next program not after this: prctl(PR_CAPBSET_DROP, ...PTRACE).
+LIKE_OTHERS = """
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(24, 19, 0, 0, 0)
+os.execv(sys.executable, [sys.executable, sys.argv[1]])
+"""
+
+
+def close_process() -> None:
+    """Nobody may look into this process from now on, but for who may look into all."""
+    assert ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) == 0
+
+
+def check_closed(pid: int) -> None:
+    """It may not be looked into that process from this one."""
+    with pytest.raises(PermissionError):
+        os.open(f"/proc/{pid}/fd/0", os.O_RDONLY)
+
+
+class ClosedEnv(CountingEnv):
+    """In a closed process of a closed parent. Raises a long error after its step number `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(length=1000)
+        self.at = at
+        check_closed(os.getppid())
+        close_process()
+
+    def step(self, action: Any) -> Any:
+        if self.steps == self.at:
+            raise EnvBrokeError("x" * LONG)
+        return super().step(action)
+
+
+def action_0(observation: torch.Tensor) -> torch.Tensor:
+    """Of one env."""
+    return observation[..., 0].long() * 0
+
+
+def collect() -> None:
+    """The driver."""
+    close_process()
+    entries = [partial(ClosedEnv, 3 * T)]
+    with MultiSyncDataCollector(entries, action_0, frames_per_batch=T) as collector:
+        for batch in range(3):
+            td = collector.next()
+            steps = torch.arange(T) + T * batch
+            assert (td["observation"][..., 2] == steps).all()
+        for worker in collector.stats()["workers"].values():
+            assert worker["transport"] == "shared memory"
+            check_closed(worker["pid"])
+        with pytest.raises(EnvBrokeError) as caught:
+            collector.next()
+        assert len(str(caught.value)) == LONG
+
+
+@pytest.mark.processes
+def test_processes_that_are_closed_to_each_other_share_memory() -> None:
+    path = Path(__file__)
+    command = [sys.executable, "-c", LIKE_OTHERS, path]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=path.parent)
+    assert result.returncode == 0, result.stderr
+
+
+def test_where_memory_cannot_be_shared_no_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    why_not = "shared memory: memfd_create: Function not implemented"
+    engine = "pycollect.collectors.process_engine"
+    monkeypatch.setattr(f"{engine}.shared_memory_why_not", lambda: why_not)
+    monkeypatch.setattr(f"{engine}.ProcessEngine.start", lambda *_: pytest.fail("a process"))
+    with pytest.raises(SharedMemoryError, match="memfd_create: Function not implemented"):
+        MultiSyncDataCollector([CountingEnv], frames_per_batch=T)
+
+
+if __name__ == "__main__":
+    collect()

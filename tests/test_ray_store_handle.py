@@ -1,0 +1,92 @@
+"""The driver's end of an actor elsewhere, with an actor that only notes what it is asked."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from pycollect.collectors.engine import Order
+from pycollect.collectors.ray_store_handle import StoreHandle, ThreadBell
+from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.worker import WorkerOptions
+
+
+class Method:
+    """Of an actor: notes its calls; `past` those beside its queue."""
+
+    def __init__(self, name: str, notes: list[Any], past: bool = False) -> None:
+        self.name, self.notes, self.past = name, notes, past
+
+    def options(self, concurrency_group: str) -> Method:
+        assert concurrency_group == "control"
+        return Method(self.name, self.notes, past=True)
+
+    def remote(self, *arguments: Any) -> Any:
+        self.notes.append((self.name, self.past, arguments))
+        return Reference()
+
+
+class Reference:
+    """To an answer that never comes."""
+
+    def future(self) -> Future[Any]:
+        return Future()
+
+
+class Actor:
+    def __init__(self) -> None:
+        self.notes: list[Any] = []
+
+    def __getattr__(self, name: str) -> Method:
+        return Method(name, self.notes)
+
+
+@pytest.fixture
+def actor() -> Actor:
+    return Actor()
+
+
+@pytest.fixture
+def handle(actor: Actor) -> StoreHandle:
+    """Of a worker that was built."""
+    spec = WorkerSpec(0, None, None, WorkerOptions(5))
+    handle = StoreHandle(None, spec, b"", actor, ThreadBell())
+    handle.pop()
+    actor.notes.clear()
+    return handle
+
+
+def test_a_rollout_is_stopped_by_one_message_past_the_queue(
+    handle: StoreHandle, actor: Actor
+) -> None:
+    for _ in range(3):
+        handle.submit(Order(False, None))
+    asked = [arguments[0] for name, past, arguments in actor.notes if not past]
+    assert asked == [1, 2, 3]
+    actor.notes.clear()
+    for _ in range(3):  # the collector asks for it as long as it waits
+        handle.stop()
+    assert actor.notes == [("stop", True, (1,))]
+    handle.pop()
+    assert len(actor.notes) == 1  # those behind it go on
+    handle.stop()
+    handle.stop()
+    assert actor.notes[1:] == [("stop", True, (2,))]
+
+
+def test_what_is_dropped_is_stopped(handle: StoreHandle, actor: Actor) -> None:
+    handle.drop_rollouts()
+    assert actor.notes == []
+    handle.submit(Order(False, None))
+    handle.submit(Order(False, None))
+    handle.stop()
+    actor.notes.clear()
+    handle.drop_rollouts()
+    assert actor.notes == [("stop", True, (2,))]
+    handle.stop()
+    assert len(actor.notes) == 1
+    handle.submit(Order(False, None))
+    handle.stop()
+    assert actor.notes[-1] == ("stop", True, (3,))

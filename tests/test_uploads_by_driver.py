@@ -1,0 +1,134 @@
+"""Collectors whose batches go to a device by the core's Uploader, with the fake driver.
+
+A process each: which library is CUDA's is found once. Nothing here needs a GPU, nor torch with
+CUDA; `test_cuda.py` has the same on a GPU.
+"""
+
+from __future__ import annotations
+
+import pytest
+from fake_cuda_support import fake_cuda_library, run
+
+_PRELUDE = """
+import warnings
+import torch
+from collect_support import echo_fns, parity_policy
+from fake_torch_cuda import DEVICE, driver, install
+from pycollect import MultiSyncDataCollector, MultiaSyncDataCollector, SyncDataCollector
+from pycollect._core import CudaError
+
+fake = driver.fake
+accelerator = install()
+
+def stream(cls=SyncDataCollector, workers=1, **arguments):
+    fns = echo_fns(0) if workers == 1 else [echo_fns(w) for w in range(workers)]
+    return cls(fns, parity_policy(), frames_per_batch=18, **arguments)
+
+def assert_equal(ours, theirs):
+    keys = set(theirs.keys(True, True))
+    assert set(ours.keys(True, True)) == keys
+    for key in keys:
+        assert torch.equal(ours[key], theirs[key]), key
+
+def assert_same_stream(batches, **arguments):
+    with stream(**arguments) as collector:
+        for ours in batches:
+            assert_equal(ours, collector.next())
+"""
+
+
+def run_uploads(code: str) -> None:
+    run(_PRELUDE + code, fake_cuda_library())
+
+
+def test_the_core_copies_each_batch_from_pinned_memory() -> None:
+    run_uploads(
+        """
+casts = {"observation_dtype": torch.float16, "observation_scale": 0.5}
+for arguments in ({}, casts, {"split_trajs": True}):
+    driver.forget()
+    with stream(storing_device="cuda", **arguments) as collector:
+        batches = [collector.next() for _ in range(5)]
+        assert batches[0].device == DEVICE
+    copies = driver.log("cuMemcpy")
+    assert len(copies) == 5, copies
+    assert all("pinned=1 stream=1" in copy for copy in copies), copies
+    assert len(driver.log("cuStreamWaitEvent stream=0")) == 5
+    assert_same_stream(batches, **arguments)
+"""
+    )
+
+
+def test_memory_is_written_again_only_when_the_host_saw_its_copy_complete() -> None:
+    run_uploads(
+        """
+fake.fake_cuda_hold(1)
+with stream(storing_device="cuda") as collector:
+    batches = [collector.next(), collector.next()]
+    assert not driver.log("cuEventSynchronize")  # the host has waited for nothing
+    assert fake.fake_cuda_advance(0, 99) == 0  # the learner's stream waits for the first copy
+    batches += [collector.next() for _ in range(6)]
+    assert driver.log("cuEventSynchronize")
+assert_same_stream(batches)
+
+fake.fake_cuda_hold(0)
+with stream(storing_device="cuda") as collector:
+    fake.fake_cuda_fail(b"cuMemcpyHtoDAsync_v2", 1, 700)
+    collector.next()
+    try:
+        collector.next()
+    except CudaError as error:
+        assert str(error).startswith("cuMemcpyHtoDAsync_v2: CUDA_ERROR_ILLEGAL_ADDRESS"), error
+    else:
+        raise AssertionError
+"""
+    )
+
+
+_PROCESSES = """
+if __name__ == "__main__":
+    arguments = {"cls": CLS, "workers": 2, "prefetch": 1}
+    fake.fake_cuda_fail(b"cuMemHostRegister_v2", 0, FAIL)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with stream(storing_device="cuda", **arguments) as collector:
+            registered = driver.log("cuMemHostRegister_v2")
+            batches = [collector.next() for _ in range(8)]
+            copies = driver.log("cuMemcpy")
+    texts = [str(own.message) for own in caught if "pinned" in str(own.message)]
+    left = len(driver.log("cuMemHostRegister_v2 bytes")) - len(driver.log("cuMemHostUnregister"))
+"""
+
+
+def test_what_processes_wrote_is_read_where_it_is() -> None:
+    run_uploads(
+        _PROCESSES.replace("CLS", "MultiSyncDataCollector").replace("FAIL", "0")
+        + """
+    assert len(registered) == 1, registered
+    assert driver.log("cuMemHostRegister_v2") == registered  # no other memory is needed
+    assert len(copies) == 8 and all("pinned=1" in copy for copy in copies), copies
+    assert not texts and left == 0
+    assert_same_stream(batches, **arguments)
+
+    # Workers that were stopped leave gaps, which are taken out on the host.
+    stopped = {**arguments, "cat_results": -1, "preemptive_threshold": 0.0}
+    driver.forget()
+    with stream(storing_device="cuda", **stopped) as collector:
+        batches = [collector.next() for _ in range(4)]
+        assert collector.ledger()["total"]["delivered"] == sum(td.numel() for td in batches)
+    copies = driver.log("cuMemcpy")
+    assert len(copies) == 4 and all("pinned=1" in copy for copy in copies), copies
+"""
+    )
+
+
+@pytest.mark.slow
+def test_memory_that_cannot_be_pinned_is_copied_once_more_and_said_once() -> None:
+    run_uploads(
+        _PROCESSES.replace("CLS", "MultiaSyncDataCollector").replace("FAIL", "2")
+        + """
+    assert len(texts) == 1, texts
+    assert "CUDA_ERROR_OUT_OF_MEMORY (2)" in texts[0], texts
+    assert len(copies) == 8 and all("pinned=1" in copy for copy in copies), copies
+"""
+    )
