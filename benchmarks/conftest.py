@@ -16,9 +16,9 @@ ROWS = pytest.StashKey[list[Row]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the benchmarks."""
     group = parser.getgroup("pycollect benchmarks")
-    group.addoption("--smoke", action="store_true", help="everything once, briefly; no figures")
+    group.addoption("--smoke", action="store_true", help="each side one batch; no figures")
     group.addoption("--rounds", type=int, help="rounds per case (default 7, smoke 1)")
-    group.addoption("--turn", type=float, help="seconds per turn (default 0.7, smoke 0.1)")
+    group.addoption("--turn", type=float, help="seconds per turn (default 0.7, smoke 0)")
     group.addoption(
         "--write-results", action="store_true", help="write benchmarks/results/results.{json,md}"
     )
@@ -76,18 +76,30 @@ def ray_address() -> Iterator[str]:
 
 
 @pytest.fixture
+def smoke(request: pytest.FixtureRequest) -> bool:
+    """Whether it is enough that everything runs."""
+    return bool(request.config.getoption("--smoke"))
+
+
+@pytest.fixture
 def compare(
-    request: pytest.FixtureRequest, benchmark: Callable[..., object]
+    request: pytest.FixtureRequest, benchmark: Callable[..., object], smoke: bool
 ) -> Callable[..., None]:
     """A function that lets sides race, timed by pytest-benchmark, and keeps the rows."""
-    smoke = request.config.getoption("--smoke")
     rounds = request.config.getoption("--rounds") or (1 if smoke else 7)
-    seconds = request.config.getoption("--turn") or (0.1 if smoke else 0.7)
+    seconds = request.config.getoption("--turn") or (0.0 if smoke else 0.7)
 
     def run(
         case: str, sides: Sequence[Side], *, frame_bytes: int, wanted: Mapping[str, float]
     ) -> None:
-        race = Race(case, list(sides), frame_bytes=frame_bytes, wanted=wanted, seconds=seconds)
+        race = Race(
+            case,
+            list(sides),
+            frame_bytes=frame_bytes,
+            wanted=wanted,
+            seconds=seconds,
+            prepared=not smoke,
+        )
         with race:
             benchmark.pedantic(race.round, rounds=rounds, iterations=1)
         rows = race.rows()

@@ -104,7 +104,8 @@ class Race:
 
     The first side is ours. ``frame_bytes`` is what one frame counts for in GB/s, the same for
     every side. ``wanted`` maps the name of another side to the least ratio (our rate divided by
-    its rate) that is wanted.
+    its rate) that is wanted. ``prepared``: sides are warmed up, and run a while untimed before each
+    turn; without it nothing but the timed work is done, and the rates mean little.
     """
 
     def __init__(
@@ -115,11 +116,13 @@ class Race:
         frame_bytes: int,
         wanted: Mapping[str, float],
         seconds: float,
+        prepared: bool = True,
     ) -> None:
         self.case = case
         self.frame_bytes = frame_bytes
         self.wanted = dict(wanted)
         self.seconds = seconds
+        self.warm_up, self.lead = (WARM_UP * seconds, LEAD) if prepared else (0.0, 0.0)
         self.racers = [_Racer(side) for side in sides if _available(side)]
         self.rates: dict[str, list[float]] = {racer.side.name: [] for racer in self.racers}
         self.peaks: dict[str, int] = {racer.side.name: 0 for racer in self.racers}
@@ -133,8 +136,8 @@ class Race:
             for racer in self.racers:
                 racer.wait_ready()
             for racer in self.racers:
-                if not racer.side.slow:
-                    racer.turn(WARM_UP * self.seconds)
+                if self.warm_up and not racer.side.slow:
+                    racer.turn(self.lead, self.warm_up)
         except BaseException:
             self.__exit__()
             raise
@@ -153,7 +156,7 @@ class Race:
         for racer in self.racers[first:] + self.racers[:first]:
             if racer.side.slow and self.rounds > 0:
                 continue
-            turns = racer.turn(self.seconds)
+            turns = racer.turn(self.lead, self.seconds)
             name = racer.side.name
             self.rates[name].append(sum(turn.frames / turn.seconds for turn in turns))
             self.peaks[name] = max(self.peaks[name], sum(turn.peak_rss for turn in turns))
@@ -214,9 +217,9 @@ class _Racer:
         for process, connection in self.links:
             self._answer(process, connection, START_TIMEOUT)
 
-    def turn(self, seconds: float) -> list[Turn]:
+    def turn(self, lead: float, seconds: float) -> list[Turn]:
         for _, connection in self.links:
-            connection.send(seconds)
+            connection.send((lead, seconds))
         return [self._answer(process, link, TURN_TIMEOUT) for process, link in self.links]
 
     def ask_to_stop(self) -> None:
@@ -265,8 +268,8 @@ def _serve(connection: Connection, side: Side, environment: Mapping[str, str]) -
             with contextlib.closing(side.stream(**kwargs)) as stream:
                 next(stream)
                 connection.send(0)
-                while (seconds := connection.recv()) is not None:
-                    connection.send(_run(stream, side, seconds, census))
+                while (turn := connection.recv()) is not None:
+                    connection.send(_run(stream, side, *turn, census))
     except BaseException:
         connection.send(traceback.format_exc())
 
@@ -277,9 +280,10 @@ def _connect(address: str) -> None:
     ray.init(address=address, log_to_driver=False, logging_level="error")
 
 
-def _run(stream: Iterator[int], side: Side, seconds: float, census: Path) -> Turn:
+def _run(stream: Iterator[int], side: Side, lead: float, seconds: float, census: Path) -> Turn:
     """One turn: a lead that is not timed, then whole groups of batches for about ``seconds``."""
-    _stretch(stream, side.group, LEAD)
+    if lead:
+        _stretch(stream, side.group, lead)
     batches, frames, elapsed = _stretch(stream, side.group, seconds)
     if side.ahead:
         time.sleep(1.2 * side.ahead * elapsed / batches * side.group)

@@ -39,6 +39,6 @@ cd "$work"
 step machine "$python" -c "import torch; print(torch.__version__, torch.cuda.get_device_name())"
 mapfile -t files < <(grep -l 'mark\.cuda' tests/*.py)
 step tests timeout 480 "$python" -m pytest "${files[@]}" -m cuda -q -p no:cacheprovider
-step bench timeout 300 "$python" -m pycollect bench gpu ${QUICK:+--quick} --json "$out/gpu.json"
+step bench timeout 400 "$python" -m pycollect bench gpu ${QUICK:+--quick} --json "$out/gpu.json"
 cat "$out/bench.log"
 exit $status

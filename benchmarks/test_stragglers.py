@@ -47,23 +47,25 @@ class Sleeping(gymnasium.Env):
         return np.zeros(3, np.float32), 1.0, False, self.steps == 100, {}
 
 
-def ours(stragglers: int, threshold: float | None) -> Iterator[int]:
+def ours(steps: int, stragglers: int, threshold: float | None) -> Iterator[int]:
     """MultiSyncDataCollector of pycollect; the last `stragglers` workers are slow."""
     from pycollect import MultiSyncDataCollector
 
-    with MultiSyncDataCollector(_envs(stragglers), **_arguments(stragglers, threshold)) as running:
+    arguments = _arguments(steps, stragglers, threshold)
+    with MultiSyncDataCollector(_envs(stragglers), **arguments) as running:
         for batch in running:
             workloads.read(batch)
             frames = batch["collector", "traj_ids"][:OTHERS] >= 0
             yield int(frames.sum())
 
 
-def torchrl(stragglers: int, threshold: float | None) -> Iterator[int]:
+def torchrl(steps: int, stragglers: int, threshold: float | None) -> Iterator[int]:
     """The same of TorchRL, of which all frames of the others are there."""
     from torchrl.collectors import MultiSyncCollector
 
     envs = [workloads.for_torchrl(env) for env in _envs(stragglers)]
-    running = MultiSyncCollector(envs, cat_results="stack", **_arguments(stragglers, threshold))
+    arguments = _arguments(steps, stragglers, threshold)
+    running = MultiSyncCollector(envs, cat_results="stack", **arguments)
     try:
         for batch in running:
             yield workloads.read(batch) * OTHERS // len(envs)
@@ -76,25 +78,27 @@ def _envs(stragglers: int) -> list[Any]:
     return [fast] * OTHERS + [slow] * stragglers
 
 
-def _arguments(stragglers: int, threshold: float | None) -> dict[str, Any]:
+def _arguments(steps: int, stragglers: int, threshold: float | None) -> dict[str, Any]:
     workers = OTHERS + stragglers
     return {
         "policy": workloads.linear_policy(),
-        "frames_per_batch": STEPS * workers,
+        "frames_per_batch": steps * workers,
         "total_frames": workloads.FOREVER,
         "preemptive_threshold": threshold,
     }
 
 
-def test_stragglers(compare: Callable[..., None]) -> None:
+def test_stragglers(compare: Callable[..., None], smoke: bool) -> None:
     """Two workers of three are enough."""
+    steps = 10 if smoke else STEPS
+    preempted = {"steps": steps, "stragglers": 1, "threshold": 0.6}
     compare(
-        f"preemption, processes, {OTHERS} workers and one {SLOWER} times slower, T={STEPS}",
+        f"preemption, processes, {OTHERS} workers and one {SLOWER} times slower, T={steps}",
         [
-            Side("pycollect", ours, {"stragglers": 1, "threshold": 0.6}),
-            Side(PEER, torchrl, {"stragglers": 1, "threshold": 0.6}, needs="torchrl"),
-            Side(WAITED_FOR, ours, {"stragglers": 1, "threshold": None}),
-            Side(ALONE, ours, {"stragglers": 0, "threshold": None}),
+            Side("pycollect", ours, preempted),
+            Side(PEER, torchrl, preempted, needs="torchrl"),
+            Side(WAITED_FOR, ours, {**preempted, "threshold": None}),
+            Side(ALONE, ours, {"steps": steps, "stragglers": 0, "threshold": None}),
         ],
         frame_bytes=2 * 3 * 4,
         wanted={ALONE: 0.85},

@@ -10,6 +10,7 @@ from benchmarks import workloads
 from benchmarks.race import Side
 
 PEER = "TorchRL"
+STEP = "the env's own _step"
 LIMIT = 50
 """Frames of a trajectory in TorchRL's documented example."""
 
@@ -28,6 +29,50 @@ def transformed() -> Any:
     return TransformedEnv(pendulum(), Compose(RewardSum(), InitTracker()))
 
 
+def custom() -> Any:
+    """TorchRL's own Pendulum, of torch operations, with its parameters in nested entries."""
+    from torchrl.envs.custom.pendulum import PendulumEnv
+
+    return PendulumEnv()
+
+
+def mock(name: str) -> Any:
+    """One of the environments that TorchRL tests its collectors with."""
+    from torchrl.testing import mocking_classes
+
+    return getattr(mocking_classes, name)()
+
+
+def users() -> Any:
+    """What a user writes in thirty lines: a point that is pushed about."""
+    import torch
+    from tensordict import TensorDict
+    from torchrl.data import Bounded, Composite, Unbounded
+    from torchrl.envs import EnvBase
+
+    class Point(EnvBase):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_spec = Composite(observation=Unbounded((3,)))
+            self.action_spec = Bounded(-1.0, 1.0, (1,))
+            self.reward_spec = Unbounded((1,))
+
+        def _reset(self, td: Any) -> Any:
+            self.at, self.steps = torch.zeros(3), 0
+            return TensorDict({"observation": self.at.clone()})
+
+        def _step(self, td: Any) -> Any:
+            self.at, self.steps = self.at + td["action"], self.steps + 1
+            reward = -self.at.square().sum(-1, keepdim=True)
+            done = torch.tensor([self.steps == 200])
+            return TensorDict({"observation": self.at, "reward": reward, "done": done})
+
+        def _set_seed(self, seed: int | None) -> None:
+            pass
+
+    return Point()
+
+
 def serial(make: Callable[[], Any]) -> Any:
     """Two of them, stepped one after the other."""
     from torchrl.envs import SerialEnv
@@ -40,8 +85,17 @@ ENVS = {
     "TransformedEnv": transformed,
     "SerialEnv of GymEnvs": partial(serial, pendulum),
     "SerialEnv": partial(serial, transformed),
+    "EnvBase of a user": users,
+    "PendulumEnv": custom,
+    "CountingEnv": partial(mock, "CountingEnv"),
+    "ContinuousActionVecMockEnv": partial(mock, "ContinuousActionVecMockEnv"),
+    "NestedCountingEnv": partial(mock, "NestedCountingEnv"),
+    "MultiKeyCountingEnv": partial(mock, "MultiKeyCountingEnv"),
 }
 UNWRAPPED = ("GymEnv", "SerialEnv of GymEnvs")
+OF_GYM = (*UNWRAPPED, "TransformedEnv", "SerialEnv")
+ALWAYS = (*OF_GYM, "EnvBase of a user", "PendulumEnv")
+"""The others are measured in full runs."""
 
 
 def _example(collector: Callable[..., Any], collector_class: Any, census: str) -> Any:
@@ -100,16 +154,36 @@ def torchrl(env: str, limit: int) -> Iterator[int]:
 def _in_process(collector_class: Callable[..., Any], env: str, limit: int) -> Iterator[int]:
     collector = collector_class(
         ENVS[env],
-        workloads.linear_policy(),
+        workloads.linear_policy() if env in OF_GYM else None,
         frames_per_batch=400,
         total_frames=workloads.FOREVER,
         max_frames_per_traj=limit,
     )
     try:
         for batch in collector:
-            yield workloads.read(batch)
+            yield read(batch)
     finally:
         collector.shutdown()
+
+
+def read(batch: Any) -> int:
+    """Read what the environment showed, whatever its keys; return the frames."""
+    workloads.read_tensors(*batch["next"].values(True, True))
+    return workloads.count(batch)
+
+
+def own_step(env: str, limit: int) -> Iterator[int]:
+    """The environment's own step and nothing else: below it no collector of an EnvBase can go."""
+    import torch
+
+    made = ENVS[env]()
+    with torch.no_grad():
+        root = made.rand_action(made.reset())
+    while True:
+        with torch.no_grad():
+            for _ in range(100):
+                made._step(root)
+        yield 100
 
 
 def test_documented_example(compare: Callable[..., None], ray_address: str) -> None:
@@ -126,15 +200,25 @@ def test_documented_example(compare: Callable[..., None], ray_address: str) -> N
     )
 
 
-@pytest.mark.parametrize("limit", [0, pytest.param(LIMIT, marks=pytest.mark.full)])
-@pytest.mark.parametrize("env", ENVS)
+def _cases() -> Iterator[Any]:
+    """Each environment without a limit; those made of GymEnvs in full runs also with one."""
+    for env in ENVS:
+        yield pytest.param(env, 0, marks=() if env in ALWAYS else pytest.mark.full)
+        if env in OF_GYM:
+            yield pytest.param(env, LIMIT, marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize(("env", "limit"), list(_cases()))
 def test_in_process(compare: Callable[..., None], env: str, limit: int) -> None:
     """An environment of TorchRL in this process."""
     pytest.importorskip("torchrl")
     work = {"env": env, "limit": limit}
+    sides = [Side("pycollect", ours, work), Side(PEER, torchrl, work)]
+    if env not in OF_GYM:
+        sides.append(Side(STEP, own_step, work))
     compare(
         f"TorchRL's {env}, in process, {f'trajectories of {limit}' if limit else 'no limit'}",
-        [Side("pycollect", ours, work), Side(PEER, torchrl, work)],
+        sides,
         frame_bytes=2 * 3 * 4,
         wanted={PEER: 5 if env in UNWRAPPED else 1.5},
     )

@@ -56,6 +56,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 def measure(*, quick: bool) -> list[Row]:
     """All rows; those that need a GPU are marked where there is none."""
     from pycollect.bench.copies import Material, Sizes, device_rows, host_rows
+    from pycollect.bench.splits import split_rows
     from pycollect.bench.wholes import collector_rows
     from pycollect.devices import why_not
 
@@ -67,6 +68,7 @@ def measure(*, quick: bool) -> list[Row]:
         [
             *host_rows(sizes, material),
             *device_rows(sizes, material, device, reason),
+            *split_rows(sizes, device, reason),
             *collector_rows(sizes, material.megabytes, device, reason, quick=quick),
         ]
     )

@@ -17,17 +17,22 @@ def median_seconds(work: Callable[[], object], seconds: float, device: torch.dev
         seconds: how long to measure, at least three calls.
         device: which is waited for before and after each call.
     """
-    wait = _waiting(device)
     work()
     durations: list[float] = []
     end = time.perf_counter() + seconds
     while len(durations) < 3 or time.perf_counter() < end:
-        wait()
-        start = time.perf_counter()
-        work()
-        wait()
-        durations.append(time.perf_counter() - start)
+        durations.append(seconds_of(work, device))
     return statistics.median(durations)
+
+
+def seconds_of(work: Callable[[], object], device: torch.device) -> float:
+    """The duration of one call, device and all."""
+    wait = _waiting(device)
+    wait()
+    start = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - start
 
 
 def _waiting(device: torch.device) -> Callable[[], None]:

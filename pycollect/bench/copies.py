@@ -9,19 +9,20 @@ from functools import partial
 import numpy as np
 import torch
 
+from pycollect import cuda
 from pycollect._core import Placement, Slab, place_rollout
-from pycollect.batch import make_pool, slab_tensors, to_tensordict
+from pycollect.batch import make_pool, make_shared_pool, slab_tensors
 from pycollect.bench.clock import Learner, median_seconds
 from pycollect.bench.environment import FreeFrames, Still
 from pycollect.bench.rows import Row, missing
 from pycollect.collectors.observation_cast import scaled
 from pycollect.collectors.upload import Allocate, DeviceBatches
-from pycollect.devices import CPU, accelerator
+from pycollect.devices import CPU, StreamAccelerator, accelerator
 from pycollect.layout import Key
-from pycollect.trajectory import split_trajectories
 from pycollect.worker import Worker, WorkerOptions
 
 MEMORY_COPY, PINNED_COPY, DEVICE_COPY = "memory copy", "copy, pinned", "device memory copy"
+_OF_TORCH, _SHARED = "upload, by torch", "upload, shared slab"
 _WORKERS = 2
 _ON_A_DEVICE = (
     PINNED_COPY,
@@ -29,8 +30,9 @@ _ON_A_DEVICE = (
     DEVICE_COPY,
     "assembly, pinned",
     "upload",
+    _OF_TORCH,
+    _SHARED,
     "cast",
-    "split",
     "upload beside a learner",
 )
 
@@ -83,7 +85,6 @@ def host_rows(sizes: Sizes, material: Material) -> list[Row]:
         Row(MEMORY_COPY, material.megabytes, copy, note="one thread"),
         _assembly("assembly", sizes, material, None),
         _cast("cast, CPU", sizes, material, CPU),
-        _split("split, CPU", sizes, CPU, None),
     ]
 
 
@@ -91,13 +92,14 @@ def device_rows(sizes: Sizes, material: Material, device: torch.device, why_not:
     """What needs a device; rows without figures where there is none."""
     if why_not:
         return [missing(name, why_not) for name in _ON_A_DEVICE]
-    pinned = DeviceBatches(accelerator(device)).allocate
+    way = DeviceBatches(accelerator(device))
     return [
         *_copies(sizes, material, device),
-        _assembly("assembly, pinned", sizes, material, pinned),
-        _upload(sizes, material, device),
+        _assembly("assembly, pinned", sizes, material, way.allocate),
+        _upload("upload", sizes, material, way, "by the core" if cuda.is_torchs() else "by torch"),
+        _upload(_OF_TORCH, sizes, material, DeviceBatches(StreamAccelerator(device))),
+        _upload_of_shared(sizes, material, way),
         _cast("cast", sizes, material, device),
-        _split("split", sizes, device, DEVICE_COPY),
         _overlap(sizes, material, device),
     ]
 
@@ -135,13 +137,26 @@ def _assembly(name: str, sizes: Sizes, material: Material, allocate: Allocate | 
     return Row(name, material.megabytes, seconds, limit=MEMORY_COPY)
 
 
-def _upload(sizes: Sizes, material: Material, device: torch.device) -> Row:
-    batches = DeviceBatches(accelerator(device))
-    slab = make_pool(material.batch, 1, batches.allocate).acquire()
+def _upload(name: str, sizes: Sizes, material: Material, way: DeviceBatches, note: str = "") -> Row:
+    """A batch that lies in memory of the way's own, as collectors send it."""
+    return _sent(name, sizes, make_pool(material.batch, 1, way.allocate).acquire(), way, note)
+
+
+def _upload_of_shared(sizes: Sizes, material: Material, way: DeviceBatches) -> Row:
+    """A batch that lies where worker processes wrote it."""
+    pool = make_shared_pool(material.batch, 1, 0)
+    if not way.pin(pool):
+        return missing(_SHARED, "shared memory cannot be pinned")
+    slab = pool.acquire()
+    assert slab is not None
+    return _sent(_SHARED, sizes, slab, way, "registered with the driver")
+
+
+def _sent(name: str, sizes: Sizes, slab: Slab, way: DeviceBatches, note: str) -> Row:
     tensors = _tensors(slab)
-    seconds = median_seconds(lambda: batches.upload(slab, tensors), sizes.seconds, device)
-    batches.close()
-    return Row("upload", material.megabytes, seconds, limit=PINNED_COPY)
+    seconds = median_seconds(lambda: way.upload(slab, tensors), sizes.seconds, way.device)
+    way.close()
+    return Row(name, slab.bytes / 1e6, seconds, limit=PINNED_COPY, note=note)
 
 
 def _overlap(sizes: Sizes, material: Material, device: torch.device) -> Row:
@@ -182,23 +197,6 @@ def _cast(name: str, sizes: Sizes, material: Material, device: torch.device) -> 
     work = partial(scaled, frames, torch.bfloat16, 1 / 255)
     seconds = median_seconds(work, sizes.seconds, device)
     return Row(name, material.megabytes, seconds, note="bytes to bfloat16 / 255")
-
-
-def _split(name: str, sizes: Sizes, device: torch.device, limit: str | None) -> Row:
-    """Frames of 128 bytes into trajectories of 100 frames; read once, written once."""
-    frames = sizes.split_frames // 1000 * 1000
-    shape = [frames // 1000, 1000]
-    done = torch.zeros(*shape, 1, dtype=torch.bool)
-    done[:, 99::100] = True
-    ids = torch.arange(frames // 100).repeat_interleave(100).reshape(shape)
-    tensors = {
-        ("observation",): torch.zeros(*shape, 32, device=device),
-        ("next", "done"): done.to(device),
-        ("collector", "traj_ids"): ids.to(device),
-    }
-    td = to_tensordict(tensors, shape)
-    seconds = median_seconds(lambda: split_trajectories(td), sizes.seconds, device)
-    return Row(name, 2 * 128 * frames / 1e6, seconds, limit=limit, frames=frames)
 
 
 def _tensors(slab: Slab) -> dict[Key, torch.Tensor]:

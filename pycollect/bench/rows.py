@@ -27,6 +27,8 @@ class Row:
         available: False for what this machine cannot do; nothing was measured then.
         limit: the name of the row that says what is possible.
         ratio: this rate over the limit's.
+        peer: the name of TorchRL's row of the same work.
+        times: this rate over the peer's.
         hidden: the share of the copies' time that passed while a learner worked.
         frames: in one round.
         note: why there is nothing, or what the figures are of.
@@ -38,6 +40,8 @@ class Row:
     available: bool = True
     limit: str | None = None
     ratio: float | None = None
+    peer: str | None = None
+    times: float | None = None
     hidden: float | None = None
     frames: int | None = None
     note: str = ""
@@ -61,21 +65,28 @@ def missing(name: str, why: str) -> Row:
 
 
 def with_ratios(rows: Iterable[Row]) -> list[Row]:
-    """The rows, those with a limit compared with it."""
+    """The rows, those with a limit or a peer compared with it."""
     known = {row.name: row for row in rows}
-    return [replace(row, ratio=_ratio(row, known.get(row.limit or ""))) for row in known.values()]
+
+    def ratio(row: Row, name: str | None) -> float | None:
+        return _ratio(row, known.get(name or ""))
+
+    return [
+        replace(row, ratio=ratio(row, row.limit), times=ratio(row, row.peer))
+        for row in known.values()
+    ]
 
 
-def _ratio(row: Row, limit: Row | None) -> float | None:
-    if limit is None:
+def _ratio(row: Row, other: Row | None) -> float | None:
+    if other is None:
         return None
-    ours, theirs = row.gigabytes_per_second, limit.gigabytes_per_second
+    ours, theirs = row.gigabytes_per_second, other.gigabytes_per_second
     return ours / theirs if ours and theirs else None
 
 
 def table(rows: Sequence[Row]) -> str:
     """The rows to read."""
-    heads = ("case", "MB", "ms", "GB/s", "frames/s", "of the limit", "hidden", "")
+    heads = ("case", "MB", "ms", "GB/s", "frames/s", "of the limit", "x TorchRL", "hidden", "")
     lines = [heads, *(_cells(row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
     return "\n".join(
@@ -89,7 +100,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def _cells(row: Row) -> tuple[str, ...]:
     if not row.available:
-        return (row.name, *["-"] * 6, f"not available: {row.note}")
+        return (row.name, *["-"] * 7, f"not available: {row.note}")
     return (
         row.name,
         _number(row.megabytes or None, ".4g"),
@@ -97,6 +108,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         _number(row.gigabytes_per_second, ".3g"),
         _number(row.frames_per_second, ",.0f"),
         _number(row.ratio, ".0%"),
+        _number(row.times, ",.1f"),
         _number(row.hidden, ".0%"),
         row.note,
     )

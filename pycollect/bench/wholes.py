@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -80,7 +81,8 @@ def collector_rows(
                 rows.append(missing(name, reason))
                 continue
             limit = MEMORY_COPY if place == CPU else PINNED_COPY
-            rows.append(_measured(name, partial(make, way), sizes, megabytes, place, limit))
+            row = _measured(name, partial(make, way), sizes, megabytes, place, limit)
+            rows.append(replace(row, peer=name.replace(side, "TorchRL")) if make is ours else row)
     return rows
 
 

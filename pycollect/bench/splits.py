@@ -1,0 +1,97 @@
+"""Splitting into trajectories, on the host and on a device; TorchRL's, too."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from pycollect import cuda
+from pycollect._core import SplitPlan
+from pycollect.batch import to_tensordict
+from pycollect.bench.clock import median_seconds, seconds_of
+from pycollect.bench.copies import DEVICE_COPY, Sizes
+from pycollect.bench.rows import Row, missing
+from pycollect.device_gather import split_on_device
+from pycollect.devices import CPU
+from pycollect.layout import Key
+from pycollect.leaves import as_signal
+from pycollect.trajectory import split_trajectories
+
+FRAME_BYTES = 128
+_SPLIT, _KERNEL, _TORCHRL = "split", "split, the launch alone", "split, TorchRL"
+_ROW, _EPISODE = 1000, 100
+"""Frames in a row of the batch, and in a trajectory."""
+
+
+def split_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
+    """Frames of 128 bytes into trajectories of 100 frames; each is read once and written once."""
+    rows = [_whole("split, CPU", sizes, CPU, None)]
+    if why_not:
+        return rows + [missing(name, why_not) for name in (_SPLIT, _KERNEL, _TORCHRL)]
+    return [
+        *rows,
+        _whole(_SPLIT, sizes, device, DEVICE_COPY),
+        _launch(sizes, device),
+        _torchrls(sizes, device),
+    ]
+
+
+def _whole(name: str, sizes: Sizes, device: torch.device, limit: str | None) -> Row:
+    """All that a caller waits for: flags come to the host, the plan is made, frames are moved."""
+    td = _batch(sizes.split_frames, device)
+    seconds = median_seconds(lambda: split_trajectories(td), sizes.seconds, device)
+    peer = None if limit is None else _TORCHRL
+    return Row(name, _megabytes(td), seconds, limit=limit, peer=peer, frames=td.numel())
+
+
+def _launch(sizes: Sizes, device: torch.device) -> Row:
+    """What the device does, and the host to ask for it, with a plan that is there."""
+    if not cuda.is_torchs():
+        return missing(_KERNEL, cuda.why_not())
+    td = _batch(sizes.split_frames, device)
+    plan = SplitPlan(None, as_signal(td["collector", "traj_ids"]), None, batch_dims=td.ndim)
+    leaves: dict[Key, torch.Tensor] = {("observation",): td["observation"]}
+    lead = (plan.count, plan.longest)
+    seconds = median_seconds(
+        lambda: split_on_device(plan, leaves, lead, td.ndim), sizes.seconds, device
+    )
+    return Row(
+        _KERNEL, _megabytes(td), seconds, limit=DEVICE_COPY, peer=_TORCHRL, frames=td.numel()
+    )
+
+
+def _torchrls(sizes: Sizes, device: torch.device) -> Row:
+    """TorchRL's function, called once: its time grows with the number of trajectories."""
+    if find_spec("torchrl") is None:
+        return missing(_TORCHRL, "torchrl is not installed")
+    from torchrl.collectors.utils import split_trajectories as split
+
+    theirs: Any = split
+    theirs(_batch(_ROW, device))  # what is loaded by the first call
+    td = _batch(sizes.split_frames, device)
+    seconds = seconds_of(lambda: theirs(td), device)
+    return Row(
+        _TORCHRL, _megabytes(td), seconds, limit=DEVICE_COPY, frames=td.numel(), note="one call"
+    )
+
+
+def _megabytes(td: TensorDict) -> float:
+    """Read and written."""
+    frames: int = td.numel()
+    return 2 * FRAME_BYTES * frames / 1e6
+
+
+def _batch(frames: int, device: torch.device) -> TensorDict:
+    shape = [frames // _ROW, _ROW]
+    done = torch.zeros(*shape, 1, dtype=torch.bool)
+    done[:, _EPISODE - 1 :: _EPISODE] = True
+    ids = torch.arange(done.numel() // _EPISODE).repeat_interleave(_EPISODE).reshape(shape)
+    tensors = {
+        ("observation",): torch.zeros(*shape, FRAME_BYTES // 4, device=device),
+        ("next", "done"): done.to(device),
+        ("collector", "traj_ids"): ids.to(device),
+    }
+    return to_tensordict(tensors, shape)
