@@ -1,11 +1,11 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "descriptor_lender.h"
 #include "file.h"
+#include "fork.h"
 
 using namespace pycollect;
 
@@ -42,27 +42,20 @@ TEST_CASE("a process that lends nothing refuses at once") {
                        SharedMemoryError);
 }
 
-TEST_CASE("the child of a fork lends its own, and takes back nothing of its parent's") {
+TEST_CASE("the child of a fork lends its own, and takes back nothing of its parent's" *
+          doctest::skip(!kMayFork)) {
   const File folder(open("/", O_RDONLY | O_CLOEXEC));
   const std::uint64_t inode = inode_of(folder.fd());
   lend_descriptor(folder.fd(), inode);
-  const pid_t child = fork();
-  if (child == 0) {
+  wait_until_other_threads_sleep();
+  CHECK(child_succeeds([&] {
     take_back_descriptor(folder.fd());
     const File other(open("/proc", O_RDONLY | O_CLOEXEC));
-    struct stat status{};
-    fstat(other.fd(), &status);
-    lend_descriptor(other.fd(), status.st_ino);
-    try {
-      close(borrow_descriptor(getpid(), other.fd(), status.st_ino));
-    } catch (...) {
-      _exit(1);
-    }
-    _exit(0);
-  }
-  int status = -1;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
+    const std::uint64_t inode_of_other = inode_of(other.fd());
+    lend_descriptor(other.fd(), inode_of_other);
+    const File borrowed(borrow_descriptor(getpid(), other.fd(), inode_of_other));
+    return inode_of(borrowed.fd()) == inode_of_other;
+  }));
   CHECK_NOTHROW(close(borrow_descriptor(getpid(), folder.fd(), inode)));
   take_back_descriptor(folder.fd());
 }

@@ -1,7 +1,5 @@
 #include <doctest/doctest.h>
 #include <sched.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
@@ -11,18 +9,12 @@
 #include <thread>
 #include <vector>
 
+#include "fork.h"
 #include "pycollect/thread_pool.h"
 
 using pycollect::ThreadPool;
 
 namespace {
-
-// The sanitizer does not allow threads to start after a fork of a process that has some.
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kMayFork = false;
-#else
-constexpr bool kMayFork = true;
-#endif
 
 std::int64_t sum_below(ThreadPool& pool, std::int64_t n, std::int64_t grain) {
   std::atomic<std::int64_t> sum{0};
@@ -34,24 +26,6 @@ std::int64_t sum_below(ThreadPool& pool, std::int64_t n, std::int64_t grain) {
     sum += part;
   });
   return sum;
-}
-
-// Runs `body` in a child and returns whether it ended well within ten seconds.
-template <typename Body>
-bool child_succeeds(const Body& body) {
-  const pid_t child = fork();
-  if (child == 0) {
-    alarm(10);  // a hang kills the child
-    bool fine = false;
-    try {
-      fine = body();
-    } catch (...) {
-    }
-    _exit(fine ? 0 : 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
 }  // namespace
@@ -181,6 +155,7 @@ TEST_CASE("after a fork, pools work in the child and in the parent" * doctest::s
   ThreadPool pool(3);
   CHECK(sum_below(pool, 1000, 1) == 499500);
   CHECK(sum_below(ThreadPool::shared(), 1000, 1) == 499500);
+  wait_until_other_threads_sleep();
   const bool fine = child_succeeds([&] {
     ThreadPool own(2);
     const bool again = sum_below(own, 1000, 1) == 499500;
@@ -197,6 +172,7 @@ TEST_CASE("after a fork, pools work in the child and in the parent" * doctest::s
 TEST_CASE("a pool of the parent can end in the child" * doctest::skip(!kMayFork)) {
   auto pool = std::make_unique<ThreadPool>(3);
   CHECK(sum_below(*pool, 1000, 1) == 499500);
+  wait_until_other_threads_sleep();
   CHECK(child_succeeds([&] {
     pool.reset();
     return true;
@@ -204,12 +180,18 @@ TEST_CASE("a pool of the parent can end in the child" * doctest::skip(!kMayFork)
 }
 
 TEST_CASE("a fork while other threads are inside of the pool" * doctest::skip(!kMayFork)) {
+  CHECK(sum_below(ThreadPool::shared(), 1000, 1) == 499500);
+  wait_until_other_threads_sleep();
+  std::atomic<bool> started{false};
   std::atomic<bool> stop{false};
   std::jthread busy([&] {
     while (!stop) {
       sum_below(ThreadPool::shared(), 10000, 1);
+      started = true;
+      started.notify_one();
     }
   });
+  started.wait(false);
   int fine = 0;
   for (int i = 0; i < 20; ++i) {
     fine += child_succeeds([] { return sum_below(ThreadPool::shared(), 1000, 1) == 499500; });
