@@ -10,20 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from echo_envs import (  # noqa: F401 (the tests take them from here)
-    ENTRIES,
-    LENGTHS,
-    MODES,
-    PATIENCE,
-    EchoEnv,
-    GateEnv,
-    TallyEnv,
-    echo_fns,
-    envs_of,
-    foreign_vector,
-    gym_vector,
-    wait_until,
-)
+from echo_envs import LENGTHS, PATIENCE
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn

@@ -12,7 +12,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from collect_support import ENTRIES, echo_fns, parity_policy
+from collect_support import parity_policy
+from echo_envs import ENTRIES, echo_fns
 from envs_for_tests import CountingEnv, OneOfEnv
 from tensordict.nn import TensorDictModule
 

@@ -16,13 +16,12 @@ from collect_support import (
     MULTI_ASYNC,
     MULTI_STACK,
     STACK,
-    GateEnv,
     Way,
     collecting,
     marked,
     parity_policy,
-    wait_until,
 )
+from echo_envs import GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError, RaisingEnv
 from test_ledger import check
 

@@ -13,16 +13,15 @@ import torch
 from collect_support import (
     ASYNC,
     CAT_TIME,
-    ENTRIES,
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
     MULTI_TIME,
     Way,
     collecting,
-    echo_fns,
     marked,
 )
+from echo_envs import ENTRIES, echo_fns
 from tensordict import TensorDict
 
 from pycollect._core import Layout, Leaf, Placement, Recorder, Slab

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import MULTI_STACK, Way, collecting, echo_fns, marked
+from collect_support import MULTI_STACK, Way, collecting, marked
+from echo_envs import echo_fns
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,

@@ -14,9 +14,7 @@ from collect_support import (
     ASYNC,
     CAT_0,
     CAT_TIME,
-    ENTRIES,
     IN_PROCESS,
-    MODES,
     MULTI_0,
     MULTI_AHEAD,
     MULTI_ASYNC,
@@ -28,9 +26,9 @@ from collect_support import (
     Way,
     collected_frames,
     collecting,
-    envs_of,
     parity_policy,
 )
+from echo_envs import ENTRIES, MODES, envs_of
 
 BATCHES = 5
 SWITCHES = list(product((0, 2), (False, True), (False, True)))

@@ -8,7 +8,8 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from collect_support import echo_fns, parity_policy
+from collect_support import parity_policy
+from echo_envs import echo_fns
 from fake_device import FakeDevice
 from gymnasium import spaces
 from tensordict.nn import (

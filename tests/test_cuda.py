@@ -16,9 +16,9 @@ from collect_support import (
     STACK,
     Way,
     collecting,
-    echo_fns,
     parity_policy,
 )
+from echo_envs import echo_fns
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import echo_fns, parity_policy
+from collect_support import parity_policy
+from echo_envs import echo_fns
 
 from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.pickling import pickled_policies, pickled_spec

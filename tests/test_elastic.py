@@ -21,8 +21,8 @@ from collect_support import (
     Way,
     bias_policy,
     collecting,
-    wait_until,
 )
+from echo_envs import wait_until
 from envs_for_tests import CountingEnv
 from test_ledger import check
 

@@ -23,16 +23,14 @@ from collect_support import (
     MULTI_ASYNC,
     MULTI_STACK,
     STACK,
-    EchoEnv,
     Way,
     collecting,
-    echo_fns,
     is_gone,
     marked,
     parity,
     parity_policy,
-    wait_until,
 )
+from echo_envs import EchoEnv, echo_fns, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError, RaisingEnv
 from gymnasium.vector import AsyncVectorEnv
 from tensordict.nn import TensorDictModule

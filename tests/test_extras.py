@@ -14,7 +14,6 @@ from collect_support import (
     CAT_0,
     CAT_TIME,
     IN_PROCESS,
-    LENGTHS,
     MULTI_0,
     MULTI_ASYNC,
     MULTI_STACK,
@@ -25,6 +24,7 @@ from collect_support import (
     collecting,
     marked,
 )
+from echo_envs import LENGTHS
 from envs_for_tests import TextEnv
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv

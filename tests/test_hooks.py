@@ -18,10 +18,10 @@ from collect_support import (
     Way,
     bias_policy,
     collecting,
-    echo_fns,
     marked,
     parity_policy,
 )
+from echo_envs import echo_fns
 from tensordict.nn import TensorDictModule
 from torch import nn
 

@@ -10,7 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collect_support import ACTORS, IN_PROCESS, LENGTHS, STACK, collecting
+from collect_support import ACTORS, IN_PROCESS, STACK, collecting
+from echo_envs import LENGTHS
 from envs_for_tests import CountingEnv, NestedEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics

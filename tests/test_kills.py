@@ -21,7 +21,8 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from collect_support import ASYNC, MULTI_AHEAD, MULTI_ASYNC, STACK, Way, collecting, wait_until
+from collect_support import ASYNC, MULTI_AHEAD, MULTI_ASYNC, STACK, Way, collecting
+from echo_envs import wait_until
 from test_restarts import check_ledger, endless
 
 T = 5

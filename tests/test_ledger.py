@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from collect_support import (
     ASYNC,
-    ENTRIES,
     IN_PROCESS,
     MULTI_AHEAD,
     MULTI_ASYNC,
@@ -16,10 +15,10 @@ from collect_support import (
     STACK,
     Way,
     collecting,
-    echo_fns,
     marked,
     parity_policy,
 )
+from echo_envs import ENTRIES, echo_fns
 from envs_for_tests import EnvBrokeError, RaisingEnv
 from hypothesis import settings
 from hypothesis import strategies as st

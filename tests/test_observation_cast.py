@@ -10,16 +10,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collect_support import (
-    ASYNC,
-    IN_PROCESS,
-    MULTI_STACK,
-    Way,
-    collecting,
-    echo_fns,
-    marked,
-    parity_policy,
-)
+from collect_support import ASYNC, IN_PROCESS, MULTI_STACK, Way, collecting, marked, parity_policy
+from echo_envs import echo_fns
 from gymnasium import spaces
 
 from pycollect import SyncDataCollector

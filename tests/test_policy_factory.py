@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import IN_PROCESS, STACK, EchoEnv, Way, collecting
+from collect_support import IN_PROCESS, STACK, Way, collecting
+from echo_envs import EchoEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn

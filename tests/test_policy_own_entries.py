@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import CAT_0, ENTRIES, IN_PROCESS, STEPS, Way, collecting, echo_fns, envs_of
+from collect_support import CAT_0, IN_PROCESS, STEPS, Way, collecting
+from echo_envs import ENTRIES, echo_fns, envs_of
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 

@@ -10,8 +10,9 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from collect_support import ENTRIES as VECTOR_ENTRIES
-from collect_support import IN_PROCESS, STACK, EchoEnv, collecting
+from collect_support import IN_PROCESS, STACK, collecting
+from echo_envs import ENTRIES as VECTOR_ENTRIES
+from echo_envs import EchoEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from policy_support import ShapeOnly, box, make

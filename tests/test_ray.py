@@ -13,19 +13,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from collect_support import (
-    ASYNC,
-    CAT_0,
-    CAT_TIME,
-    ENTRIES,
-    STACK,
-    GateEnv,
-    TallyEnv,
-    Way,
-    collecting,
-    echo_fns,
-    wait_until,
-)
+from collect_support import ASYNC, CAT_0, CAT_TIME, STACK, Way, collecting
+from echo_envs import ENTRIES, GateEnv, TallyEnv, echo_fns, wait_until
 from envs_for_tests import CountingEnv, NestedEnv, PixelEnv
 
 from pycollect import RayCollector, split_trajectories

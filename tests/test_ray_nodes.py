@@ -18,18 +18,16 @@ from collect_support import (
     ASYNC,
     CAT_0,
     CAT_TIME,
-    ENTRIES,
     STACK,
     STEPS,
     FrameOracle,
-    GateEnv,
     Way,
     bias_policy,
     collecting,
     is_gone,
     parity_policy,
-    wait_until,
 )
+from echo_envs import ENTRIES, GateEnv, wait_until
 from envs_for_tests import CountingEnv
 from test_process_engine import ParentEnv
 from test_restarts import check_ledger, endless, kill

@@ -20,16 +20,14 @@ from collect_support import (
     MULTI_STACK,
     STACK,
     TEAM_STACK,
-    EchoEnv,
-    GateEnv,
     Way,
     bias_policy,
     collecting,
     is_gone,
     marked,
     parity_policy,
-    wait_until,
 )
+from echo_envs import EchoEnv, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError
 
 from pycollect import WorkerError

@@ -15,13 +15,12 @@ from collect_support import (
     MULTI_STACK,
     MULTI_TIME,
     STACK,
-    EchoEnv,
     Way,
     collecting,
-    echo_fns,
     marked,
     parity_policy,
 )
+from echo_envs import EchoEnv, echo_fns
 from envs_for_tests import DiscreteEnv, NestedEnv, PixelEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule

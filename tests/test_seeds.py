@@ -12,17 +12,8 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collect_support import (
-    ENTRIES,
-    IN_PROCESS,
-    MULTI_AHEAD,
-    MULTI_STACK,
-    STACK,
-    Way,
-    collecting,
-    marked,
-    wait_until,
-)
+from collect_support import IN_PROCESS, MULTI_AHEAD, MULTI_STACK, STACK, Way, collecting, marked
+from echo_envs import ENTRIES, wait_until
 from envs_for_tests import CountingEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule

@@ -13,7 +13,6 @@ import psutil
 import pytest
 from collect_support import (
     ASYNC,
-    ENTRIES,
     IN_PROCESS,
     MULTI_0,
     MULTI_ASYNC,
@@ -23,6 +22,7 @@ from collect_support import (
     marked,
     parity_policy,
 )
+from echo_envs import ENTRIES
 from envs_for_tests import CountingEnv
 
 from pycollect import SyncDataCollector

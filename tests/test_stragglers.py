@@ -10,15 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import (
-    LENGTHS,
-    STEPS,
-    EchoEnv,
-    FrameOracle,
-    collected_frames,
-    parity_policy,
-    wait_until,
-)
+from collect_support import STEPS, FrameOracle, collected_frames, parity_policy
+from echo_envs import LENGTHS, EchoEnv, wait_until
 from envs_for_tests import CountingEnv
 from test_ledger import check as check_ledger
 

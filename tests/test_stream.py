@@ -12,21 +12,19 @@ import pytest
 import torch
 from collect_support import (
     ASYNC,
-    ENTRIES,
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
     STACK,
     STEPS,
     FrameOracle,
-    TallyEnv,
     Way,
     collecting,
-    echo_fns,
     marked,
     parity,
     parity_policy,
 )
+from echo_envs import ENTRIES, TallyEnv, echo_fns
 from envs_for_tests import CountingEnv
 from tensordict.nn import InteractionType, TensorDictModule
 from tensordict.nn.probabilistic import interaction_type

@@ -19,17 +19,8 @@ import cloudpickle
 import psutil
 import pytest
 import torch
-from collect_support import (
-    LENGTHS,
-    PATIENCE,
-    EchoEnv,
-    FrameOracle,
-    GateEnv,
-    bias_policy,
-    is_gone,
-    parity_policy,
-    wait_until,
-)
+from collect_support import FrameOracle, bias_policy, is_gone, parity_policy
+from echo_envs import LENGTHS, PATIENCE, EchoEnv, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError, TextEnv
 from test_stragglers import END, MeetingEnv
 

@@ -19,9 +19,9 @@ from collect_support import (
     STACK,
     Way,
     collecting,
-    echo_fns,
     marked,
 )
+from echo_envs import echo_fns
 from envs_for_tests import CountingEnv
 from test_ledger import check
 
@@ -144,7 +144,7 @@ def test_what_waits_is_in_flight_and_lost_by_name(way: Way) -> None:
 
 
 def test_a_vector_env_that_skips_cells() -> None:
-    from collect_support import foreign_vector
+    from echo_envs import foreign_vector
 
     env = foreign_vector(0, ignores_mask=True)
     env.spec = gymnasium.envs.registration.EnvSpec("Foreign-v0", max_episode_steps=10)

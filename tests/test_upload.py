@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import EchoEnv, echo_fns, parity_policy
+from collect_support import parity_policy
+from echo_envs import EchoEnv, echo_fns
 from fake_device import DEVICE, FakeDevice
 
 from pycollect import (

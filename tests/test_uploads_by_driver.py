@@ -12,7 +12,8 @@ from fake_cuda_support import fake_cuda_library, run
 _PRELUDE = """
 import warnings
 import torch
-from collect_support import echo_fns, parity_policy
+from collect_support import parity_policy
+from echo_envs import echo_fns
 from fake_torch_cuda import DEVICE, driver, install
 from pycollect import MultiSyncDataCollector, MultiaSyncDataCollector, SyncDataCollector
 from pycollect._core import CudaError

@@ -9,17 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collect_support import (
-    ENTRIES,
-    IN_PROCESS,
-    MULTI_STACK,
-    GateEnv,
-    TallyEnv,
-    Way,
-    collecting,
-    marked,
-    wait_until,
-)
+from collect_support import IN_PROCESS, MULTI_STACK, Way, collecting, marked
+from echo_envs import ENTRIES, GateEnv, TallyEnv, wait_until
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 

@@ -50,7 +50,7 @@ class SharedSlabs:
             spare = _SPARE if way is None else _SPARE_BEFORE_A_DEVICE
             pool = make_shared_pool(placement, self._working, spare)
             if way is not None and not way.pin(pool):
-                self._staging[kind] = make_pool(placement, MOST_IN_FLIGHT + 1, way.allocate)
+                self._staging[kind] = make_pool(placement, _SPARE_BEFORE_A_DEVICE, way.allocate)
             self._pools[kind] = pool
         return self._pools[kind]
 

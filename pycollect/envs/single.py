@@ -58,9 +58,8 @@ class SingleEnv(EnvBatch):
         self.action = action_leaves(env.action_space)
         self.action_space = env.action_space
         self._env = env
-        self._step: Callable[[Any], Any] = (
-            env.step
-        )  # bound once: the lookup would cost as much as a check
+        # Bound once: the lookup would cost as much as a check.
+        self._step: Callable[[Any], Any] = env.step
         self._to_action = make_act(env.action_space)
         self._to_arrays = make_observe(env.observation_space)
         self._closed = False
@@ -115,29 +114,10 @@ class SingleEnv(EnvBatch):
 class PlainEnv(SingleEnv):
     """One env whose observation is one array and whose action is one array: the hot path."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self._dtype = np.dtype(self.observation[0].dtype)
-        self._shape = self.observation[0].shape
-        self._scalar = isinstance(env.action_space, spaces.Discrete)
-
     @property
     def direct(self) -> Direct:
         """See `EnvBatch.direct`."""
-        return Direct(self._step, self._to_arrays, self._scalar)
-
-    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step the env with one array; see `SingleEnv.step`."""
-        observation, reward, terminated, truncated, _ = self._step(
-            action[()] if self._scalar else action
-        )
-        if (
-            type(observation) is np.ndarray
-            and observation.dtype is self._dtype
-            and observation.shape == self._shape
-        ):
-            return observation, reward, terminated, truncated
-        return self._to_arrays(observation), reward, terminated, truncated
+        return Direct(self._step, self._to_arrays, scalars=self._to_action is _unwrap)
 
 
 def make_act(space: Space) -> Callable[[Any], Any]:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from collect_support import GateEnv, TallyEnv, parity_policy, wait_until
+from collect_support import parity_policy
+from echo_envs import GateEnv, TallyEnv, wait_until
 from envs_for_tests import CountingEnv, DiscreteEnv, ReusedBufferEnv
 from gymnasium import spaces
 from tensordict import LazyStackedTensorDict, TensorDict

@@ -111,7 +111,7 @@ def test_flat_batches_of_any_shape() -> None:
 
 
 def test_single_frames_leave_uncollected_cells_out() -> None:
-    from collect_support import ENTRIES
+    from echo_envs import ENTRIES
 
     replay = ReplayBuffer(storage=LazyTensorStorage(200), batch_size=16)
     with collecting(

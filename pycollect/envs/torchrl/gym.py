@@ -198,10 +198,6 @@ class Unwrapped(SingleEnv):
 class UnwrappedPlain(Unwrapped, PlainEnv):
     """An `Unwrapped` whose observation is one array: the hot path."""
 
-    def __init__(self, env: Any, form: Form) -> None:
-        super().__init__(env, form)
-        self._scalar = False  # `_step` takes the array
-
 
 def one_hot_sampler(sampler: Sampler, space: Any, leaf: Leaf) -> Sampler:
     """A sampler of the inner env's actions as one of TorchRL's, whose leaf is given."""

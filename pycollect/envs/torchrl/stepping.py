@@ -37,13 +37,14 @@ def make_following(env: Any) -> Step:
     A TransformedEnv's transforms are called as it calls them; a GymEnv below them is stepped
     through the Gymnasium env inside.
     """
+    own: Step = env._step
     if type(env) is not TransformedEnv or "_step" in vars(env):
-        return env._step  # type: ignore[no-any-return]
+        return own
     base, transform = env.base_env, env.transform
     parts = [part for part in transform.modules() if isinstance(part, Transform)]
     plain = all(map(_inverts_nothing, parts))
     if not plain and not all(map(is_torchrls, parts)):  # one may put "_step" into the root
-        return env._step  # type: ignore[no-any-return]
+        return own
     step = _gym_step(base) or _completed_step(base)
     invert = _shallow_copy if plain else transform.inv
 
@@ -75,7 +76,8 @@ def make_advance(env: Any) -> Step:
     names = [list(spec.keys(True, True)) for spec in specs]
     static = [list(spec.keys(True, True, step_mdp_static_only=True)) for spec in specs]
     if names != static:
-        return env.step_mdp  # type: ignore[no-any-return]
+        otherwise: Step = env.step_mdp
+        return otherwise
     observations, flags, rewards, states = ([as_key(name) for name in own] for own in names)
     taken = _tree([*observations, *flags, *(key for key in rewards if key in states)])
     resets = [(*key[:-1], "_reset") for key in flags]
