@@ -320,6 +320,13 @@ def end_with_process(pid: int) -> None:
         RuntimeError: there is no such process.
     """
 
+def merge_freed_memory() -> None:
+    """Have malloc merge small blocks of this process as they are freed.
+
+    glibc otherwise leaves the splinters of aligned allocations, as those of tensors are, and merges
+    all of them when somebody next asks for a kilobyte.
+    """
+
 @final
 class Bell:
     """What all workers of a driver ring, and what it sleeps on. Thread-safe.
@@ -447,6 +454,41 @@ class RolloutControl:
     def is_stopped(self) -> bool: ...
     def count_step(self) -> None:
         """Count `steps` up: what a Recorder does, and whoever has others record."""
+
+@final
+class StepEach:
+    """Steps environments one after the other, in the caller's thread. Not thread-safe.
+
+    Each result is copied before the next environment steps.
+
+    Args:
+        steps: of each environment; returns (observation, reward, terminated, truncated, info).
+        convert: of each: called with an observation that differs from the one before in more than
+            its address; returns the array that is meant.
+        to_action: what makes an action of a row of the actions; None: it is one.
+        observations: memory for the observations, [P, *frame].
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Callable[[Any], Any]],
+        convert: Sequence[Callable[[Any], Any]],
+        to_action: Callable[[Any], Any] | None,
+        observations: npt.NDArray[Any],
+    ) -> None: ...
+    def __call__(
+        self, actions: Any
+    ) -> tuple[
+        npt.NDArray[Any], npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]
+    ]:
+        """Step each with its row of `actions`: observations, rewards [P], and the two flags [P].
+
+        The arrays are the same in every call.
+
+        Raises:
+            ValueError: a step returned another number of values.
+            Exception: what an environment raised.
+        """
 
 @final
 class Recorder:

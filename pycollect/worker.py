@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -462,23 +462,22 @@ class Worker:
         """Close the environments. Idempotent."""
         self.env.close()
 
-    @contextmanager
-    def _settings(self) -> Iterator[None]:
+    def _settings(self) -> ExitStack:
         """The interaction type, thread count and random generators of this worker, for a while."""
-        generators: AbstractContextManager[None] = (
-            self._generators.active() if self._generators else nullcontext()
-        )
+        options = self._options
         with ExitStack() as stack:
-            stack.enter_context(set_interaction_type(self._options.exploration_type))
-            stack.enter_context(generators)
-            stack.enter_context(_threads(self._options.num_threads))
-            yield
+            stack.enter_context(set_interaction_type(options.exploration_type))
+            if self._generators is not None:
+                stack.enter_context(self._generators.active())
+            if options.num_threads is not None:
+                stack.enter_context(_threads(options.num_threads))
+            return stack.pop_all()
 
 
 @contextmanager
-def _threads(count: int | None) -> Iterator[None]:
+def _threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    if count is None or count == before:
+    if count == before:
         yield
         return
     torch.set_num_threads(count)

@@ -88,8 +88,8 @@ def batch_of(assembly: Assembly, cat: Any, in_place: bool, workers: list[Stoppab
     infos = {w: own.info for w, own in enumerate(workers)}
     assembly.prepare(infos, infos if in_place else (), dict.fromkeys(infos))
     targets = assembly.targets(infos, in_place)
-    slab = assembly.slab_for(Order(False, targets[0]), list(infos.values()))
-    slab.array()[:] = 0xA5
+    draft = assembly.draft(Order(False, targets[0]), list(infos.values()))
+    draft.slab.array()[:] = 0xA5
     notes, frames = {}, {}
     for row, own in enumerate(workers):
         target = targets[row]
@@ -97,11 +97,11 @@ def batch_of(assembly: Assembly, cat: Any, in_place: bool, workers: list[Stoppab
             notes[row] = own.collect(target)
             rollout = Rollout(row, 0, notes[row], None)
         else:
-            alone = stale(assembly.slab_for(Order(False), [own.info]))
+            alone = stale(assembly.draft(Order(False), [own.info]).slab)
             notes[row] = own.collect(Target(alone))
             rollout = Rollout(row, 0, notes[row], alone.array())
-        frames[row] = assembly.place(slab, row, rollout, own.info).frames
-    joined = assembly.join(slab, list(infos.values()), notes, TrajectoryIds())
+        frames[row] = assembly.place(draft, row, rollout).frames
+    joined = assembly.join(draft, notes, TrajectoryIds())
     return Batch(joined, frames, [], workers[0].info.leaves)
 
 

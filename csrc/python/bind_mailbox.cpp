@@ -29,6 +29,8 @@ void bind_mailbox(py::module_& module) {
 
   module.def("end_with_process", &end_with_process, py::arg("pid"),
              "Kill this process and those that it starts once that process is gone.");
+  module.def("merge_freed_memory", &merge_freed_memory,
+             "Have malloc merge small blocks as they are freed, not all at once later.");
 
   using Number = std::atomic<std::uint64_t>;
   py::class_<Number, SharedNumber>(module, "SharedNumber", "A number that others see at once.")

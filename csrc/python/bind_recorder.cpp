@@ -11,6 +11,7 @@
 #include "interop.h"
 #include "pycollect/recorder.h"
 #include "pycollect/slab.h"
+#include "step_result.h"
 
 namespace pycollect::python {
 namespace {
@@ -158,14 +159,7 @@ class BoundRecorder {
 
   // What the env returned for the action that was taken.
   std::int64_t record(const py::object& returned) {
-    const py::tuple result(returned);  // the same object where it is one
-    const std::size_t expected = convert_.is_none() ? 4 : 5;
-    if (result.size() != expected) {
-      throw std::invalid_argument("the environment's step: expected " + std::to_string(expected) +
-                                  " values (observation, reward, terminated, truncated, info), "
-                                  "got " +
-                                  std::to_string(result.size()));
-    }
+    const py::tuple result = step_result(returned, convert_.is_none() ? 4 : 5);
     if (!taken_) {
       throw std::logic_error("record: expected a take() before it");
     }

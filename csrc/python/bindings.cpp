@@ -8,6 +8,7 @@ PYBIND11_MODULE(_core, module) {
   bind_slab(module);
   bind_mailbox(module);
   bind_recorder(module);
+  bind_step_each(module);
   bind_assemble(module);
   bind_split(module);
   bind_multistep(module);

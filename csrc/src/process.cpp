@@ -6,8 +6,13 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <system_error>
 #include <thread>
+
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 namespace pycollect {
 namespace {
@@ -44,6 +49,12 @@ void end_with_process(int pid) {
   pthread_sigmask(SIG_SETMASK, &all, &before);
   std::thread(wait_end, pid, pidfd).detach();
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void merge_freed_memory() {
+#if defined(__GLIBC__)
+  mallopt(M_MXFAST, 0);
+#endif
 }
 
 }  // namespace pycollect

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -23,12 +24,45 @@ from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, join_extras
 from pycollect.collectors.shared_slabs import SharedSlabs
 from pycollect.collectors.upload import DeviceBatches
+from pycollect.layout import Key
 from pycollect.leaves import spare_memory
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
 _SLABS_KEPT = 3
 
 _PROCESSES = 2**32  # ids of workers are smaller
+
+
+@dataclass(frozen=True)
+class Views:
+    """What a slab looks like as a batch.
+
+    Attributes:
+        steps: of each worker.
+        shape: the batch dimensions.
+        ids: each worker's part of the trajectory ids, [P, T].
+    """
+
+    steps: Sequence[int]
+    shape: Sequence[int]
+    tensors: dict[Key, torch.Tensor]
+    ids: Sequence[torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A batch whose rollouts are still to come, with all that can be made before.
+
+    Attributes:
+        infos: of its workers, in the order of their rows.
+        way: to the device that it goes to; None: it stays on the host.
+        views: as it is to be delivered if no rollout ends early.
+    """
+
+    slab: Slab
+    infos: Sequence[WorkerInfo]
+    way: DeviceBatches | None
+    views: Views
 
 
 class Assembly:
@@ -89,77 +123,84 @@ class Assembly:
         slab = self._shared.acquire(tuple(infos), placement, way)
         return [Target(slab, row, self._order) for row in range(len(infos))]
 
-    def slab_for(
+    def draft(
         self, order: Order, infos: Sequence[WorkerInfo], way: DeviceBatches | None = None
-    ) -> Slab:
-        """The batch's slab: what the order names, else one for these workers.
+    ) -> Draft:
+        """The batch of these workers' next rollouts, in the slab that the order names, if it does.
 
         Args:
             way: of the batch to its device; None: it stays on the host.
         """
-        if order.target is not None:
-            return order.target.slab
+        slab = self._pool(infos, way).acquire() if order.target is None else order.target.slab
+        steps = [slab.placement.steps] * len(infos)
+        return Draft(slab, infos, way, self._views(slab, infos[0], steps))
+
+    def _pool(self, infos: Sequence[WorkerInfo], way: DeviceBatches | None) -> SlabPool:
         placement = self._placement(infos)
         layout = placement.layout
         kind = (layout.fingerprint, len(infos), placement.envs, placement.steps, way)
         if kind not in self._pools:
             allocate = None if way is None else way.allocate
             self._pools[kind] = make_pool(placement, _SLABS_KEPT, allocate)
-        return self._pools[kind].acquire()
+        return self._pools[kind]
 
     def _placement(self, infos: Sequence[WorkerInfo]) -> Placement:
         """Of a batch of these workers, which are alike but for their steps."""
-        layout, envs = infos[0].leaves.layout(), infos[0].num_envs
+        layout, envs = infos[0].placement.layout, infos[0].num_envs
         return Placement(layout, len(infos), envs, _longest(infos), self._order)
 
-    def place(self, slab: Slab, row: int, rollout: Rollout, info: WorkerInfo) -> RolloutHeader:
+    def place(self, draft: Draft, row: int, rollout: Rollout) -> RolloutHeader:
         """Copy a rollout into its row of a batch, unless it was written there."""
         if rollout.buffer is None:
-            return Target(slab, row, self._order).header()
-        return place_rollout(slab, row, rollout.buffer, info.placement)
+            return Target(draft.slab, row, self._order).header()
+        return place_rollout(draft.slab, row, rollout.buffer, draft.infos[row].placement)
 
     def close(self) -> None:
         """Let shared memory go, but for what the user still has."""
         self._shared.keep([])
 
-    def join(
-        self,
-        slab: Slab,
-        infos: Sequence[WorkerInfo],
-        notes: Mapping[int, RolloutNote],
-        ids: TrajectoryIds,
-        way: DeviceBatches | None = None,
-    ) -> Joined:
-        """The batch of these workers' rollouts, which are all in their rows, for the user to keep.
+    def join(self, draft: Draft, notes: Mapping[int, RolloutNote], ids: TrajectoryIds) -> Joined:
+        """The batch, for the user to keep; its rollouts are all in their rows.
 
         Args:
-            infos, notes: of each worker, in the order of its row; notes by worker id.
+            notes: of each worker, by its id, in the order of its row.
             ids: by which trajectories are numbered over all workers.
-            way: of the batch to its device; None: it stays on the host.
         """
-        info, workers, whole = infos[0], list(notes), slab.placement.steps
-        steps = [whole] * len(workers)
-        if self._uneven and self.along_time(info) and not self._padded:
-            steps = [slab.lengths(row)[0] for row in range(len(workers))]
-        if sum(steps) < whole * len(workers):
-            slab = self._without_gaps(slab, sum(steps), way)
-        elif slab.memory.address is not None:
-            slab = self._shared.deliver(tuple(workers), slab)
-        shape = self._shape(info, steps)
-        tensors = slab_tensors(slab, shape, info.leaves.keys)
+        info, workers = draft.infos[0], list(notes)
+        slab, views = self._whole(draft, workers)
         sources = {worker: sources_of(note) for worker, note in notes.items()}
-        for worker, own in zip(workers, self._rows(tensors[TRAJ_IDS], info, steps), strict=True):
-            of_each = own.chunk(len(sources[worker]), -1)
+        for worker, own in zip(workers, views.ids, strict=True):
+            count = len(sources[worker])
+            of_each = [own] if count == 1 else own.chunk(count, -1)
             for source, part in zip(sources[worker], of_each, strict=True):
                 ids.renumber(_numbering(worker, source), part)
         extras = join_extras(
             [note.extras for note in notes.values()],
             -1 if self._joined is None else self._joined,
             info,
-            steps if self._uneven else None,
+            views.steps if self._uneven else None,
         )
-        parts = steps if self.along_time(info) else [*info.batch_size[:1]] * len(workers)
-        return Joined(slab, tensors, shape, extras, self._joined, parts, sources)
+        along_time = self.along_time(info)
+        parts = views.steps if along_time else [*info.batch_size[:1]] * len(workers)
+        return Joined(slab, views.tensors, views.shape, extras, self._joined, parts, sources)
+
+    def _whole(self, draft: Draft, workers: Sequence[int]) -> tuple[Slab, Views]:
+        """The slab to be delivered, and what it looks like."""
+        info, steps = draft.infos[0], draft.views.steps
+        if self._uneven and self.along_time(info) and not self._padded:
+            steps = [draft.slab.lengths(row)[0] for row in range(len(steps))]
+        if sum(steps) < sum(draft.views.steps):
+            slab = self._without_gaps(draft.slab, sum(steps), draft.way)
+        elif draft.slab.memory.address is not None:
+            slab = self._shared.deliver(tuple(workers), draft.slab)
+        else:
+            slab = draft.slab
+        return slab, draft.views if slab is draft.slab else self._views(slab, info, steps)
+
+    def _views(self, slab: Slab, info: WorkerInfo, steps: Sequence[int]) -> Views:
+        shape = self._shape(info, steps)
+        tensors = slab_tensors(slab, shape, info.leaves.keys)
+        return Views(steps, shape, tensors, self._rows(tensors[TRAJ_IDS], info, steps))
 
     def _without_gaps(self, slab: Slab, steps: int, way: DeviceBatches | None) -> Slab:
         """The cells that workers came to, `steps` of each env in all, copied."""

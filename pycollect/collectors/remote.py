@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from pycollect._core import RolloutHeader, Slab
-from pycollect.collectors.assembly import Assembly, forget_ids, in_flight_bytes
+from pycollect._core import RolloutHeader
+from pycollect.collectors.assembly import Assembly, Draft, forget_ids, in_flight_bytes
 from pycollect.collectors.base import (
     CollectorBase,
     check_open,
@@ -145,9 +145,13 @@ class RemoteCollector(CollectorBase):
     def _round(
         self, members: Sequence[Member]
     ) -> tuple[list[tuple[RolloutHeader, RolloutNote]], Joined]:
-        """The oldest rollout of each, and the batch of all. The slab is free for a next round."""
-        infos = [member.info for member in members]
-        slab = self._slab_for(members)
+        """The oldest rollout of each, and the batch of all. The slab is free for a next round.
+
+        Whatever can be made before the rollouts are there is: workers of a sync round wait for all
+        that comes after.
+        """
+        with self._statistics.timed("assemble"):
+            draft = self._draft(members)
         rows = {member.index: row for row, member in enumerate(members)}
         waiting = list(members)
         placed: dict[int, tuple[RolloutHeader, RolloutNote]] = {}
@@ -159,12 +163,11 @@ class RemoteCollector(CollectorBase):
                 continue
             waiting.remove(member)
             with self._statistics.timed("assemble"):
-                header = self._assembly.place(slab, rows[member.index], rollout, member.info)
+                header = self._assembly.place(draft, rows[member.index], rollout)
             placed[member.index] = (header, rollout.note)
         notes = {index: placed[index][1] for index in rows}
         with self._statistics.timed("assemble"):
-            way = self._way_of(members[0])
-            joined = self._assembly.join(slab, infos, notes, self._ids, way)
+            joined = self._assembly.join(draft, notes, self._ids)
         return [placed[index] for index in rows], joined
 
     def _stop_stragglers(self, waiting: Sequence[Member], workers: int) -> None:
@@ -195,16 +198,14 @@ class RemoteCollector(CollectorBase):
     def _alone(self, member: Member, rollout: Rollout) -> tuple[RolloutHeader, Joined]:
         """One rollout as a batch. The slab is free for another."""
         with self._statistics.timed("assemble"):
-            slab = self._slab_for([member])
-            header = self._assembly.place(slab, 0, rollout, member.info)
-            notes = {member.index: rollout.note}
-            way = self._way_of(member)
-            return header, self._assembly.join(slab, [member.info], notes, self._ids, way)
+            draft = self._draft([member])
+            header = self._assembly.place(draft, 0, rollout)
+            return header, self._assembly.join(draft, {member.index: rollout.note}, self._ids)
 
-    def _slab_for(self, members: Sequence[Member]) -> Slab:
-        """The slab of the batch of their oldest rollouts."""
+    def _draft(self, members: Sequence[Member]) -> Draft:
+        """The batch of their oldest rollouts."""
         infos = [member.info for member in members]
-        return self._assembly.slab_for(members[0].orders[0], infos, self._way_of(members[0]))
+        return self._assembly.draft(members[0].orders[0], infos, self._way_of(members[0]))
 
     def _first_ready(self) -> tuple[Member, Rollout]:
         """The first rollout that is there. One that failed is raised after those that are done."""
@@ -526,8 +527,8 @@ class RemoteCollector(CollectorBase):
 
     def _push_policy(self, members: Sequence[Member]) -> None:
         """Send the policy's weights, unless they are the ones that the workers were made with."""
-        weights = weights_of(self._policy)
-        if not weights or not members:
+        weights = weights_of(self._policy) if members else {}
+        if not weights:
             return
         untouched = self._policy_version == 0 and self._statistics.batches == 0
         if untouched and same_values(weights, self._first_weights):

@@ -21,7 +21,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import Leaf, Placement, RolloutControl, SharedNumber, SlabPool
+from pycollect._core import (
+    Leaf,
+    Placement,
+    RolloutControl,
+    SharedNumber,
+    SlabPool,
+    merge_freed_memory,
+)
 from pycollect.batch import TRAJ_IDS, BatchLeaves, Target, make_pool, to_tensordict
 from pycollect.devices import CPU
 from pycollect.errors import WorkerError
@@ -250,6 +257,7 @@ class RemoteWorker:
     def _build(self, spec_bytes: bytes, policy_bytes: bytes) -> WorkerInfo:
         # A new process starts torch's generator at a constant: all workers would draw alike.
         torch.seed()
+        merge_freed_memory()
         spec: WorkerSpec = cloudpickle.loads(spec_bytes)
         if spec.hides_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks when it is first asked

@@ -7,13 +7,15 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium import spaces
 
+from pycollect._core import StepEach
 from pycollect.extras import ExtraValues
 from pycollect.layout import Key
 
 from .base import Arrays, BoolArray, EnvBatch, check_seeds
 from .info import Tap, entry_of
-from .single import close_quietly, make_act, make_observe
+from .single import close_quietly, make_act, make_observe, same, unwrap
 from .spaces import (
     Array,
     action_leaves,
@@ -52,6 +54,7 @@ class CallablesEnv(EnvBatch):
         self._buffers = tuple(
             np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.observation
         )
+        self._step_each: StepEach | None = None
         self._closed = False
         self.extras = observation_extras(first.observation_space)
         self._extra_values: list[list[Any]] = [[] for _ in envs]
@@ -78,6 +81,7 @@ class CallablesEnv(EnvBatch):
         """See `Tapped`."""
         taps = [Tap(step) for step in self._steps]
         self._steps = list(taps)
+        self._step_each = None
         return lambda key: [entry_of(tap.info, key) for tap in taps]
 
     def shown(self) -> ExtraValues:
@@ -95,7 +99,11 @@ class CallablesEnv(EnvBatch):
         return self._arrays()
 
     def step(self, action: Arrays) -> tuple[Arrays, Array, BoolArray, BoolArray]:
-        """Step every env; reward float64 [P], flags bool [P]."""
+        """Step every env; reward float64 [P], flags bool [P]. The next call writes them again."""
+        if len(self.action) == len(self._buffers) == 1:
+            if self._step_each is None:
+                self._step_each = self._make_step_each()
+            return self._step_each(action)
         reward = np.empty(self.num_envs, np.float64)
         terminated = np.empty(self.num_envs, np.bool_)
         truncated = np.empty(self.num_envs, np.bool_)
@@ -106,6 +114,14 @@ class CallablesEnv(EnvBatch):
             observation, reward[i], terminated[i], truncated[i], _ = step(self._to_action(row))
             self._store(i, observation)
         return self._arrays(), reward, terminated, truncated
+
+    def _make_step_each(self) -> StepEach:
+        """`step` where observations and actions are one array each."""
+        to_action: Callable[[Any], Any] | None = self._to_action
+        if to_action in (same, unwrap):  # a row is an array, or a numpy scalar, already
+            scalar = isinstance(self.action_space, spaces.Box) and self.action[0].shape == ()
+            to_action = np.asarray if scalar else None
+        return StepEach(self._steps, self._observe, to_action, self._buffers[0])
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the envs where `done` (bool [P]) is set; the other rows stay as they were."""

@@ -117,7 +117,7 @@ class PlainEnv(SingleEnv):
     @property
     def direct(self) -> Direct:
         """See `EnvBatch.direct`."""
-        return Direct(self._step, self._to_arrays, scalars=self._to_action is _unwrap)
+        return Direct(self._step, self._to_arrays, scalars=self._to_action is unwrap)
 
 
 def make_act(space: Space) -> Callable[[Any], Any]:
@@ -126,7 +126,7 @@ def make_act(space: Space) -> Callable[[Any], Any]:
     Scalars of shape () become numpy scalars where the space is Discrete; nested spaces are rebuilt.
     """
     if not isinstance(space, spaces.Dict | spaces.Tuple):
-        return _unwrap if isinstance(space, spaces.Discrete) else _same
+        return unwrap if isinstance(space, spaces.Discrete) else same
     unflatten = make_unflatten(space)
     scalar = [isinstance(child, spaces.Discrete) for _, child in leaf_spaces(space, (), "action")]
     if len(scalar) == 1:
@@ -170,11 +170,13 @@ def _observe_leaf(leaf: Leaf, env: str) -> Callable[[Any], Any]:
     return observe
 
 
-def _same(action: Array) -> Array:
+def same(action: Array) -> Array:
+    """An action that needs no conversion."""
     return action
 
 
-def _unwrap(action: Array) -> Any:
+def unwrap(action: Array) -> Any:
+    """An array of shape () as a numpy scalar."""
     return action[()]
 
 

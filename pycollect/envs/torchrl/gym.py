@@ -14,7 +14,7 @@ from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
 from pycollect.envs.base import Arrays, EnvBatch, Sampler, check_seeds
-from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly
+from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly, same
 from pycollect.envs.spaces import Array
 from pycollect.layout import Key
 
@@ -139,17 +139,17 @@ def _encoding(
     env: Any, leaf: Leaf, space: gymnasium.Space[Any]
 ) -> tuple[Leaf, Encode | None] | None:
     spec = env.observation_spec[leaf.key]
-    same = _is_same(leaf, space)
-    if isinstance(space, spaces.Box) and isinstance(spec, Bounded | Unbounded) and same:
+    is_same = _is_same(leaf, space)
+    if isinstance(space, spaces.Box) and isinstance(spec, Bounded | Unbounded) and is_same:
         return leaf, None
-    if isinstance(space, spaces.MultiBinary) and isinstance(spec, Binary) and same:
+    if isinstance(space, spaces.MultiBinary) and isinstance(spec, Binary) and is_same:
         return leaf, None
     if not isinstance(space, spaces.Discrete) or space.start != 0:
         return None
     if isinstance(spec, OneHot) and leaf.shape == (space.n,) and leaf.dtype == "int64":
         rows = np.eye(int(space.n), dtype=np.int64)
         return leaf, lambda value: rows[value]
-    return (leaf, None) if isinstance(spec, Categorical) and same else None
+    return (leaf, None) if isinstance(spec, Categorical) and is_same else None
 
 
 def _is_same(leaf: Leaf, space: gymnasium.Space[Any]) -> bool:
@@ -172,7 +172,7 @@ class Unwrapped(SingleEnv):
         self.observation = tuple(leaf for leaf, _ in form.observation)
         leaf, take = form.action
         self.action = (leaf,)
-        self._to_action = lambda action: action
+        self._to_action = same
         if take is not None:
             step = self._env.step
             self._step = lambda action: step(take(action))

@@ -12,7 +12,7 @@ from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEn
 from pycollect._core import Leaf
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
 from pycollect.envs.callables import CallablesEnv
-from pycollect.envs.single import close_quietly
+from pycollect.envs.single import close_quietly, same
 from pycollect.extras import ExtraValues
 from pycollect.layout import Key, torch_dtype
 
@@ -107,7 +107,7 @@ class UnwrappedRows(CallablesEnv):
         )
         leaf, take = form.action
         self.action = (leaf,)
-        self._to_action = take or (lambda action: action)
+        self._to_action = take or same
         self._observe = [form.encoded(observe) for observe in self._observe]
 
     def action_sampler(self) -> Sampler:
