@@ -221,8 +221,8 @@ def test_a_box_without_dimensions_has_none() -> None:
 def test_discrete_actions_begin_at_their_start() -> None:
     """There, at 0, wherever the space begins."""
     (ours, _), (theirs, _) = ours_and_theirs(DiscreteEnv)
-    assert set(ours["action"].tolist()) == {5, 6, 7}
-    assert set(theirs["action"].tolist()) == {0, 1, 2}
+    assert set(ours["action"].tolist()) <= {5, 6, 7}
+    assert set(theirs["action"].tolist()) <= {0, 1, 2}
 
 
 def test_tuples_of_spaces_are_numbered() -> None:
