@@ -1,0 +1,113 @@
+"""StepEach: environments of one list, stepped one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pycollect._core import StepEach
+
+SHARED = np.zeros(2, np.float32)
+"""In which all environments below show their observations."""
+
+
+def step_of(number: int, **changed: Any) -> Callable[[Any], Any]:
+    """An environment that shows its number and the sum of its actions."""
+    total = 0
+
+    def step(action: Any) -> Any:
+        nonlocal total
+        total += int(np.asarray(action).sum())
+        SHARED[:] = number, total
+        result = {"observation": SHARED, "reward": float(total), "end": False, "cut": False}
+        return (*{**result, **changed}.values(), {})
+
+    return step
+
+
+def as_float32(value: Any) -> Any:
+    return np.asarray(value, np.float32)
+
+
+def step_each(*steps: Callable[[Any], Any], to_action: Any = None) -> StepEach:
+    memory = np.full((len(steps), 2), -1, np.float32)
+    return StepEach(steps, [as_float32] * len(steps), to_action, memory)
+
+
+def test_results_lie_side_by_side_although_environments_share_their_memory() -> None:
+    each = step_each(step_of(0), step_of(1), step_of(2))
+    for t in range(1, 4):
+        observations, rewards, ends, cuts = each(np.array([1, 10, 100]))
+        assert observations.tolist() == [[0, t], [1, 10 * t], [2, 100 * t]]
+        assert rewards.tolist() == [t, 10 * t, 100 * t]
+        assert rewards.dtype == np.float64
+        assert not ends.any()
+        assert not cuts.any()
+        assert ends.dtype == cuts.dtype == np.bool_
+
+
+@pytest.mark.parametrize("observation", [[3, 4], np.array([3, 4]), np.array([3.0, 4.0])])
+def test_what_is_not_the_expected_array_is_converted_every_time(observation: Any) -> None:
+    each = step_each(step_of(0, observation=observation), step_of(1))
+    for _ in range(2):
+        assert each([1, 1])[0][0].tolist() == [3, 4]
+
+
+@pytest.mark.parametrize("number", [2, 2.0, np.float32(2), np.int64(2), np.array(2.0), True])
+def test_rewards_are_whatever_has_a_value(number: Any) -> None:
+    assert step_each(step_of(0, reward=number))([1])[1].tolist() == [float(number)]
+
+
+@pytest.mark.parametrize("flag", [True, np.True_, 1, np.array(True)])
+def test_flags_are_whatever_is_true(flag: Any) -> None:
+    _, _, ends, cuts = step_each(step_of(0, end=flag), step_of(0, cut=flag))([1, 1])
+    assert ends.tolist() == [True, False]
+    assert cuts.tolist() == [False, True]
+
+
+def test_each_environment_gets_its_row_of_the_actions() -> None:
+    given: list[Any] = []
+    each = step_each(step_of(0), step_of(1), to_action=lambda row: given.append(row) or row)
+    each(np.array([[1, 2], [3, 4]]))
+    assert [row.tolist() for row in given] == [[1, 2], [3, 4]]
+
+
+def test_a_row_of_indices_is_a_numpy_scalar() -> None:
+    given: list[Any] = []
+    step_each(step_of(0), to_action=lambda row: given.append(row) or row)(np.array([7]))
+    assert [type(row) for row in given] == [np.int64]
+
+
+def test_exceptions_pass_through() -> None:
+    def broken(action: Any) -> Any:
+        raise ZeroDivisionError("own words")
+
+    with pytest.raises(ZeroDivisionError, match="own words"):
+        step_each(step_of(0), broken)([1, 1])
+    with pytest.raises(IndexError):
+        step_each(step_of(0), step_of(1))(np.array([1]))
+
+
+@pytest.mark.parametrize("name", ["reward", "end"])
+def test_values_that_are_none_are_refused(name: str) -> None:
+    class Neither:
+        def __bool__(self) -> bool:
+            raise TypeError("neither true nor false")
+
+    with pytest.raises(TypeError):
+        step_each(step_of(0, **{name: Neither()}))([1])
+
+
+def test_a_step_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected 5 values .* got 4"):
+        step_each(lambda action: (SHARED, 0.0, False, False))([1])
+
+
+def test_memory_for_other_numbers_of_environments_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected as many as steps, 1"):
+        StepEach([step_of(0)], [as_float32], None, np.zeros((2, 2), np.float32))
+    with pytest.raises(ValueError, match="expected as many as steps, 1"):
+        StepEach([step_of(0)], [], None, np.zeros((1, 2), np.float32))
