@@ -102,7 +102,7 @@ def test_values_that_are_none_are_refused(name: str) -> None:
 
 
 def test_a_step_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected 5 values .* got 4"):
+    with pytest.raises(ValueError, match=r"expected 5 values .* got 4"):
         step_each(lambda action: (SHARED, 0.0, False, False))([1])
 
 

@@ -92,14 +92,18 @@ def test_split_looks_for_trajectories_on_the_host(fake: FakeDevice) -> None:
     assert_equal(td, expected)
 
 
-def test_whole_trajectories_arrive_there_too(fake: FakeDevice) -> None:
-    fake.device = torch.device("cpu")  # they are moved by torch
-    arguments = {"trajs_per_batch": 2, "max_frames_per_traj": 5}
+@pytest.mark.parametrize("form", ["padded", "cat"])
+def test_whole_trajectories_are_one_copy_too(fake: FakeDevice, form: str) -> None:
+    arguments = {"trajs_per_batch": 2, "max_frames_per_traj": 5, "traj_format": form}
     with uploading(**arguments) as collector:
-        td = collector.next()
-    (expected,) = plain(1, **arguments)
-    assert_equal(td, expected)
-    assert td.device == fake.device
+        batches = [collector.next() for _ in range(4)]
+        assert fake.log.count("copy") == 4
+        assert fake.log.count("host waits") == 2  # as for slabs, two may be under way
+        fake.run()
+    for td, expected in zip(batches, plain(4, **arguments), strict=True):
+        assert_equal(td, expected)
+        assert td.device == td["next"].device == DEVICE
+        assert (td.batch_size, td.names) == (expected.batch_size, expected.names)
 
 
 def test_what_the_device_refuses_is_raised_and_loses_no_memory(

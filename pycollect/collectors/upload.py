@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -11,12 +12,17 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import CudaError, SharedSlabPool, Slab
+from pycollect.batch import to_tensordict
 from pycollect.devices import Accelerator, Event, accelerator
+from pycollect.extras_delivery import with_extras, without_extras
 from pycollect.layout import Key
+from pycollect.leaves import flatten, refuse, restore_nested
 from pycollect.user_warning import warn_user
 
 Tensors = dict[Key, torch.Tensor]
 Allocate = Callable[[int], npt.NDArray[np.uint8]]
+
+_ALIGNMENT = 64
 
 MOST_IN_FLIGHT = 2
 """Slabs whose copies may be under way; past that, the host waits for the oldest."""
@@ -35,7 +41,7 @@ class DeviceBatches:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._in_flight: deque[tuple[Slab, Event]] = deque()
+        self._in_flight: deque[tuple[object, Event]] = deque()  # what holds the memory
         self._has_warned = False
 
     @property
@@ -77,20 +83,35 @@ class DeviceBatches:
             tensors: contiguous views of it.
             finish: what becomes of them there, casts for one, before they are used.
         """
-        self._retire()
         host = torch.from_numpy(slab.array())
         start = host.data_ptr()
-        places = {key: (t.data_ptr() - start, t) for key, t in tensors.items()}
+        places = {key: (own.data_ptr() - start, own) for key, own in tensors.items()}
+        return self._upload(slab, host, places, finish)
+
+    def gather(self, tensors: Mapping[Key, torch.Tensor]) -> Tensors:
+        """The same of tensors that lie in no slab: side by side in pinned memory first."""
+        ends = list(accumulate((_aligned(own.nbytes) for own in tensors.values()), initial=0))
+        host = self._accelerator.pinned([ends.pop()], torch.uint8)
+        places = {key: (at, own) for at, (key, own) in zip(ends, tensors.items(), strict=True)}
+        for key, view in _views(host, places).items():
+            view.copy_(tensors[key])
+        return self._upload(host, host, places)
+
+    def _upload(
+        self,
+        holder: object,
+        host: torch.Tensor,
+        places: Mapping[Key, tuple[int, torch.Tensor]],
+        finish: Callable[[Tensors], Tensors] | None = None,
+    ) -> Tensors:
+        self._retire()
 
         def lay_out(target: torch.Tensor) -> Tensors:
-            views = {
-                key: target[offset : offset + own.nbytes].view(own.dtype).view(own.shape)
-                for key, (offset, own) in places.items()
-            }
+            views = _views(target, places)
             return views if finish is None else finish(views)
 
         result, copied, ready = self._accelerator.upload(host, lay_out)
-        self._in_flight.append((slab, copied))
+        self._in_flight.append((holder, copied))
         blocks = {own.untyped_storage().data_ptr(): own for own in result.values()}
         self._accelerator.hand_over(blocks.values(), ready)
         return result
@@ -112,6 +133,18 @@ class DeviceBatches:
             self._in_flight.popleft()
 
 
+def _aligned(bytes: int) -> int:
+    return -(-bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _views(memory: torch.Tensor, places: Mapping[Key, tuple[int, torch.Tensor]]) -> Tensors:
+    """Tensors in that memory, of bytes, each at its offset and of another one's form."""
+    return {
+        key: memory[at : at + own.nbytes].view(own.dtype).view(own.shape)
+        for key, (at, own) in places.items()
+    }
+
+
 class Uploads:
     """The way to each device that batches go to."""
 
@@ -131,15 +164,21 @@ class Uploads:
     def moved(
         self, td: TensorDictBase, place: torch.device, told: torch.device | None
     ) -> TensorDictBase:
-        """A TensorDict that lies in no slab, at its place; waits until it is there.
+        """A TensorDict that lies in no slab, at its place.
 
         Args:
             told: what ``td.device`` is to say.
         """
         if place.type == "cpu":
             return td
-        td = td.to(self.to(place).device)
-        return td if told is not None else td.clear_device_()
+        way = self.to(place)
+        dense, parcel = without_extras(td)
+        leaves, nested, others = flatten(dense)
+        refuse(others)
+        size = tuple(td.batch_size)
+        there = to_tensordict(way.gather(leaves), size, told and way.device)
+        restore_nested(there, nested, size, len(size))
+        return with_extras(there, parcel) if parcel else there
 
     def close(self) -> None:
         """Wait for what is under way."""
