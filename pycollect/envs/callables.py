@@ -100,7 +100,7 @@ class CallablesEnv(EnvBatch):
 
     def step(self, action: Arrays) -> tuple[Arrays, Array, BoolArray, BoolArray]:
         """Step every env; reward float64 [P], flags bool [P]. The next call writes them again."""
-        if len(self.action) == len(self._buffers) == 1:
+        if len(self.action) == len(self._buffers) == 1 and not self.extras:
             if self._step_each is None:
                 self._step_each = self._make_step_each()
             return self._step_each(action)
@@ -116,7 +116,7 @@ class CallablesEnv(EnvBatch):
         return self._arrays(), reward, terminated, truncated
 
     def _make_step_each(self) -> StepEach:
-        """`step` where observations and actions are one array each."""
+        """`step` where observations and actions are one array each, and nothing else."""
         to_action: Callable[[Any], Any] | None = self._to_action
         if to_action in (same, unwrap):  # a row is an array, or a numpy scalar, already
             scalar = isinstance(self.action_space, spaces.Box) and self.action[0].shape == ()
