@@ -311,6 +311,21 @@ class SharedNumber:
     value: int
     def __init__(self) -> None: ...
 
+@final
+class Uninterrupted:
+    """A block that SIGINT does not interrupt: who handles it does so at the block's end.
+
+    For what must be done whole or not at all. Blocks may lie within each other, and run in several
+    threads at once; the last one's end counts.
+    """
+
+    def __init__(self) -> None: ...
+    def __enter__(self) -> None:
+        """Raises KeyboardInterrupt, or what else a handler raises, where a signal is pending."""
+
+    def __exit__(self, error: object, value: object, traceback: object, /) -> None:
+        """Raises KeyboardInterrupt where SIGINT came within."""
+
 def end_with_process(pid: int) -> None:
     """Kill this process, and those that it starts from now on, once that process is gone.
 
@@ -462,11 +477,16 @@ class StepEach:
     Each result is copied before the next environment steps.
 
     Args:
-        steps: of each environment; returns (observation, reward, terminated, truncated, info).
-        convert: of each: called with an observation that differs from the one before in more than
-            its address; returns the array that is meant.
-        to_action: what makes an action of a row of the actions; None: it is one.
+        steps: of each of P environments; returns (observation, reward, terminated, truncated,
+            info).
+        convert: of each: called with an observation that is no array of the form of the one that
+            was stored before; returns the array that is meant.
+        to_action: what makes an action of a row of the actions, an array also where that has no
+            dimensions. None: the row is one, as a numpy scalar there.
         observations: memory for the observations, [P, *frame].
+
+    Raises:
+        ValueError: not as many of each.
     """
 
     def __init__(
@@ -481,12 +501,16 @@ class StepEach:
     ) -> tuple[
         npt.NDArray[Any], npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]
     ]:
-        """Step each with its row of `actions`: observations, rewards [P], and the two flags [P].
+        """Step each with its row of `actions`, [P, *action].
 
-        The arrays are the same in every call.
+        Returns:
+            Observations [P, *frame], rewards float64 [P], terminated and truncated bool [P]; the
+            same arrays in every call.
 
         Raises:
-            ValueError: a step returned another number of values.
+            ValueError: a step returned another number of values, or several rewards or flags.
+            TypeError: a reward or a flag that is no number.
+            IndexError: fewer rows than environments.
             Exception: what an environment raised.
         """
 

@@ -463,7 +463,9 @@ class Worker:
         self.env.close()
 
     def _settings(self) -> ExitStack:
-        """The interaction type, thread count and random generators of this worker, for a while."""
+        """Set the interaction type, thread count and random generators of this worker, until what
+        is returned is left.
+        """
         options = self._options
         with ExitStack() as stack:
             stack.enter_context(set_interaction_type(options.exploration_type))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +70,12 @@ def test_flags_are_whatever_is_true(flag: Any) -> None:
     assert cuts.tolist() == [False, True]
 
 
+def test_rewards_and_flags_may_be_arrays_of_one_element() -> None:
+    values = {"reward": np.array([2.0]), "end": np.array([True]), "cut": np.array([[0]])}
+    _, rewards, ends, cuts = step_each(step_of(0, **values))([1])
+    assert (rewards.tolist(), ends.tolist(), cuts.tolist()) == ([2.0], [True], [False])
+
+
 def test_each_environment_gets_its_row_of_the_actions() -> None:
     given: list[Any] = []
     each = step_each(step_of(0), step_of(1), to_action=lambda row: given.append(row) or row)
@@ -77,8 +85,15 @@ def test_each_environment_gets_its_row_of_the_actions() -> None:
 
 def test_a_row_of_indices_is_a_numpy_scalar() -> None:
     given: list[Any] = []
-    step_each(step_of(0), to_action=lambda row: given.append(row) or row)(np.array([7]))
+    whole = step_of(0)
+    step_each(lambda action: given.append(action) or whole(action))(np.array([7]))
     assert [type(row) for row in given] == [np.int64]
+
+
+def test_what_is_converted_is_an_array_also_without_dimensions() -> None:
+    given: list[Any] = []
+    step_each(step_of(0), to_action=lambda row: given.append(row) or row)(np.array([7]))
+    assert [(type(row), row.shape) for row in given] == [(np.ndarray, ())]
 
 
 def test_exceptions_pass_through() -> None:
@@ -91,14 +106,30 @@ def test_exceptions_pass_through() -> None:
         step_each(step_of(0), step_of(1))(np.array([1]))
 
 
-@pytest.mark.parametrize("name", ["reward", "end"])
-def test_values_that_are_none_are_refused(name: str) -> None:
-    class Neither:
-        def __bool__(self) -> bool:
-            raise TypeError("neither true nor false")
+@pytest.mark.parametrize("value", [None, "1.5", object(), np.array(["a"])])
+@pytest.mark.parametrize(
+    ("name", "word"), [("reward", "reward"), ("end", "terminated"), ("cut", "truncated")]
+)
+def test_what_is_no_number_is_refused_by_name(name: str, word: str, value: Any) -> None:
+    with pytest.raises(TypeError, match=f"{word}: expected a numeric"):
+        step_each(step_of(0, **{name: value}))([1])
+    with pytest.raises(ValueError, match=f"{word}: expected one number, got an array of 2"):
+        step_each(step_of(0, **{name: np.zeros(2)}))([1])
 
-    with pytest.raises(TypeError):
-        step_each(step_of(0, **{name: Neither()}))([1])
+
+def test_an_environment_that_holds_whoever_steps_it_is_collected() -> None:
+    class Owned:
+        owner: Any = None
+
+        def step(self, action: Any) -> Any:
+            return SHARED, 0.0, False, False, {}
+
+    env = Owned()
+    env.owner = step_each(env.step)
+    gone = weakref.ref(env)
+    del env
+    gc.collect()
+    assert gone() is None
 
 
 def test_a_step_of_another_length_is_refused() -> None:

@@ -143,6 +143,34 @@ class TestSingleEnv:
         assert type(env.actions[0]) is np.int64
         assert env.action_space.contains(env.actions[0])
 
+    @pytest.mark.parametrize(
+        ("space", "of"),
+        [
+            (spaces.Box(0, 1, (), np.float32), lambda action: action),
+            (spaces.Dict(a=spaces.Box(0, 1, (), np.float32)), lambda action: action["a"]),
+            (spaces.Tuple([spaces.Box(0, 1, (), np.float32)]), lambda action: action[0]),
+        ],
+        ids=["Box", "Dict", "Tuple"],
+    )
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_box_actions_without_dimensions_are_arrays(
+        self, space: Any, of: Any, count: int
+    ) -> None:
+        class Env(CountingEnv):
+            def __init__(self) -> None:
+                super().__init__()
+                self.action_space = space
+
+            def step(self, action: Any) -> Any:
+                given.append(of(action))
+                return super().step(0)
+
+        given: list[Any] = []
+        batch = make_env_batch([Env] * count if count > 1 else Env)
+        batch.reset()
+        batch.step(np.zeros(count if count > 1 else (), np.float32))
+        assert [(type(action), action.shape) for action in given] == [(np.ndarray, ())] * count
+
     def test_box_actions_are_the_array_itself(self) -> None:
         batch = make_env_batch(BoxActionEnv())
         batch.reset()

@@ -1,6 +1,9 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <stdexcept>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -32,8 +35,9 @@ class StepEach {
         results_(py::make_tuple(std::move(observations), reward_, terminated_, truncated_)) {
     const auto count = static_cast<std::int64_t>(steps_.size());
     if (convert_.size() != steps_.size() || rows_.rank() < 1 || rows_.shape[0] != count) {
-      throw std::invalid_argument("convert, observations: expected as many as steps, " +
-                                  std::to_string(count));
+      throw std::invalid_argument(
+          "convert, observations: expected as many as steps, " + std::to_string(count) + ", got " +
+          std::to_string(convert_.size()) + " and " + to_string(rows_.shape));
     }
   }
 
@@ -44,21 +48,38 @@ class StepEach {
     return results_;
   }
 
+  // What Python's garbage collector has to know: an environment may hold whoever steps it.
+  int traverse(visitproc visit, void* arg) const {
+    Py_VISIT(to_action_.ptr());
+    for (const auto* objects : {&steps_, &convert_}) {
+      for (const py::object& object : *objects) {
+        Py_VISIT(object.ptr());
+      }
+    }
+    return 0;
+  }
+
+  void clear() {
+    steps_.clear();
+    convert_.clear();
+    to_action_ = py::none();
+  }
+
  private:
   py::object action(const py::object& actions, std::size_t i) {
-    auto own = py::reinterpret_steal<py::object>(
-        PySequence_GetItem(actions.ptr(), static_cast<Py_ssize_t>(i)));
-    if (!own) {
-      throw py::error_already_set();
+    if (to_action_.is_none()) {
+      return actions[py::int_(i)];
     }
-    return to_action_.is_none() ? own : to_action_(own);
+    return to_action_(actions[py::make_tuple(i, py::ellipsis())]);  // an array in any case
   }
 
   void record(std::size_t i, const py::tuple& result) {
     store(i, result[0]);
-    rewards_[i] = number(result[1]);
-    ends_[i] = flag(result[2]);
-    cuts_[i] = flag(result[3]);
+    const auto reward = plain_number(result[1]);
+    const auto end = plain_flag(result[2]), cut = plain_flag(result[3]);
+    rewards_[i] = reward ? *reward : single<double>(result[1], "reward");
+    ends_[i] = end ? *end : single<bool>(result[2], "terminated");
+    cuts_[i] = cut ? *cut : single<bool>(result[3], "truncated");
   }
 
   void store(std::size_t i, py::object observation) {
@@ -68,26 +89,20 @@ class StepEach {
     copy(rows_[static_cast<std::int64_t>(i)], observation_[i](observation, "observation"));
   }
 
-  static double number(py::handle value) {
-    if (const auto plain = plain_number(value)) {
-      return *plain;
+  // The value of a number, or of an array of one element.
+  template <typename T>
+  static T single(py::handle object, const char* what) {
+    ScalarRoom room;
+    TensorView view = borrow(object, what, &room);
+    if (view.count() != 1) {
+      throw std::invalid_argument(std::string(what) + ": expected one number, got an array of " +
+                                  std::to_string(view.count()));
     }
-    const double result = PyFloat_AsDouble(value.ptr());
-    if (result == -1.0 && PyErr_Occurred() != nullptr) {
-      throw py::error_already_set();
-    }
-    return result;
-  }
-
-  static bool flag(py::handle value) {
-    if (const auto plain = plain_flag(value)) {
-      return *plain;
-    }
-    const int result = PyObject_IsTrue(value.ptr());
-    if (result < 0) {
-      throw py::error_already_set();
-    }
-    return result != 0;
+    T value{};
+    view.shape = view.strides = Dims{};
+    constexpr DType dtype = std::is_same_v<T, bool> ? DType::boolean : DType::float64;
+    copy(TensorView::contiguous(&value, dtype, Dims{}), view);
+    return value;
   }
 
   std::vector<py::object> steps_;
@@ -102,10 +117,34 @@ class StepEach {
   py::tuple results_;  // holds all of these
 };
 
+// The object behind Python's; null while that is being made.
+StepEach* made(PyObject* self) {
+  try {
+    return py::cast<StepEach*>(py::handle(self));
+  } catch (const py::cast_error&) {
+    return nullptr;
+  }
+}
+
 }  // namespace
 
 void bind_step_each(py::module_& module) {
-  py::class_<StepEach>(module, "StepEach", "Steps environments one after the other.")
+  const py::custom_type_setup collected([](PyHeapTypeObject* heap_type) {
+    PyTypeObject& type = heap_type->ht_type;
+    type.tp_flags |= Py_TPFLAGS_HAVE_GC;
+    type.tp_traverse = [](PyObject* self, visitproc visit, void* arg) {
+      Py_VISIT(Py_TYPE(self));
+      const StepEach* own = made(self);
+      return own == nullptr ? 0 : own->traverse(visit, arg);
+    };
+    type.tp_clear = [](PyObject* self) {
+      if (StepEach* own = made(self)) {
+        own->clear();
+      }
+      return 0;
+    };
+  });
+  py::class_<StepEach>(module, "StepEach", collected, "Steps environments one after the other.")
       .def(py::init<std::vector<py::object>, std::vector<py::object>, py::object, py::array>(),
            py::arg("steps"), py::arg("convert"), py::arg("to_action"), py::arg("observations"))
       .def("__call__", &StepEach::step, py::arg("actions"));

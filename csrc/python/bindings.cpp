@@ -14,4 +14,5 @@ PYBIND11_MODULE(_core, module) {
   bind_multistep(module);
   bind_cuda(module);
   bind_device_gather(module);
+  bind_uninterrupted(module);
 }

@@ -19,5 +19,6 @@ void bind_shared(py::module_& module);
 void bind_slab(py::module_& module);
 void bind_split(py::module_& module);
 void bind_step_each(py::module_& module);
+void bind_uninterrupted(py::module_& module);
 
 }  // namespace pycollect::python

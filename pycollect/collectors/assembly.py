@@ -40,6 +40,7 @@ class Views:
     Attributes:
         steps: of each worker.
         shape: the batch dimensions.
+        tensors: by key.
         ids: each worker's part of the trajectory ids, [P, T].
     """
 
@@ -54,6 +55,7 @@ class Draft:
     """A batch whose rollouts are still to come, with all that can be made before.
 
     Attributes:
+        slab: in which its rollouts are to lie.
         infos: of its workers, in the order of their rows.
         way: to the device that it goes to; None: it stays on the host.
         views: as it is to be delivered if no rollout ends early.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from pycollect._core import TrajectoryIds
+from pycollect._core import TrajectoryIds, Uninterrupted
 from pycollect.batch import BatchLeaves
 from pycollect.collectors import arguments as check
 from pycollect.collectors.background import Background
@@ -61,6 +61,7 @@ class CollectorBase(ABC):
         self._background = Background()
         self._place: tuple[torch.device, torch.device | None] = (CPU, None)
         self._queue = self._new_queue(0)  # of trajectories, where batches are made of these
+        self._unclaimed: Batch | None = None  # collected, but an interrupt kept it from the caller
 
     # The stream
 
@@ -105,9 +106,11 @@ class CollectorBase(ABC):
         except Exception as error:
             self._failure = error
             raise
-        for worker, frames in frames_of.items():
-            self._ledger.deliver(worker, frames)
-        self._statistics.count_batch(sum(frames_of.values()))
+        with Uninterrupted():
+            self._claim()
+            for worker, frames in frames_of.items():
+                self._ledger.deliver(worker, frames)
+            self._statistics.count_batch(sum(frames_of.values()))
         with self._statistics.timed("deliver"):
             td = finished(td, self._options, host)
             self._before_delivery(td)
@@ -117,13 +120,29 @@ class CollectorBase(ABC):
         return None if self._options.replay_buffer is not None else td
 
     @abstractmethod
-    def _collect(self) -> Batch:
-        """Produce the next batch. Its frames are in flight in the ledger."""
+    def _collect(self) -> None:
+        """Produce the next batch, as `_unclaimed`. Its frames are in flight in the ledger.
+
+        An interrupt gives up what is not complete. From then on it does not count any more: whoever
+        changes what must agree does so uninterrupted, and `_unclaimed` is a part of that.
+        """
+
+    def _collected(self) -> Batch:
+        """The next batch; the same again, whatever interrupts the caller, until `_claim`."""
+        if self._unclaimed is None:
+            self._collect()
+        assert self._unclaimed is not None
+        return self._unclaimed
+
+    def _claim(self) -> None:
+        """The batch is the caller's now."""
+        if self._unclaimed is not None:
+            self._statistics.count_episodes(self._unclaimed.episodes)
+            self._unclaimed = None
 
     def _batch(self) -> tuple[TensorDictBase, Mapping[int, int], Mapping[Key, torch.Tensor]]:
         """A batch as it was collected, the frames that each worker has in it, and its host side."""
-        batch = self._collect()
-        self._statistics.count_episodes(batch.episodes)
+        batch = self._collected()
         with self._statistics.timed("deliver"):
             td = assembled(batch, self._options, self._uploads)
             return td, batch.frames_of, batch.joined.tensors
@@ -139,8 +158,8 @@ class CollectorBase(ABC):
         assert self._queue is not None
         while (popped := self._queue.pop()) is None:
             self._check_not_closed()
-            batch = self._collect()
-            self._statistics.count_episodes(batch.episodes)
+            batch = self._collected()
+            self._claim()
             with self._statistics.timed("deliver"):
                 self._place = batch.place, batch.told
                 td = assembled(batch, self._options, None)
@@ -176,6 +195,7 @@ class CollectorBase(ABC):
     def _drop_all(self, reason: str) -> None:
         """Whatever is in flight is lost: rollouts, and trajectories that wait to be delivered."""
         self._ledger.lose_in_flight(reason)
+        self._unclaimed = None
         if self._queue is not None:
             self._queue.clear()
         self._drop_rollouts()

@@ -73,24 +73,24 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
         uploads: what brings it to its place; None: it stays on the host.
     """
     cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
-    joined, told = batch.joined, batch.told
+    joined, device = batch.joined, batch.told
     tensors = joined.tensors
     if batch.place.type == "cpu" or uploads is None:
         tensors = tensors if cast is None else cast(tensors)
-        told = told if batch.place.type == "cpu" else None
+        device = device if batch.place.type == "cpu" else None
     else:
         there = uploads.to(batch.place)
         tensors = there.upload(joined.slab, tensors, cast)
-        told = told and there.device
+        device = there.device
     if batch.there:
         place = next(iter(tensors.values())).device
         own = {key: tensor.to(place) for key, tensor in batch.there.items()}
         tensors = {**tensors, **(own if cast is None else cast(own))}
         tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}
-    td: TensorDictBase = to_tensordict(tensors, joined.shape, told, batch.leaves.shapes)
+    td: TensorDictBase = to_tensordict(tensors, joined.shape, device, batch.leaves.shapes)
     if parcel := batch.leaves.parcel(joined.extras):
-        td = with_extras(td, parcel)
-    return td
+        td = with_extras(td, parcel)  # those of tensors follow to its device
+    return td if device is None or batch.told is not None else td.clear_device_()
 
 
 def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
-from pycollect._core import RolloutHeader
+from pycollect._core import RolloutHeader, Uninterrupted
 from pycollect.collectors.assembly import Assembly, Draft, forget_ids, in_flight_bytes
 from pycollect.collectors.base import (
     CollectorBase,
@@ -17,7 +17,7 @@ from pycollect.collectors.base import (
     check_worker_ids,
     no_weights_given,
 )
-from pycollect.collectors.delivery import Batch, Joined
+from pycollect.collectors.delivery import Batch
 from pycollect.collectors.engine import Engine, Order, Rollout
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote_options import RemoteOptions
@@ -34,6 +34,9 @@ from pycollect.errors import WorkerDied
 from pycollect.generators import derived_seeds, seed_chain
 from pycollect.user_warning import warn_user
 from pycollect.weights import Weights, load_weights, same_values, weights_from, weights_of
+
+Placed: TypeAlias = tuple[RolloutHeader, RolloutNote]
+"""A rollout in its row of a batch."""
 
 _SILENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.5  # from one look at whether another thread shut the collector down to the next
@@ -118,7 +121,7 @@ class RemoteCollector(CollectorBase):
 
     # Collecting
 
-    def _collect(self) -> Batch:
+    def _collect(self) -> None:
         with self._statistics.timed("transport"):
             self._settle()
             if not self._members:
@@ -126,35 +129,36 @@ class RemoteCollector(CollectorBase):
                     "all workers were stopped: add_collectors() before the next batch"
                 )
             self._update_weights()
-        return self._collect_sync() if self._remote.sync else self._collect_async()
+        if self._failing is None:
+            self._top_up(max(self._remote.prefetch, 1))
+        if self._remote.sync:
+            self._collect_round()
+        else:
+            self._collect_first()
+        if self._failing is None:
+            self._top_up(self._remote.prefetch)
 
     def _settle(self) -> None:
         """Workers may come or go now."""
 
-    def _collect_sync(self) -> Batch:
-        self._top_up(max(self._remote.prefetch, 1))
+    def _collect_round(self) -> None:
+        """A rollout of each as `_unclaimed`; its slabs are free for others when this returns."""
         members = [member for member in self._members if member.orders]
-        placed, joined = self._round(members)
-        for member, (header, note) in zip(members, placed, strict=True):
-            self._take_off(member, header, note)
-        self._top_up(self._remote.prefetch)
-        frames_of = {m.index: header.frames for m, (header, _) in zip(members, placed, strict=True)}
-        episodes = [episode for _, note in placed for episode in note.episodes]
-        return Batch(joined, frames_of, episodes, members[0].info.leaves, *places_of(members[0]))
-
-    def _round(
-        self, members: Sequence[Member]
-    ) -> tuple[list[tuple[RolloutHeader, RolloutNote]], Joined]:
-        """The oldest rollout of each, and the batch of all. The slab is free for a next round.
-
-        Whatever can be made before the rollouts are there is: workers of a sync round wait for all
-        that comes after.
-        """
         with self._statistics.timed("assemble"):
             draft = self._draft(members)
+        placed = self._await_round(members, draft)
+        with Uninterrupted():
+            self._unclaimed = self._joined(members, draft, placed)
+
+    def _await_round(self, members: Sequence[Member], draft: Draft) -> list[Placed]:
+        """The oldest rollout of each, in its row.
+
+        Whatever can be made of the batch before is made then: the workers of a sync round wait for
+        all that comes after.
+        """
         rows = {member.index: row for row, member in enumerate(members)}
         waiting = list(members)
-        placed: dict[int, tuple[RolloutHeader, RolloutNote]] = {}
+        placed: dict[int, Placed] = {}
         while waiting:
             self._stop_stragglers(waiting, len(members))
             member = self._await_any(waiting)
@@ -165,10 +169,18 @@ class RemoteCollector(CollectorBase):
             with self._statistics.timed("assemble"):
                 header = self._assembly.place(draft, rows[member.index], rollout)
             placed[member.index] = (header, rollout.note)
-        notes = {index: placed[index][1] for index in rows}
+        return [placed[index] for index in rows]
+
+    def _joined(self, members: Sequence[Member], draft: Draft, placed: Sequence[Placed]) -> Batch:
+        """The batch of rollouts that are in their rows, which are taken off."""
         with self._statistics.timed("assemble"):
+            notes = {m.index: note for m, (_, note) in zip(members, placed, strict=True)}
             joined = self._assembly.join(draft, notes, self._ids)
-        return [placed[index] for index in rows], joined
+        for member, (header, note) in zip(members, placed, strict=True):
+            self._take_off(member, header, note)
+        frames_of = {m.index: header.frames for m, (header, _) in zip(members, placed, strict=True)}
+        episodes = [episode for note in notes.values() for episode in note.episodes]
+        return Batch(joined, frames_of, episodes, members[0].info.leaves, *places_of(members[0]))
 
     def _stop_stragglers(self, waiting: Sequence[Member], workers: int) -> None:
         """Once enough of so many workers are done, the others end their rollouts."""
@@ -179,28 +191,18 @@ class RemoteCollector(CollectorBase):
             if not member.starting:
                 member.handle.stop()
 
-    def _collect_async(self) -> Batch:
-        if self._failing is None:
-            self._top_up(max(self._remote.prefetch, 1))
+    def _collect_first(self) -> None:
+        """The first rollout that is there, as `_collect_round`."""
         member, rollout = self._first_ready()
-        header, joined = self._alone(member, rollout)
-        # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
-        self._line.remove(member)
-        self._line.append(member)
-        self._served = member
-        self._take_off(member, header, rollout.note)
-        if self._failing is None:
-            self._top_up(self._remote.prefetch)
-        frames_of = {member.index: header.frames}
-        episodes, leaves = rollout.note.episodes, member.info.leaves
-        return Batch(joined, frames_of, episodes, leaves, *places_of(member))
-
-    def _alone(self, member: Member, rollout: Rollout) -> tuple[RolloutHeader, Joined]:
-        """One rollout as a batch. The slab is free for another."""
-        with self._statistics.timed("assemble"):
-            draft = self._draft([member])
-            header = self._assembly.place(draft, 0, rollout)
-            return header, self._assembly.join(draft, {member.index: rollout.note}, self._ids)
+        with Uninterrupted():
+            with self._statistics.timed("assemble"):
+                draft = self._draft([member])
+                header = self._assembly.place(draft, 0, rollout)
+            self._unclaimed = self._joined([member], draft, [(header, rollout.note)])
+            # Whoever was served goes to the end of the line, so that a fast worker starves nobody.
+            self._line.remove(member)
+            self._line.append(member)
+            self._served = member
 
     def _draft(self, members: Sequence[Member]) -> Draft:
         """The batch of their oldest rollouts."""

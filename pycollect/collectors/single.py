@@ -11,6 +11,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from pycollect._core import Slab, Uninterrupted
 from pycollect.batch import TRAJ_IDS, check_lease, make_pool, slab_tensors
 from pycollect.collectors import arguments as check
 from pycollect.collectors.base import (
@@ -215,12 +216,14 @@ class SyncDataCollector(CollectorBase):
             self.shutdown()
             raise
 
-    def _collect(self) -> Batch:
+    def _collect(self) -> None:
         random = self._is_random
         self._ledger.issue(0, self._batch_frames)
         slab = self._pool.acquire()
         try:
             report = self._worker.collect(slab, 0, self._policy_version, random)
+            with Uninterrupted():
+                self._unclaimed = self._batch_of(slab, report)
         except Exception as error:
             self._ledger.lose(0, self._batch_frames, "env_error")
             text = f"worker 0 raised {type(error).__name__}: {error}"
@@ -228,10 +231,11 @@ class SyncDataCollector(CollectorBase):
             failure.__cause__ = error.__cause__
             raise error from failure
         except BaseException:  # an interrupt: the rollout was given up
-            self._ledger.lose(0, self._batch_frames, "incomplete")
+            if self._unclaimed is None:
+                self._ledger.lose(0, self._batch_frames, "incomplete")
             raise
-        self._report = report
-        self._ledger.take_back(0, self._batch_frames - report.header.frames)
+
+    def _batch_of(self, slab: Slab, report: RolloutReport) -> Batch:
         with self._statistics.timed("assemble"):
             check_lease(slab, slab.header())
             keys = self._worker.slab_leaves.keys
@@ -239,6 +243,8 @@ class SyncDataCollector(CollectorBase):
             ids = tensors[TRAJ_IDS]
             self._ids.renumber(0, ids.view(self._worker.env.num_envs, self._worker.steps))
             extras = report.extras and joined([report.extras], -1, self._worker.env.batch_size)
+        self._report = report
+        self._ledger.take_back(0, self._batch_frames - report.header.frames)
         return Batch(
             Joined(slab, tensors, self._worker.batch_shape, extras),
             {0: report.header.frames},

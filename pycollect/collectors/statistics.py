@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from pycollect.worker import Episode
@@ -28,7 +29,7 @@ class Statistics:
         self._started: float | None = None
         self._returned: float | None = None
 
-    def timed(self, phase: str) -> _Timed:
+    def timed(self, phase: str) -> AbstractContextManager[None]:
         """Add the time within to that phase."""
         return _Timed(self, phase)
 

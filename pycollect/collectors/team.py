@@ -315,7 +315,8 @@ class _Processes(RemoteCollector):
             control: told of steps, and asked whether to stop.
         """
         self._random, self._engine.control = random, control
-        batch = self._collect()
+        batch = self._collected()
+        self._claim()
         for process, frames in batch.frames_of.items():
             self._ledger.deliver(process, frames)
         self._statistics.count_batch(sum(batch.frames_of.values()))

@@ -22,7 +22,7 @@ from pycollect.user_warning import warn_user
 Tensors = dict[Key, torch.Tensor]
 Allocate = Callable[[int], npt.NDArray[np.uint8]]
 
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # of any dtype's items, and of a cache line
 
 MOST_IN_FLIGHT = 2
 """Slabs whose copies may be under way; past that, the host waits for the oldest."""
@@ -83,13 +83,17 @@ class DeviceBatches:
             tensors: contiguous views of it.
             finish: what becomes of them there, casts for one, before they are used.
         """
+        self._retire()
         host = torch.from_numpy(slab.array())
         start = host.data_ptr()
         places = {key: (own.data_ptr() - start, own) for key, own in tensors.items()}
         return self._upload(slab, host, places, finish)
 
     def gather(self, tensors: Mapping[Key, torch.Tensor]) -> Tensors:
-        """The same of tensors that lie in no slab: side by side in pinned memory first."""
+        """Tensors of the host that lie in no slab, on the device: side by side in pinned memory
+        first, they go in one copy, as a slab does.
+        """
+        self._retire()
         ends = list(accumulate((_aligned(own.nbytes) for own in tensors.values()), initial=0))
         host = self._accelerator.pinned([ends.pop()], torch.uint8)
         places = {key: (at, own) for at, (key, own) in zip(ends, tensors.items(), strict=True)}
@@ -104,8 +108,6 @@ class DeviceBatches:
         places: Mapping[Key, tuple[int, torch.Tensor]],
         finish: Callable[[Tensors], Tensors] | None = None,
     ) -> Tensors:
-        self._retire()
-
         def lay_out(target: torch.Tensor) -> Tensors:
             views = _views(target, places)
             return views if finish is None else finish(views)
@@ -168,6 +170,9 @@ class Uploads:
 
         Args:
             told: what ``td.device`` is to say.
+
+        Raises:
+            TypeError: an entry that is neither a strided tensor nor one of the extras.
         """
         if place.type == "cpu":
             return td
@@ -176,9 +181,11 @@ class Uploads:
         leaves, nested, others = flatten(dense)
         refuse(others)
         size = tuple(td.batch_size)
-        there = to_tensordict(way.gather(leaves), size, told and way.device)
+        there: TensorDictBase = to_tensordict(way.gather(leaves), size, way.device)
         restore_nested(there, nested, size, len(size))
-        return with_extras(there, parcel) if parcel else there
+        if parcel:
+            there = with_extras(there, parcel)
+        return there if told is not None else there.clear_device_()
 
     def close(self) -> None:
         """Wait for what is under way."""

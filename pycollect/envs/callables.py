@@ -7,7 +7,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 
 from pycollect._core import StepEach
 from pycollect.extras import ExtraValues
@@ -99,7 +98,7 @@ class CallablesEnv(EnvBatch):
         return self._arrays()
 
     def step(self, action: Arrays) -> tuple[Arrays, Array, BoolArray, BoolArray]:
-        """Step every env; reward float64 [P], flags bool [P]. The next call writes them again."""
+        """Step every env; reward float64 [P], flags bool [P], perhaps written again by the next."""
         if len(self.action) == len(self._buffers) == 1 and not self.extras:
             if self._step_each is None:
                 self._step_each = self._make_step_each()
@@ -117,10 +116,9 @@ class CallablesEnv(EnvBatch):
 
     def _make_step_each(self) -> StepEach:
         """`step` where observations and actions are one array each, and nothing else."""
-        to_action: Callable[[Any], Any] | None = self._to_action
-        if to_action in (same, unwrap):  # a row is an array, or a numpy scalar, already
-            scalar = isinstance(self.action_space, spaces.Box) and self.action[0].shape == ()
-            to_action = np.asarray if scalar else None
+        shape = self.action[0].shape
+        ready = unwrap if shape == () else same  # a row is the action then
+        to_action = None if self._to_action is ready else self._to_action
         return StepEach(self._steps, self._observe, to_action, self._buffers[0])
 
     def reset_done(self, done: BoolArray) -> Arrays:
