@@ -50,7 +50,7 @@ def users() -> Any:
     from torchrl.data import Bounded, Composite, Unbounded
     from torchrl.envs import EnvBase
 
-    class Point(EnvBase):  # type: ignore[misc]
+    class Point(EnvBase):
         def __init__(self) -> None:
             super().__init__()
             self.observation_spec = Composite(observation=Unbounded((3,)))
