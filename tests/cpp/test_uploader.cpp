@@ -26,7 +26,10 @@ struct Scene {
   cuda::DeviceMemory target{0, kBytes};
   std::shared_ptr<Memory> host = cuda::host_memory(0, kBytes);
 
-  Scene() { fill(1); }
+  Scene() {
+    fill(1);
+    std::memset(reinterpret_cast<void*>(target.address()), 0, kBytes);  // the fake's is the host's
+  }
   void fill(int value) { std::memset(host->data(), value, kBytes); }
   std::span<const std::byte> source() const { return {host->data(), kBytes}; }
   int seen(const cuda::DeviceMemory& memory) const {
