@@ -538,6 +538,8 @@ class Recorder:
         scalars: of these, values of shape () become numpy scalars. Only where all have it.
         convert: called with an observation given to `record` that differs from the one before in
             more than its address; returns the array that is meant. None: it is taken as it is.
+        elsewhere: the keys of leaves that others write into the slab, after `finish`; here their
+            cells are only cleared behind a rollout's end.
 
     Raises:
         ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes.
@@ -560,6 +562,7 @@ class Recorder:
         given: Sequence[int] = (),
         scalars: bool = False,
         convert: Callable[[Any], _Array] | None = None,
+        elsewhere: Sequence[_Key] = (),
     ) -> None: ...
     @property
     def done(self) -> npt.NDArray[np.bool_]:

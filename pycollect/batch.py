@@ -64,9 +64,9 @@ class BatchLeaves:
     compact: bool = False
 
     def without(self, observations: Collection[Key]) -> BatchLeaves:
-        """These leaves without those observations and without the policy's outputs."""
+        """These leaves without those observations and without what the policy returns."""
         rest = tuple(leaf for leaf in self.observation if leaf.key not in observations)
-        return replace(self, observation=rest, outputs=())
+        return replace(self, observation=rest, outputs=(), states=())
 
     def layout(self) -> Layout:
         """All leaves of a frame, in the order in which a slab holds them."""

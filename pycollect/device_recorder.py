@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,21 +11,22 @@ from pycollect._core import Recorder, RolloutControl, RolloutHeader, Slab
 from pycollect.batch import BatchLeaves
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
 from pycollect.layout import Key, dotted, is_delivered, torch_dtype
+from pycollect.policy.states import PolicyState
 
 
 class DeviceRecorder:
     """A Recorder of environments whose observations stay on their device.
 
-    Observations and a policy's outputs are copied there, by the device's current stream, into
-    tensors of each rollout's own; no step waits for them. Flags, rewards, ids, counts and a
-    policy's states are the Recorder's, on the host.
+    Observations, a policy's outputs and its states are copied there, by the device's current
+    stream, into tensors of each rollout's own; no step waits for them. Flags, rewards, ids and
+    counts are the Recorder's, on the host.
 
     Args:
-        recorder: of everything else, over a layout without these leaves.
+        recorder: of everything else.
         leaves: of a batch.
-        current: the current observation by key, [*frame], or [P, *frame] where batched; those that
-            stay are kept up to date here.
-        staying: the keys of the observations that stay.
+        current: the current observation by key, [*frame], or [P, *frame] where batched; those of
+            `env.staying` are kept up to date here.
+        states: of the policy, on the device; kept up to date here, too.
     """
 
     def __init__(
@@ -34,18 +35,18 @@ class DeviceRecorder:
         env: EnvBatch,
         leaves: BatchLeaves,
         current: Mapping[Key, torch.Tensor],
-        staying: frozenset[Key],
+        states: Sequence[PolicyState],
     ) -> None:
         self._host = recorder
         self._device = env.device
         self._lead = (env.num_envs,) if env.batched else ()
         self._size = env.batch_size
         self._leaves = leaves
+        staying = env.staying
         given = [leaf.key for leaf in (*env.observation, *env.step_only)]
         self._observed = [(at, key, current[key]) for at, key in enumerate(given) if key in staying]
         self._elsewhere = [at for at, key in enumerate(given) if key not in staying]
-        self._outputs = len(leaves.outputs)
-        self._values = self._outputs + len(leaves.states)
+        self._states = states
         self._taken: tuple[Any, ...] = ()
         self._step = 0
         self._rooms: dict[Key, torch.Tensor] = {}
@@ -61,23 +62,31 @@ class DeviceRecorder:
         self._host.restart(self._for_the_host(observation))
         for place, _, current in self._observed:
             current.copy_(observation[place])
+        for state in self._states:
+            state.current.copy_(state.initial)
 
     def begin(
         self, slab: Slab, row: int, policy_version: int, control: RolloutControl, steps: int
     ) -> None:
-        """See :class:`Recorder`; the rollout is not to be stopped before its last step."""
+        """See :class:`Recorder`."""
         self._host.begin(slab, row, policy_version, control, steps)
         self._step = 0
         self._rooms = {}
-        for _, key, current in self._observed:
+        for key, current in self._carried():
             for place in (key,) if self._leaves.compact else (key, ("next", *key)):
                 self._make_room(place, current.dtype, current.shape[len(self._lead) :], steps)
         for leaf in self._leaves.outputs:
             self._make_room(leaf.key, torch_dtype(leaf.dtype), leaf.shape, steps)
 
+    def _carried(self) -> Iterator[tuple[Key, torch.Tensor]]:
+        """What goes from step to step, as it is now."""
+        yield from ((key, current) for _, key, current in self._observed)
+        yield from ((state.leaf.key, state.current) for state in self._states)
+
     def _make_room(self, key: Key, dtype: torch.dtype, frame: Sequence[int], steps: int) -> None:
-        shape = (*self._lead, steps, *frame)
-        self._rooms[key] = torch.empty(shape, dtype=dtype, device=self._device)
+        if is_delivered(key):
+            shape = (*self._lead, steps, *frame)
+            self._rooms[key] = torch.empty(shape, dtype=dtype, device=self._device)
 
     def take(self, values: tuple[Any, ...]) -> None:
         """See :class:`Recorder`; the env is given tensors by whoever steps it."""
@@ -86,53 +95,60 @@ class DeviceRecorder:
     def record(self, result: Sequence[Any]) -> int:
         """See :class:`Recorder`."""
         observation, reward, terminated, truncated = result
-        outputs, states = self._taken[: self._outputs], self._taken[self._outputs : self._values]
-        for place, key, current in self._observed:
-            self._write(key, current)
-            self._write(("next", *key), observation[place])
-            current.copy_(observation[place])
-        for leaf, value in zip(self._leaves.outputs, outputs, strict=True):
+        outputs = self._leaves.outputs
+        for leaf, value in zip(outputs, self._taken, strict=False):  # states follow
             self._write(leaf.key, torch.as_tensor(value))
+        for place, key, current in self._observed:
+            self._advance(key, current, observation[place])
+        for state, value in zip(self._states, self._taken[len(outputs) :], strict=False):
+            self._advance(state.leaf.key, state.current, torch.as_tensor(value))
         self._step += 1
-        on_host = tuple(state.cpu() for state in states)
         rest = self._for_the_host(observation)
-        return self._host.step(rest, reward, terminated, truncated, (), on_host)
+        return self._host.step(rest, reward, terminated, truncated, ())
+
+    def _advance(self, key: Key, current: torch.Tensor, value: torch.Tensor) -> None:
+        """Record what was acted on and what came of it, from which the next step goes on."""
+        _check(("next", *key), value, current)
+        self._write(key, current)
+        self._write(("next", *key), value)
+        current.copy_(value)
 
     def _write(self, key: Key, value: torch.Tensor) -> None:
         room = self._rooms.get(key)
-        if room is None:
-            return
-        cell = room.select(len(self._lead), self._step)
-        if value.shape != cell.shape or value.dtype is not cell.dtype:
-            raise ValueError(
-                f"{dotted(key)}: expected {cell.dtype} of shape {list(cell.shape)}, got "
-                f"{value.dtype} of shape {list(value.shape)}"
-            )
-        cell.copy_(value, non_blocking=True)
+        if room is not None:
+            cell = room.select(len(self._lead), self._step)
+            _check(key, value, cell)
+            cell.copy_(value, non_blocking=True)
 
     def reset(self, observation: Arrays) -> None:
         """See :class:`Recorder`."""
         ended = torch.from_numpy(self.done).to(self._device)
         for place, _, current in self._observed:
-            value = observation[place]
-            if self._lead:
-                rows = ended.view(-1, *[1] * (current.ndim - 1))
-                value = torch.where(rows, value, current)
-            current.copy_(value)
+            self._begin_anew(current, observation[place], ended)
+        for state in self._states:
+            self._begin_anew(state.current, state.initial, ended)
         self._host.reset(self._for_the_host(observation))
+
+    def _begin_anew(self, current: torch.Tensor, first: torch.Tensor, ended: torch.Tensor) -> None:
+        if self._lead:
+            rows = ended.view(-1, *[1] * (current.ndim - 1))
+            first = torch.where(rows, first, current)
+        current.copy_(first)
 
     def finish(self, worker: int, incarnation: int, sequence: int) -> RolloutHeader:
         """See :class:`Recorder`."""
         return self._host.finish(worker, incarnation, sequence)
 
     def take_tensors(self) -> dict[Key, torch.Tensor]:
-        """What was recorded on the device by the last rollout, [*batch, T, *frame] by key."""
+        """What was recorded on the device by the last rollout, [*batch, T, *frame] by key; T is as
+        many steps as it really has.
+        """
         rooms, self._rooms = self._rooms, {}
         first = len(self._lead)
         return {
-            key: room.view(*self._size, *room.shape[first:])
+            key: room.narrow(first, 0, self._step).view(*self._size, self._step, *frame)
             for key, room in rooms.items()
-            if is_delivered(key)
+            for frame in [room.shape[first + 1 :]]
         }
 
     def abandon(self) -> None:
@@ -145,3 +161,11 @@ class DeviceRecorder:
 
     def _for_the_host(self, observation: Arrays) -> tuple[Any, ...]:
         return tuple(observation[place] for place in self._elsewhere)
+
+
+def _check(key: Key, value: torch.Tensor, like: torch.Tensor) -> None:
+    if value.shape != like.shape or value.dtype is not like.dtype:
+        raise ValueError(
+            f"{dotted(key)}: expected {like.dtype} of shape {list(like.shape)}, got "
+            f"{value.dtype} of shape {list(value.shape)}"
+        )

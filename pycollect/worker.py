@@ -55,7 +55,7 @@ class WorkerOptions:
         compact_obs: leave out ("next", key) of observations and states.
         calling: whether the policy's modules are compiled or captured.
         devices: where environments and policy are to lie.
-        stays: what environments on a device show, and the policy's outputs, are recorded there.
+        stays: what is recorded on the environments' device has no place in the slab.
         init_fn: called before anything is built.
         pre_collect_hook: called before each rollout.
         post_collect_hook: called with each rollout, by whoever runs the worker.
@@ -107,7 +107,8 @@ class RolloutReport:
         slow_paths: the names of those that the rollout took.
         extras: [P, T] each; None where there are none.
         team: None where the worker collected it itself.
-        there: what lies on the environments' device instead of the slab, [*batch, T, *frame] each.
+        there: what was recorded on the environments' device instead of in the slab, of the steps
+            that the rollout really has, [*batch, T, *frame] each.
     """
 
     header: RolloutHeader
@@ -175,8 +176,8 @@ class Worker:
                 "set_truncated: expected an environment with a flag 'truncated', this one has "
                 f"{[dotted(leaf.key) for leaf in env.observation]}; call add_truncated_keys() on it"
             )
-        staying = env.leave_there() if options.stays else frozenset()
-        self._current = _current_tensors(env, staying)
+        staying = env.staying
+        self._current = _current_tensors(env)
         first = env.reset()
         _fill(self._current, first)
         self._extras = ExtrasRecorder(env)
@@ -213,15 +214,17 @@ class Worker:
             nodes=env.nodes,
             compact=options.compact_obs,
         )
-        self.slab_leaves = self.leaves.without(staying) if staying else self.leaves
+        on_host = self.leaves.without(staying) if staying else self.leaves
+        self.slab_leaves = on_host if options.stays else self.leaves
         self.steps = -(-options.frames // env.num_envs)
         self.placement = _placement(self.slab_leaves, env.num_envs, self.steps)
         keys = [leaf.key for leaf in (*self._runner.outputs, *self._passed_on())]
         given = env.given((*self._runner.outputs, *self._runner.through_env))
         places = [keys.index(key) for key in given]
-        recorder = self._make_recorder(self.slab_leaves, () if env.takes_tensors else places)
+        recorder = self._make_recorder(on_host, () if env.takes_tensors else places)
+        states = self._runner.states
         self._there = (
-            DeviceRecorder(recorder, env, self.leaves, self._current, staying) if staying else None
+            DeviceRecorder(recorder, env, self.leaves, self._current, states) if staying else None
         )
         self._recorder = self._there or recorder
         self._recorder.restart(first)
@@ -243,6 +246,8 @@ class Worker:
             (leaf.key, self._current[leaf.key], leaf.key in live) for leaf in leaves.observation
         ]
         observations += [(leaf.key, None, False) for leaf in env.step_only]
+        states = runner.states if leaves.states else ()
+        written = {leaf.key for leaf in leaves.all}
         return Recorder(
             self.placement.layout,
             observations,
@@ -253,12 +258,13 @@ class Worker:
             skips_after_done=env.skips_after_done,
             own_flags=env.own_flags,
             set_truncated=options.set_truncated,
-            states=[(state.leaf.key, state.current, state.initial) for state in runner.states],
+            states=[(state.leaf.key, state.current, state.initial) for state in states],
             is_init=runner.is_init,
             step_count=runner.step_count,
             given=given,
             scalars=direct is not None and direct.scalars,
             convert=None if direct is None else direct.convert,
+            elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
         )
 
     def set_share(self, frames: int) -> None:
@@ -517,7 +523,7 @@ def _placement(leaves: BatchLeaves, envs: int, steps: int) -> Placement:
     return placement
 
 
-def _current_tensors(env: EnvBatch, staying: frozenset[Key]) -> dict[Key, torch.Tensor]:
+def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
     """Memory for the current observation, [*obs] for one env, [P, *obs] for a batch.
 
     Where the env is for what stays there, else on the CPU, whatever torch's default device is.
@@ -527,7 +533,7 @@ def _current_tensors(env: EnvBatch, staying: frozenset[Key]) -> dict[Key, torch.
         leaf.key: torch.zeros(
             (*batch, *leaf.shape),
             dtype=torch_dtype(leaf.dtype),
-            device=env.device if leaf.key in staying else CPU,
+            device=env.device if leaf.key in env.staying else CPU,
         )
         for leaf in env.observation
     }

@@ -223,6 +223,28 @@ def test_envs_on_the_gpu(
         assert_equal(ours, theirs, storing_device or "cuda")
 
 
+@pytest.mark.parametrize("way", [MULTI_STACK, MULTI_ASYNC[0]], ids=lambda way: way.name)
+@pytest.mark.parametrize("storing_device", DEVICES)
+def test_envs_on_the_gpu_in_processes(way: Way, storing_device: str) -> None:
+    pytest.importorskip("torchrl")
+    from torchrl.testing.mocking_classes import CountingEnv
+
+    def collected(device: str, **devices: Any) -> list[Any]:
+        def make() -> Any:
+            return CountingEnv(batch_size=[3], max_steps=3).to(device)
+
+        policy = TensorDictModule(lambda seen: (seen % 2).bool(), ["observation"], ["action"])
+        with collecting(way, lambda _: make, policy, frames=24, **devices) as collector:
+            return [collector.next() for _ in range(3)]
+
+    came = collected("cuda", policy_device="cuda", storing_device=storing_device)
+    if not way.sync:
+        assert all(td["observation"].device.type == storing_device for td in came)
+        return
+    for ours, theirs in zip(came, collected("cpu"), strict=True):
+        assert_equal(ours, theirs, storing_device)
+
+
 @pytest.mark.parametrize("policy_device", DEVICES)
 @pytest.mark.parametrize("size", [(), (3,), (2, 3)])
 def test_states_of_a_policy_whose_env_is_on_the_gpu(

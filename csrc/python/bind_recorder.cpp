@@ -114,11 +114,11 @@ class BoundRecorder {
                 const std::vector<py::tuple>& outputs, const RecorderOptions& options,
                 const std::vector<py::tuple>& states, const py::object& is_init,
                 const py::object& step_count, std::vector<std::size_t> given, bool scalars,
-                py::object convert)
+                py::object convert, const std::vector<py::tuple>& elsewhere)
       : held_{py::cast(observations), py::cast(states), is_init, step_count},
         recorder_(layout, observation_specs(observations), keys_from(outputs), options,
                   state_specs(states), optional_view(is_init, "is_init"),
-                  optional_view(step_count, "step_count")),
+                  optional_view(step_count, "step_count"), keys_from(elsewhere)),
         observation_(observations.size(), "observation"),
         outputs_(outputs.size(), "outputs"),
         states_(states.size(), "states"),
@@ -266,12 +266,14 @@ void bind_recorder(py::module_& module) {
                        std::int64_t max_frames_per_traj, bool skips_after_done, bool own_flags,
                        bool set_truncated, const std::vector<py::tuple>& states,
                        const py::object& is_init, const py::object& step_count,
-                       std::vector<std::size_t> given, bool scalars, py::object convert) {
+                       std::vector<std::size_t> given, bool scalars, py::object convert,
+                       const std::vector<py::tuple>& elsewhere) {
              return std::make_unique<BoundRecorder>(
                  layout, observations, outputs,
                  RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done, own_flags,
                                  set_truncated},
-                 states, is_init, step_count, std::move(given), scalars, std::move(convert));
+                 states, is_init, step_count, std::move(given), scalars, std::move(convert),
+                 elsewhere);
            }),
            py::arg("layout"), py::arg("observations"), py::arg("outputs"), py::arg("envs"),
            py::arg("batched"), py::arg("max_frames_per_traj") = 0,
@@ -279,7 +281,7 @@ void bind_recorder(py::module_& module) {
            py::arg("set_truncated") = false, py::arg("states") = py::tuple(),
            py::arg("is_init") = py::none(), py::arg("step_count") = py::none(),
            py::arg("given") = py::tuple(), py::arg("scalars") = false,
-           py::arg("convert") = py::none())
+           py::arg("convert") = py::none(), py::arg("elsewhere") = std::vector<py::tuple>())
       .def_property_readonly("done", &done_of, "bool [P]: must be reset now; changes in place.")
       .def_property_readonly("frames", [](BoundRecorder& self) { return self.recorder().frames(); })
       .def("restart", &BoundRecorder::restart, py::arg("observation"))

@@ -37,10 +37,10 @@ void read_flat(const char* name, const TensorView& view, DType dtype, std::span<
 Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observations,
                    const std::vector<Key>& outputs, RecorderOptions options,
                    const std::vector<StateSpec>& states, const std::optional<TensorView>& is_init,
-                   const std::optional<TensorView>& step_count)
+                   const std::optional<TensorView>& step_count, const std::vector<Key>& elsewhere)
     : layout_(std::move(layout)),
       options_(options),
-      leaves_(layout_, observations, outputs, options, states, is_init, step_count) {
+      leaves_(layout_, observations, outputs, options, states, is_init, step_count, elsewhere) {
   const auto n = static_cast<std::size_t>(options.envs);
   envs_.resize(n);
   done_.resize(n);

@@ -107,7 +107,8 @@ std::vector<LeafRows*> all_of(RecorderLeaves& leaves) {
       all.push_back(&flag);
     }
   }
-  for (auto* group : {&leaves.outputs, &leaves.step_counts, &leaves.versions, &leaves.masks}) {
+  for (auto* group :
+       {&leaves.outputs, &leaves.step_counts, &leaves.versions, &leaves.masks, &leaves.elsewhere}) {
     for (LeafRows& leaf : *group) {
       all.push_back(&leaf);
     }
@@ -122,7 +123,8 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
                                const std::vector<Key>& output_keys, const RecorderOptions& options,
                                const std::vector<StateSpec>& state_specs,
                                const std::optional<TensorView>& is_init_memory,
-                               const std::optional<TensorView>& step_count_memory)
+                               const std::optional<TensorView>& step_count_memory,
+                               const std::vector<Key>& elsewhere_keys)
     : ids(Rows{layout, options.envs, options.batched}.of({"collector", "traj_ids"})) {
   if (options.envs < 1 || (!options.batched && options.envs != 1)) {
     throw std::invalid_argument("envs: expected 1 where not batched, else >= 1, got " +
@@ -153,6 +155,9 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   }
   if (step_count_memory) {
     steps_had = rows.bound({"step_count"}, *step_count_memory);
+  }
+  for (const Key& key : elsewhere_keys) {
+    elsewhere.push_back(rows.of(key));
   }
   all = all_of(*this);
   if (all.size() != layout.size()) {

@@ -34,7 +34,7 @@ from pycollect.devices import CPU
 from pycollect.errors import WorkerError
 from pycollect.extras import Extra, Extras, fitted, joined
 from pycollect.generators import GeneratorState, TeamState
-from pycollect.layout import dotted
+from pycollect.layout import Key, dotted
 from pycollect.policy import build
 from pycollect.step_timer import WorkerSeconds
 from pycollect.weights import WeightSlab
@@ -337,6 +337,7 @@ class RemoteWorker:
         self._take_weights(worker)
         report = worker.collect(target.slab, target.row, self._version, random, control)
         target.header()
+        _bring(report.there, worker, target)
         self._show(worker, target)
         return RolloutNote(
             report.episodes,
@@ -403,6 +404,14 @@ class RemoteWorker:
         """Close the environments."""
         if self._worker is not None:
             self._worker.close()
+
+
+def _bring(there: Mapping[Key, torch.Tensor], worker: Worker | Team, target: Target) -> None:
+    """Copy what was recorded on a device to its place in the slab, once for a whole rollout."""
+    if there:
+        tensors = target.tensors(worker.env.batch_size, worker.leaves.keys)
+        for key, recorded in there.items():
+            tensors[key].copy_(recorded)
 
 
 def _answer(function: Callable[[], T]) -> T | ErrorReport:

@@ -96,7 +96,8 @@ class EnvBatch(ABC):
         extras: what belongs to an observation and has no fixed shape and numeric dtype.
         step_extras: the same of what a step alone gives.
         action_extras: the same of the action.
-        device: where it steps. What it gives and takes is on the host, but for `leave_there`.
+        device: where it steps. What it gives and takes is on the host, but for `staying`.
+        staying: the keys of the observations that it gives as tensors on its device.
         nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
             own, by key.
     """
@@ -119,6 +120,7 @@ class EnvBatch(ABC):
     action_extras: tuple[Extra, ...] = ()
     nodes: Mapping[Key, Node] = MappingProxyType({})
     device: torch.device = torch.device("cpu")
+    staying: frozenset[Key] = frozenset()
 
     @property
     def batch_size(self) -> tuple[int, ...]:
@@ -136,14 +138,6 @@ class EnvBatch(ABC):
         False: it does not, and whoever records has to.
         """
         return False
-
-    def leave_there(self) -> frozenset[Key]:
-        """Ask the env to leave what it shows on its device; before any reset, and for good.
-
-        The keys of the observations that then lie there as tensors. Flags and rewards come to the
-        host all the same.
-        """
-        return frozenset()
 
     def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """Which of the policy's outputs `step` is to be given, in that order: here the action's."""

@@ -21,6 +21,7 @@ class PolicyInputs:
         current: at least that observation, by key.
         extras: the current observation's, kept up to date like `current`.
         counts_steps: see `OwnEntries`.
+        home: where states lie.
 
     Attributes:
         lead: the batch dimensions of every tensor, () or (P,); an environment's own may be more.
@@ -38,8 +39,10 @@ class PolicyInputs:
         current: Mapping[Key, torch.Tensor],
         extras: ExtraValues | None,
         counts_steps: bool,
+        home: torch.device,
     ) -> None:
         self.env = env
+        self._home = home
         self.lead = (env.num_envs,) if env.batched else ()
         self.observation = {leaf.key: current[leaf.key] for leaf in env.observation}
         self.tensors = dict(self.observation)
@@ -53,7 +56,7 @@ class PolicyInputs:
 
     def give_states(self, forms: Mapping[Key, Form]) -> None:
         """Give the policy states of these forms, in place of those it may have had."""
-        self.states = tuple(form.state(key, self.env) for key, form in forms.items())
+        self.states = tuple(form.state(key, self.env, self._home) for key, form in forms.items())
         self.tensors.update({state.leaf.key: state.current for state in self.states})
         pairs = zip(forms.values(), self.states, strict=True)
         self._redrawn = [(form, state) for form, state in pairs if form.draw is not None]

@@ -79,8 +79,9 @@ class PolicyRunner:
         self._env = env
         self._calling = calling
         device = CPU if device is None else device
-        self._crossing = Crossing(device, CPU if home is None else home)
-        self._given = PolicyInputs(env, current, extras, counts_steps)
+        home = CPU if home is None else home
+        self._crossing = Crossing(device, home)
+        self._given = PolicyInputs(env, current, extras, counts_steps, home)
         self._call = TensorDictCall(self._given, self._crossing)
         check_on_device(policy, device)
         with torch.no_grad():
@@ -245,7 +246,7 @@ def make_policy_runner(
         counts_steps: whoever collects counts the steps of each trajectory in `step_count`.
         calling: whether its modules are compiled or captured.
         device: where its parameters lie; None: on the CPU.
-        home: where what `act` returns lies; None: on the CPU.
+        home: where the policy's states and what `act` returns lie; None: on the CPU.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often

@@ -56,15 +56,15 @@ class Form:
     initial: torch.Tensor
     draw: Callable[[], torch.Tensor] | None = None
 
-    def state(self, key: Key, env: EnvBatch) -> PolicyState:
-        """The state of that key, at its beginning, in memory of its own."""
+    def state(self, key: Key, env: EnvBatch, device: torch.device) -> PolicyState:
+        """The state of that key, at its beginning, in memory of its own on the device."""
         leaf = Leaf(key, dtype_name(self.initial.dtype), self.shape)
         initial = self.initial
         if self.draw is not None:
             initial = self.drawn(env)
         lead = (env.num_envs,) if env.batched else ()
         current = initial.expand((*lead, *self.shape)).clone()
-        return PolicyState(leaf, current.contiguous(), initial)
+        return PolicyState(leaf, current.contiguous().to(device), initial.to(device))
 
     def drawn(self, env: EnvBatch) -> torch.Tensor:
         """First values for every env, [*frame] or [P, *frame]."""

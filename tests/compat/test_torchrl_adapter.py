@@ -9,7 +9,6 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from fake_device import DEVICE, FakeDevice
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl_support import (
@@ -297,27 +296,6 @@ def test_one_tensordict_per_step_is_counted() -> None:
                 "env_tensordict": 1,
                 "extras": extras,
             }
-
-
-def test_what_an_env_on_a_device_shows_comes_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    def batches(make: Make) -> list[Any]:
-        policy = TensorDictModule(
-            lambda place: (place + 1, place % 3 + 0.5), ["place"], ["action", "speed"]
-        )
-        with pycollect.SyncDataCollector(make, policy, frames_per_batch=12) as collector:
-            return [collector.next() for _ in range(2)]
-
-    here = batches(SpeedEnv)
-    device = FakeDevice()
-    monkeypatch.setattr("pycollect.envs.torchrl.adapter.CPU", DEVICE)  # where an env is that is not
-    monkeypatch.setattr("pycollect.envs.torchrl.adapter.accelerator", lambda _: device)
-    leave_nothing = "pycollect.envs.torchrl.adapter.TorchRLEnv.leave_there"
-    monkeypatch.setattr(leave_nothing, lambda _: frozenset())  # as in workers elsewhere
-    there = batches(SpeedEnv)
-    assert device.log.count("host waits") >= 24
-    for ours, theirs in zip(there, here, strict=True):
-        assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
-        assert all(torch.equal(ours[key], theirs[key]) for key in theirs.keys(True, True))
 
 
 def test_env_device_moves_an_env_and_device_only_one_that_says_nothing() -> None:

@@ -5,7 +5,9 @@ The device is none: its memory is the host's, and what it is asked to bring to t
 
 from __future__ import annotations
 
+import time
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
@@ -47,6 +49,21 @@ def there(patch: pytest.MonkeyPatch) -> FakeDevice:
     patch.setattr("pycollect.envs.torchrl.adapter.TorchRLEnv._is_elsewhere", True)
     patch.setattr("pycollect.envs.torchrl.adapter.accelerator", lambda _: device)
     return device
+
+
+class There:
+    """Makes an environment, and has those of its process be on a device."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+
+    def __call__(self) -> Any:
+        from pycollect.envs.torchrl import adapter
+
+        device = FakeDevice()
+        adapter.TorchRLEnv._is_elsewhere = True
+        adapter.accelerator = lambda _: device
+        return self._make()
 
 
 def batches(make: Make, policy: Any, arguments: Any) -> list[TensorDictBase]:
@@ -133,10 +150,16 @@ def test_a_policy_that_writes_the_envs_states(monkeypatch: pytest.MonkeyPatch) -
     assert_equal_there(monkeypatch, make, make_policy)
 
 
-def test_flags_and_rewards_alone_come_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("recurs", [False, True])
+def test_flags_and_rewards_alone_come_to_the_host(
+    recurs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = there(monkeypatch)
     make = batched(mock.CountingBatchedEnv, 3, max_steps=torch.tensor([3, 5, 7]))
-    with pycollect.SyncDataCollector(make, None, frames_per_batch=12) as collector:
+    policy = (
+        {"policy": recurrent(), "policy_state": {"count": (1,)}} if recurs else {"policy": None}
+    )
+    with pycollect.SyncDataCollector(make, frames_per_batch=12, **policy) as collector:
         collector.next()
         device.log.clear()
         first = collector.next()
@@ -147,6 +170,73 @@ def test_flags_and_rewards_alone_come_to_the_host(monkeypatch: pytest.MonkeyPatc
         assert shapes == {(3, 1)}
         collector.next()
         assert_same_entries(first, kept, ())  # no later batch is written there
+
+
+def flip(rollout: TensorDictBase) -> None:
+    """What a hook writes there arrives, whatever it was recorded on."""
+    rollout["action"].logical_not_()
+
+
+@pytest.mark.parametrize(
+    ("collector_class", "arguments"),
+    [
+        ("MultiSyncDataCollector", {"post_collect_hook": flip, **MAX_STEPS}),
+        ("MultiSyncDataCollector", {"cat_results": -1, "compact_obs": True}),
+        ("MultiSyncDataCollector", {"cat_results": 0, "set_truncated": True, **MAX_STEPS}),
+        ("MultiSyncDataCollector", {"frames_per_batch": [24, 12], "cat_results": "stack"}),
+        ("MultiaSyncDataCollector", {"split_trajs": True}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [(), (2, 3)])
+def test_processes_bring_whole_rollouts_to_the_host(
+    collector_class: str, arguments: dict[str, Any], size: tuple[int, ...]
+) -> None:
+    make = batched(mock.CountingEnv, *size, max_steps=3)
+    arguments = {
+        "frames_per_batch": 24,
+        "total_frames": 96,
+        "policy_state": {"count": (1,)},
+        **arguments,
+    }
+    workers = 1 if collector_class == "MultiaSyncDataCollector" else 2
+    cls = getattr(pycollect, collector_class)
+    results = []
+    for factory in (make, There(make)):
+        with cls([factory] * workers, recurrent(), **arguments) as collector:
+            results.append([batch.clone() for batch in collector])
+    here, over_there = results
+    assert len(here) == len(over_there) > 1
+    for ours, theirs in zip(over_there, here, strict=True):
+        assert_same_entries(ours, theirs, ())
+    assert here[-1]["count"].any()
+
+
+def test_the_end_of_a_stopped_rollout_is_empty() -> None:
+    class Slow(mock.CountingEnv):
+        def _step(self, tensordict: Any) -> Any:
+            time.sleep(0.02)
+            return super()._step(tensordict)
+
+    factories = [There(partial(env, max_steps=50)) for env in (mock.CountingEnv, Slow)]
+    with pycollect.MultiSyncDataCollector(
+        factories,
+        recurrent(),
+        policy_state={"count": (1,)},
+        frames_per_batch=200,
+        total_frames=600,
+        preemptive_threshold=0.5,
+        cat_results="stack",
+    ) as collector:
+        for batch in collector:
+            mask = batch["collector", "mask"]
+            assert mask[0].all()
+            assert not mask[1].all()
+            for key in ("observation", "count", ("next", "count"), "action"):
+                assert not batch[key][~mask].any()
+                assert batch[key][mask].any()
+            counted = batch["next", "count"][mask] - batch["count"][mask]
+            assert (counted == 1).all()
 
 
 def rooms_of(collector: Any) -> list[torch.Tensor]:

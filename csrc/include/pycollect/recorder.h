@@ -72,13 +72,16 @@ class Recorder {
   // `outputs` are the keys of the policy's outputs. `is_init`, bool [P, 1] or [1], is the caller's
   // memory that says whether the next step is a trajectory's first; it is a leaf then. So does
   // `step_count`, int64, say how many steps its trajectory has had, where the layout has that leaf.
+  // `elsewhere` are the keys of what others write into the slab, after finish(): the recorder only
+  // clears their cells behind a rollout's end.
   // Throws std::invalid_argument where the layout lacks a leaf that the contract promises, or has
   // one that nobody writes.
   Recorder(Layout layout, const std::vector<ObservationSpec>& observations,
            const std::vector<Key>& outputs, RecorderOptions options,
            const std::vector<StateSpec>& states = {},
            const std::optional<TensorView>& is_init = std::nullopt,
-           const std::optional<TensorView>& step_count = std::nullopt);
+           const std::optional<TensorView>& step_count = std::nullopt,
+           const std::vector<Key>& elsewhere = {});
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
 

@@ -81,7 +81,8 @@ struct RecorderLeaves {
                  const std::vector<Key>& output_keys, const RecorderOptions& options,
                  const std::vector<StateSpec>& state_specs,
                  const std::optional<TensorView>& is_init_memory,
-                 const std::optional<TensorView>& step_count_memory);
+                 const std::optional<TensorView>& step_count_memory,
+                 const std::vector<Key>& elsewhere_keys);
   RecorderLeaves(const RecorderLeaves&) = delete;
   RecorderLeaves& operator=(const RecorderLeaves&) = delete;
 
@@ -98,6 +99,7 @@ struct RecorderLeaves {
   std::optional<LeafRows> steps_had;  // the caller's memory that is the next root step count
   std::vector<LeafRows> versions;     // none or one
   std::vector<LeafRows> masks;        // none or one
+  std::vector<LeafRows> elsewhere;    // what others write, once for each rollout
   std::vector<LeafRows*> all;         // every leaf of the layout, each once
 };
 

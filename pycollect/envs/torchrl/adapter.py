@@ -67,12 +67,14 @@ class TorchRLEnv(EnvBatch):
         self._size = tuple(env.batch_size)
         self._carrier: Any = None  # the root of the next step
         self._shown: Any = None  # what came last: the carrier, or what is under "next"
-        self._staying: frozenset[Key] = frozenset()
         self._read_specs()
 
     def _read_specs(self) -> None:
         env = self._env
         self.observation = observation_leaves(env)
+        if self._is_elsewhere:  # flags decide about resets, wherever the env is
+            keys = (leaf.key for leaf in self.observation)
+            self.staying = frozenset(key for key in keys if key[-1] not in FLAGS)
         self.step_only = spec_leaves(env.full_reward_spec, env.batch_size)
         self.action = spec_leaves(env.full_action_spec, env.batch_size)
         self._given: tuple[Leaf, ...] = self.action
@@ -107,23 +109,21 @@ class TorchRLEnv(EnvBatch):
     def _gather(self, leaves: Sequence[Leaf]) -> Gather:
         """What takes those leaves out of a TensorDict of the env's batch size, as rows [P, ...].
 
-        They are on the host, wherever the env is, but for those that are to stay.
+        They are on the host, wherever the env is, but for `staying`.
         """
         gather = self._gather_there(leaves)
         if not self._is_elsewhere:
             return gather
         fetch = Fetch(accelerator(self.device))
-        if not self._staying:
-            return lambda td: fetch(gather(td))
-        places = [at for at, leaf in enumerate(leaves) if leaf.key not in self._staying]
+        places = [at for at, leaf in enumerate(leaves) if leaf.key not in self.staying]
 
-        def gather_some(td: TensorDictBase) -> tuple[torch.Tensor, ...]:
+        def gather_and_fetch(td: TensorDictBase) -> tuple[torch.Tensor, ...]:
             values = list(gather(td))
             for place, value in zip(places, fetch([values[at] for at in places]), strict=True):
                 values[place] = value
             return tuple(values)
 
-        return gather_some
+        return gather_and_fetch
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -162,14 +162,6 @@ class TorchRLEnv(EnvBatch):
         self._env = TransformedEnv(self._env, StepCounter(max_steps=frames))
         self._read_specs()
         return True
-
-    def leave_there(self) -> frozenset[Key]:
-        """See `EnvBatch.leave_there`."""
-        if self._is_elsewhere:
-            keys = (leaf.key for leaf in self.observation)
-            self._staying = frozenset(key for key in keys if key[-1] not in FLAGS)
-            self._read_specs()
-        return self._staying
 
     def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """All of the policy's outputs: states and transforms of the env may read any of them."""

@@ -1,0 +1,153 @@
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+#include "recording.h"
+
+using namespace pycollect;
+using namespace pycollect::tests;
+
+TEST_CASE("rows of several workers share a slab, in either order of memory") {
+  for (Order order : {Order::stack, Order::time}) {
+    SlabPool pool(Placement(Layout(usual_leaves()), {2, 2, 3, order}), 1, true);
+    const auto slab = pool.acquire();
+    for (std::int64_t row : {1, 0}) {
+      Recording r({.envs = 2, .batched = true}, 3);
+      r.recorder.begin(slab, row, row);
+      for (int t = 1; t <= 3; ++t) {
+        r.step(static_cast<float>(100 * row + t));
+      }
+      r.finish();
+    }
+    const auto leaf = static_cast<std::size_t>(slab->placement().layout().find(kNextObservation));
+    for (std::int64_t row = 0; row < 2; ++row) {
+      CHECK(read_header({slab->data(), static_cast<std::size_t>(slab->bytes())}, slab->placement(),
+                        row)
+                .policy_version == row);
+      const TensorView rows = slab->rows(leaf, row);
+      for (std::int64_t p = 0; p < 2; ++p) {
+        for (std::int64_t t = 0; t < 3; ++t) {
+          std::array<float, 2> frame;
+          std::memcpy(frame.data(), rows.data + p * rows.strides[0] + t * rows.strides[1], 8);
+          CHECK(frame[0] == static_cast<float>(100 * row + t + 1));
+          CHECK(frame[1] == static_cast<float>(p));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("a rollout that is stopped ends with the step that is being recorded") {
+  for (bool live : {true, false}) {
+    Recording r({.envs = 2, .batched = true, .set_truncated = true}, 5, all_leaves(), live);
+    const SharedNumber stop = std::make_shared<std::atomic<std::uint64_t>>(6);
+    const SharedNumber steps = std::make_shared<std::atomic<std::uint64_t>>(0);
+    r.begin(4, {stop, 7, 2, steps});
+    CHECK(r.step(1) == 0);
+    CHECK(r.step(2) == 0);
+    stop->store(7);
+    CHECK(r.step(3, {0, 1}) == -2);  // one env is to be reset, and this is the end
+    r.reset(50);
+    CHECK(steps->load() == 3);
+    CHECK(r.recorder.steps_left() == 0);
+    CHECK_THROWS_AS(r.step(4), std::logic_error);
+    const RolloutHeader header = r.finish();
+
+    CHECK(header.frames == 6);
+    CHECK(header.steps == 5);
+    const std::span bytes(r.slab->data(), static_cast<std::size_t>(r.slab->bytes()));
+    CHECK(read_lengths(bytes, r.slab->placement(), 0) == std::vector<std::int64_t>{3, 3});
+    for (std::int64_t p = 0; p < 2; ++p) {
+      CHECK(r.flags(kMask, p) == "11100");
+      CHECK(r.flags(kTruncated, p) == "00100");
+      CHECK(r.integer(kIds, 2, p) == 0);
+      for (std::int64_t t : {3, 4}) {
+        CHECK(r.integer(kIds, t, p) == -1);
+        CHECK(r.integer(kNextStepCount, t, p) == 0);
+        CHECK(r.number(kObservation, t, p) == 0.0F);
+        CHECK(r.number(kNextObservation, t, p) == 0.0F);
+      }
+    }
+
+    r.begin();  // it goes on where it stood
+    CHECK(r.number(kObservation, 0, 0) == 3.0F);
+    CHECK(r.number(kObservation, 0, 1) == 50.0F);
+    for (float n = 4; n < 9; ++n) {
+      CHECK(r.step(n) == 0);
+    }
+    CHECK(r.integer(kIds, 0, 0) == 0);
+    CHECK(r.integer(kIds, 0, 1) == 1);
+    CHECK(r.finish().frames == 10);
+  }
+}
+
+TEST_CASE("a rollout may have fewer steps than the slab") {
+  Recording r({.envs = 2, .batched = true, .set_truncated = true}, 4, all_leaves());
+  r.begin(1, {}, 2);
+  CHECK(r.recorder.steps_left() == 2);
+  CHECK(r.step(1) == 0);
+  CHECK(r.step(2) == 0);
+  CHECK_THROWS_AS(r.step(3), std::logic_error);
+  CHECK(r.finish().frames == 4);
+  const std::span bytes(r.slab->data(), static_cast<std::size_t>(r.slab->bytes()));
+  CHECK(read_lengths(bytes, r.slab->placement(), 0) == std::vector<std::int64_t>{2, 2});
+  for (std::int64_t p = 0; p < 2; ++p) {
+    CHECK(r.flags(kMask, p) == "1100");
+    CHECK(r.flags(kTruncated, p) == "0100");
+    CHECK(r.integer(kIds, 3, p) == -1);
+    CHECK(r.number(kObservation, 2, p) == 0.0F);
+  }
+  r.begin();
+  CHECK(r.number(kObservation, 0, 1) == 2.0F);
+  CHECK_THROWS_AS(r.begin(0, {}, 5), std::invalid_argument);
+  CHECK_THROWS_AS(r.begin(0, {}, -1), std::invalid_argument);
+}
+
+TEST_CASE("a stopped rollout has at least one step, and as many as it must have") {
+  Recording r({}, 4, all_leaves());
+  const SharedNumber stop = std::make_shared<std::atomic<std::uint64_t>>(1);
+  r.begin(0, {stop, 1});
+  CHECK(r.step(1) == -1);
+  CHECK(r.finish().frames == 1);
+  r.begin(0, {stop, 1, 3});
+  CHECK(r.step(2) == 0);
+  CHECK(r.step(3) == 0);
+  CHECK(r.step(4) == -1);
+  CHECK(r.finish().frames == 3);
+  r.begin(0, {stop, 1, 4});  // stopped where it ends anyhow
+  for (float n = 5; n < 9; ++n) {
+    CHECK(r.step(n) == 0);
+  }
+  CHECK(r.finish().frames == 4);
+  r.begin(0, {stop, 1});
+  r.recorder.abandon();
+  r.begin();
+  CHECK(r.step(10) == 0);
+}
+
+TEST_CASE("what others write has its place, and is cleared behind a rollout's end") {
+  const Key image{"image"};
+  std::vector<Leaf> leaves = usual_leaves();
+  leaves.push_back({image, DType::float32, {}});
+  Recording r({.envs = 2, .batched = true}, 3, leaves, true, {image});
+  r.begin(0, {}, 2);
+  std::memset(r.slab->data(), 0xFF, static_cast<std::size_t>(r.slab->bytes()));
+  r.step(1);
+  r.step(2);
+  r.finish();
+  for (std::int64_t p = 0; p < 2; ++p) {
+    CHECK(r.at<std::uint32_t>(image, 0, p) == 0xFFFFFFFF);
+    CHECK(r.at<std::uint32_t>(image, 1, p) == 0xFFFFFFFF);
+    CHECK(r.at<std::uint32_t>(image, 2, p) == 0);
+  }
+  CHECK(contains(error_of([&] { Recording({}, 3, leaves); }), "expected 12 leaves"));
+  CHECK(contains(error_of([&] { Recording({}, 3, usual_leaves(), true, {image}); }),
+                 "expected a leaf image"));
+}
