@@ -528,7 +528,6 @@ class Recorder:
         batched: arrays have a leading dimension P.
         max_frames_per_traj: truncate a trajectory at that length; 0: never.
         skips_after_done: the step after a done is a dummy, whose cell stays uncollected.
-        own_flags: reward and flags are among the observations and copied as they are.
         set_truncated: flag the last collected frame of every env in every rollout.
         states: (key, current, initial) each: what the policy passes on to its next call.
             `initial` is one frame, or one per env.
@@ -540,6 +539,9 @@ class Recorder:
             more than its address; returns the array that is meant. None: it is taken as it is.
         elsewhere: the keys of leaves that others write into the slab, after `finish`; here their
             cells are only cleared behind a rollout's end.
+        ends: the keys of the observations of which any value that is set ends an env's episode.
+            Where there are some, reward and flags of a step are not looked at, and nowhere else.
+        rewards: with `ends`, the keys of those whose values, added up, are a step's reward.
 
     Raises:
         ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes.
@@ -554,7 +556,6 @@ class Recorder:
         batched: bool,
         max_frames_per_traj: int = 0,
         skips_after_done: bool = False,
-        own_flags: bool = False,
         set_truncated: bool = False,
         states: Sequence[tuple[_Key, _Array, _Array]] = (),
         is_init: _Array | None = None,
@@ -563,6 +564,8 @@ class Recorder:
         scalars: bool = False,
         convert: Callable[[Any], _Array] | None = None,
         elsewhere: Sequence[_Key] = (),
+        ends: Sequence[_Key] = (),
+        rewards: Sequence[_Key] = (),
     ) -> None: ...
     @property
     def done(self) -> npt.NDArray[np.bool_]:

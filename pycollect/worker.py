@@ -256,7 +256,6 @@ class Worker:
             batched=env.batched,
             max_frames_per_traj=self._cut,
             skips_after_done=env.skips_after_done,
-            own_flags=env.own_flags,
             set_truncated=options.set_truncated,
             states=[(state.leaf.key, state.current, state.initial) for state in states],
             is_init=runner.is_init,
@@ -265,6 +264,8 @@ class Worker:
             scalars=direct is not None and direct.scalars,
             convert=None if direct is None else direct.convert,
             elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
+            ends=env.ends,
+            rewards=[leaf.key for leaf in env.step_only] if env.ends else (),
         )
 
     def set_share(self, frames: int) -> None:

@@ -1,6 +1,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
@@ -75,13 +76,23 @@ std::int64_t step_bytes(const Layout& layout, std::int64_t envs) {
   return bytes;
 }
 
+bool is_among(const Key& key, const std::vector<Key>& keys) {
+  return std::find(keys.begin(), keys.end(), key) != keys.end();
+}
+
 // (key, current, live) each; current is None for what is not carried.
-std::vector<ObservationSpec> observation_specs(const std::vector<py::tuple>& observations) {
+std::vector<ObservationSpec> observation_specs(const std::vector<py::tuple>& observations,
+                                               const std::vector<Key>& ends,
+                                               const std::vector<Key>& rewards) {
   std::vector<ObservationSpec> result;
   for (const py::tuple& spec : observations) {
     const bool carried = !spec[1].is_none();
     const TensorView current = carried ? borrow(spec[1], "current", nullptr, true) : TensorView{};
-    result.push_back({key_from(spec[0]), current, spec[2].cast<bool>(), carried});
+    const Key key = key_from(spec[0]);
+    const Meaning meaning = is_among(key, ends)      ? Meaning::end
+                            : is_among(key, rewards) ? Meaning::reward
+                                                     : Meaning::none;
+    result.push_back({key, current, spec[2].cast<bool>(), carried, meaning});
   }
   return result;
 }
@@ -114,11 +125,13 @@ class BoundRecorder {
                 const std::vector<py::tuple>& outputs, const RecorderOptions& options,
                 const std::vector<py::tuple>& states, const py::object& is_init,
                 const py::object& step_count, std::vector<std::size_t> given, bool scalars,
-                py::object convert, const std::vector<py::tuple>& elsewhere)
+                py::object convert, const std::vector<py::tuple>& elsewhere,
+                const std::vector<py::tuple>& ends, const std::vector<py::tuple>& rewards)
       : held_{py::cast(observations), py::cast(states), is_init, step_count},
-        recorder_(layout, observation_specs(observations), keys_from(outputs), options,
-                  state_specs(states), optional_view(is_init, "is_init"),
-                  optional_view(step_count, "step_count"), keys_from(elsewhere)),
+        recorder_(layout, observation_specs(observations, keys_from(ends), keys_from(rewards)),
+                  keys_from(outputs), options, state_specs(states),
+                  optional_view(is_init, "is_init"), optional_view(step_count, "step_count"),
+                  keys_from(elsewhere)),
         observation_(observations.size(), "observation"),
         outputs_(outputs.size(), "outputs"),
         states_(states.size(), "states"),
@@ -126,6 +139,7 @@ class BoundRecorder {
         scalars_(scalars),
         convert_(std::move(convert)),
         is_one_(options.envs == 1),
+        own_flags_(options.own_flags),
         releases_(step_bytes(layout, options.envs) >= kReleaseFrom) {}
 
   // Keeps what the policy returned until the step that it leads to, and copies what the env is
@@ -202,6 +216,9 @@ class BoundRecorder {
                        py::handle truncated) {
     const auto observed = observation_.borrow_from(observation);
     const auto outputs = outputs_.views(), states = states_.views();
+    if (own_flags_) {
+      return recorded(StepData{observed, {}, {}, {}, outputs, states});
+    }
     const auto number = plain_number(reward);
     const auto end = plain_flag(terminated), cut = plain_flag(truncated);
     if (is_one_ && number && end && cut) {
@@ -232,6 +249,7 @@ class BoundRecorder {
   py::object taken_;  // its memory is what outputs_ and states_ show
   Borrower reward_, terminated_, truncated_;
   bool is_one_;
+  bool own_flags_;
   bool releases_;
 };
 
@@ -263,25 +281,26 @@ void bind_recorder(py::module_& module) {
   py::class_<BoundRecorder>(module, "Recorder", "Writes the steps of P envs into a slab.")
       .def(py::init([](const Layout& layout, const std::vector<py::tuple>& observations,
                        const std::vector<py::tuple>& outputs, std::int64_t envs, bool batched,
-                       std::int64_t max_frames_per_traj, bool skips_after_done, bool own_flags,
-                       bool set_truncated, const std::vector<py::tuple>& states,
-                       const py::object& is_init, const py::object& step_count,
-                       std::vector<std::size_t> given, bool scalars, py::object convert,
-                       const std::vector<py::tuple>& elsewhere) {
+                       std::int64_t max_frames_per_traj, bool skips_after_done, bool set_truncated,
+                       const std::vector<py::tuple>& states, const py::object& is_init,
+                       const py::object& step_count, std::vector<std::size_t> given, bool scalars,
+                       py::object convert, const std::vector<py::tuple>& elsewhere,
+                       const std::vector<py::tuple>& ends, const std::vector<py::tuple>& rewards) {
              return std::make_unique<BoundRecorder>(
                  layout, observations, outputs,
-                 RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done, own_flags,
-                                 set_truncated},
+                 RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done,
+                                 !ends.empty(), set_truncated},
                  states, is_init, step_count, std::move(given), scalars, std::move(convert),
-                 elsewhere);
+                 elsewhere, ends, rewards);
            }),
            py::arg("layout"), py::arg("observations"), py::arg("outputs"), py::arg("envs"),
            py::arg("batched"), py::arg("max_frames_per_traj") = 0,
-           py::arg("skips_after_done") = false, py::arg("own_flags") = false,
-           py::arg("set_truncated") = false, py::arg("states") = py::tuple(),
-           py::arg("is_init") = py::none(), py::arg("step_count") = py::none(),
-           py::arg("given") = py::tuple(), py::arg("scalars") = false,
-           py::arg("convert") = py::none(), py::arg("elsewhere") = std::vector<py::tuple>())
+           py::arg("skips_after_done") = false, py::arg("set_truncated") = false,
+           py::arg("states") = py::tuple(), py::arg("is_init") = py::none(),
+           py::arg("step_count") = py::none(), py::arg("given") = py::tuple(),
+           py::arg("scalars") = false, py::arg("convert") = py::none(),
+           py::arg("elsewhere") = py::tuple(), py::arg("ends") = py::tuple(),
+           py::arg("rewards") = py::tuple())
       .def_property_readonly("done", &done_of, "bool [P]: must be reset now; changes in place.")
       .def_property_readonly("frames", [](BoundRecorder& self) { return self.recorder().frames(); })
       .def("restart", &BoundRecorder::restart, py::arg("observation"))

@@ -119,6 +119,9 @@ void Recorder::clear_root_flags() {
 
 std::int64_t Recorder::step(const StepData& data) {
   check_step_is_due();
+  if (leaves_.summary) {
+    return record(data.observation, data.outputs, data.states);
+  }
   const auto n = static_cast<std::size_t>(options_.envs);
   const std::span flags(flags_);
   read_flat("reward", data.reward, DType::float64, std::span(rewards_));
@@ -145,7 +148,7 @@ void Recorder::check_step_is_due() const {
   }
 }
 
-// Reward and flags stand in rewards_ and flags_.
+// Reward and flags stand in rewards_ and flags_, unless the observations have them.
 std::int64_t Recorder::record(std::span<const TensorView> observation,
                               std::span<const TensorView> outputs,
                               std::span<const TensorView> states) {
@@ -162,6 +165,9 @@ std::int64_t Recorder::record(std::span<const TensorView> observation,
   }
   write_observations(observation);
   write_states(states);
+  if (leaves_.summary) {
+    leaves_.summary->read(observation, rewards_, std::span(flags_).first(envs_.size()));
+  }
   const auto n = static_cast<std::size_t>(options_.envs);
   for (std::int64_t p = 0; p < options_.envs; ++p) {
     const auto i = static_cast<std::size_t>(p);

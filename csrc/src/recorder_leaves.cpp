@@ -116,6 +116,28 @@ std::vector<LeafRows*> all_of(RecorderLeaves& leaves) {
   return all;
 }
 
+// What the observations say of rewards and ends; nothing where these are the recorder's own.
+std::optional<StepSummary> summary_of(const std::vector<ObservationSpec>& specs,
+                                      const std::vector<RecorderLeaves::Observation>& observations,
+                                      const RecorderOptions& options) {
+  StepSummary summary(options.envs);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    const RecorderLeaves::Observation& own = observations[i];
+    const LeafRows& leaf = own.next ? *own.next : *own.current;
+    if (specs[i].meaning == Meaning::end) {
+      summary.add_end(i, leaf);
+    } else if (specs[i].meaning == Meaning::reward) {
+      summary.add_reward(i, leaf);
+    }
+  }
+  if (options.own_flags != summary.has_ends()) {
+    throw std::invalid_argument(
+        "observations: expected one that says where episodes end exactly where reward and flags "
+        "are the environment's own");
+  }
+  return options.own_flags ? std::optional(std::move(summary)) : std::nullopt;
+}
+
 }  // namespace
 
 RecorderLeaves::RecorderLeaves(const Layout& layout,
@@ -134,6 +156,7 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   for (const ObservationSpec& spec : observation_specs) {
     observations.push_back(observation_of(spec, rows));
   }
+  summary = summary_of(observation_specs, observations, options);
   for (const Key& key : output_keys) {
     outputs.push_back(rows.of(key));
   }

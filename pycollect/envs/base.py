@@ -28,16 +28,13 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 class Sampler(Protocol):
-    """Draws random actions.
+    """Draws the random actions of many steps at once.
 
     Attributes:
         leaves: of an action, in the order of the arrays that `draw` returns.
-        ahead: True where the actions of many steps can be drawn at once; else one step's are, right
-            before it.
     """
 
     leaves: tuple[Leaf, ...]
-    ahead: bool
 
     def draw(
         self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
@@ -82,9 +79,9 @@ class EnvBatch(ABC):
             `reset_mask`: it resets a finished row by itself in the step that follows, so that this
             step of that row is a dummy (an uncollected cell). `reset_done` is not available then.
         can_reset: whether single rows can be reset at any time (`max_frames_per_traj` needs it).
-        own_flags: reward, done, terminated and truncated have keys and shapes of the env's own:
-            the flags are among `observation`, the rewards in `step_only`, and what `step` returns
-            beside the observation only says where episodes end and what was earned in all.
+        ends: the keys of the flags among `observation`, of which any that is set ends an episode.
+            Where there are some, reward, done, terminated and truncated have keys and shapes of the
+            env's own, the rewards are `step_only`, and `step` returns None in their places.
         step_only: leaves that a step gives and a reset does not; they lie under "next" alone. In
             `Arrays` they follow the observation, also in those of a reset (any values there).
         takes_tensors: `step` is given torch tensors instead of numpy arrays.
@@ -109,7 +106,7 @@ class EnvBatch(ABC):
     action_space: gymnasium.Space[Any] | None
     skips_after_done: bool = False
     can_reset: bool = True
-    own_flags: bool = False
+    ends: tuple[Key, ...] = ()
     step_only: tuple[Leaf, ...] = ()
     takes_tensors: bool = False
     casts_actions: bool = True
@@ -121,6 +118,11 @@ class EnvBatch(ABC):
     nodes: Mapping[Key, Node] = MappingProxyType({})
     device: torch.device = torch.device("cpu")
     staying: frozenset[Key] = frozenset()
+
+    @property
+    def own_flags(self) -> bool:
+        """Whether reward and flags have keys and shapes of the env's own, see `ends`."""
+        return bool(self.ends)
 
     @property
     def batch_size(self) -> tuple[int, ...]:
@@ -143,8 +145,20 @@ class EnvBatch(ABC):
         """Which of the policy's outputs `step` is to be given, in that order: here the action's."""
         return tuple(leaf.key for leaf in self.action)
 
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether `action_sampler` draws random actions; else `random_action` does."""
+        return True
+
+    def random_action(self) -> tuple[torch.Tensor, ...]:
+        """The next step's random actions, [*action] or [P, *action] each, on the env's device.
+
+        Where they depend on the state, or on a generator that others draw from, too.
+        """
+        raise NotImplementedError
+
     def action_sampler(self) -> Sampler:
-        """What draws random actions for this env."""
+        """What draws random actions for this env, where it `draws_ahead`."""
         assert self.action_space is not None
         return ActionSampler(self.action_space, self.num_envs, self.batched)
 

@@ -33,8 +33,6 @@ class ActionSampler:
         ValueError: a space that is not supported, see `leaf_spaces`.
     """
 
-    ahead = True
-
     def __init__(self, action_space: Space, num_envs: int, batched: bool) -> None:
         pairs = leaf_spaces(action_space, ("action",), "action_space")
         self.leaves = tuple(leaf for leaf, _ in pairs)

@@ -46,18 +46,22 @@ class RandomRunner:
     ) -> None:
         self.rng = np.random.default_rng() if rng is None else rng
         self.outputs = env.action if outputs is None else outputs
-        self._sampler = env.action_sampler()
+        self._env = env
         self._to_rows = _tensor_rows if env.takes_tensors else _array_rows
         self._batch = (env.num_envs,) if env.batched else ()
         places = {leaf.key: place for place, leaf in enumerate(env.action)}
         self._places = [places.get(leaf.key) for leaf in self.outputs]
         self.extra_outputs = env.action_extras
         self.said = env.draw_extras
+        self._absent = [self._zeros(leaf) for leaf in self.outputs]
+        self._dtypes = [torch_dtype(leaf.dtype) for leaf in self.outputs]
         self.act: Callable[[], tuple[Row, ...]] = self._draw_next
+        if env.draws_ahead:
+            self._sampler = env.action_sampler()
 
     def refresh(self, steps: int) -> None:
         """The next `steps` steps, at least one, are to come; earlier draws that are left go."""
-        if self._sampler.ahead:
+        if self._env.draws_ahead:
             rows = self._draw(steps)
             rows.reverse()
             self.act = rows.pop
@@ -66,21 +70,34 @@ class RandomRunner:
         """Random actions note nothing for the next one."""
 
     def _draw_next(self) -> tuple[Row, ...]:
-        return self._draw(1)[0]
+        if self._env.draws_ahead:
+            return self._draw(1)[0]
+        drawn = self._env.random_action()
+        return tuple(
+            [
+                absent if place is None else _as(drawn[place], dtype)
+                for place, dtype, absent in zip(
+                    self._places, self._dtypes, self._absent, strict=True
+                )
+            ]
+        )
 
     def _draw(self, steps: int) -> list[tuple[Row, ...]]:
         """Per step its actions, in memory of their own, and zeros for other outputs."""
         arrays = self._sampler.draw(steps, self.rng)
         columns = [
-            self._zeros(leaf, steps) if place is None else self._to_rows(arrays[place], leaf)
-            for leaf, place in zip(self.outputs, self._places, strict=True)
+            (absent,) * steps if place is None else self._to_rows(arrays[place], leaf)
+            for leaf, place, absent in zip(self.outputs, self._places, self._absent, strict=True)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * steps
 
-    def _zeros(self, leaf: Leaf, steps: int) -> Sequence[Row]:
+    def _zeros(self, leaf: Leaf) -> torch.Tensor:
         shape = (*self._batch, *leaf.shape)
-        zeros = torch.zeros(shape, dtype=torch_dtype(leaf.dtype), device="cpu")
-        return (zeros,) * steps
+        return torch.zeros(shape, dtype=torch_dtype(leaf.dtype), device="cpu")
+
+
+def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return value if value.dtype is dtype else value.to(dtype)
 
 
 def _tensor_rows(actions: npt.NDArray[Any], leaf: Leaf) -> Sequence[Row]:

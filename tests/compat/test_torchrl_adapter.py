@@ -25,7 +25,6 @@ from torchrl_support import (
 
 import pycollect
 from pycollect.envs import make_env_batch
-from pycollect.layout import torch_dtype
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
@@ -274,17 +273,23 @@ def test_init_random_frames() -> None:
 
 @pytest.mark.parametrize("size", [(), (2,)])
 def test_statistics_add_all_rewards(size: tuple[int, ...]) -> None:
-    env = make_env_batch(batched(mock.MultiKeyCountingEnv, *size))
-    env.given(env.action)
-    env.reset()
-    actions = tuple(
-        torch.ones((*size, *leaf.shape), dtype=torch_dtype(leaf.dtype)) for leaf in env.action
-    )
-    arrays, total, *_ = env.step(actions)
-    rewards = arrays[len(env.observation) :]
-    assert len(rewards) == 3
-    expected = sum(float(reward.double().sum()) for reward in rewards)
-    assert float(torch.as_tensor(total).sum()) == expected > 0
+    make = batched(mock.MultiKeyCountingEnv, *size, max_steps=1000)
+    arguments = {"frames_per_batch": 8, "max_frames_per_traj": 4}
+    with pycollect.SyncDataCollector(make, None, **arguments) as collector:
+        batch = collector.next()
+        returned = collector.stats()["episode_return"]
+    rewards = [
+        batch[("next", *key)] for key in (("reward",), ("nested_1", "gift"), ("nested_2", "reward"))
+    ]
+    ids = batch["collector", "traj_ids"]
+    ended = batch["next", "done"][..., 0]
+    for key in ("nested_1", "nested_2"):
+        ended = ended | batch["next", key, "done"].flatten(ids.ndim).any(-1)
+    earned = sum(reward.double().flatten(ids.ndim).sum(-1) for reward in rewards)
+    complete = ids[ended].unique()
+    expected = [float(earned[ids == one].sum()) for one in complete]
+    assert len(expected) > 1
+    assert returned == pytest.approx(sum(expected) / len(expected))
 
 
 def test_one_tensordict_per_step_is_counted() -> None:

@@ -149,13 +149,14 @@ TEST_CASE("an environment's own reward and flags are copied as they are") {
                        {{"collector", "traj_ids"}, DType::int64, {}}});
   std::vector<float> x{0};
   std::vector<std::uint8_t> done{0, 0};
-  Recorder recorder(layout,
-                    {{{"x"}, view_of(x, DType::float32, {1})},
-                     {{"agents", "done"}, view_of(done, DType::boolean, {2})},
-                     {{"agents", "reward"}, {}, false, false}},
-                    {}, RecorderOptions{.own_flags = true, .set_truncated = true});
-  std::vector<float> o{5}, reward{1, 2}, total{3};
-  std::vector<std::uint8_t> flags{0, 1}, no{0};
+  Recorder recorder(
+      layout,
+      {{{"x"}, view_of(x, DType::float32, {1})},
+       {{"agents", "done"}, view_of(done, DType::boolean, {2}), true, true, Meaning::end},
+       {{"agents", "reward"}, {}, false, false, Meaning::reward}},
+      {}, RecorderOptions{.own_flags = true, .set_truncated = true});
+  std::vector<float> o{5}, reward{1, 2};
+  std::vector<std::uint8_t> flags{0, 1};
   const std::array views{view_of(o, DType::float32, {1}), view_of(flags, DType::boolean, {2}),
                          view_of(reward, DType::float32, {2})};
   recorder.restart(views);
@@ -163,9 +164,11 @@ TEST_CASE("an environment's own reward and flags are copied as they are") {
   auto slab = pool.acquire();
   recorder.begin(slab, 0, 0);
   const std::array<TensorView, 0> none{};
-  CHECK(recorder.step({views, view_of(total, DType::float32, {}), view_of(no, DType::boolean, {}),
-                       view_of(no, DType::boolean, {}), none}) == 0);
+  CHECK(recorder.step(StepData{views, {}, {}, {}, none}) == 1);
   recorder.finish(0, 0, 0);
+  const std::vector<Episode> episodes = recorder.take_episodes();
+  REQUIRE(episodes.size() == 1);
+  CHECK(episodes[0].total_reward == 3);
   const auto bytes = [&](const Key& key) {
     return slab->rows(static_cast<std::size_t>(layout.find(key)), 0).data;
   };
@@ -176,4 +179,50 @@ TEST_CASE("an environment's own reward and flags are copied as they are") {
   CHECK(rewards[1] == 2);
   // set_truncated reaches the environment's own flags too.
   CHECK(bytes({"next", "agents", "done"})[0] == std::byte{1});
+}
+
+TEST_CASE("each environment of a batch ends by any of its flags and earns the sum of its rewards") {
+  const Layout layout({{{"done"}, DType::boolean, {1}},
+                       {{"next", "done"}, DType::boolean, {1}},
+                       {{"agents", "done"}, DType::boolean, {2}},
+                       {{"next", "agents", "done"}, DType::boolean, {2}},
+                       {{"next", "reward"}, DType::float32, {1}},
+                       {{"next", "agents", "reward"}, DType::float64, {2}},
+                       {{"collector", "traj_ids"}, DType::int64, {}}});
+  std::vector<std::uint8_t> now{0, 0, 0}, of_agents{0, 0, 0, 0, 0, 0};
+  Recorder recorder(
+      layout,
+      {{{"done"}, view_of(now, DType::boolean, {3, 1}), true, true, Meaning::end},
+       {{"agents", "done"}, view_of(of_agents, DType::boolean, {3, 2}), true, true, Meaning::end},
+       {{"reward"}, {}, false, false, Meaning::reward},
+       {{"agents", "reward"}, {}, false, false, Meaning::reward}},
+      {}, RecorderOptions{.envs = 3, .batched = true, .own_flags = true});
+  std::vector<std::uint8_t> done{0, 1, 0}, agents{0, 0, 0, 0, 0, 1};
+  std::vector<float> reward{1, 2, 4};
+  std::vector<double> shares{8, 16, 32, 64, 128, 256};
+  const std::array views{
+      view_of(done, DType::boolean, {3, 1}), view_of(agents, DType::boolean, {3, 2}),
+      view_of(reward, DType::float32, {3, 1}), view_of(shares, DType::float64, {3, 2})};
+  recorder.restart(views);
+  SlabPool pool(Placement(layout, {1, 3, 1}), 1, true);
+  recorder.begin(pool.acquire(), 0, 0);
+  const std::array<TensorView, 0> none{};
+  CHECK(recorder.step(StepData{views, {}, {}, {}, none}) == 2);
+  CHECK(recorder.done()[0] == 0);
+  const std::vector<Episode> episodes = recorder.take_episodes();
+  REQUIRE(episodes.size() == 2);
+  CHECK(episodes[0].env == 1);
+  CHECK(episodes[0].total_reward == 2 + 32 + 64);
+  CHECK(episodes[1].env == 2);
+  CHECK(episodes[1].total_reward == 4 + 128 + 256);
+}
+
+TEST_CASE("an environment's own flags are told exactly where there are some") {
+  const Layout layout({{{"done"}, DType::boolean, {1}},
+                       {{"next", "done"}, DType::boolean, {1}},
+                       {{"collector", "traj_ids"}, DType::int64, {}}});
+  std::vector<std::uint8_t> now{0};
+  const TensorView current = view_of(now, DType::boolean, {1});
+  CHECK_THROWS_AS(Recorder(layout, {{{"done"}, current}}, {}, {.own_flags = true}),
+                  std::invalid_argument);
 }

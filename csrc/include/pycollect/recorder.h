@@ -28,7 +28,8 @@ struct Episode {
 };
 
 // What one step of the environments gave, each with a leading P where batched. The outputs are
-// those that the policy chose the step's action with.
+// those that the policy chose the step's action with. Reward and flags are not looked at where they
+// are among the observations.
 struct StepData {
   std::span<const TensorView> observation;  // the true successor, in the order of `observations`
   TensorView reward;

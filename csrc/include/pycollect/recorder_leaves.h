@@ -11,6 +11,7 @@
 #include "pycollect/layout.h"
 #include "pycollect/leaf_rows.h"
 #include "pycollect/slab.h"
+#include "pycollect/step_summary.h"
 
 namespace pycollect {
 
@@ -22,10 +23,14 @@ struct RecorderOptions {
   // cannot be reset by mask); reset() is then never called.
   bool skips_after_done = false;
   // Reward and flags are among the observations, whatever their keys and shapes, and copied as they
-  // are; those in StepData only say where episodes end. Else they are leaves of the recorder's.
+  // are; what these say counts (see ObservationSpec), those in StepData are not looked at. Else
+  // reward and flags are leaves of the recorder's.
   bool own_flags = false;
   bool set_truncated = false;  // flag the last collected frame of every env in every rollout
 };
+
+// What an observation says besides, where reward and flags are an environment's own.
+enum class Meaning : std::uint8_t { none, end, reward };
 
 // What an environment shows of itself after each step, and after a reset. A carried one may lack
 // the leaf ("next", key): its successor is then only the next step's root.
@@ -40,6 +45,9 @@ struct ObservationSpec {
   // The root has it too: what the action was chosen on. False for what only a step gives, such as
   // a reward: there is ("next", key) alone.
   bool carried = true;
+  // An episode ends where any value of such an observation is set; the reward of a step is the sum
+  // of all values of those.
+  Meaning meaning = Meaning::none;
 };
 
 // What a policy passes on to its own next call (a recurrent state): it reads `key` and writes
@@ -90,6 +98,7 @@ struct RecorderLeaves {
   void bind(Slab& slab, std::int64_t row);
 
   std::vector<Observation> observations;
+  std::optional<StepSummary> summary;  // of an environment's own rewards and flags
   std::vector<LeafRows> outputs;
   std::vector<State> states;
   std::optional<Standard> standard;

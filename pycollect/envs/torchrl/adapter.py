@@ -20,14 +20,12 @@ from torchrl.envs import (
 from pycollect._core import Leaf
 from pycollect.batch import FLAGS
 from pycollect.devices import CPU, Fetch, accelerator
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
 from pycollect.envs.single import close_quietly
 from pycollect.extras import Extra, ExtraValues, Kind
 from pycollect.extras_delivery import read_values, write_values
 from pycollect.layout import Key, torch_dtype
 
-from .actions import SpecSampler
-from .ends import make_ended, make_total
 from .specs import (
     check_device,
     check_root,
@@ -37,7 +35,7 @@ from .specs import (
     spec_leaves,
     spec_nodes,
 )
-from .stepping import make_advance, make_complete, make_following, make_take
+from .stepping import make_advance, make_complete, make_following, make_maybe_reset, make_take
 
 _NO_HOOKS = (Transform._post_step_mdp_hooks, Compose._post_step_mdp_hooks)
 Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
@@ -51,7 +49,6 @@ class TorchRLEnv(EnvBatch):
     step: it holds all root entries, so that states and a policy's outputs reach the env.
     """
 
-    own_flags = True
     takes_tensors = True
     casts_actions = False
     passes_states_on = True
@@ -77,6 +74,8 @@ class TorchRLEnv(EnvBatch):
             self.staying = frozenset(key for key in keys if key[-1] not in FLAGS)
         self.step_only = spec_leaves(env.full_reward_spec, env.batch_size)
         self.action = spec_leaves(env.full_action_spec, env.batch_size)
+        self._action_names = [name_of(leaf.key) for leaf in self.action]
+        self._gather_action = self._gather_there(self.action)
         self._given: tuple[Leaf, ...] = self.action
         specs = (env.observation_spec, env.full_done_spec, env.full_reward_spec)
         self.extras = tuple(
@@ -93,11 +92,8 @@ class TorchRLEnv(EnvBatch):
             torch.zeros((*rows, *leaf.shape), dtype=torch_dtype(leaf.dtype))
             for leaf in self.step_only
         )
-        self._never = torch.zeros(rows, dtype=torch.bool)
-        places = {leaf.key: place for place, leaf in enumerate(self.observation)}
         flags = spec_leaves(env.full_done_spec, env.batch_size)
-        self._ended = make_ended([places[leaf.key] for leaf in flags], rows)
-        self._total = make_total(self.step_only, len(self.observation), rows)
+        self.ends = tuple(leaf.key for leaf in flags)
         self._draws_by_spec = _draws_by_spec(env) and not self.action_extras
         self.resets_apart = _resets_apart(env)
         self._has_hooks = has_hooks(env)
@@ -105,6 +101,7 @@ class TorchRLEnv(EnvBatch):
         if self.resets_apart:
             self._following, self._complete = make_following(env), make_complete(env)
             self._advance = make_advance(env)
+            self._maybe_reset = make_maybe_reset(env)
 
     def _gather(self, leaves: Sequence[Leaf]) -> Gather:
         """What takes those leaves out of a TensorDict of the env's batch size, as rows [P, ...].
@@ -168,16 +165,18 @@ class TorchRLEnv(EnvBatch):
         self._given = outputs
         return tuple(leaf.key for leaf in outputs)
 
-    def action_sampler(self) -> Sampler:
-        """The env's own random actions, drawn step by step since masks change with the state."""
-        return SpecSampler(self.action, self._random_action)
+    @property
+    def draws_ahead(self) -> bool:
+        """Never: masks change with the state."""
+        return False
 
-    def _random_action(self) -> tuple[torch.Tensor, ...]:
+    def random_action(self) -> tuple[torch.Tensor, ...]:
+        """The env's own random actions, from torch's global generator."""
         if not self._draws_by_spec:
-            return self._gather(self.action)(self._env.rand_action(self._carrier))
+            return self._gather_action(self._env.rand_action(self._carrier))
         # Leaf by leaf: to draw from the whole spec builds a TensorDict, which takes far longer.
         spec = self._env.input_spec["full_action_spec"]
-        values = [spec[name_of(leaf.key)].rand().cpu() for leaf in self.action]
+        values = [spec[name].rand() for name in self._action_names]
         flat = len(self._size) - 1
         return tuple([value.flatten(0, flat) for value in values] if flat > 0 else values)
 
@@ -217,8 +216,7 @@ class TorchRLEnv(EnvBatch):
         if not self.resets_apart:
             stepped, self._carrier = env.step_and_maybe_reset(carrier)
             self._shown = stepped.get("next")
-            rows = self._gather_next(self._shown)
-            return rows, self._total(rows), self._ended(rows), self._never
+            return self._gather_next(self._shown), None, None, None
         stepped, rows = self._step(carrier)
         root = self._advance(stepped)
         if self._has_hooks:
@@ -226,7 +224,7 @@ class TorchRLEnv(EnvBatch):
             rows = self._gather_next(stepped.get("next"))
         self._shown = stepped.get("next")
         self._carrier = root
-        return rows, self._total(rows), self._ended(rows), self._never
+        return rows, None, None, None
 
     def _step(self, carrier: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
         """`env.step`, without what that does to a step which is complete already.
@@ -245,7 +243,7 @@ class TorchRLEnv(EnvBatch):
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset what the flags of the last step tell, nested ones each on its own."""
         if self.resets_apart:
-            self._carrier = self._env.maybe_reset(self._carrier)
+            self._carrier = self._maybe_reset(self._carrier)
         self._shown = self._carrier
         return (*self._gather_root(self._carrier), *self._no_rewards)
 

@@ -210,7 +210,6 @@ class OneHotSampler(Sampler):
 
     def __init__(self, indices: Sampler, leaf: Leaf) -> None:
         self.leaves = (leaf,)
-        self.ahead = indices.ahead
         self._indices = indices
         self._rows = np.eye(leaf.shape[0], dtype=leaf.dtype)
 

@@ -16,9 +16,7 @@ from pycollect.envs.single import close_quietly, same
 from pycollect.extras import ExtraValues
 from pycollect.layout import Key, torch_dtype
 
-from .actions import SpecSampler
 from .adapter import TorchRLEnv, has_hooks
-from .ends import make_total
 from .gym import Form, form_of, one_hot_sampler
 from .specs import check_device, name_of
 from .stepping import is_torchrls
@@ -136,7 +134,6 @@ class SerialRows(EnvBatch):
     """
 
     batched = True
-    own_flags = True
     takes_tensors = True
     casts_actions = False
     passes_states_on = True
@@ -159,8 +156,7 @@ class SerialRows(EnvBatch):
             for leaf in (*self.observation, *self.step_only)
         )
         self._views = [tuple(buffer[i] for buffer in self._buffers) for i in range(count)]
-        self._total = make_total(self.step_only, len(self.observation), (count,))
-        self._ended, self._never = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        self.ends = self._rows[0].ends
 
     def truncate_after(self, frames: int) -> bool:
         """Each row counts its own steps; see `TorchRLEnv.truncate_after`."""
@@ -174,11 +170,13 @@ class SerialRows(EnvBatch):
         (keys, *_) = [row.given(outputs) for row in self._rows]
         return keys
 
-    def action_sampler(self) -> Sampler:
-        """What the SerialEnv draws: one step's actions of all rows at once."""
-        return SpecSampler(self.action, self._random_action)
+    @property
+    def draws_ahead(self) -> bool:
+        """Never, as its rows."""
+        return False
 
-    def _random_action(self) -> tuple[torch.Tensor, ...]:
+    def random_action(self) -> tuple[torch.Tensor, ...]:
+        """What the SerialEnv draws: one step's actions of all rows at once."""
         spec = self._serial.input_spec["full_action_spec"]
         return tuple(spec[name_of(leaf.key)].rand() for leaf in self.action)
 
@@ -198,9 +196,9 @@ class SerialRows(EnvBatch):
         """Step each with its row of the outputs that `given` named; see `EnvBatch.step`."""
         columns = [value.unbind(0) for value in action]
         for i, (row, views) in enumerate(zip(self._rows, self._views, strict=True)):
-            values, _, self._ended[i], _ = row.step([column[i] for column in columns])
+            values, *_ = row.step([column[i] for column in columns])
             _write(views, values)
-        return self._buffers, self._total(self._buffers), self._ended, self._never
+        return self._buffers, None, None, None
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the rows where `done` (bool [P]) is set."""

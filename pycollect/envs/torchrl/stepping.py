@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDict
-from torchrl.envs import Compose, Transform, TransformedEnv
+from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from pycollect._core import Leaf
 from pycollect.batch import unchecked_tensordict
@@ -95,6 +95,30 @@ def make_advance(env: Any) -> Step:
     return advance
 
 
+def make_maybe_reset(env: Any) -> Step:
+    """`env.maybe_reset`, which goes through all flags to see whether any environment is reset.
+
+    By its rule the root's flags decide alone, where there are some: those of parts are not asked.
+    """
+    otherwise: Step = env.maybe_reset
+    flags = [leaf.key for leaf in spec_leaves(env.full_done_spec, env.batch_size)]
+    deciding = [key for key in flags if len(key) == 1]
+    is_plain = all(
+        getattr(type(env), name) is getattr(EnvBase, name) for name in ("maybe_reset", "any_done")
+    )
+    if not (is_plain and 0 < len(deciding) < len(flags)):
+        return otherwise
+    entries = _Entries(deciding)
+
+    def maybe_reset(root: Any) -> Any:
+        values = entries.of(root)
+        if values is None or any(value.any() for value in values):
+            return otherwise(root)
+        return root
+
+    return maybe_reset
+
+
 class _OtherKindError(Exception):
     """A TensorDict holds something else than tensors and TensorDicts, or lacks an entry."""
 
@@ -151,19 +175,40 @@ def _placed(entries: dict[str, Any], new: dict[str, Any], taken: Tree) -> dict[s
 
 def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]:
     """What takes the entries of those names out of a TensorDict."""
-    if not all(isinstance(name, str) for name in names):
-        return lambda td: tuple([td.get(name) for name in names])
+    entries = _Entries(names)
 
     def take(td: Any) -> tuple[torch.Tensor, ...]:
-        if type(td) is not TensorDict:
-            return tuple([td.get(name) for name in names])
-        entries = dict(td.items())  # one look at all of them costs less than `get` of one
-        try:
-            return tuple([entries[name] for name in names])
-        except KeyError:
+        values = entries.of(td)
+        if values is None:
             return tuple([td.get(name) for name in names])  # says what there is
+        return tuple(values)
 
     return take
+
+
+class _Entries:
+    """Entries of TensorDicts by name. One look at all of a node costs less than `get` of one."""
+
+    def __init__(self, names: Sequence[Any]) -> None:
+        numbers: dict[Key, int] = {(): 0}
+        self._nodes: list[tuple[int, str]] = []
+        self._places: list[tuple[int, str]] = []
+        for key in map(as_key, names):
+            for length in range(1, len(key)):
+                if key[:length] not in numbers:
+                    numbers[key[:length]] = len(numbers)
+                    self._nodes.append((numbers[key[: length - 1]], key[length - 1]))
+            self._places.append((numbers[key[:-1]], key[-1]))
+
+    def of(self, td: Any) -> list[Any] | None:
+        """The entries; None where one is missing, or some node is of another kind."""
+        try:
+            opened = [_entries_of(td)]
+            for above, name in self._nodes:
+                opened.append(_entries_of(opened[above][name]))
+            return [opened[above][name] for above, name in self._places]
+        except (KeyError, _OtherKindError):
+            return None
 
 
 def _flags_of(env: Any) -> list[tuple[Any, torch.Size]]:
@@ -180,20 +225,23 @@ def _completer(entries: Sequence[tuple[Any, torch.Size]], otherwise: Step) -> St
     """`otherwise`, but for a step that has all those entries in their shapes, or all of them but
     "terminated", which is then "done".
     """
+    shapes = dict(entries)
+    whole = _Entries(list(shapes))
+    rest = [name for name in shapes if name != "terminated"]
+    but_terminated = _Entries(rest)
+    may_miss = "done" in rest and len(rest) < len(shapes)
 
     def complete(following: Any) -> Any:
-        missing = []
-        for name, shape in entries:
-            value = following.get(name, None)
-            if value is None:
-                missing.append(name)
-            elif value.shape != shape:
-                return otherwise(following)
-        if missing:
-            done = following.get("done", None)
-            if missing != ["terminated"] or done is None or "truncated" in following:
-                return otherwise(following)
-            following.set("terminated", done)
+        values = whole.of(following)
+        if values is not None:
+            fit = [value.shape for value in values] == list(shapes.values())
+            return following if fit else otherwise(following)
+        values = but_terminated.of(following) if may_miss else None
+        if values is None or "truncated" in following:
+            return otherwise(following)
+        if any(value.shape != shapes[name] for name, value in zip(rest, values, strict=True)):
+            return otherwise(following)
+        following.set("terminated", values[rest.index("done")])
         return following
 
     return complete

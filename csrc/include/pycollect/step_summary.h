@@ -1,0 +1,42 @@
+// StepSummary: what a step came to, from rewards and flags of an environment's own keys and shapes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "pycollect/leaf_rows.h"
+#include "pycollect/tensor_view.h"
+
+namespace pycollect {
+
+// Each environment has ended where any of its flags is set, and earned the sum of its rewards.
+class StepSummary {
+ public:
+  explicit StepSummary(std::int64_t envs) : envs_(envs) {}
+
+  // The array at that place of a step is a flag or a reward, of this leaf.
+  void add_end(std::size_t place, const LeafRows& leaf);
+  void add_reward(std::size_t place, const LeafRows& leaf);
+  bool has_ends() const { return !ends_.empty(); }
+
+  // `values` are a step's arrays, [P, *frame] or [*frame], in the shapes of their leaves. Allocates
+  // nothing.
+  void read(std::span<const TensorView> values, std::span<double> earned,
+            std::span<std::uint8_t> ended);
+
+ private:
+  struct Part {
+    std::size_t place;
+    std::int64_t count;  // of the numbers of one env
+  };
+  Part part(std::size_t place, const LeafRows& leaf) const;
+
+  std::int64_t envs_;
+  std::vector<Part> ends_, rewards_;
+  std::vector<std::uint8_t> flags_;  // one step of the largest flag
+  std::vector<double> numbers_;      // one step of the largest reward
+};
+
+}  // namespace pycollect

@@ -1,0 +1,63 @@
+#include "pycollect/step_summary.h"
+
+#include <algorithm>
+
+#include "pycollect/copy.h"
+
+namespace pycollect {
+namespace {
+
+template <typename T>
+std::span<const T> cast(const TensorView& view, DType dtype, std::vector<T>& room) {
+  copy(TensorView::contiguous(room.data(), dtype, view.shape), view);
+  return room;
+}
+
+template <typename T>
+void make_room(std::vector<T>& room, std::int64_t size) {
+  room.resize(std::max(room.size(), static_cast<std::size_t>(size)));
+}
+
+}  // namespace
+
+StepSummary::Part StepSummary::part(std::size_t place, const LeafRows& leaf) const {
+  std::int64_t count = 1;
+  for (const std::int64_t extent : leaf.leaf().shape) {
+    count *= extent;
+  }
+  return {place, count};
+}
+
+void StepSummary::add_end(std::size_t place, const LeafRows& leaf) {
+  ends_.push_back(part(place, leaf));
+  make_room(flags_, envs_ * ends_.back().count);
+}
+
+void StepSummary::add_reward(std::size_t place, const LeafRows& leaf) {
+  rewards_.push_back(part(place, leaf));
+  make_room(numbers_, envs_ * rewards_.back().count);
+}
+
+void StepSummary::read(std::span<const TensorView> values, std::span<double> earned,
+                       std::span<std::uint8_t> ended) {
+  std::fill(earned.begin(), earned.end(), 0.0);
+  std::fill(ended.begin(), ended.end(), std::uint8_t{0});
+  for (const Part& part : ends_) {
+    auto flag = cast(values[part.place], DType::boolean, flags_).begin();
+    for (std::uint8_t& end : ended) {
+      for (std::int64_t i = 0; i < part.count; ++i) {
+        end |= *flag++;
+      }
+    }
+  }
+  for (const Part& part : rewards_) {
+    auto number = cast(values[part.place], DType::float64, numbers_).begin();
+    for (double& sum : earned) {
+      for (std::int64_t i = 0; i < part.count; ++i) {
+        sum += *number++;
+      }
+    }
+  }
+}
+
+}  // namespace pycollect
