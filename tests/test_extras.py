@@ -150,7 +150,9 @@ def test_from_workers(way: Way, kind: str) -> None:
             assert td.batch_size == way.shape(1 if kind == "one" else 3, kind != "one", 9)
             for frame in cells(td):
                 assert_true(frame)
-        assert collector.stats()["slow_paths"]["extras"] == 2
+        stats = collector.stats()
+        served = [own for own in stats["workers"].values() if own["frames"]]
+        assert stats["slow_paths"]["extras"] == len(served) >= (2 if way.sync else 1)
 
 
 @pytest.mark.parametrize("kind", ["one", "list", "SyncVectorEnv SAME_STEP", "uncollected cells"])

@@ -177,20 +177,28 @@ def flip(rollout: TensorDictBase) -> None:
     rollout["action"].logical_not_()
 
 
+SYNC, ASYNC = "MultiSyncDataCollector", "MultiaSyncDataCollector"
+
+
 @pytest.mark.parametrize(
-    ("collector_class", "arguments"),
+    ("size", "collector_class", "arguments"),
     [
-        ("MultiSyncDataCollector", {"post_collect_hook": flip, **MAX_STEPS}),
-        ("MultiSyncDataCollector", {"cat_results": -1, "compact_obs": True}),
-        ("MultiSyncDataCollector", {"cat_results": 0, "set_truncated": True, **MAX_STEPS}),
-        ("MultiSyncDataCollector", {"frames_per_batch": [24, 12], "cat_results": "stack"}),
-        ("MultiaSyncDataCollector", {"split_trajs": True}),
+        ((2, 3), SYNC, {"post_collect_hook": flip, **MAX_STEPS}),
+        ((), ASYNC, {"compact_obs": True, "split_trajs": True}),
+        *(
+            pytest.param(size, SYNC, arguments, marks=pytest.mark.slow)
+            for size in [(), (2, 3)]
+            for arguments in (
+                {"cat_results": -1, "compact_obs": True},
+                {"cat_results": 0, "set_truncated": True, **MAX_STEPS},
+                {"frames_per_batch": [24, 12], "cat_results": "stack"},
+            )
+        ),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("size", [(), (2, 3)])
 def test_processes_bring_whole_rollouts_to_the_host(
-    collector_class: str, arguments: dict[str, Any], size: tuple[int, ...]
+    size: tuple[int, ...], collector_class: str, arguments: dict[str, Any]
 ) -> None:
     make = batched(mock.CountingEnv, *size, max_steps=3)
     arguments = {
@@ -199,7 +207,7 @@ def test_processes_bring_whole_rollouts_to_the_host(
         "policy_state": {"count": (1,)},
         **arguments,
     }
-    workers = 1 if collector_class == "MultiaSyncDataCollector" else 2
+    workers = 1 if collector_class == ASYNC else 2
     cls = getattr(pycollect, collector_class)
     results = []
     for factory in (make, There(make)):
