@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "gymnasium":
             raise
-        raise ImportError(f"{name} needs Gymnasium: pip install 'pycollect[gym]'") from error
+        raise ImportError(f"{name} needs Gymnasium: pip install gymnasium") from error
     globals()[name] = value
     return value
 

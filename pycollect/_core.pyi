@@ -537,14 +537,15 @@ class Recorder:
         scalars: of these, values of shape () become numpy scalars. Only where all have it.
         convert: called with an observation given to `record` that differs from the one before in
             more than its address; returns the array that is meant. None: it is taken as it is.
-        elsewhere: the keys of leaves that others write into the slab, after `finish`; here their
-            cells are only cleared behind a rollout's end.
+        elsewhere: the keys of leaves that others write into the slab, after `finish`; here only
+            their uncollected cells are cleared.
         ends: the keys of the observations of which any value that is set ends an env's episode.
             Where there are some, reward and flags of a step are not looked at, and nowhere else.
         rewards: with `ends`, the keys of those whose values, added up, are a step's reward.
 
     Raises:
-        ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes.
+        ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes; `ends`
+            or `rewards` name no observation; rewards without ends.
     """
 
     def __init__(

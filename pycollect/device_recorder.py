@@ -95,12 +95,14 @@ class DeviceRecorder:
     def record(self, result: Sequence[Any]) -> int:
         """See :class:`Recorder`."""
         observation, reward, terminated, truncated = result
-        outputs = self._leaves.outputs
-        for leaf, value in zip(outputs, self._taken, strict=False):  # states follow
+        leaves = self._leaves.outputs
+        outputs = self._taken[: len(leaves)]
+        states = self._taken[len(leaves) : len(leaves) + len(self._states)]
+        for leaf, value in zip(leaves, outputs, strict=True):
             self._write(leaf.key, torch.as_tensor(value))
         for place, key, current in self._observed:
             self._advance(key, current, observation[place])
-        for state, value in zip(self._states, self._taken[len(outputs) :], strict=False):
+        for state, value in zip(self._states, states, strict=True):
             self._advance(state.leaf.key, state.current, torch.as_tensor(value))
         self._step += 1
         rest = self._for_the_host(observation)

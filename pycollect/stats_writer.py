@@ -106,7 +106,7 @@ class _TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(
-                "StatsWriter needs TensorBoard for a folder: pip install 'pycollect[tensorboard]'; "
+                "StatsWriter needs TensorBoard for a folder: pip install tensorboard; "
                 "a file that ends in .csv needs nothing"
             ) from error
         self._writer = SummaryWriter(str(path))

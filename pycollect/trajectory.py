@@ -112,9 +112,11 @@ def split_trajectories(
         ValueError: no batch dimension, an unknown format, ids, done or mask of another dtype or
             shape.
         KeyError: neither ids nor dones, or no entry of the given `done_key`.
-        TypeError: a tensor that is not a strided one.
+        TypeError: no TensorDict; a tensor that is not a strided one.
     """
     td = rollout_tensordict
+    if not isinstance(td, TensorDictBase):
+        raise TypeError(f"rollout_tensordict: expected a TensorDict, got {type(td).__name__}")
     if format not in ("padded", "cat"):
         raise ValueError(f'format: expected "padded" or "cat", got {format!r}')
     if as_nested is not False:

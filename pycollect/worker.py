@@ -284,6 +284,11 @@ class Worker:
         return self.env.device
 
     @property
+    def _drawing_device(self) -> torch.device:
+        """Whose global generator is drawn from: the policy's, else the environments'."""
+        return self.env.device if self._policy_device == CPU else self._policy_device
+
+    @property
     def weights(self) -> tuple[Leaf, ...]:
         """Names, dtypes and shapes of the policy's parameters and buffers."""
         return weight_leaves(weights_of(self.policy))
@@ -431,7 +436,7 @@ class Worker:
                 everything that the policy draws from ``SeedSequence(root, spawn_key=(worker,))``.
         """
         sequence = np.random.SeedSequence(root, spawn_key=(self.index,))
-        self._generators = Generators(sequence, self._policy_device)
+        self._generators = Generators(sequence, self._drawing_device)
         self._random.rng = [
             np.random.default_rng(np.random.SeedSequence(root, spawn_key=(self.index, p)))
             for p in range(self.env.num_envs)
@@ -440,7 +445,7 @@ class Worker:
 
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
         """Go on with generators that stood so, after a reset with `env.num_seeds` seeds."""
-        self._generators = Generators.of(state, self._policy_device)
+        self._generators = Generators.of(state, self._drawing_device)
         self._random.rng = state.action_generators()
         self.reset(seeds)
 

@@ -390,6 +390,11 @@ def test_unknown_arguments_name_the_nearest(create: Callable[..., None]) -> None
         create(xyzzy=3)
 
 
+def test_ray_has_another_word_for_the_number_of_workers() -> None:
+    with pytest.raises(TypeError, match="'num_workers'; did you mean 'num_collectors'"):
+        actors(num_workers=2)
+
+
 def test_hints_have_no_effect() -> None:
     single(**dict.fromkeys(HINTS, True), **dict.fromkeys(REFUSED))
     assert Collector is SyncDataCollector

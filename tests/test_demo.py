@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from envs_for_tests import CountingEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -21,6 +22,7 @@ from torch import Tensor
 
 pytest.importorskip("gymnasium")
 
+import pycollect
 from pycollect.__main__ import main
 from pycollect.demo import cli
 from pycollect.demo.collect import single
@@ -221,22 +223,37 @@ def run_of(points: list[Point], **changes: Any) -> Run:
     return replace(run, **changes)
 
 
-SECONDS = {"wait": 1.0, "assemble": 0.5, "collect": 4.0, "user": 5.0, "elapsed": 8.0}
+SECONDS = {"idle": 1.0, "assemble": 0.5, "user": 5.0, "elapsed": 8.0}
+WORKERS = {0: {"seconds": {"env": 2.0, "policy": 1.5, "record": 0.5}}}
 
 
 def test_the_summary_accounts_for_all_of_the_time() -> None:
     stats = {"frames": 8000, "episodes": 120, "episode_return": 480.0, "seconds": SECONDS}
+    stats["workers"] = WORKERS
     run = run_of([Point(8.0, 8000, 480.0)], stats=stats, outcome="target")
     text = summary(run)
     rows = {line[:24].strip(): line[24:].split() for line in text.splitlines() if line[24:]}
     assert rows["total"] == ["9.50", "100.0%"]  # start, 8 s of training, stop
     assert rows["everything else"] == ["1.00", "10.5%"]
     assert rows["assembly"] == ["0.50", "5.3%"]
-    assert "environments, policy" not in rows  # they ran in the workers, beside the waiting
+    assert "environments" not in rows  # they ran in the workers, beside the waiting
     assert rows["of each worker"] == ["2,000"]
     assert rows["frames/s"] == ["1,000"]
     assert "Solved" in text
     assert "480.0 of the last 100 episodes" in text
+
+
+@pytest.mark.parametrize("name", ["SyncDataCollector", "MultiSyncDataCollector"])
+def test_the_summary_knows_what_collectors_say_of_their_time(name: str) -> None:
+    with getattr(pycollect, name)([CountingEnv], None, frames_per_batch=50) as collector:
+        collector.next()
+        collector.next()
+        stats = collector.stats()
+    text = summary(run_of([Point(8.0, 100, 1.0)], stats=stats))
+    rows = {line[:24].strip(): line[24:].split() for line in text.splitlines() if line[24:]}
+    within = {"environments", "policy", "recording"}
+    assert within <= set(rows) if name == "SyncDataCollector" else "waiting for workers" in rows
+    assert int(rows["of each worker"][0].replace(",", "")) > 0
 
 
 def test_the_summary_of_a_run_without_a_batch() -> None:
@@ -375,9 +392,9 @@ def test_atari_frames_go_the_same_way(tmp_path: Path, capsys: pytest.CaptureFixt
     ("absent", "arguments", "advice"),
     [
         ("ray", [], "--backend single"),
-        ("ray", [], "pycollect[ray]"),
-        ("gymnasium", ["--backend", "single"], "pycollect[gym]"),
-        ("ale_py", ["--env", "ALE/Pong-v5"], "pycollect[atari]"),
+        ("ray", [], "pip install ray"),
+        ("gymnasium", ["--backend", "single"], "pip install gymnasium"),
+        ("ale_py", ["--env", "ALE/Pong-v5"], "pip install ale-py opencv"),
     ],
 )
 def test_what_is_not_installed_is_said(

@@ -86,7 +86,7 @@ except ImportError as error:
     print(error)
 """
     assert python(code, ("gymnasium",)) == (
-        "SyncDataCollector needs Gymnasium: pip install 'pycollect[gym]'"
+        "SyncDataCollector needs Gymnasium: pip install gymnasium"
     )
 
 
@@ -104,4 +104,4 @@ except ImportError as error:
 """
     lines = python(code, ("ray", "torchrl")).splitlines()
     assert lines[0] == "7"
-    assert "pip install 'pycollect[ray]'" in lines[1]
+    assert "pip install ray" in lines[1]

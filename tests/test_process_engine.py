@@ -364,6 +364,25 @@ def test_an_engine_that_is_left_alone_ends_its_workers_at_exit(tmp_path: Path) -
         await_gone(int(pid))
 
 
+UNGUARDED = """
+import gymnasium
+from pycollect import MultiSyncDataCollector
+make = lambda: gymnasium.make("CartPole-v1")
+MultiSyncDataCollector([make], None, frames_per_batch=10).next()
+"""
+
+
+def test_a_script_that_starts_processes_while_it_is_imported_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded.py"
+    script.write_text(UNGUARDED)
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=LONG
+    )
+    last = result.stderr.strip().splitlines()[-1]
+    assert "WorkerError: worker 0" in last
+    assert 'put what it does under if __name__ == "__main__":' in last
+
+
 def test_no_descriptor_is_left() -> None:
     def run() -> None:
         engine = ProcessEngine()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -317,3 +319,9 @@ def test_bad_input_is_named() -> None:
     sparse["next", "info"] = torch.eye(6).expand(2, 6, 6).to_sparse()
     with pytest.raises(TypeError, match=r"next\.info: expected a strided tensor, got a tensor of"):
         split_trajectories(sparse)
+
+
+@pytest.mark.parametrize("given", [torch.zeros(3), {"a": torch.zeros(3)}, None])
+def test_only_tensordicts_are_split(given: Any) -> None:
+    with pytest.raises(TypeError, match="rollout_tensordict: expected a TensorDict, got"):
+        split_trajectories(given)

@@ -80,11 +80,21 @@ bool is_among(const Key& key, const std::vector<Key>& keys) {
   return std::find(keys.begin(), keys.end(), key) != keys.end();
 }
 
+void check_among(const char* name, const std::vector<Key>& keys, const std::vector<Key>& known) {
+  for (const Key& key : keys) {
+    if (!is_among(key, known)) {
+      throw std::invalid_argument(std::string(name) + ": expected keys of observations, got " +
+                                  to_string(key));
+    }
+  }
+}
+
 // (key, current, live) each; current is None for what is not carried.
 std::vector<ObservationSpec> observation_specs(const std::vector<py::tuple>& observations,
                                                const std::vector<Key>& ends,
                                                const std::vector<Key>& rewards) {
   std::vector<ObservationSpec> result;
+  std::vector<Key> known;
   for (const py::tuple& spec : observations) {
     const bool carried = !spec[1].is_none();
     const TensorView current = carried ? borrow(spec[1], "current", nullptr, true) : TensorView{};
@@ -93,7 +103,10 @@ std::vector<ObservationSpec> observation_specs(const std::vector<py::tuple>& obs
                             : is_among(key, rewards) ? Meaning::reward
                                                      : Meaning::none;
     result.push_back({key, current, spec[2].cast<bool>(), carried, meaning});
+    known.push_back(key);
   }
+  check_among("ends", ends, known);
+  check_among("rewards", rewards, known);
   return result;
 }
 
@@ -139,7 +152,7 @@ class BoundRecorder {
         scalars_(scalars),
         convert_(std::move(convert)),
         is_one_(options.envs == 1),
-        own_flags_(options.own_flags),
+        own_flags_(!ends.empty()),
         releases_(step_bytes(layout, options.envs) >= kReleaseFrom) {}
 
   // Keeps what the policy returned until the step that it leads to, and copies what the env is
@@ -289,7 +302,7 @@ void bind_recorder(py::module_& module) {
              return std::make_unique<BoundRecorder>(
                  layout, observations, outputs,
                  RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done,
-                                 !ends.empty(), set_truncated},
+                                 set_truncated},
                  states, is_init, step_count, std::move(given), scalars, std::move(convert),
                  elsewhere, ends, rewards);
            }),

@@ -136,6 +136,9 @@ std::int64_t Recorder::step(const OneStep& data) {
     throw std::logic_error("step: expected arrays of " + std::to_string(options_.envs) +
                            " envs, got the numbers of one");
   }
+  if (leaves_.summary) {
+    return record(data.observation, data.outputs, data.states);
+  }
   rewards_[0] = data.reward;
   flags_[0] = static_cast<std::uint8_t>(data.terminated);
   flags_[1] = static_cast<std::uint8_t>(data.truncated);

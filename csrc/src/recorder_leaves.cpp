@@ -1,5 +1,6 @@
 #include "pycollect/recorder_leaves.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -116,6 +117,15 @@ std::vector<LeafRows*> all_of(RecorderLeaves& leaves) {
   return all;
 }
 
+bool are_distinct(const std::vector<LeafRows*>& leaves) {
+  std::vector<Key> keys;
+  for (const LeafRows* leaf : leaves) {
+    keys.push_back(leaf->leaf().key);
+  }
+  std::sort(keys.begin(), keys.end());
+  return std::adjacent_find(keys.begin(), keys.end()) == keys.end();
+}
+
 // What the observations say of rewards and ends; nothing where these are the recorder's own.
 std::optional<StepSummary> summary_of(const std::vector<ObservationSpec>& specs,
                                       const std::vector<RecorderLeaves::Observation>& observations,
@@ -130,12 +140,11 @@ std::optional<StepSummary> summary_of(const std::vector<ObservationSpec>& specs,
       summary.add_reward(i, leaf);
     }
   }
-  if (options.own_flags != summary.has_ends()) {
+  if (summary.has_rewards() && !summary.has_ends()) {
     throw std::invalid_argument(
-        "observations: expected one that says where episodes end exactly where reward and flags "
-        "are the environment's own");
+        "observations: expected one that says where episodes end, as others are rewards");
   }
-  return options.own_flags ? std::optional(std::move(summary)) : std::nullopt;
+  return summary.has_ends() ? std::optional(std::move(summary)) : std::nullopt;
 }
 
 }  // namespace
@@ -163,7 +172,7 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   for (const StateSpec& spec : state_specs) {
     states.push_back(state_of(spec, rows));
   }
-  if (!options.own_flags) {
+  if (!summary) {
     standard = standard_of(rows);
   }
   if (is_init_memory) {
@@ -172,7 +181,7 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   }
   rows.add_if_any({"collector", "policy_version"}, versions);
   rows.add_if_any({"collector", "mask"}, masks);
-  if (!options.own_flags) {
+  if (!summary) {
     rows.add_if_any({"step_count"}, step_counts);
     rows.add_if_any({"next", "step_count"}, step_counts);
   }
@@ -183,9 +192,10 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
     elsewhere.push_back(rows.of(key));
   }
   all = all_of(*this);
-  if (all.size() != layout.size()) {
+  const bool each_once = all.size() == layout.size() && are_distinct(all);
+  if (!each_once) {
     throw std::invalid_argument("layout: expected " + std::to_string(all.size()) +
-                                " leaves that the recorder writes, got " +
+                                " leaves that the recorder writes once each, got " +
                                 std::to_string(layout.size()));
   }
 }

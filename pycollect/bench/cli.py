@@ -37,9 +37,9 @@ def add_command(commands: Any) -> None:
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """The benchmark; returns the exit code."""
     if find_spec("gymnasium") is None:
-        parser.error("gymnasium is not installed: pip install 'pycollect[gym]'")
+        parser.error("gymnasium is not installed: pip install gymnasium")
     if args.plot is not None and find_spec("matplotlib") is None:
-        parser.error("--plot: matplotlib is not installed: pip install 'pycollect[plot]'")
+        parser.error("--plot: matplotlib is not installed: pip install matplotlib")
     os.environ.setdefault("RL_WARNINGS", "0")  # TorchRL's, of its own tables
     rows = measure(quick=args.quick)
     facts = machine()

@@ -70,6 +70,8 @@ def check_others(cls: type, others: Mapping[str, Any]) -> None:
 def _unknown(cls: type, name: str) -> str:
     known = [known for known in inspect.signature(cls).parameters if known != "others"]
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if name == "num_workers" and "num_collectors" in known:  # the word of the Multi classes
+        nearest = ["num_collectors"]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     return f"{cls.__name__} got an unexpected keyword argument {name!r}{hint}"
 

@@ -223,6 +223,11 @@ class MailboxHandle:
 
     def _death(self) -> WorkerDied:
         end, account = self.life.end()
+        if self._taken == 0 and end.endswith("exit code 1") and not self.life.last_words():
+            end += (
+                " before it was one: if the program starts processes while it is imported, which "
+                'they do, too, put what it does under if __name__ == "__main__":'
+            )
         text = f"worker {self.index} died: {end}"
         return WorkerDied(text, self.index, self.incarnation, account)
 

@@ -13,7 +13,7 @@ def import_ray() -> Any:
         import ray
     except ImportError as error:
         raise ImportError(
-            "RayCollector needs Ray: pip install 'pycollect[ray]'; "
+            "RayCollector needs Ray: pip install ray; "
             "SyncDataCollector collects in this process without it"
         ) from error
     return ray

@@ -336,8 +336,8 @@ class RemoteWorker:
         worker = self._built
         self._take_weights(worker)
         report = worker.collect(target.slab, target.row, self._version, random, control)
-        target.header()
         _bring(report.there, worker, target)
+        target.header()
         self._show(worker, target)
         return RolloutNote(
             report.episodes,

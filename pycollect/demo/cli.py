@@ -59,14 +59,14 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 def missing_extra(env_id: str, backend: str) -> str | None:
     """What is not installed and how to get on, None if everything is there."""
     if not is_installed("gymnasium"):
-        return "gymnasium is not installed: pip install 'pycollect[gym]'"
+        return "gymnasium is not installed: pip install gymnasium"
     if is_atari(env_id) and not is_installed("ale_py"):
-        return f"{env_id} needs ale-py, which is not installed: pip install 'pycollect[atari]'"
-    if backend == "ray" and not is_installed("ray"):
         return (
-            "ray is not installed: pip install 'pycollect[ray]', "
-            "or run in this process with --backend single"
+            f"{env_id} needs ale-py, which is not installed: "
+            "pip install ale-py opencv-python-headless"
         )
+    if backend == "ray" and not is_installed("ray"):
+        return "ray is not installed: pip install ray, or run in this process with --backend single"
     return None
 
 
@@ -112,6 +112,6 @@ def plot_row(result: Run, setup: str, folder: Path) -> str:
     if not result.points:
         return row("plot", "none, no batch was collected")
     if not is_installed("matplotlib"):
-        return row("plot", "none, matplotlib is not installed: pip install 'pycollect[plot]'")
+        return row("plot", "none, matplotlib is not installed: pip install matplotlib")
     title = f"PPO on {result.task.env_id}, {setup}"
     return row("plot", str(save_plot(result, title, folder)))

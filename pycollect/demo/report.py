@@ -14,8 +14,10 @@ PHASES = {
 """What the clock of a run knows, in the order in which it is shown."""
 
 PARTS = {
-    "wait": "waiting for workers",
-    "collect": "environments, policy",
+    "idle": "waiting for workers",
+    "env": "environments",
+    "policy": "policy",
+    "record": "recording",
     "transport": "transport",
     "assemble": "assembly",
     "deliver": "delivery",
@@ -62,13 +64,13 @@ def _time_row(label: str, seconds: float, total: float) -> str:
 def _parts(run: Run) -> list[tuple[str, float]]:
     """What the collector says of its own time in this process."""
     seconds = run.stats.get("seconds", {})
-    # Where this process waits for workers, "collect" passed in them, at the same time.
-    elsewhere = "collect" if "wait" in seconds else ""
-    return [
-        (label, seconds[name])
-        for name, label in PARTS.items()
-        if name in seconds and name != elsewhere
-    ]
+    return [(label, seconds[name]) for name, label in PARTS.items() if name in seconds]
+
+
+def _worked(run: Run) -> float:
+    """Seconds that all workers together spent on stepping, in whatever process."""
+    own = [worker["seconds"] for worker in run.stats.get("workers", {}).values()]
+    return sum(float(seconds[name]) for seconds in own for name in ("env", "policy", "record"))
 
 
 def _figures(run: Run) -> list[str]:
@@ -76,14 +78,13 @@ def _figures(run: Run) -> list[str]:
     frames, episodes = stats.get("frames", 0), stats.get("episodes", 0)
     trained = run.points[-1].seconds if run.points else 0.0
     collected = run.clock.seconds.get("collect", 0.0)
-    worked = stats.get("seconds", {}).get("collect", 0.0)
     mean = stats.get("episode_return")
     last = f"of the last {min(episodes, RECENT_EPISODES)} episodes"
     rows = {
         "frames": f"{frames:,}",
         "frames/s": _rate(frames, trained),
         "  while collecting": _rate(frames, collected),
-        "  of each worker": _rate(frames, worked),
+        "  of each worker": _rate(frames, _worked(run)),
         "episodes": f"{episodes:,}",
         "mean return": "-" if mean is None else f"{mean:.1f} {last}",
     }

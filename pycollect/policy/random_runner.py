@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import Leaf
-from pycollect.envs.base import EnvBatch
+from pycollect.envs.base import EnvBatch, Sampler
 from pycollect.layout import Key, torch_dtype
 
 Row: TypeAlias = torch.Tensor | npt.NDArray[Any]
@@ -55,14 +55,13 @@ class RandomRunner:
         self.said = env.draw_extras
         self._absent = [self._zeros(leaf) for leaf in self.outputs]
         self._dtypes = [torch_dtype(leaf.dtype) for leaf in self.outputs]
+        self._sampler = env.action_sampler() if env.draws_ahead else None
         self.act: Callable[[], tuple[Row, ...]] = self._draw_next
-        if env.draws_ahead:
-            self._sampler = env.action_sampler()
 
     def refresh(self, steps: int) -> None:
         """The next `steps` steps, at least one, are to come; earlier draws that are left go."""
-        if self._env.draws_ahead:
-            rows = self._draw(steps)
+        if self._sampler is not None:
+            rows = self._draw(self._sampler, steps)
             rows.reverse()
             self.act = rows.pop
 
@@ -70,8 +69,8 @@ class RandomRunner:
         """Random actions note nothing for the next one."""
 
     def _draw_next(self) -> tuple[Row, ...]:
-        if self._env.draws_ahead:
-            return self._draw(1)[0]
+        if self._sampler is not None:
+            return self._draw(self._sampler, 1)[0]
         drawn = self._env.random_action()
         return tuple(
             [
@@ -82,9 +81,9 @@ class RandomRunner:
             ]
         )
 
-    def _draw(self, steps: int) -> list[tuple[Row, ...]]:
+    def _draw(self, sampler: Sampler, steps: int) -> list[tuple[Row, ...]]:
         """Per step its actions, in memory of their own, and zeros for other outputs."""
-        arrays = self._sampler.draw(steps, self.rng)
+        arrays = sampler.draw(steps, self.rng)
         columns = [
             (absent,) * steps if place is None else self._to_rows(arrays[place], leaf)
             for leaf, place, absent in zip(self.outputs, self._places, self._absent, strict=True)
@@ -93,7 +92,8 @@ class RandomRunner:
 
     def _zeros(self, leaf: Leaf) -> torch.Tensor:
         shape = (*self._batch, *leaf.shape)
-        return torch.zeros(shape, dtype=torch_dtype(leaf.dtype), device="cpu")
+        place = self._env.device if self._env.takes_tensors else "cpu"
+        return torch.zeros(shape, dtype=torch_dtype(leaf.dtype), device=place)
 
 
 def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

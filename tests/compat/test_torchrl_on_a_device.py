@@ -32,7 +32,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
-    from torchrl.data import Unbounded
+    from torchrl.data import Binary, Composite, Unbounded
     from torchrl.envs import TensorDictPrimer, TransformedEnv
 
 
@@ -54,8 +54,9 @@ def there(patch: pytest.MonkeyPatch) -> FakeDevice:
 class There:
     """Makes an environment, and has those of its process be on a device."""
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: Make, shift: int = 0) -> None:
         self._make = make
+        self._shift = shift
 
     def __call__(self) -> Any:
         from pycollect.envs.torchrl import adapter
@@ -63,7 +64,19 @@ class There:
         device = FakeDevice()
         adapter.TorchRLEnv._is_elsewhere = True
         adapter.accelerator = lambda _: device
+        self._shift_what_is_brought()
         return self._make()
+
+    def _shift_what_is_brought(self) -> None:
+        """Whole rollouts that come to the host are to show that they came that way."""
+        from pycollect.collectors import remote_worker
+
+        bring, key = remote_worker._bring, ("observation",)
+
+        def bring_shifted(recorded: Any, *others: Any) -> None:
+            bring({**recorded, key: recorded[key] + self._shift}, *others)
+
+        remote_worker._bring = bring_shifted
 
 
 def batches(make: Make, policy: Any, arguments: Any) -> list[TensorDictBase]:
@@ -166,10 +179,38 @@ def test_flags_and_rewards_alone_come_to_the_host(
         kept = first.clone()
         assert set(device.log) == {"host waits"}
         assert 4 <= device.log.count("host waits") <= 8  # a step each, and the resets
+        assert not collector._worker.slab_leaves.states  # the host has no room for them
         shapes = {tuple(room.shape) for room in rooms_of(collector)}
         assert shapes == {(3, 1)}
         collector.next()
         assert_same_entries(first, kept, ())  # no later batch is written there
+
+
+def test_a_flag_of_another_name_ends_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Finishing(mock.CountingEnv):
+        def __init__(self) -> None:
+            super().__init__(max_steps=100)
+            self.done_spec = Composite(
+                done=Binary(1, shape=(1,), dtype=torch.bool),
+                finished=Binary(1, shape=(1,), dtype=torch.bool),
+            )
+
+        def _reset(self, tensordict: Any, **kwargs: Any) -> Any:
+            return super()._reset(tensordict).set("finished", torch.zeros(1, dtype=torch.bool))
+
+        def _step(self, tensordict: Any) -> Any:
+            return super()._step(tensordict).set("finished", self.count > 2)
+
+    def ones_policy() -> Any:
+        return TensorDictModule(torch.ones_like, ["done"], ["action"])
+
+    assert_equal_there(monkeypatch, Finishing, ones_policy)
+    with monkeypatch.context() as inside:
+        there(inside)
+        with pycollect.SyncDataCollector(
+            Finishing, ones_policy(), frames_per_batch=12
+        ) as collector:
+            assert collector.next()["collector", "traj_ids"].unique().numel() > 4
 
 
 def flip(rollout: TensorDictBase) -> None:
@@ -218,6 +259,15 @@ def test_processes_bring_whole_rollouts_to_the_host(
     for ours, theirs in zip(over_there, here, strict=True):
         assert_same_entries(ours, theirs, ())
     assert here[-1]["count"].any()
+
+
+def test_observations_come_to_the_host_with_whole_rollouts_alone() -> None:
+    factory = There(partial(mock.CountingEnv, max_steps=3), shift=1000)
+    arguments = {"frames_per_batch": 12, "total_frames": 24}
+    with pycollect.MultiaSyncDataCollector([factory], None, **arguments) as collector:
+        for batch in collector:
+            assert (batch["observation"] >= 1000).all()
+            assert (batch["next", "observation"] < 10).all()
 
 
 def test_the_end_of_a_stopped_rollout_is_empty() -> None:

@@ -414,7 +414,7 @@ TEST_CASE("a recorder's layout has what a batch has, and nothing more") {
   }
   std::vector<Leaf> leaves = usual_leaves();
   leaves.push_back({{"nobody"}, DType::float32, {}});
-  CHECK(contains(make(leaves), "leaves that the recorder writes, got 13"));
+  CHECK(contains(make(leaves), "leaves that the recorder writes once each, got 13"));
   CHECK(contains(make(usual_leaves(), {.envs = 0, .batched = true}), "envs: expected"));
   CHECK(contains(make(usual_leaves(), {.envs = 2}), "envs: expected 1 where not batched"));
   CHECK(contains(make(usual_leaves(), {.envs = 2, .batched = true}), "of shape [2, 2]"));

@@ -150,4 +150,6 @@ TEST_CASE("what others write has its place, and is cleared behind a rollout's en
   CHECK(contains(error_of([&] { Recording({}, 3, leaves); }), "expected 12 leaves"));
   CHECK(contains(error_of([&] { Recording({}, 3, usual_leaves(), true, {image}); }),
                  "expected a leaf image"));
+  // As many as there are, but one of them twice.
+  CHECK(contains(error_of([&] { Recording({}, 3, leaves, true, {kObservation}); }), "once each"));
 }

@@ -154,7 +154,7 @@ TEST_CASE("an environment's own reward and flags are copied as they are") {
       {{{"x"}, view_of(x, DType::float32, {1})},
        {{"agents", "done"}, view_of(done, DType::boolean, {2}), true, true, Meaning::end},
        {{"agents", "reward"}, {}, false, false, Meaning::reward}},
-      {}, RecorderOptions{.own_flags = true, .set_truncated = true});
+      {}, RecorderOptions{.set_truncated = true});
   std::vector<float> o{5}, reward{1, 2};
   std::vector<std::uint8_t> flags{0, 1};
   const std::array views{view_of(o, DType::float32, {1}), view_of(flags, DType::boolean, {2}),
@@ -196,7 +196,7 @@ TEST_CASE("each environment of a batch ends by any of its flags and earns the su
        {{"agents", "done"}, view_of(of_agents, DType::boolean, {3, 2}), true, true, Meaning::end},
        {{"reward"}, {}, false, false, Meaning::reward},
        {{"agents", "reward"}, {}, false, false, Meaning::reward}},
-      {}, RecorderOptions{.envs = 3, .batched = true, .own_flags = true});
+      {}, RecorderOptions{.envs = 3, .batched = true});
   std::vector<std::uint8_t> done{0, 1, 0}, agents{0, 0, 0, 0, 0, 1};
   std::vector<float> reward{1, 2, 4};
   std::vector<double> shares{8, 16, 32, 64, 128, 256};
@@ -217,12 +217,25 @@ TEST_CASE("each environment of a batch ends by any of its flags and earns the su
   CHECK(episodes[1].total_reward == 4 + 128 + 256);
 }
 
-TEST_CASE("an environment's own flags are told exactly where there are some") {
+TEST_CASE("own flags count alone, whoever gives others") {
   const Layout layout({{{"done"}, DType::boolean, {1}},
                        {{"next", "done"}, DType::boolean, {1}},
                        {{"collector", "traj_ids"}, DType::int64, {}}});
-  std::vector<std::uint8_t> now{0};
-  const TensorView current = view_of(now, DType::boolean, {1});
-  CHECK_THROWS_AS(Recorder(layout, {{{"done"}, current}}, {}, {.own_flags = true}),
-                  std::invalid_argument);
+  std::vector<std::uint8_t> now{0}, done{0};
+  const ObservationSpec flag{{"done"}, view_of(now, DType::boolean, {1}), true, true, Meaning::end};
+  Recorder recorder(layout, {flag}, {}, {});
+  const std::array views{view_of(done, DType::boolean, {1})};
+  recorder.restart(views);
+  SlabPool pool(Placement(layout, {1, 1, 2}), 1, true);
+  recorder.begin(pool.acquire(), 0, 0);
+  CHECK(recorder.step(OneStep{views, 1, true, true, {}}) == 0);
+  CHECK(recorder.step(StepData{views, {}, {}, {}, {}}) == 0);
+  CHECK(recorder.take_episodes().empty());
+}
+
+TEST_CASE("rewards of its own have an environment with ends of its own") {
+  const Layout layout(
+      {{{"next", "gain"}, DType::float32, {1}}, {{"collector", "traj_ids"}, DType::int64, {}}});
+  const ObservationSpec gain{{"gain"}, {}, false, false, Meaning::reward};
+  CHECK_THROWS_AS(Recorder(layout, {gain}, {}, {}), std::invalid_argument);
 }

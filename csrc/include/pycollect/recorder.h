@@ -74,7 +74,7 @@ class Recorder {
   // memory that says whether the next step is a trajectory's first; it is a leaf then. So does
   // `step_count`, int64, say how many steps its trajectory has had, where the layout has that leaf.
   // `elsewhere` are the keys of what others write into the slab, after finish(): the recorder only
-  // clears their cells behind a rollout's end.
+  // clears their uncollected cells.
   // Throws std::invalid_argument where the layout lacks a leaf that the contract promises, or has
   // one that nobody writes.
   Recorder(Layout layout, const std::vector<ObservationSpec>& observations,

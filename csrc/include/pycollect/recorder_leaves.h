@@ -22,14 +22,12 @@ struct RecorderOptions {
   // The step after a done is a dummy whose cell stays uncollected (an env in NEXT_STEP mode that
   // cannot be reset by mask); reset() is then never called.
   bool skips_after_done = false;
-  // Reward and flags are among the observations, whatever their keys and shapes, and copied as they
-  // are; what these say counts (see ObservationSpec), those in StepData are not looked at. Else
-  // reward and flags are leaves of the recorder's.
-  bool own_flags = false;
   bool set_truncated = false;  // flag the last collected frame of every env in every rollout
 };
 
-// What an observation says besides, where reward and flags are an environment's own.
+// What an observation says besides. Where some say that an episode ends, reward and flags are the
+// environment's own, whatever their keys and shapes: copied as they are, and those in StepData are
+// not looked at. Else reward and flags are leaves of the recorder's.
 enum class Meaning : std::uint8_t { none, end, reward };
 
 // What an environment shows of itself after each step, and after a reset. A carried one may lack

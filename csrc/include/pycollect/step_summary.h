@@ -20,6 +20,7 @@ class StepSummary {
   void add_end(std::size_t place, const LeafRows& leaf);
   void add_reward(std::size_t place, const LeafRows& leaf);
   bool has_ends() const { return !ends_.empty(); }
+  bool has_rewards() const { return !rewards_.empty(); }
 
   // `values` are a step's arrays, [P, *frame] or [*frame], in the shapes of their leaves. Allocates
   // nothing.

@@ -69,9 +69,11 @@ class TorchRLEnv(EnvBatch):
     def _read_specs(self) -> None:
         env = self._env
         self.observation = observation_leaves(env)
+        flags = spec_leaves(env.full_done_spec, env.batch_size)
+        self.ends = tuple(leaf.key for leaf in flags)
         if self._is_elsewhere:  # flags decide about resets, wherever the env is
-            keys = (leaf.key for leaf in self.observation)
-            self.staying = frozenset(key for key in keys if key[-1] not in FLAGS)
+            keys = {leaf.key for leaf in self.observation if leaf.key[-1] not in FLAGS}
+            self.staying = frozenset(keys - set(self.ends))
         self.step_only = spec_leaves(env.full_reward_spec, env.batch_size)
         self.action = spec_leaves(env.full_action_spec, env.batch_size)
         self._action_names = [name_of(leaf.key) for leaf in self.action]
@@ -89,11 +91,9 @@ class TorchRLEnv(EnvBatch):
         self._gather_next = self._gather((*self.observation, *self.step_only))
         rows = (self.num_envs,) if self.batched else ()
         self._no_rewards = tuple(
-            torch.zeros((*rows, *leaf.shape), dtype=torch_dtype(leaf.dtype))
+            torch.zeros((*rows, *leaf.shape), dtype=torch_dtype(leaf.dtype), device=CPU)
             for leaf in self.step_only
         )
-        flags = spec_leaves(env.full_done_spec, env.batch_size)
-        self.ends = tuple(leaf.key for leaf in flags)
         self._draws_by_spec = _draws_by_spec(env) and not self.action_extras
         self.resets_apart = _resets_apart(env)
         self._has_hooks = has_hooks(env)

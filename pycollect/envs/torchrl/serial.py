@@ -152,7 +152,7 @@ class SerialRows(EnvBatch):
         self.observation, self.step_only = self._rows[0].observation, self._rows[0].step_only
         count = self.num_envs
         self._buffers = tuple(
-            torch.zeros((count, *leaf.shape), dtype=torch_dtype(leaf.dtype))
+            torch.zeros((count, *leaf.shape), dtype=torch_dtype(leaf.dtype), device="cpu")
             for leaf in (*self.observation, *self.step_only)
         )
         self._views = [tuple(buffer[i] for buffer in self._buffers) for i in range(count)]

@@ -226,6 +226,10 @@ def _completer(entries: Sequence[tuple[Any, torch.Size]], otherwise: Step) -> St
     "terminated", which is then "done".
     """
     shapes = dict(entries)
+
+    def fit(names: Iterable[Any], values: Sequence[Any]) -> bool:
+        return [value.shape for value in values] == [shapes[name] for name in names]
+
     whole = _Entries(list(shapes))
     rest = [name for name in shapes if name != "terminated"]
     but_terminated = _Entries(rest)
@@ -234,12 +238,9 @@ def _completer(entries: Sequence[tuple[Any, torch.Size]], otherwise: Step) -> St
     def complete(following: Any) -> Any:
         values = whole.of(following)
         if values is not None:
-            fit = [value.shape for value in values] == list(shapes.values())
-            return following if fit else otherwise(following)
+            return following if fit(shapes, values) else otherwise(following)
         values = but_terminated.of(following) if may_miss else None
-        if values is None or "truncated" in following:
-            return otherwise(following)
-        if any(value.shape != shapes[name] for name, value in zip(rest, values, strict=True)):
+        if values is None or "truncated" in following or not fit(rest, values):
             return otherwise(following)
         following.set("terminated", values[rest.index("done")])
         return following
