@@ -289,7 +289,15 @@ class CollectorBase(ABC):
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
-        """Frames, batches, episodes, workers and where the time went; JSON-able."""
+        """What was delivered, by whom, and where the time went; JSON-able.
+
+        Returns:
+            "frames" and "batches" delivered; "frames_per_second" since the first batch was asked
+            for; "episodes" that ended, and of the last 100 of them the mean "episode_return" (the
+            sum of rewards) and "episode_length" (frames), None before the first; "seconds" by
+            phase; "frames_stepped" in the workers, best effort; "slow_paths" by name; "workers" by
+            id: pid, node, version, restarts, frames, seconds.
+        """
 
     def ledger(self) -> dict[str, Any]:
         """What became of every frame that was asked for.

@@ -31,7 +31,7 @@ with warnings.catch_warnings():
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
-    from torchrl.data import Binary, Composite, Unbounded
+    from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
     from torchrl.envs import (
         ActionMask,
         EnvBase,
@@ -43,6 +43,8 @@ with warnings.catch_warnings():
         TicTacToeEnv,
         TransformedEnv,
     )
+
+    from pycollect.envs.torchrl.specs import draw
 
 
 class SpeedEnv(EnvBase):
@@ -415,3 +417,31 @@ def test_batch_sizes_of_two_dimensions_on_ray(
     assert batch.names == [None] * (len(shape) - 1) + ["time"]
     ids = batch["collector", "traj_ids"]
     assert ids.unique().numel() == ids.max() + 1
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Bounded(-1.0, 1.0, (3,)),
+        Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 1e-30]), (2,)),
+        Bounded(0.1, 0.3, (4, 64), dtype=torch.float16),  # rounding leaves the interval
+        Bounded(-1e308, 1e308, (2,), dtype=torch.float64),
+        Bounded(float("-inf"), float("inf"), (2,)),
+        Bounded(0, 5, (2,), dtype=torch.int64),
+        Bounded(-1.0, 1.0, (2,), dtype=torch.bfloat16),
+        Bounded(-1.0, 1.0, ()),
+        OneHot(4),
+        Categorical(5, shape=(3,)),
+        Unbounded((2,)),
+    ],
+    ids=str,
+)
+def test_actions_are_drawn_as_by_the_spec(spec: Any) -> None:
+    for seed in range(5):
+        torch.manual_seed(seed)
+        ours, then = draw(spec), torch.rand(1)
+        torch.manual_seed(seed)
+        theirs = spec.rand()
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(then, torch.rand(1))  # the generator stands where it would

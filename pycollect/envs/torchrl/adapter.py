@@ -29,6 +29,7 @@ from pycollect.layout import Key, torch_dtype
 from .specs import (
     check_device,
     check_root,
+    draw,
     name_of,
     observation_leaves,
     spec_extras,
@@ -176,7 +177,7 @@ class TorchRLEnv(EnvBatch):
             return self._gather_action(self._env.rand_action(self._carrier))
         # Leaf by leaf: to draw from the whole spec builds a TensorDict, which takes far longer.
         spec = self._env.input_spec["full_action_spec"]
-        values = [spec[name].rand() for name in self._action_names]
+        values = [draw(spec[name]) for name in self._action_names]
         flat = len(self._size) - 1
         return tuple([value.flatten(0, flat) for value in values] if flat > 0 else values)
 

@@ -18,7 +18,7 @@ from pycollect.layout import Key, torch_dtype
 
 from .adapter import TorchRLEnv, has_hooks
 from .gym import Form, form_of, one_hot_sampler
-from .specs import check_device, name_of
+from .specs import check_device, draw, name_of
 from .stepping import is_torchrls
 
 _REPLACEABLE = ("_reset", "_step", "rand_action", "reset", "set_seed", "step")
@@ -178,7 +178,7 @@ class SerialRows(EnvBatch):
     def random_action(self) -> tuple[torch.Tensor, ...]:
         """What the SerialEnv draws: one step's actions of all rows at once."""
         spec = self._serial.input_spec["full_action_spec"]
-        return tuple(spec[name_of(leaf.key)].rand() for leaf in self.action)
+        return tuple(draw(spec[name_of(leaf.key)]) for leaf in self.action)
 
     def shown(self) -> ExtraValues:
         """Nothing: rows have no extras."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase, is_tensorclass
-from torchrl.data import Composite, NonTensor, StackedComposite
+from torchrl.data import Bounded, Composite, NonTensor, StackedComposite
 from torchrl.data.tensor_specs import Stacked
 from torchrl.envs import EnvBase
 
@@ -16,6 +16,7 @@ from pycollect.devices import why_not
 from pycollect.extras import Extra, Kind
 from pycollect.layout import Key, Node, dotted, dtype_name
 
+_DRAWN = (torch.float32, torch.float64, torch.float16)
 _COLLECTORS = ("collector", "next")
 
 
@@ -27,6 +28,19 @@ def as_key(key: Any) -> Key:
 def name_of(key: Key) -> Any:
     """The key as TensorDicts take it; a string is looked up faster than a tuple of one."""
     return key[0] if len(key) == 1 else key
+
+
+def draw(spec: Any) -> torch.Tensor:
+    """`spec.rand()`: the same numbers from the same generator.
+
+    An interval's `rand` looks four times whether anything is out of it, which takes longer than the
+    step of a small environment; here what is out of it is brought back whether there is any or not.
+    """
+    if type(spec).rand is not Bounded.rand or spec.dtype not in _DRAWN or -1 in spec.shape:
+        return torch.as_tensor(spec.rand())
+    low, high = spec.space.low, spec.space.high
+    unit = torch.empty(spec.shape, dtype=spec.dtype, device=spec.device).uniform_()
+    return torch.maximum(torch.minimum(unit * (high - low) + low, high), low)
 
 
 def check_device(env: EnvBase) -> None:
