@@ -31,7 +31,15 @@ with warnings.catch_warnings():
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
-    from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
+    from torchrl.data import (
+        Binary,
+        Bounded,
+        Categorical,
+        Composite,
+        MultiOneHot,
+        OneHot,
+        Unbounded,
+    )
     from torchrl.envs import (
         ActionMask,
         EnvBase,
@@ -430,8 +438,14 @@ def test_batch_sizes_of_two_dimensions_on_ray(
         Bounded(0, 5, (2,), dtype=torch.int64),
         Bounded(-1.0, 1.0, (2,), dtype=torch.bfloat16),
         Bounded(-1.0, 1.0, ()),
+        Composite(a=Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 3.0]))).expand(3)["a"],
         OneHot(4),
+        OneHot(4, dtype=torch.int64).expand(2, 3, 4),
+        OneHot(3, mask=torch.tensor([True, False, True])),
+        MultiOneHot((2, 3)),
         Categorical(5, shape=(3,)),
+        Categorical(300, dtype=torch.int16),
+        Categorical(3, mask=torch.tensor([True, False, True])),
         Unbounded((2,)),
     ],
     ids=str,

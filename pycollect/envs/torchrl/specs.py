@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from tensordict import TensorDictBase, is_tensorclass
-from torchrl.data import Bounded, Composite, NonTensor, StackedComposite
+from torchrl.data import Bounded, Categorical, Composite, NonTensor, OneHot, StackedComposite
 from torchrl.data.tensor_specs import Stacked
 from torchrl.envs import EnvBase
 
@@ -33,14 +34,34 @@ def name_of(key: Key) -> Any:
 def draw(spec: Any) -> torch.Tensor:
     """`spec.rand()`: the same numbers from the same generator.
 
-    An interval's `rand` looks four times whether anything is out of it, which takes longer than the
-    step of a small environment; here what is out of it is brought back whether there is any or not.
+    `rand` of an interval copies both ends, twice, and looks four times whether anything is out of
+    it; that of a one-hot encoding looks for the least and the greatest index. Either takes longer
+    than the step of a small environment.
     """
-    if type(spec).rand is not Bounded.rand or spec.dtype not in _DRAWN or -1 in spec.shape:
-        return torch.as_tensor(spec.rand())
-    low, high = spec.space.low, spec.space.high
+    rand = type(spec).rand
+    if -1 not in spec.shape:
+        if rand is Bounded.rand and spec.dtype in _DRAWN:
+            return _draw_within(spec)
+        if rand is OneHot.rand and spec.mask is None:
+            index = torch.randint(spec.space.n, (*spec.shape[:-1], 1), device=spec.device)
+            return (index == _indices(spec.space.n, index.device)).to(spec.dtype)
+        if rand is Categorical.rand and spec.mask is None and spec.space.n > 0:
+            return torch.randint(spec.space.n, spec.shape, device=spec.device, dtype=spec.dtype)
+    return torch.as_tensor(spec.rand())
+
+
+def _draw_within(spec: Any) -> torch.Tensor:
+    """What is out of the interval, by rounding, is brought back whether there is any or not."""
+    low, high = spec.space._low, spec.space._high  # `low` and `high` are copies of every env's own
+    if low.device != spec.device:
+        low, high = spec.space.low, spec.space.high
     unit = torch.empty(spec.shape, dtype=spec.dtype, device=spec.device).uniform_()
-    return torch.maximum(torch.minimum(unit * (high - low) + low, high), low)
+    return unit.mul_(high - low).add_(low).clamp_(low, high)
+
+
+@lru_cache
+def _indices(n: int, device: torch.device) -> torch.Tensor:
+    return torch.arange(n, device=device)
 
 
 def check_device(env: EnvBase) -> None:

@@ -30,6 +30,9 @@ Step: TypeAlias = Callable[[Any], Any]
 Tree: TypeAlias = dict[str, Any]
 """Keys by name: None is a leaf, a dict what is nested."""
 
+Entries: TypeAlias = dict[str, Any]
+"""One level of a TensorDict."""
+
 
 def make_following(env: Any) -> Step:
     """`env._step`, for a root that has neither "next" nor "_step": what comes under "next".
@@ -86,8 +89,8 @@ def make_advance(env: Any) -> Step:
 
     def advance(stepped: Any) -> Any:
         try:
-            following = _entries_of(stepped)["next"]
-            entries = _placed(_kept(stepped, dropped), _entries_of(following), taken)
+            before = _entries_of(stepped)
+            entries = _merged(before, dropped, _entries_of(before["next"]), taken)
         except _OtherKindError:
             return env.step_mdp(stepped)
         return unchecked_tensordict(entries, stepped)
@@ -133,44 +136,55 @@ def _tree(keys: Iterable[Key]) -> Tree:
     return tree
 
 
-def _entries_of(td: Any) -> dict[str, Any]:
+def _entries_of(td: Any) -> Entries:
     if type(td) is not TensorDict:
         raise _OtherKindError
     return dict(td.items())
 
 
-def _kept(td: Any, dropped: Tree) -> dict[str, Any]:
+def _kept(td: Any, dropped: Tree) -> Entries:
     """The entries that are not dropped, TensorDicts among them copied."""
-    kept = {}
+    kept: Entries = {}
     for name, value in _entries_of(td).items():
         inner = dropped.get(name, {})
-        if inner is None:
-            continue
-        if type(value) is torch.Tensor:
-            kept[name] = value
-        else:
-            own = _kept(value, inner)
-            if own or not inner:
-                kept[name] = unchecked_tensordict(own, value)
+        if inner is not None:
+            _keep(kept, name, value, inner)
     return kept
 
 
-def _placed(entries: dict[str, Any], new: dict[str, Any], taken: Tree) -> dict[str, Any]:
-    """The entries, and in their places those that are taken of the new ones."""
-    for name, inner in taken.items():
-        value: Any = new.get(name)
-        if inner is None:
-            if type(value) is not torch.Tensor:
-                raise _OtherKindError
-            entries[name] = value
-            continue
-        own, before = _entries_of(value), entries.get(name)
-        if isinstance(before, TensorDict) and before.batch_size == value.batch_size:
-            own, value = _placed(dict(before.items()), own, inner), before
-        else:
-            own = _placed({}, own, inner)
-        entries[name] = unchecked_tensordict(own, value)
+def _keep(kept: Entries, name: str, value: Any, dropped: Tree) -> None:
+    if type(value) is torch.Tensor:
+        kept[name] = value
+        return
+    own = _kept(value, dropped)
+    if own or not dropped:
+        kept[name] = unchecked_tensordict(own, value)
+
+
+def _merged(old: Entries, dropped: Tree, new: Entries, taken: Tree) -> Entries:
+    """The old entries that are not dropped, and in their places those that are taken of the new."""
+    entries: Entries = {}
+    for name, value in old.items():
+        inner = dropped.get(name, {})
+        if name in taken:
+            entries[name] = value  # keeps the place
+        elif inner is not None:
+            _keep(entries, name, value, inner)
+    for name, within in taken.items():
+        value = new.get(name)
+        entries[name] = _taken(old.get(name), dropped.get(name) or {}, value, within)
     return entries
+
+
+def _taken(before: Any, dropped: Tree, value: Any, within: Tree | None) -> Any:
+    if within is None:
+        if type(value) is not torch.Tensor:
+            raise _OtherKindError
+        return value
+    own = _entries_of(value)
+    if isinstance(before, TensorDict) and before.batch_size == value.batch_size:
+        return unchecked_tensordict(_merged(_entries_of(before), dropped, own, within), before)
+    return unchecked_tensordict(_merged({}, {}, own, within), value)
 
 
 def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]:
