@@ -2,123 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import set_interaction_type
 
-from pycollect._core import Leaf, Placement, Recorder, RolloutControl, RolloutHeader, Slab, copy
+from pycollect._core import Leaf, Recorder, RolloutControl, Slab
 from pycollect.batch import BatchLeaves
 from pycollect.device_recorder import DeviceRecorder
 from pycollect.devices import CPU, indexed, why_not
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
-from pycollect.extras import Extras
 from pycollect.extras_recorder import ExtrasRecorder
 from pycollect.generators import Generators, GeneratorState
-from pycollect.layout import Key, dotted, torch_dtype
+from pycollect.layout import Key, dotted
 from pycollect.policy import (
-    AS_IT_IS,
-    Calling,
     PolicyRunner,
     RandomRunner,
     device_of,
     make_policy_runner,
     placed,
 )
+from pycollect.rollout_report import RolloutReport
 from pycollect.step_timer import StepTimer, WorkerSeconds
 from pycollect.weights import Weights, load_weights, weight_leaves, weights_from, weights_of
 from pycollect.worker_devices import Devices
+from pycollect.worker_memory import current_tensors, fill, placement_of
+from pycollect.worker_options import WorkerOptions
 
 Runner = PolicyRunner | RandomRunner
 _NO_CONTROL = RolloutControl()
 _STOPPED = -1  # what the recorder says of a last step after which no environment is reset
-Episode = tuple[int, float, int]
-"""(env, return, length in frames) of an episode that ended."""
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What a worker needs to know besides its environment and its policy.
-
-    Attributes:
-        frames: its share of a batch; each of P envs steps ``ceil(frames / P)`` times.
-        num_threads: torch threads while it collects; None leaves the caller's setting.
-        mask: record ("collector", "mask") whatever the environment, since rollouts may be padded.
-        compact_obs: leave out ("next", key) of observations and states.
-        calling: whether the policy's modules are compiled or captured.
-        devices: where environments and policy are to lie.
-        stays: what is recorded on the environments' device has no place in the slab.
-        init_fn: called before anything is built.
-        pre_collect_hook: called before each rollout.
-        post_collect_hook: called with each rollout, by whoever runs the worker.
-    """
-
-    frames: int
-    autoreset_mode: Any = None
-    info_keys: tuple[Key, ...] = ()
-    max_frames_per_traj: int = 0
-    reset_at_each_iter: bool = False
-    set_truncated: bool = False
-    policy_state: Mapping[Any, Any] | None = None
-    exploration_type: InteractionType = InteractionType.RANDOM
-    track_policy_version: bool = False
-    num_threads: int | None = None
-    mask: bool = False
-    compact_obs: bool = False
-    calling: Calling = AS_IT_IS
-    devices: Devices = field(default_factory=Devices)
-    stays: bool = False
-    init_fn: Callable[[], Any] | None = None
-    pre_collect_hook: Callable[[], Any] | None = None
-    post_collect_hook: Callable[[Any], Any] | None = None
-
-
-@dataclass(frozen=True)
-class TeamReport:
-    """What there is to know of a rollout that several processes collected as one worker.
-
-    Attributes:
-        sources: the numbers of those whose parts follow each other along time; one number where
-            all of them are environments side by side.
-        lost: frames that were asked of them since the last rollout and never came, by reason.
-        restarts: how often one of them was replaced so far.
-    """
-
-    sources: tuple[int, ...]
-    lost: Mapping[str, int]
-    restarts: int
-
-
-@dataclass(frozen=True)
-class RolloutReport:
-    """What comes back beside the frames of a rollout.
-
-    Attributes:
-        seconds: where the worker's time went so far.
-        stepped: steps of single envs since the worker was made, best effort.
-        slow_paths: the names of those that the rollout took.
-        extras: [P, T] each; None where there are none.
-        team: None where the worker collected it itself.
-        there: what was recorded on the environments' device instead of in the slab, of the steps
-            that the rollout really has, [*batch, T, *frame] each.
-    """
-
-    header: RolloutHeader
-    episodes: list[Episode]
-    seconds: WorkerSeconds
-    stepped: int
-    slow_paths: tuple[str, ...]
-    extras: Extras | None = None
-    team: TeamReport | None = None
-    there: Mapping[Key, torch.Tensor] = field(default_factory=dict)
 
 
 class Worker:
@@ -177,9 +95,9 @@ class Worker:
                 f"{[dotted(leaf.key) for leaf in env.observation]}; call add_truncated_keys() on it"
             )
         staying = env.staying
-        self._current = _current_tensors(env)
+        self._current = current_tensors(env)
         first = env.reset()
-        _fill(self._current, first)
+        fill(self._current, first)
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
         with self._settings(), torch.no_grad():
@@ -217,7 +135,7 @@ class Worker:
         on_host = self.leaves.without(staying) if staying else self.leaves
         self.slab_leaves = on_host if options.stays else self.leaves
         self.steps = -(-options.frames // env.num_envs)
-        self.placement = _placement(self.slab_leaves, env.num_envs, self.steps)
+        self.placement = placement_of(self.slab_leaves, env.num_envs, self.steps)
         keys = [leaf.key for leaf in (*self._runner.outputs, *self._passed_on())]
         given = env.given((*self._runner.outputs, *self._runner.through_env))
         places = [keys.index(key) for key in given]
@@ -271,7 +189,7 @@ class Worker:
     def set_share(self, frames: int) -> None:
         """Collect that many frames per rollout from now on, as `WorkerOptions.frames`."""
         self.steps = -(-frames // self.env.num_envs)
-        self.placement = _placement(self.slab_leaves, self.env.num_envs, self.steps)
+        self.placement = placement_of(self.slab_leaves, self.env.num_envs, self.steps)
 
     @property
     def batch_shape(self) -> list[int]:
@@ -512,46 +430,6 @@ def _place_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
 
 def _can_truncate(env: EnvBatch) -> bool:
     return not env.own_flags or any(leaf.key[-1] == "truncated" for leaf in env.observation)
-
-
-def _placement(leaves: BatchLeaves, envs: int, steps: int) -> Placement:
-    """Where a rollout lies; ValueError with both numbers if this machine cannot hold one."""
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        placement = Placement(leaves.layout(), 1, envs, steps)
-    except ValueError as error:  # of the slab's size, in bytes
-        raise ValueError(f"frames_per_batch: {envs * steps} frames: {error}") from None
-    if placement.bytes > memory:
-        raise ValueError(
-            f"frames_per_batch: {envs * steps} frames take {placement.bytes} bytes, this machine "
-            f"has {memory}"
-        )
-    return placement
-
-
-def _current_tensors(env: EnvBatch) -> dict[Key, torch.Tensor]:
-    """Memory for the current observation, [*obs] for one env, [P, *obs] for a batch.
-
-    Where the env is for what stays there, else on the CPU, whatever torch's default device is.
-    """
-    batch = (env.num_envs,) if env.batched else ()
-    return {
-        leaf.key: torch.zeros(
-            (*batch, *leaf.shape),
-            dtype=torch_dtype(leaf.dtype),
-            device=env.device if leaf.key in env.staying else CPU,
-        )
-        for leaf in env.observation
-    }
-
-
-def _fill(current: dict[Key, torch.Tensor], observation: Arrays) -> None:
-    arrays = observation if isinstance(observation, tuple) else (observation,)
-    for tensor, array in zip(current.values(), arrays, strict=False):  # step_only leaves follow
-        if tensor.device.type != "cpu":
-            tensor.copy_(array)
-        else:
-            copy(tensor, array if isinstance(array, torch.Tensor) else np.asarray(array))
 
 
 def _taking_tensors(

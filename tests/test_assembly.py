@@ -22,7 +22,8 @@ from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, pickled_extras
 from pycollect.step_timer import WorkerSeconds
-from pycollect.worker import Worker, WorkerOptions
+from pycollect.worker import Worker
+from pycollect.worker_options import WorkerOptions
 
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")

@@ -10,7 +10,8 @@ import torch
 
 from pycollect._core import Placement, RolloutControl, SharedNumber, Slab, SlabPool, compact
 from pycollect.batch import slab_tensors
-from pycollect.worker import Worker, WorkerOptions
+from pycollect.worker import Worker
+from pycollect.worker_options import WorkerOptions
 from tests.envs_for_tests import CountingEnv
 
 STEPS = 6

@@ -26,7 +26,7 @@ from pycollect.collectors.process_engine import ProcessEngine
 from pycollect.collectors.remote_worker import WorkerInfo, WorkerSpec
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.weights import WeightSlab, weight_leaves, weights_from
-from pycollect.worker import WorkerOptions
+from pycollect.worker_options import WorkerOptions
 from tests.envs_for_tests import CountingEnv, EnvBrokeError
 
 STEPS = 6

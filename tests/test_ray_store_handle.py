@@ -10,7 +10,7 @@ import pytest
 from pycollect.collectors.engine import Order
 from pycollect.collectors.ray_store_handle import StoreHandle, ThreadBell
 from pycollect.collectors.remote_worker import WorkerSpec
-from pycollect.worker import WorkerOptions
+from pycollect.worker_options import WorkerOptions
 
 
 class Method:

@@ -40,7 +40,8 @@ from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.team import Team
 from pycollect.collectors.worker_kind import WorkerKind
 from pycollect.generators import next_seed
-from pycollect.worker import Worker, WorkerOptions
+from pycollect.worker import Worker
+from pycollect.worker_options import WorkerOptions
 
 T = 7  # of one env in one rollout
 W = 2  # processes of each team

@@ -19,7 +19,8 @@ from pycollect.collectors.observation_cast import scaled
 from pycollect.collectors.upload import Allocate, DeviceBatches
 from pycollect.devices import CPU, StreamAccelerator, accelerator
 from pycollect.layout import Key
-from pycollect.worker import Worker, WorkerOptions
+from pycollect.worker import Worker
+from pycollect.worker_options import WorkerOptions
 
 MEMORY_COPY, PINNED_COPY, DEVICE_COPY = "memory copy", "copy, pinned", "device memory copy"
 _OF_TORCH, _SHARED = "upload, by torch", "upload, shared slab"

@@ -12,7 +12,7 @@ from typing import Any
 from tensordict.nn import InteractionType
 
 from pycollect.envs.vector_api import parse_autoreset
-from pycollect.worker import WorkerOptions
+from pycollect.worker_options import WorkerOptions
 
 # TorchRL's arguments that only hint at how to go about it.
 HINTS = frozenset(

@@ -17,8 +17,8 @@ from pycollect.devices import CPU
 from pycollect.extras import Extras
 from pycollect.extras_delivery import with_extras
 from pycollect.layout import Key
+from pycollect.rollout_report import Episode
 from pycollect.trajectory import split_with_plan
-from pycollect.worker import Episode
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,11 @@ from pycollect.extras import Extra, Extras, fitted, joined
 from pycollect.generators import GeneratorState, TeamState
 from pycollect.layout import Key, dotted
 from pycollect.policy import build
+from pycollect.rollout_report import Episode, TeamReport
 from pycollect.step_timer import WorkerSeconds
 from pycollect.weights import WeightSlab
-from pycollect.worker import Episode, TeamReport, Worker, WorkerOptions
+from pycollect.worker import Worker
+from pycollect.worker_options import WorkerOptions
 
 if TYPE_CHECKING:
     from pycollect.collectors.remote_options import RemoteOptions

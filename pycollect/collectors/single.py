@@ -30,6 +30,7 @@ from pycollect.errors import WorkerError
 from pycollect.extras import joined
 from pycollect.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.policy import Calling, build, check_policy_state
+from pycollect.rollout_report import RolloutReport
 from pycollect.user_warning import warn_user
 from pycollect.weights import (
     Weights,
@@ -39,7 +40,8 @@ from pycollect.weights import (
     weights_from,
     weights_of,
 )
-from pycollect.worker import RolloutReport, Worker, WorkerOptions
+from pycollect.worker import Worker
+from pycollect.worker_options import WorkerOptions
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
 _SLABS_KEPT = 3

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from pycollect.worker import Episode
+from pycollect.rollout_report import Episode
 
 RECENT_EPISODES = 100
 

@@ -20,9 +20,9 @@ from pycollect.collectors.workforce import Member, WorkerPlan
 from pycollect.errors import WorkerError
 from pycollect.extras import Extras
 from pycollect.generators import GeneratorState, TeamState
+from pycollect.rollout_report import RolloutReport, TeamReport
 from pycollect.step_timer import WorkerSeconds
 from pycollect.weights import Weights
-from pycollect.worker import RolloutReport, TeamReport
 
 _TOLD = ("worker_died", "worker_timeout", "env_error")  # losses that whoever asks is to know
 

@@ -12,8 +12,8 @@ from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.workforce import WorkerPlan
 from pycollect.envs.info import check_info_keys
 from pycollect.policy import Calling, check_policy_state
-from pycollect.worker import WorkerOptions
 from pycollect.worker_devices import Devices
+from pycollect.worker_options import WorkerOptions
 
 # The arguments that concern what one worker does.
 WORKER_ARGUMENTS = (
