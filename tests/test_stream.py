@@ -59,6 +59,20 @@ def test_the_end(total: int, frames: int, batches: int) -> None:
     assert collector.next() is None
 
 
+@pytest.mark.parametrize("way", [IN_PROCESS, *marked(STACK)], ids=names)
+def test_what_is_shown_of_it(way: Way) -> None:
+    with collecting(way, ONE, frames=5, total_frames=-1) as collector:
+        frames = collector.frames_per_batch
+        collector.next()
+        collector.update_policy_weights_()
+        shown = repr(collector)
+    assert shown == (
+        f"{type(collector).__name__}(frames_per_batch={frames}, total_frames=-1, delivered={frames}, "
+        "policy_version=1, closed=False)"
+    )
+    assert repr(collector).endswith("closed=True)")
+
+
 @pytest.mark.parametrize("total", [None, -1, -7])
 def test_without_an_end(total: int | None) -> None:
     with collecting(IN_PROCESS, ONE, frames=T, total_frames=total) as collector:

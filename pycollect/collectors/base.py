@@ -238,6 +238,17 @@ class CollectorBase(ABC):
     def __bool__(self) -> bool:
         return True
 
+    def __repr__(self) -> str:
+        entries = {
+            "frames_per_batch": getattr(self, "_batch_frames", None),  # None: not there yet
+            "total_frames": self.total_frames,
+            "delivered": self._ledger.delivered,
+            "policy_version": self._policy_version,
+            "closed": self._closed,
+        }
+        text = ", ".join(f"{name}={value}" for name, value in entries.items())
+        return f"{type(self).__name__}({text})"
+
     def __len__(self) -> int:
         """The number of batches in all, delivered ones included, if every batch is full."""
         if self._queue is not None:
