@@ -66,8 +66,9 @@ def test_what_is_shown_of_it(way: Way) -> None:
         collector.next()
         collector.update_policy_weights_()
         shown = repr(collector)
+    name = type(collector).__name__
     assert shown == (
-        f"{type(collector).__name__}(frames_per_batch={frames}, total_frames=-1, delivered={frames}, "
+        f"{name}(frames_per_batch={frames}, total_frames=-1, delivered={frames}, "
         "policy_version=1, closed=False)"
     )
     assert repr(collector).endswith("closed=True)")
