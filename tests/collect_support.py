@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,6 +49,11 @@ class Bias(nn.Module):
 
 def bias_policy() -> TensorDictModule:
     return TensorDictModule(Bias(), ["observation"], ["action", "bias"])
+
+
+def case_name(value: Any) -> str:
+    """A value of a parametrized test, in one spelling: addresses differ from run to run."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))
 
 
 @dataclass(frozen=True)

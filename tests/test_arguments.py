@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from collect_support import parity_policy
+from collect_support import case_name, parity_policy
 from echo_envs import ENTRIES, echo_fns
 from envs_for_tests import CountingEnv, OneOfEnv
 from tensordict.nn import TensorDictModule
@@ -318,7 +318,7 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
 
 
 @pytest.mark.usefixtures("no_actors")
-@pytest.mark.parametrize(("arguments", "error", "text"), RAYS_OWN, ids=str)
+@pytest.mark.parametrize(("arguments", "error", "text"), RAYS_OWN, ids=case_name)
 def test_bad_values_of_rays_own_arguments(arguments: Any, error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         actors(**arguments)

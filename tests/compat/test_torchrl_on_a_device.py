@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from collect_support import case_name
 from fake_device import FakeDevice
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
@@ -111,7 +112,7 @@ def test_every_kind_of_env(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         {"split_trajs": True},
         {**MAX_STEPS, "trajs_per_batch": 2, "total_frames": -1},
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_what_collectors_make_of_them(
     name: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -236,7 +237,7 @@ SYNC, ASYNC = "MultiSyncDataCollector", "MultiaSyncDataCollector"
             )
         ),
     ],
-    ids=str,
+    ids=case_name,
 )
 def test_processes_bring_whole_rollouts_to_the_host(
     size: tuple[int, ...], collector_class: str, arguments: dict[str, Any]
