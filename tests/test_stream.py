@@ -74,6 +74,15 @@ def test_what_is_shown_of_it(way: Way) -> None:
     assert repr(collector).endswith("closed=True)")
 
 
+def test_something_is_shown_of_one_whose_arguments_were_wrong() -> None:
+    with pytest.raises(ValueError, match="frames_per_batch") as raised:
+        SyncDataCollector(lambda: CountingEnv(1), None, frames_per_batch=-4)
+    frames = [frame.locals["self"] for frame in raised.traceback if "self" in frame.locals]
+    shown = [repr(self) for self in frames if isinstance(self, SyncDataCollector)]
+    assert shown
+    assert all(text.startswith("<pycollect.") for text in shown)
+
+
 @pytest.mark.parametrize("total", [None, -1, -7])
 def test_without_an_end(total: int | None) -> None:
     with collecting(IN_PROCESS, ONE, frames=T, total_frames=total) as collector:

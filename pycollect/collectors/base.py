@@ -239,6 +239,8 @@ class CollectorBase(ABC):
         return True
 
     def __repr__(self) -> str:
+        if "_unclaimed" not in vars(self):  # its arguments are being checked
+            return object.__repr__(self)
         entries = {
             "frames_per_batch": getattr(self, "_batch_frames", None),  # None: not there yet
             "total_frames": self.total_frames,

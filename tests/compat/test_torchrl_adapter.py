@@ -438,6 +438,7 @@ def test_batch_sizes_of_two_dimensions_on_ray(
         Bounded(0, 5, (2,), dtype=torch.int64),
         Bounded(-1.0, 1.0, (2,), dtype=torch.bfloat16),
         Bounded(-1.0, 1.0, ()),
+        Bounded(torch.tensor([0.0, 2.0]), torch.tensor([1.0, -1.0])),  # its ends are swapped
         Composite(a=Bounded(torch.tensor([-1.0, 0.0]), torch.tensor([2.0, 3.0]))).expand(3)["a"],
         OneHot(4),
         OneHot(4, dtype=torch.int64).expand(2, 3, 4),

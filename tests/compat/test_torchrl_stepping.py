@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torchrl.testing.mocking_classes as mock
-from tensordict import TensorDict, is_tensor_collection
-from torchrl.data import Bounded, Composite, Unbounded
+from tensordict import LazyStackedTensorDict, TensorDict, is_non_tensor, is_tensor_collection
+from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import (
     ActionDiscretizer,
     Compose,
@@ -58,6 +58,58 @@ class DoneOnlyEnv(EnvBase):
         pass
 
 
+class LazyRootEnv(EnvBase):
+    """Agents in a lazy stack after a reset, in one TensorDict after a step, which reads a state
+    that only resets give.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        leaf = Unbounded((2, 1))
+        self.observation_spec = Composite(agents=Composite(seen=leaf, shape=(2,)))
+        self.state_spec = Composite(agents=Composite(hidden=leaf, shape=(2,)))
+        self.action_spec = Composite(agents=Composite(action=leaf, shape=(2,)))
+        self.reward_spec = Unbounded((1,))
+
+    def _reset(self, td: Any) -> TensorDict:
+        agents = [TensorDict(seen=torch.zeros(1), hidden=torch.full((1,), 7.0)) for _ in range(2)]
+        return TensorDict(agents=LazyStackedTensorDict(*agents), done=torch.tensor([False]))
+
+    def _step(self, td: Any) -> TensorDict:
+        agents = TensorDict(seen=td["agents", "hidden"] + 1, batch_size=(2,))
+        return TensorDict(agents=agents, reward=torch.ones(1), done=torch.tensor([False]))
+
+    def _set_seed(self, seed: int | None) -> None:
+        pass
+
+
+class FlagsOfAgentsEnv(EnvBase):
+    """Nothing but flags in a node, which is named after resets alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_spec = Composite(last=Unbounded((1,)))
+        self.action_spec = Unbounded((1,))
+        self.reward_spec = Composite(agents=Composite(reward=Unbounded((2, 1)), shape=(2,)))
+        self.done_spec = Composite(
+            agents=Composite(done=Binary(1, (2, 1), dtype=torch.bool), shape=(2,))
+        )
+
+    def _flags(self) -> dict[str, torch.Tensor]:
+        return {name: torch.zeros(2, 1, dtype=torch.bool) for name in ("done", "terminated")}
+
+    def _reset(self, td: Any) -> TensorDict:
+        agents = TensorDict(self._flags(), batch_size=(2,), names=["agent"])
+        return TensorDict(agents=agents, last=torch.zeros(1))
+
+    def _step(self, td: Any) -> TensorDict:
+        agents = TensorDict({**self._flags(), "reward": torch.ones(2, 1)}, batch_size=(2,))
+        return TensorDict(agents=agents, last=torch.ones(1))
+
+    def _set_seed(self, seed: int | None) -> None:
+        pass
+
+
 class Negated(Transform):
     """A user's transform that changes the action on its way in."""
 
@@ -89,6 +141,8 @@ ENVS: dict[str, Make] = {
     "done alone": DoneOnlyEnv,
     "terminated alone": lambda: DoneOnlyEnv(("terminated",)),
     "no flags": lambda: DoneOnlyEnv(()),
+    "a lazy stack at first": LazyRootEnv,
+    "a node of flags": FlagsOfAgentsEnv,
     "a reward of another shape": lambda: DoneOnlyEnv(reward=()),
     "serial": lambda: SerialEnv(2, DoneOnlyEnv),
     "gym, transformed": transformed(pendulum, RewardSum, StepCounter, InitTracker),
@@ -107,10 +161,14 @@ def expect_same(ours: Any, theirs: Any) -> None:
     assert ours.batch_size == theirs.batch_size
     assert ours.device == theirs.device
     assert ours.names == theirs.names
+    if isinstance(theirs, LazyStackedTensorDict):  # entries of several shapes have no stack
+        for mine, its in zip(ours.tensordicts, theirs.tensordicts, strict=True):
+            expect_same(mine, its)
+        return
     assert set(ours.keys()) == set(theirs.keys())
     for name in theirs.keys():  # noqa: SIM118 (not a dict)
         mine, its = ours.get(name), theirs.get(name)
-        if is_tensor_collection(its) and not hasattr(its, "data"):
+        if is_tensor_collection(its) and not is_non_tensor(its):
             expect_same(mine, its)
         elif isinstance(its, torch.Tensor):
             assert torch.equal(mine, its)

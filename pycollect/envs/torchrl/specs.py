@@ -34,9 +34,9 @@ def name_of(key: Key) -> Any:
 def draw(spec: Any) -> torch.Tensor:
     """`spec.rand()`: the same numbers from the same generator.
 
-    `rand` of an interval copies both ends, twice, and looks four times whether anything is out of
-    it; that of a one-hot encoding looks for the least and the greatest index. Either takes longer
-    than the step of a small environment.
+    `rand` of an interval copies both ends for each env of a batch, and looks twice whether anything
+    is out of it; that of a one-hot encoding looks for the least and the greatest index. Either
+    takes longer than the step of a small environment.
     """
     rand = type(spec).rand
     if -1 not in spec.shape:
@@ -52,11 +52,12 @@ def draw(spec: Any) -> torch.Tensor:
 
 def _draw_within(spec: Any) -> torch.Tensor:
     """What is out of the interval, by rounding, is brought back whether there is any or not."""
-    low, high = spec.space._low, spec.space._high  # `low` and `high` are copies of every env's own
+    low, high = spec.space._low, spec.space._high  # those of one env, where all have the same
     if low.device != spec.device:
         low, high = spec.space.low, spec.space.high
     unit = torch.empty(spec.shape, dtype=spec.dtype, device=spec.device).uniform_()
-    return unit.mul_(high - low).add_(low).clamp_(low, high)
+    drawn = unit.mul_(high - low).add_(low)
+    return torch.maximum(torch.minimum(drawn, high), low)
 
 
 @lru_cache

@@ -111,7 +111,7 @@ def make_maybe_reset(env: Any) -> Step:
     )
     if not (is_plain and 0 < len(deciding) < len(flags)):
         return otherwise
-    entries = _Entries(deciding)
+    entries = _Lookup(deciding)
 
     def maybe_reset(root: Any) -> Any:
         values = entries.of(root)
@@ -144,21 +144,7 @@ def _entries_of(td: Any) -> Entries:
 
 def _kept(td: Any, dropped: Tree) -> Entries:
     """The entries that are not dropped, TensorDicts among them copied."""
-    kept: Entries = {}
-    for name, value in _entries_of(td).items():
-        inner = dropped.get(name, {})
-        if inner is not None:
-            _keep(kept, name, value, inner)
-    return kept
-
-
-def _keep(kept: Entries, name: str, value: Any, dropped: Tree) -> None:
-    if type(value) is torch.Tensor:
-        kept[name] = value
-        return
-    own = _kept(value, dropped)
-    if own or not dropped:
-        kept[name] = unchecked_tensordict(own, value)
+    return _merged(_entries_of(td), dropped, {}, {})
 
 
 def _merged(old: Entries, dropped: Tree, new: Entries, taken: Tree) -> Entries:
@@ -166,17 +152,35 @@ def _merged(old: Entries, dropped: Tree, new: Entries, taken: Tree) -> Entries:
     entries: Entries = {}
     for name, value in old.items():
         inner = dropped.get(name, {})
-        if name in taken:
-            entries[name] = value  # keeps the place
-        elif inner is not None:
-            _keep(entries, name, value, inner)
+        if inner is None or not _survives(value, inner):
+            continue
+        entries[name] = value if name in taken else _copied(value, inner)
     for name, within in taken.items():
-        value = new.get(name)
-        entries[name] = _taken(old.get(name), dropped.get(name) or {}, value, within)
+        inner = dropped.get(name) or {}
+        entries[name] = _taken(entries.get(name), inner, new.get(name), within)
     return entries
 
 
+def _survives(value: Any, dropped: Tree) -> bool:
+    """Whether anything is left of it. A node that loses all that it has is dropped itself."""
+    if type(value) is torch.Tensor:
+        return True
+    own = _entries_of(value)
+    return not dropped or any(
+        inner is not None and _survives(entry, inner)
+        for name, entry in own.items()
+        for inner in [dropped.get(name, {})]
+    )
+
+
+def _copied(value: Any, dropped: Tree) -> Any:
+    if type(value) is torch.Tensor:
+        return value
+    return unchecked_tensordict(_kept(value, dropped), value)
+
+
 def _taken(before: Any, dropped: Tree, value: Any, within: Tree | None) -> Any:
+    """A new entry: a tensor, or a node, with what is kept of the one before where they fit."""
     if within is None:
         if type(value) is not torch.Tensor:
             raise _OtherKindError
@@ -189,7 +193,7 @@ def _taken(before: Any, dropped: Tree, value: Any, within: Tree | None) -> Any:
 
 def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]:
     """What takes the entries of those names out of a TensorDict."""
-    entries = _Entries(names)
+    entries = _Lookup(names)
 
     def take(td: Any) -> tuple[torch.Tensor, ...]:
         values = entries.of(td)
@@ -200,7 +204,7 @@ def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]
     return take
 
 
-class _Entries:
+class _Lookup:
     """Entries of TensorDicts by name. One look at all of a node costs less than `get` of one."""
 
     def __init__(self, names: Sequence[Any]) -> None:
@@ -244,9 +248,9 @@ def _completer(entries: Sequence[tuple[Any, torch.Size]], otherwise: Step) -> St
     def fit(names: Iterable[Any], values: Sequence[Any]) -> bool:
         return [value.shape for value in values] == [shapes[name] for name in names]
 
-    whole = _Entries(list(shapes))
+    whole = _Lookup(list(shapes))
     rest = [name for name in shapes if name != "terminated"]
-    but_terminated = _Entries(rest)
+    but_terminated = _Lookup(rest)
     may_miss = "done" in rest and len(rest) < len(shapes)
 
     def complete(following: Any) -> Any:
