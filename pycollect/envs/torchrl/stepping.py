@@ -142,41 +142,36 @@ def _entries_of(td: Any) -> Entries:
     return dict(td.items())
 
 
-def _kept(td: Any, dropped: Tree) -> Entries:
-    """The entries that are not dropped, TensorDicts among them copied."""
-    return _merged(_entries_of(td), dropped, {}, {})
-
-
 def _merged(old: Entries, dropped: Tree, new: Entries, taken: Tree) -> Entries:
     """The old entries that are not dropped, and in their places those that are taken of the new."""
     entries: Entries = {}
     for name, value in old.items():
         inner = dropped.get(name, {})
-        if inner is None or not _survives(value, inner):
-            continue
-        entries[name] = value if name in taken else _copied(value, inner)
+        if _survives(value, inner):
+            entries[name] = value if name in taken else _copied(value, inner)
     for name, within in taken.items():
         inner = dropped.get(name) or {}
         entries[name] = _taken(entries.get(name), inner, new.get(name), within)
     return entries
 
 
-def _survives(value: Any, dropped: Tree) -> bool:
+def _survives(value: Any, dropped: Tree | None) -> bool:
     """Whether anything is left of it. A node that loses all that it has is dropped itself."""
+    if dropped is None:
+        return False
     if type(value) is torch.Tensor:
         return True
     own = _entries_of(value)
     return not dropped or any(
-        inner is not None and _survives(entry, inner)
-        for name, entry in own.items()
-        for inner in [dropped.get(name, {})]
+        _survives(entry, dropped.get(name, {})) for name, entry in own.items()
     )
 
 
 def _copied(value: Any, dropped: Tree) -> Any:
+    """A tensor itself; of a TensorDict another one, with its entries that are not dropped."""
     if type(value) is torch.Tensor:
         return value
-    return unchecked_tensordict(_kept(value, dropped), value)
+    return unchecked_tensordict(_merged(_entries_of(value), dropped, {}, {}), value)
 
 
 def _taken(before: Any, dropped: Tree, value: Any, within: Tree | None) -> Any:
@@ -285,7 +280,7 @@ def _inverts_nothing(part: Any) -> bool:
 
 def _shallow_copy(td: Any) -> Any:
     try:
-        return unchecked_tensordict(_kept(td, {}), td)
+        return _copied(td, {})
     except _OtherKindError:
         return td.copy()
 
