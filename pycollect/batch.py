@@ -286,10 +286,28 @@ def unchecked_tensordict(
     Args:
         device: not given: the other's.
     """
+    names = like.names
     td: TensorDict = _new_unsafe(
         entries,
         batch_size=like.batch_size,
         device=like.device if device is ... else device,
-        names=list(like.names),
+        names=names if any(names) else None,  # every `set` looks through names that there are
     )
     return td
+
+
+def _set_checked(td: TensorDict, name: str, value: Any, **_: Any) -> None:
+    td.set(name, value)
+
+
+# The check of a value takes ten times as long as to keep it; private in tensordict, too.
+_set_str = getattr(TensorDict, "_set_str", _set_checked)
+
+
+def set_unchecked(td: TensorDict, name: str, value: Any) -> None:
+    """Set an entry that is known to fit the TensorDict's batch size and device.
+
+    Raises:
+        RuntimeError: it is locked.
+    """
+    _set_str(td, name, value, inplace=False, validated=True, non_blocking=False)

@@ -26,7 +26,12 @@ from torchrl.envs import (
 from torchrl.envs.custom.pendulum import PendulumEnv
 
 from pycollect import SyncDataCollector
-from pycollect.envs.torchrl.stepping import make_advance, make_complete, make_following
+from pycollect.envs.torchrl.stepping import (
+    make_advance,
+    make_complete,
+    make_following,
+    make_put,
+)
 
 Make = Callable[[], Any]
 
@@ -197,6 +202,57 @@ def test_a_step_is_torchrls(name: str) -> None:
         expect_same(our_root, stepped)
         our_root, root = advance(our_root), theirs.step_mdp(stepped)
         expect_same(our_root, root)
+
+
+PUT = ["action", ("agents", "action"), ("agents", "inner", "state")]
+VALUES = torch.arange(3.0), torch.ones(2, 1), torch.zeros(2, 4)
+
+
+def a_root(*others: str, device: str | None = None) -> TensorDict:
+    agents = {"inner": {"x": torch.ones(2, 3)}, **{name: torch.ones(2) for name in others}}
+    return TensorDict(
+        {"agents": TensorDict(agents, batch_size=[2]), **{name: torch.ones(1) for name in others}},
+        device=device,
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [a_root, lambda: a_root("action"), TensorDict, lambda: a_root(device="cpu")],
+    ids=["new", "replaced", "nodes_missing", "on_a_device"],
+)
+def test_entries_are_put_as_by_set(make: Callable[[], TensorDict]) -> None:
+    put, expected = make_put(PUT, to_device=False), make()
+    for name, value in zip(PUT, VALUES, strict=True):
+        expected.set(name, value)
+    for _ in range(3):
+        root = make()
+        put(root, VALUES)
+        expect_same(root, expected)
+        assert all(root[name] is value for name, value in zip(PUT, VALUES, strict=True))
+
+
+def test_entries_are_put_into_other_kinds_of_tensordicts() -> None:
+    put = make_put(["action"], to_device=False)
+    value = torch.rand(2, 3)
+    for _ in range(3):
+        root = LazyStackedTensorDict(TensorDict(a=torch.ones(1)), TensorDict(a=torch.ones(2)))
+        put(root, [value])
+        assert torch.equal(root.get("action"), value)
+
+
+def test_what_does_not_fit_a_node_is_refused() -> None:
+    put = make_put(PUT, to_device=False)
+    with pytest.raises(RuntimeError, match="batch dimension mismatch"):
+        put(a_root(), (VALUES[0], torch.ones(3, 1), VALUES[2]))
+
+
+def test_entries_are_brought_to_the_tensordicts_device() -> None:
+    put = make_put(["action"], to_device=True)
+    for _ in range(2):
+        root = TensorDict(device="meta")
+        put(root, [torch.ones(2)])
+        assert root["action"].device.type == "meta"
 
 
 def test_a_gym_env_below_transforms_is_stepped_itself(monkeypatch: pytest.MonkeyPatch) -> None:

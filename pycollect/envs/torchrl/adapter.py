@@ -36,7 +36,14 @@ from .specs import (
     spec_leaves,
     spec_nodes,
 )
-from .stepping import make_advance, make_complete, make_following, make_maybe_reset, make_take
+from .stepping import (
+    make_advance,
+    make_complete,
+    make_following,
+    make_maybe_reset,
+    make_put,
+    make_take,
+)
 
 _NO_HOOKS = (Transform._post_step_mdp_hooks, Compose._post_step_mdp_hooks)
 Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
@@ -79,7 +86,7 @@ class TorchRLEnv(EnvBatch):
         self.action = spec_leaves(env.full_action_spec, env.batch_size)
         self._action_names = [name_of(leaf.key) for leaf in self.action]
         self._gather_action = self._gather_there(self.action)
-        self._given: tuple[Leaf, ...] = self.action
+        self._put = make_put(self._action_names, to_device=self._is_elsewhere)
         specs = (env.observation_spec, env.full_done_spec, env.full_reward_spec)
         self.extras = tuple(
             extra for spec in specs[:2] for extra in spec_extras(spec, env.batch_size)
@@ -163,7 +170,8 @@ class TorchRLEnv(EnvBatch):
 
     def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """All of the policy's outputs: states and transforms of the env may read any of them."""
-        self._given = outputs
+        names = [name_of(leaf.key) for leaf in outputs]
+        self._put = make_put(names, to_device=self._is_elsewhere)
         return tuple(leaf.key for leaf in outputs)
 
     @property
@@ -210,10 +218,9 @@ class TorchRLEnv(EnvBatch):
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step with the outputs that `given` named, as tensors; see `EnvBatch.step`."""
         carrier, env = self._carrier, self._env
-        for leaf, value in zip(self._given, action, strict=True):
-            if len(self._size) > 1:
-                value = value.unflatten(0, self._size)
-            carrier.set(name_of(leaf.key), value)
+        if len(self._size) > 1:
+            action = tuple([value.unflatten(0, self._size) for value in action])
+        self._put(carrier, action)
         if not self.resets_apart:
             stepped, self._carrier = env.step_and_maybe_reset(carrier)
             self._shown = stepped.get("next")

@@ -44,7 +44,8 @@ def draw(spec: Any) -> torch.Tensor:
             return _draw_within(spec)
         if rand is OneHot.rand and spec.mask is None:
             index = torch.randint(spec.space.n, (*spec.shape[:-1], 1), device=spec.device)
-            return (index == _indices(spec.space.n, index.device)).to(spec.dtype)
+            hot = index == _indices(spec.space.n, index.device)
+            return hot if spec.dtype is torch.bool else hot.to(spec.dtype)
         if rand is Categorical.rand and spec.mask is None and spec.space.n > 0:
             return torch.randint(spec.space.n, spec.shape, device=spec.device, dtype=spec.dtype)
     return torch.as_tensor(spec.rand())

@@ -6,7 +6,7 @@ TensorDict several times. For a small environment that takes longer than its own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from pycollect._core import Leaf
-from pycollect.batch import unchecked_tensordict
+from pycollect.batch import set_unchecked, unchecked_tensordict
 from pycollect.devices import CPU
 from pycollect.layout import Key, torch_dtype
 
@@ -30,8 +30,10 @@ Step: TypeAlias = Callable[[Any], Any]
 Tree: TypeAlias = dict[str, Any]
 """Keys by name: None is a leaf, a dict what is nested."""
 
-Entries: TypeAlias = dict[str, Any]
-"""One level of a TensorDict."""
+Entries: TypeAlias = Mapping[str, Any]
+"""One level of a TensorDict, live."""
+
+_NOTHING: Tree = {}
 
 
 def make_following(env: Any) -> Step:
@@ -90,10 +92,11 @@ def make_advance(env: Any) -> Step:
     def advance(stepped: Any) -> Any:
         try:
             before = _entries_of(stepped)
-            entries = _merged(before, dropped, _entries_of(before["next"]), taken)
+            root = unchecked_tensordict(_kept(before, dropped), stepped)
+            _merge(root, _entries_of(before["next"]), taken)
         except _OtherKindError:
             return env.step_mdp(stepped)
-        return unchecked_tensordict(entries, stepped)
+        return root
 
     return advance
 
@@ -139,51 +142,40 @@ def _tree(keys: Iterable[Key]) -> Tree:
 def _entries_of(td: Any) -> Entries:
     if type(td) is not TensorDict:
         raise _OtherKindError
-    return dict(td.items())
-
-
-def _merged(old: Entries, dropped: Tree, new: Entries, taken: Tree) -> Entries:
-    """The old entries that are not dropped, and in their places those that are taken of the new."""
-    entries: Entries = {}
-    for name, value in old.items():
-        inner = dropped.get(name, {})
-        if _survives(value, inner):
-            entries[name] = value if name in taken else _copied(value, inner)
-    for name, within in taken.items():
-        inner = dropped.get(name) or {}
-        entries[name] = _taken(entries.get(name), inner, new.get(name), within)
+    entries: Entries = td.items().mapping  # a copy would take longer than what is done with it
     return entries
 
 
-def _survives(value: Any, dropped: Tree | None) -> bool:
-    """Whether anything is left of it. A node that loses all that it has is dropped itself."""
-    if dropped is None:
-        return False
-    if type(value) is torch.Tensor:
-        return True
-    own = _entries_of(value)
-    return not dropped or any(
-        _survives(entry, dropped.get(name, {})) for name, entry in own.items()
-    )
-
-
-def _copied(value: Any, dropped: Tree) -> Any:
-    """A tensor itself; of a TensorDict another one, with its entries that are not dropped."""
-    if type(value) is torch.Tensor:
-        return value
-    return unchecked_tensordict(_merged(_entries_of(value), dropped, {}, {}), value)
-
-
-def _taken(before: Any, dropped: Tree, value: Any, within: Tree | None) -> Any:
-    """A new entry: a tensor, or a node, with what is kept of the one before where they fit."""
-    if within is None:
+def _kept(old: Entries, dropped: Tree) -> dict[str, Any]:
+    """What is not dropped. A node that loses all that it has is dropped itself."""
+    entries: dict[str, Any] = {}
+    for name, value in old.items():
+        inner = dropped.get(name, _NOTHING)
+        if inner is None:
+            continue
         if type(value) is not torch.Tensor:
-            raise _OtherKindError
-        return value
-    own = _entries_of(value)
-    if isinstance(before, TensorDict) and before.batch_size == value.batch_size:
-        return unchecked_tensordict(_merged(_entries_of(before), dropped, own, within), before)
-    return unchecked_tensordict(_merged({}, {}, own, within), value)
+            rest = _kept(_entries_of(value), inner)
+            if inner and not rest:
+                continue
+            value = unchecked_tensordict(rest, value)
+        entries[name] = value
+    return entries
+
+
+def _merge(td: TensorDict, new: Entries, taken: Tree) -> None:
+    """Put new entries into what is kept; a node there gets them where their batch sizes agree."""
+    for name, within in taken.items():
+        value: Any = new.get(name)
+        if within is None:
+            if type(value) is not torch.Tensor:
+                raise _OtherKindError
+            set_unchecked(td, name, value)
+            continue
+        inner, node = _entries_of(value), td.get(name, None)
+        if type(node) is not TensorDict or node.batch_size != value.batch_size:
+            node = unchecked_tensordict({}, value)
+            set_unchecked(td, name, node)
+        _merge(node, inner, within)
 
 
 def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]:
@@ -197,6 +189,27 @@ def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]
         return tuple(values)
 
     return take
+
+
+def make_put(names: Sequence[Any], to_device: bool) -> Callable[[Any, Sequence[Any]], None]:
+    """What sets the entries of those names in a TensorDict.
+
+    It checks the first tensors itself; the shapes of all that follow are taken to be the same.
+
+    Args:
+        to_device: they may lie elsewhere than the TensorDict, which then brings them over.
+    """
+    places = _Lookup(names)
+    must_check = True
+
+    def put(td: Any, values: Sequence[Any]) -> None:
+        nonlocal must_check
+        if must_check or not places.put(td, values):
+            for name, value in zip(names, values, strict=True):
+                td.set(name, value)
+            must_check = to_device
+
+    return put
 
 
 class _Lookup:
@@ -222,6 +235,19 @@ class _Lookup:
             return [opened[above][name] for above, name in self._places]
         except (KeyError, _OtherKindError):
             return None
+
+    def put(self, td: Any, values: Sequence[torch.Tensor]) -> bool:
+        """Set them without a check; False where some node is missing or of another kind."""
+        try:
+            nodes, opened = [td], [_entries_of(td)]
+            for above, name in self._nodes:
+                nodes.append(opened[above][name])
+                opened.append(_entries_of(nodes[-1]))
+        except (KeyError, _OtherKindError):
+            return False
+        for (above, name), value in zip(self._places, values, strict=True):
+            set_unchecked(nodes[above], name, value)
+        return True
 
 
 def _flags_of(env: Any) -> list[tuple[Any, torch.Size]]:
@@ -280,7 +306,7 @@ def _inverts_nothing(part: Any) -> bool:
 
 def _shallow_copy(td: Any) -> Any:
     try:
-        return _copied(td, {})
+        return unchecked_tensordict(_kept(_entries_of(td), {}), td)
     except _OtherKindError:
         return td.copy()
 
