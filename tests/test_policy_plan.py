@@ -218,6 +218,102 @@ def test_changes_between_rollouts_are_seen(change, form):
             handle.remove()
 
 
+class Opaque(nn.Module):
+    """Nothing that is known: it is called for itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x) * 2
+
+
+class Other(Opaque):
+    def forward(self, x):
+        return self.inner(x) - 1
+
+
+class Called(Opaque):
+    def __call__(self, x):
+        return super().__call__(x) + 1
+
+
+def hook(module):
+    return module.register_forward_hook(lambda m, args, out: out * 2)
+
+
+def pre_hook(module):
+    return module.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+
+
+def inner_hook_later(module):
+    return module.inner.register_forward_hook(lambda m, args, out: out * 2)
+
+
+def forward_of_its_own(module):
+    module.forward = lambda x: torch.zeros(*x.shape[:-1], 2)
+
+
+def another_class(module):
+    module.__class__ = Other
+
+
+def a_class_with_a_call(module):
+    module.__class__ = Called
+
+
+def compiled_call(module):
+    module._compiled_call_impl = lambda x: module.inner(x) + 5  # what compile() sets
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        hook,
+        pre_hook,
+        global_hook,
+        inner_hook_later,
+        forward_of_its_own,
+        another_class,
+        a_class_with_a_call,
+        compiled_call,
+    ],
+)
+@pytest.mark.parametrize("form", forms())
+def test_changes_of_a_module_that_is_called_are_seen(change, form):
+    module, env = Opaque(), env_of()
+    runner, current = make(form(module), env)
+    handle = change(module)
+    try:
+        runner.refresh(8)
+        reference = TensorDictModule(module, ["observation"], ["action"])
+        assert_follows(runner, current, reference, env)
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
+def test_a_forward_exchanged_in_the_class_is_seen(monkeypatch):
+    module, env = Opaque(), env_of()
+    runner, current = make(module, env)
+    monkeypatch.setattr(Opaque, "forward", Other.forward)
+    runner.refresh(8)
+    assert_follows(runner, current, TensorDictModule(module, ["observation"], ["action"]), env)
+
+
+def test_a_module_that_counts_its_calls_is_what_it_was():
+    module = Opaque()
+    runner, _ = make(module, env_of())
+    act = runner.act
+    with torch.no_grad():
+        act()
+    runner.refresh(8)
+    assert runner.act is act
+
+
 def test_training_mode_with_dropout():
     module, env = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5)).eval(), env_of()
     reference = TensorDictModule(module, ["observation"], ["action"])

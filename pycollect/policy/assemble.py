@@ -17,6 +17,7 @@ from pycollect.policy.heads import (
     head_sampler,
     is_exact,
 )
+from pycollect.policy.modules import forward_of
 from pycollect.policy.plan import Plan, make_plan
 from pycollect.policy.recurrent import RecurrentStep
 from pycollect.policy.steps import CallStep, CannotUnwrapError, HeadStep, Program, Values, spread
@@ -108,7 +109,7 @@ def _single(
     plan = _plan(step, sample)
     if plan is not None and plan.tail is None and len(step.out_keys) == 1:
         return _planned(plan, source), True
-    function, copy = step.function, _copier(source)
+    function, copy = forward_of(step.function), _copier(source)
     if len(step.out_keys) != 1:
         return lambda: spread(function(copy()), step), False
 
@@ -219,7 +220,7 @@ def _store_spread(function: Callable[..., object], step: CallStep) -> _Run:
 
 def _caller(step: CallStep) -> Callable[..., object]:
     """The step's function with positional arguments, also where it takes them by name."""
-    function, names = step.function, step.names
+    function, names = forward_of(step.function), step.names
     if names is None:
         return function
     return lambda *inputs: function(**dict(zip(names, inputs, strict=True)))

@@ -8,7 +8,7 @@ inherit these methods, and `SafeProbabilisticModule.forward` is known by its nam
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tensordict.nn import (
@@ -65,6 +65,17 @@ def is_plain(module: nn.Module) -> bool:
         or torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks
     )
+
+
+def forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call runs: of a plain module its `forward` itself.
+
+    To look for hooks at each call takes as long as the arithmetic of a small policy.
+    """
+    if isinstance(function, nn.Module) and is_plain(function):
+        forward: Callable[..., Any] = function.forward
+        return forward
+    return function
 
 
 def torchrl_head_forward(head: ProbabilisticTensorDictModule) -> Any:

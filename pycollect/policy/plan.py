@@ -184,20 +184,28 @@ class Fingerprint:
 
     Kept objects are held, so that no address is taken for another's. Taking one costs about a
     microsecond per attribute; it is done once per rollout.
+
+    Args:
+        modules: what is looked at in full.
+        called: modules of which nothing is known but how they are called, see `forward_of`.
     """
 
-    def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._held: list[Any] = [list(modules)]
-        self._marks = self._take(modules, self._held)
+    def __init__(self, modules: Sequence[nn.Module], called: Sequence[nn.Module]) -> None:
+        self._modules, self._called = modules, called
+        self._held: list[Any] = []
+        self._marks = self._take(self._held)
 
-    def still_true(self, modules: Sequence[nn.Module]) -> bool:
+    def still_true(self) -> bool:
         """False if anything that the program depends on was exchanged."""
-        return self._take(modules, []) == self._marks
+        return self._take([]) == self._marks
 
-    @staticmethod
-    def _take(modules: Sequence[nn.Module], held: list[Any]) -> list[int]:
+    def _take(self, held: list[Any]) -> list[int]:
         marks = [int(_is_autocasting())]
-        for module in modules:
+        for module in self._called:
+            kind = type(module)
+            held.append(kind.forward)
+            marks += [int(is_plain(module)), id(kind), id(kind.forward)]
+        for module in self._modules:
             attributes = vars(module)
             tensors = [t for t in module._parameters.values() if t is not None]
             children = list(module._modules.values())

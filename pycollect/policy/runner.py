@@ -23,7 +23,12 @@ from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
 from pycollect.policy.plan import Fingerprint
 from pycollect.policy.probe import Probe, source_of
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.signature import announced_states, take_apart, watched_modules
+from pycollect.policy.signature import (
+    announced_states,
+    called_modules,
+    take_apart,
+    watched_modules,
+)
 from pycollect.policy.states import PolicyState
 from pycollect.policy.steps import PolicyOutputError, Program, Values, show_all
 from pycollect.policy.tensordict_call import TensorDictCall
@@ -117,7 +122,7 @@ class PolicyRunner:
         Looks whether the policy is still what it was taken for (parameters, hooks, layers, training
         mode) and builds `act` anew if not. Raises ValueError if its output keys have changed.
         """
-        if self._fingerprint.still_true(self._watched):
+        if self._fingerprint.still_true():
             return
         check_on_device(self.policy, self._crossing.there)
         with torch.no_grad():
@@ -151,12 +156,12 @@ class PolicyRunner:
 
     def _bind(self, program: Program | None) -> None:
         """Make `act` for the program, and remember what it rests on."""
-        self._watched = () if program is None else watched_modules(program)
-        self._fingerprint = Fingerprint(self._watched)
         self.slow_path = program is None
         if program is None:
+            self._fingerprint = Fingerprint((), ())
             act, self.reuses_memory = self._act_with_tensordict(), False
         else:
+            self._fingerprint = Fingerprint(watched_modules(program), called_modules(program))
             self._check_unchanged(program)
             act, self.reuses_memory = self._act_of(program)
         self.act = self._redrawing(act) if self._given.are_redrawn else act

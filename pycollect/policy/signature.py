@@ -92,6 +92,12 @@ def watched_modules(program: Program) -> tuple[nn.Module, ...]:
     return tuple(dict.fromkeys(modules))
 
 
+def called_modules(program: Program) -> tuple[nn.Module, ...]:
+    """The modules that are called for themselves."""
+    functions = [step.function for step in program.steps if isinstance(step, CallStep)]
+    return tuple(function for function in functions if isinstance(function, nn.Module))
+
+
 def _keys_of(policy: Any, program: Program | None) -> tuple[Sequence[Key] | None, Sequence[Key]]:
     """What the policy reads and writes; a policy that does not say what it reads: None."""
     if program is not None:
