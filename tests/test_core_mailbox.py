@@ -102,7 +102,7 @@ def test_sizes_and_counts_are_checked() -> None:
     assert box.ask(b"x" * Mailbox.ASK_BYTES) == 1
     with pytest.raises(RuntimeError, match="expected at most 1 questions"):
         box.ask(b"")
-    with pytest.raises(ValueError, match="expected at most 4080 bytes, got 4081"):
+    with pytest.raises(ValueError, match="expected at most 16368 bytes, got 16369"):
         end.answer(b"x" * (Mailbox.ANSWER_BYTES + 1))
     end.answer(b"x" * Mailbox.ANSWER_BYTES)
     with pytest.raises(RuntimeError, match="expected a question"):

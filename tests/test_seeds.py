@@ -18,6 +18,8 @@ from envs_for_tests import CountingEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
+from pycollect.generators import Generators, GeneratorState
+
 T = 6
 ASYNC_ONE = Way("async, one actor", 1, {"prefetch": 2})
 
@@ -129,6 +131,49 @@ def test_the_callers_generators_are_left_alone() -> None:
             random.seed(1)
             torch.rand(3)
             assert equal(collector.next(), expected)
+
+
+class NormalEnv(CountingEnv):
+    """Shows normals of numpy's global generator, which draws pairs: one half may be left over."""
+
+    def observe(self) -> Any:
+        return np.array([self.number, 0, np.random.standard_normal()], np.float32)
+
+
+def test_a_pair_of_normals_may_span_batches() -> None:
+    streams = []
+    for frames in (3, 5, 15):
+        entry = partial(NormalEnv, 0, length=100)
+        with collecting(IN_PROCESS, lambda w, entry=entry: entry, frames=frames) as collector:
+            collector.set_seed(5)
+            batches = [collector.next()["observation"] for _ in range(15 // frames)]
+        streams.append(torch.cat(batches).tolist())
+    assert streams[0] == streams[1] == streams[2]
+
+
+def test_the_callers_pair_of_normals_is_left_alone() -> None:
+    np.random.seed(1)
+    expected = np.random.standard_normal(4).tolist()
+    with collecting(IN_PROCESS, noisy, frames=2 * T) as collector:
+        collector.set_seed(5)
+        np.random.seed(1)
+        drawn = []
+        for _ in range(4):
+            drawn.append(np.random.standard_normal())
+            collector.next()
+    assert drawn == expected
+
+
+def test_generators_go_on_from_a_state() -> None:
+    def draw(own: Generators) -> list[float]:
+        with own.active():
+            return [np.random.standard_normal(), torch.rand(1).item(), random.random()]
+
+    own = Generators(np.random.SeedSequence(3))
+    draw(own)  # leaves half a pair
+    state = own.state([np.random.default_rng(0)])
+    again = Generators.of(GeneratorState.from_plain(state.plain()))
+    assert [draw(again) for _ in range(3)] == [draw(own) for _ in range(3)]
 
 
 def test_without_a_seed_the_callers_generator_counts() -> None:

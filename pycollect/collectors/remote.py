@@ -324,10 +324,9 @@ class RemoteCollector(CollectorBase):
         self._cut_trajectories(member.index, reason)
         forget_ids(self._ids, member.index, member.info)
         self._force.replace(member, death, self._statistics.batches)
-        if member.note is not None and member.note.generators is not None:
-            member.beginning = self._resumption(
-                member, member.note.generators, member.plan.spec.incarnation
-            )
+        generators = member.note and member.note.generators
+        if generators is not None:
+            member.beginning = self._resumption(member, generators, member.plan.spec.incarnation)
         for _ in member.orders:
             self._ledger.issue(member.index, frames)
 

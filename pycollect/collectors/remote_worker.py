@@ -8,6 +8,7 @@ travel as an :class:`ErrorReport`.
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import threading
 import traceback
@@ -137,7 +138,8 @@ class RolloutNote:
 
     Attributes:
         extras: pickled; None where there are none.
-        generators: where the worker's own stand at its end; None if it has none.
+        generator_state: where the worker's own stand at its end, pickled, as few are ever looked
+            at; None if it has none.
         team: None where the worker collected it itself.
     """
 
@@ -146,8 +148,16 @@ class RolloutNote:
     stepped: int
     slow_paths: tuple[str, ...]
     extras: bytes | None = None
-    generators: GeneratorState | TeamState | None = None
+    generator_state: bytes | None = None
     team: TeamReport | None = None
+
+    @property
+    def generators(self) -> GeneratorState | TeamState | None:
+        """Where the worker's own generators stand at its end; None if it has none."""
+        if self.generator_state is None:
+            return None
+        state: GeneratorState | TeamState = pickle.loads(self.generator_state)
+        return state
 
 
 def pickled_extras(extras: Extras | None) -> bytes | None:
@@ -341,13 +351,14 @@ class RemoteWorker:
         _bring(report.there, worker, target)
         target.header()
         self._show(worker, target)
+        generators = worker.generator_state()
         return RolloutNote(
             report.episodes,
             report.seconds,
             report.stepped,
             report.slow_paths,
             pickled_extras(report.extras),
-            worker.generator_state(),
+            None if generators is None else pickle.dumps(generators),
             report.team,
         )
 
