@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ from pycollect.worker_options import WorkerOptions
 
 Runner = PolicyRunner | RandomRunner
 _NO_CONTROL = RolloutControl()
+_AS_IT_IS = nullcontext()
 _STOPPED = -1  # what the recorder says of a last step after which no environment is reset
 
 
@@ -392,18 +393,16 @@ class Worker:
         """Close the environments. Idempotent."""
         self.env.close()
 
-    def _settings(self) -> ExitStack:
-        """Set the interaction type, thread count and random generators of this worker, until what
-        is returned is left.
-        """
-        options = self._options
-        with ExitStack() as stack:
-            stack.enter_context(set_interaction_type(options.exploration_type))
-            if self._generators is not None:
-                stack.enter_context(self._generators.active())
-            if options.num_threads is not None:
-                stack.enter_context(_threads(options.num_threads))
-            return stack.pop_all()
+    @contextmanager
+    def _settings(self) -> Iterator[None]:
+        """The interaction type, thread count and random generators of this worker."""
+        options, generators = self._options, self._generators
+        with (
+            set_interaction_type(options.exploration_type),
+            _AS_IT_IS if generators is None else generators.active(),
+            _AS_IT_IS if options.num_threads is None else _threads(options.num_threads),
+        ):
+            yield
 
 
 @contextmanager

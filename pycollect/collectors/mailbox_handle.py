@@ -15,7 +15,12 @@ from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.parcel import pack, unpack
 from pycollect.collectors.pickling import pickled_spec
 from pycollect.collectors.process_worker import QUESTIONS, Lease
-from pycollect.collectors.remote_worker import ErrorReport, WorkerInfo, WorkerSpec
+from pycollect.collectors.remote_worker import (
+    ErrorReport,
+    RolloutNote,
+    WorkerInfo,
+    WorkerSpec,
+)
 from pycollect.errors import WorkerDied
 
 LOOK_SECONDS = 0.02
@@ -79,7 +84,7 @@ class MailboxHandle:
     def submit(self, order: Order) -> None:
         """Queue one rollout."""
         target = order.target
-        lease = None if target is None else _lease(target)
+        lease = None if target is None else tuple(_lease(target))  # see RolloutNote.fields
         question = ("write", (order.random, order.min_steps, lease))
         self._calls.append(self._ask(question, target))
 
@@ -101,8 +106,8 @@ class MailboxHandle:
 
         An interrupt between the two loses nothing: the same rollout is given again.
         """
-        note, buffer = self._read(self._calls[0])
-        return Rollout(self.index, self.incarnation, note, buffer)
+        fields, buffer = self._read(self._calls[0])
+        return Rollout(self.index, self.incarnation, RolloutNote.of(fields), buffer)
 
     def pop(self) -> None:
         """The oldest rollout is done with."""

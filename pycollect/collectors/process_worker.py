@@ -6,8 +6,7 @@ import os
 import pickle
 import sys
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pycollect._core import (
     Mailbox,
@@ -24,7 +23,6 @@ from pycollect.collectors.remote_worker import (
     Buffer,
     ErrorReport,
     RemoteWorker,
-    RolloutNote,
     WorkerInfo,
 )
 from pycollect.collectors.worker_log import log_to
@@ -42,8 +40,7 @@ _PATIENCE = 10.0
 _MAPPINGS_KEPT = 64
 
 
-@dataclass(frozen=True)
-class Lease:
+class Lease(NamedTuple):
     """One worker's rows of a slab in shared memory, as another process is told of them.
 
     Attributes:
@@ -112,18 +109,20 @@ class ProcessWorker(RemoteWorker):
         return self.build(spec, Memory.attach(policy).array().tobytes())
 
     def write(
-        self, random: bool, min_steps: int, lease: Lease | None
-    ) -> tuple[RolloutNote, Buffer | None]:
-        """One rollout, into the driver's slab; None: as its own slab's bytes.
+        self, random: bool, min_steps: int, lease: tuple[Any, ...] | None
+    ) -> tuple[tuple[Any, ...], Buffer | None]:
+        """One rollout, into the driver's slab; returns the fields of its note.
 
         Args:
             min_steps: it has so many at least if it is stopped.
+            lease: a Lease's fields; None: as its own slab's bytes.
         """
         mailbox = self._mailbox
         control = RolloutControl(mailbox.stop, mailbox.number, min_steps, mailbox.steps)
         if lease is None:
-            return self._collect(random, control)
-        return self._collect_into(self._target(lease), random, control), None
+            note, buffer = self._collect(random, control)
+            return note.fields, buffer
+        return self._collect_into(self._target(Lease(*lease)), random, control).fields, None
 
     def _target(self, lease: Lease) -> Target:
         """The driver's slab. Mapped once: to map it costs more than to fill a part of it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect._core import Leaf, Placement, RolloutControl, Slab, join_rollouts
@@ -351,7 +351,4 @@ class _Processes(RemoteCollector):
 
 
 def _mean(seconds: Sequence[WorkerSeconds]) -> WorkerSeconds:
-    names = [field.name for field in fields(WorkerSeconds)]
-    return WorkerSeconds(
-        **{name: sum(getattr(s, name) for s in seconds) / len(seconds) for name in names}
-    )
+    return WorkerSeconds(*[sum(phase) / len(seconds) for phase in zip(*seconds, strict=True)])
