@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 from collections.abc import Callable
 from functools import partial
@@ -18,7 +19,11 @@ from envs_for_tests import CountingEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
+from pycollect._core import Mailbox
+from pycollect.collectors.parcel import pack
+from pycollect.collectors.remote_worker import RolloutNote
 from pycollect.generators import Generators, GeneratorState
+from pycollect.step_timer import WorkerSeconds
 
 T = 6
 ASYNC_ONE = Way("async, one actor", 1, {"prefetch": 2})
@@ -174,6 +179,14 @@ def test_generators_go_on_from_a_state() -> None:
     state = own.state([np.random.default_rng(0)])
     again = Generators.of(GeneratorState.from_plain(state.plain()))
     assert [draw(again) for _ in range(3)] == [draw(own) for _ in range(3)]
+
+
+def test_a_seeded_rollouts_note_fits_into_the_mailbox() -> None:
+    """Else memory is shared anew for each rollout."""
+    generators = Generators(np.random.SeedSequence(0)).state([np.random.default_rng(0)] * 8)
+    note = RolloutNote([], WorkerSeconds(), 0, (), generator_state=pickle.dumps(generators))
+    _, memory = pack((note.fields, None), Mailbox.ANSWER_BYTES)
+    assert memory is None
 
 
 def test_without_a_seed_the_callers_generator_counts() -> None:
