@@ -15,6 +15,7 @@ from pycollect._core import TrajectoryIds, Uninterrupted
 from pycollect.batch import BatchLeaves
 from pycollect.collectors import arguments as check
 from pycollect.collectors.background import Background
+from pycollect.collectors.call_checks import check_open
 from pycollect.collectors.delivery import Batch, assembled, extend, finished, rollouts_of
 from pycollect.collectors.ledger import Ledger
 from pycollect.collectors.options import StreamOptions
@@ -519,32 +520,3 @@ class CollectorBase(ABC):
 
     def __exit__(self, *exception: object) -> None:
         self.shutdown()
-
-
-def check_open(closed: bool, failure: BaseException | None) -> None:
-    """Raise where nothing can be asked of the workers any more."""
-    if closed:
-        raise RuntimeError("the collector was shut down")
-    if failure is not None:
-        raise failure
-
-
-def no_weights_given() -> ValueError:
-    """What an update without weights raises where the caller has no policy."""
-    return ValueError(
-        "policy_or_weights: expected a module or weights, got None; policy_factory builds the "
-        "policy in the worker, so that there are none here to take"
-    )
-
-
-def check_worker_ids(worker_ids: int | Sequence[int] | None, known: Sequence[int]) -> list[int]:
-    """The ids as a list, all of `known` for None; ValueError for an unknown one."""
-    if worker_ids is None:
-        return list(known)
-    if not isinstance(worker_ids, int | Sequence) or isinstance(worker_ids, str):
-        raise TypeError(f"worker_ids: expected an int, several or None, got {worker_ids!r}")
-    ids = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
-    unknown = [index for index in ids if index not in known]
-    if unknown:
-        raise ValueError(f"worker_ids: expected ids among {list(known)}, got {unknown}")
-    return ids

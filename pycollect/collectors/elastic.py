@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycollect.collectors import worker_arguments as parse
-from pycollect.collectors.base import check_open, check_worker_ids
+from pycollect.collectors.call_checks import check_open, check_worker_ids
 from pycollect.collectors.collector_kwargs import merged_arguments
 from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.engine import Engine

@@ -11,12 +11,8 @@ import torch
 
 from pycollect._core import RolloutHeader, Uninterrupted
 from pycollect.collectors.assembly import Assembly, Draft, forget_ids, in_flight_bytes
-from pycollect.collectors.base import (
-    CollectorBase,
-    check_open,
-    check_worker_ids,
-    no_weights_given,
-)
+from pycollect.collectors.base import CollectorBase
+from pycollect.collectors.call_checks import check_open, check_worker_ids, no_weights_given
 from pycollect.collectors.delivery import Batch
 from pycollect.collectors.engine import Engine, Order, Rollout
 from pycollect.collectors.options import StreamOptions

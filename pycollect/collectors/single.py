@@ -14,12 +14,8 @@ from tensordict.nn import InteractionType
 from pycollect._core import Slab, Uninterrupted
 from pycollect.batch import TRAJ_IDS, check_lease, make_pool, slab_tensors
 from pycollect.collectors import arguments as check
-from pycollect.collectors.base import (
-    CollectorBase,
-    check_open,
-    check_worker_ids,
-    no_weights_given,
-)
+from pycollect.collectors.base import CollectorBase
+from pycollect.collectors.call_checks import check_open, check_worker_ids, no_weights_given
 from pycollect.collectors.delivery import Batch, Joined
 from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.options import StreamOptions

@@ -44,8 +44,8 @@ class Bell {
   std::shared_ptr<Memory> memory_;
 };
 
-// The sizes of a mailbox. What is longer has to go another way. An answer has room for the states of
-// torch's, numpy's and Python's random generators (12 kB), which come with every seeded rollout.
+// The sizes of a mailbox. What is longer has to go another way. An answer has room for the states
+// of torch's, numpy's and Python's random generators (12 kB), which come with every seeded rollout.
 inline constexpr std::size_t kAskBytes = 496;
 inline constexpr std::size_t kAnswerBytes = 16368;
 
