@@ -296,18 +296,12 @@ def unchecked_tensordict(
     return td
 
 
-def _set_checked(td: TensorDict, name: str, value: Any, **_: Any) -> None:
-    td.set(name, value)
-
-
-# The check of a value takes ten times as long as to keep it; private in tensordict, too.
-_set_str = getattr(TensorDict, "_set_str", _set_checked)
-
-
 def set_unchecked(td: TensorDict, name: str, value: Any) -> None:
     """Set an entry that is known to fit the TensorDict's batch size and device.
+
+    To check it takes ten times as long. TorchRL's environments call the same private method.
 
     Raises:
         RuntimeError: it is locked.
     """
-    _set_str(td, name, value, inplace=False, validated=True, non_blocking=False)
+    td._set_str(name, value, inplace=False, validated=True, non_blocking=False)

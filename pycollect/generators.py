@@ -69,18 +69,10 @@ class GeneratorState:
 
     def plain(self) -> dict[str, Any]:
         """As tensors, numbers and strings, which ``torch.load(weights_only=True)`` takes."""
-        own = self.numpy
-        inner = own["state"]
         version, words, next_gauss = self.python
         return {
             "torch": torch.from_numpy(self.torch.copy()),
-            "numpy": [
-                own["bit_generator"],
-                torch.from_numpy(inner["key"].astype(np.int64)),
-                inner["pos"],
-                own["has_gauss"],
-                own["gauss"],
-            ],
+            "numpy": _plain_numpy(self.numpy),
             "python": [version, torch.tensor(words, dtype=torch.int64), next_gauss],
             "actions": [_plain(state) for state in self.actions],
             "device": torch.from_numpy(self.device.copy()),
@@ -90,16 +82,10 @@ class GeneratorState:
     def from_plain(cls, plain: Mapping[str, Any]) -> GeneratorState:
         """What `plain` returned; ValueError for anything that no generator takes."""
         try:
-            name, keys, position, has_gauss, gauss = plain["numpy"]
             version, words, next_gauss = plain["python"]
             state = cls(
                 torch=plain["torch"].numpy(),
-                numpy={
-                    "bit_generator": name,
-                    "state": {"key": keys.numpy().astype(np.uint32), "pos": position},
-                    "has_gauss": has_gauss,
-                    "gauss": gauss,
-                },
+                numpy=_whole_numpy(plain["numpy"]),
                 python=(version, tuple(words.tolist()), next_gauss),
                 actions=tuple(_whole(own) for own in plain["actions"]),
                 device=plain["device"].numpy(),
@@ -138,6 +124,23 @@ def from_plain(plain: Any) -> GeneratorState | TeamState:
     return GeneratorState.from_plain(plain)
 
 
+def _plain_numpy(state: Mapping[str, Any]) -> Any:
+    """numpy's global generator: an MT19937, unless somebody has put another one there."""
+    if state["bit_generator"] != "MT19937":
+        return _plain(state)
+    inner = state["state"]
+    keys = torch.from_numpy(inner["key"].astype(np.int64))
+    return ["MT19937", keys, inner["pos"], state["has_gauss"], state["gauss"]]
+
+
+def _whole_numpy(plain: Any) -> dict[str, Any]:
+    if isinstance(plain, Mapping):
+        return _whole(plain)
+    name, keys, position, has_gauss, gauss = plain
+    inner = {"key": keys.numpy().astype(np.uint32), "pos": position}
+    return {"bit_generator": name, "state": inner, "has_gauss": has_gauss, "gauss": gauss}
+
+
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """A numpy bit generator's state: its integers have 128 bits, so they become strings."""
     inner = {name: str(value) for name, value in state["state"].items()}
@@ -163,7 +166,8 @@ class Generators:
         if device.type != "cpu":
             self._device = torch.Generator(device).manual_seed(int(last) >> 1).get_state()
         self._torch = torch.Generator().manual_seed(int(torch_seed) >> 1).get_state()
-        self._numpy = _Numpy.of(np.random.RandomState(int(numpy_seed) % 2**32))
+        legacy = np.random.RandomState(int(numpy_seed) % 2**32)
+        self._numpy = _Numpy.of(legacy.get_state(legacy=False))
         self._python = random.Random(int(python_seed)).getstate()
 
     @classmethod
@@ -177,11 +181,9 @@ class Generators:
         self = cls(np.random.SeedSequence(own.initial_seed()), device)
         if state.device.size and device.type != "cpu":
             self._device = torch.from_numpy(state.device.copy())
-        legacy = np.random.RandomState()
-        legacy.set_state(state.numpy)
         python = random.Random()
         python.setstate(state.python)
-        self._torch, self._numpy = own.get_state(), _Numpy.of(legacy)
+        self._torch, self._numpy = own.get_state(), _Numpy.of(state.numpy)
         self._python = python.getstate()
         return self
 
@@ -216,7 +218,8 @@ class Generators:
 class _Numpy(NamedTuple):
     """numpy's global generator as it stood at some moment.
 
-    Its bit generator is exchanged as a whole: to write a state into one takes 40 us.
+    Its bit generator is exchanged as a whole: to write a state into one takes 40 us. Whoever holds
+    that object, instead of drawing from ``np.random``, goes on drawing from the caller's.
 
     Attributes:
         state: as ``np.random.get_state(legacy=False)`` returns it.
@@ -230,11 +233,13 @@ class _Numpy(NamedTuple):
         return cls(np.random.get_state(legacy=False), np.random.mtrand.get_bit_generator())
 
     @classmethod
-    def of(cls, own: np.random.RandomState) -> _Numpy:
-        """As that one stands, with a bit generator of its own."""
-        state: Any = own.get_state(legacy=False)
-        bits = np.random.MT19937()
-        bits.state = state
+    def of(cls, state: Any) -> _Numpy:
+        """In that state, with a bit generator of its own; ValueError where it is none."""
+        kind = getattr(np.random, state["bit_generator"], None)
+        if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
+            raise ValueError(f"expected a bit generator's name, got {state['bit_generator']!r}")
+        bits = kind()
+        np.random.RandomState(bits).set_state(state)  # looks at all of it
         return cls(state, bits)
 
     def put(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partialmethod
+
 import pytest
 import torch
 from policy_support import ShapeOnly, assert_follows, assert_same, box, make, observation
@@ -249,10 +251,6 @@ def pre_hook(module):
     return module.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
 
 
-def inner_hook_later(module):
-    return module.inner.register_forward_hook(lambda m, args, out: out * 2)
-
-
 def forward_of_its_own(module):
     module.forward = lambda x: torch.zeros(*x.shape[:-1], 2)
 
@@ -265,6 +263,15 @@ def a_class_with_a_call(module):
     module.__class__ = Called
 
 
+class CalledOtherwise(Opaque):
+    def _call_impl(self, x):
+        return super()._call_impl(x) + 3
+
+
+def a_class_with_another_call(module):
+    module.__class__ = CalledOtherwise
+
+
 def compiled_call(module):
     module._compiled_call_impl = lambda x: module.inner(x) + 5  # what compile() sets
 
@@ -275,10 +282,10 @@ def compiled_call(module):
         hook,
         pre_hook,
         global_hook,
-        inner_hook_later,
         forward_of_its_own,
         another_class,
         a_class_with_a_call,
+        a_class_with_another_call,
         compiled_call,
     ],
 )
@@ -304,14 +311,50 @@ def test_a_forward_exchanged_in_the_class_is_seen(monkeypatch):
     assert_follows(runner, current, TensorDictModule(module, ["observation"], ["action"]), env)
 
 
-def test_a_module_that_counts_its_calls_is_what_it_was():
-    module = Opaque()
+def test_a_call_exchanged_for_all_modules_is_seen(monkeypatch):
+    module, env = Opaque(), env_of()
+    runner, current = make(module, env)
+    call = nn.Module.__call__
+    monkeypatch.setattr(nn.Module, "__call__", lambda self, x: call(self, x) * 2)
+    runner.refresh(8)
+    assert_follows(runner, current, lambda td: td.set("action", module(td["observation"])), env)
+
+
+class Partial(Opaque):
+    """Asked for its `forward`, the class makes a new one each time."""
+
+    def scaled(self, x, factor):
+        self.calls += 1
+        return self.inner(x) * factor
+
+    forward = partialmethod(scaled, factor=3)
+
+
+@pytest.mark.parametrize("kind", [Opaque, Partial])
+def test_a_module_that_counts_its_calls_is_what_it_was(kind):
+    module = kind()
     runner, _ = make(module, env_of())
     act = runner.act
     with torch.no_grad():
         act()
     runner.refresh(8)
     assert runner.act is act
+
+
+@pytest.mark.parametrize("form", forms())
+@pytest.mark.parametrize(
+    "script",
+    [
+        torch.jit.script,
+        lambda module: torch.jit.trace(module, torch.zeros(4, 3)),
+        lambda module: torch.jit.freeze(torch.jit.script(module.eval())),
+    ],
+    ids=["scripted", "traced", "frozen"],
+)
+def test_script_modules(script, form):
+    module, env = script(nn.Sequential(nn.Linear(3, 2), nn.Tanh())), env_of()
+    runner, current = make(form(module), env)
+    assert_follows(runner, current, TensorDictModule(module, ["observation"], ["action"]), env)
 
 
 def test_training_mode_with_dropout():

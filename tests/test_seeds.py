@@ -169,23 +169,54 @@ def test_the_callers_pair_of_normals_is_left_alone() -> None:
     assert drawn == expected
 
 
-def test_generators_go_on_from_a_state() -> None:
-    def draw(own: Generators) -> list[float]:
+@pytest.mark.parametrize("kind", [None, np.random.PCG64, np.random.MT19937])
+def test_generators_go_on_from_a_state(kind: Any) -> None:
+    def draw(own: Generators, kind: Any = None) -> list[float]:
         with own.active():
+            if kind is not None:
+                np.random.mtrand.set_bit_generator(kind(7))
             return [np.random.standard_normal(), torch.rand(1).item(), random.random()]
 
-    own = Generators(np.random.SeedSequence(3))
-    draw(own)  # leaves half a pair
+    own, before = Generators(np.random.SeedSequence(3)), np.random.mtrand.get_bit_generator()
+    draw(own, kind)  # leaves half a pair
     state = own.state([np.random.default_rng(0)])
     again = Generators.of(GeneratorState.from_plain(state.plain()))
     assert [draw(again) for _ in range(3)] == [draw(own) for _ in range(3)]
+    assert np.random.mtrand.get_bit_generator() is before
+
+
+@pytest.mark.parametrize("name", ["seed", "Generator", "unknown", 3])
+def test_a_state_of_no_bit_generator_is_refused(name: Any) -> None:
+    plain = Generators(np.random.SeedSequence(3)).state([]).plain()
+    plain["numpy"][0] = name
+    with pytest.raises(ValueError, match="state_dict: expected states of generators"):
+        GeneratorState.from_plain(plain)
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_caller_may_have_another_bit_generator() -> None:
+    before = np.random.mtrand.get_bit_generator()
+    try:
+        np.random.mtrand.set_bit_generator(np.random.PCG64(1))
+        expected = np.random.standard_normal(4).tolist()
+        own, drawn = np.random.PCG64(1), []
+        with collecting(IN_PROCESS, noisy, noisy_policy(), frames=2 * T) as collector:
+            collector.set_seed(5)
+            np.random.mtrand.set_bit_generator(own)
+            for _ in range(4):
+                drawn.append(np.random.standard_normal())
+                collector.next()
+        assert drawn == expected
+        assert np.random.mtrand.get_bit_generator() is own
+    finally:
+        np.random.mtrand.set_bit_generator(before)
 
 
 def test_a_seeded_rollouts_note_fits_into_the_mailbox() -> None:
     """Else memory is shared anew for each rollout."""
     generators = Generators(np.random.SeedSequence(0)).state([np.random.default_rng(0)] * 8)
     note = RolloutNote([], WorkerSeconds(), 0, (), generator_state=pickle.dumps(generators))
-    _, memory = pack((note.fields, None), Mailbox.ANSWER_BYTES)
+    _, memory = pack((note.plain(), None), Mailbox.ANSWER_BYTES)
     assert memory is None
 
 

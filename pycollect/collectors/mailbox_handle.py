@@ -84,7 +84,7 @@ class MailboxHandle:
     def submit(self, order: Order) -> None:
         """Queue one rollout."""
         target = order.target
-        lease = None if target is None else tuple(_lease(target))  # see RolloutNote.fields
+        lease = None if target is None else tuple(_lease(target))  # see RolloutNote.plain
         question = ("write", (order.random, order.min_steps, lease))
         self._calls.append(self._ask(question, target))
 
@@ -106,8 +106,8 @@ class MailboxHandle:
 
         An interrupt between the two loses nothing: the same rollout is given again.
         """
-        fields, buffer = self._read(self._calls[0])
-        return Rollout(self.index, self.incarnation, RolloutNote.of(fields), buffer)
+        note, buffer = self._read(self._calls[0])
+        return Rollout(self.index, self.incarnation, RolloutNote.from_plain(note), buffer)
 
     def pop(self) -> None:
         """The oldest rollout is done with."""

@@ -111,7 +111,7 @@ class ProcessWorker(RemoteWorker):
     def write(
         self, random: bool, min_steps: int, lease: tuple[Any, ...] | None
     ) -> tuple[tuple[Any, ...], Buffer | None]:
-        """One rollout, into the driver's slab; returns the fields of its note.
+        """One rollout, into the driver's slab; returns its note, plain.
 
         Args:
             min_steps: it has so many at least if it is stopped.
@@ -121,8 +121,8 @@ class ProcessWorker(RemoteWorker):
         control = RolloutControl(mailbox.stop, mailbox.number, min_steps, mailbox.steps)
         if lease is None:
             note, buffer = self._collect(random, control)
-            return note.fields, buffer
-        return self._collect_into(self._target(Lease(*lease)), random, control).fields, None
+            return note.plain(), buffer
+        return self._collect_into(self._target(Lease(*lease)), random, control).plain(), None
 
     def _target(self, lease: Lease) -> Target:
         """The driver's slab. Mapped once: to map it costs more than to fill a part of it."""

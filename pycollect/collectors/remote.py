@@ -320,7 +320,7 @@ class RemoteCollector(CollectorBase):
         self._cut_trajectories(member.index, reason)
         forget_ids(self._ids, member.index, member.info)
         self._force.replace(member, death, self._statistics.batches)
-        generators = member.note and member.note.generators
+        generators = None if member.note is None else member.note.generators
         if generators is not None:
             member.beginning = self._resumption(member, generators, member.plan.spec.incarnation)
         for _ in member.orders:

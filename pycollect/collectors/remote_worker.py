@@ -151,13 +151,12 @@ class RolloutNote(NamedTuple):
     team: TeamReport | None = None
 
     @classmethod
-    def of(cls, fields: tuple[Any, ...]) -> RolloutNote:
-        """The note of those `fields`."""
-        episodes, seconds, *others = fields
+    def from_plain(cls, plain: tuple[Any, ...]) -> RolloutNote:
+        """The note that `plain` was of."""
+        episodes, seconds, *others = plain
         return cls(episodes, WorkerSeconds(*seconds), *others)
 
-    @property
-    def fields(self) -> tuple[Any, ...]:
+    def plain(self) -> tuple[Any, ...]:
         """As plain tuples: to pickle classes, once per rollout, takes ten times as long."""
         return (self.episodes, tuple(self.seconds), *self[2:])
 

@@ -218,7 +218,8 @@ class Team:
 
     def generator_state(self) -> TeamState | None:
         """Where the processes' generators stood; None if one of them has not said it yet."""
-        states = [member.note and member.note.generators for member in self._processes.members]
+        notes = [member.note for member in self._processes.members]
+        states = [None if note is None else note.generators for note in notes]
         known = tuple(state for state in states if isinstance(state, GeneratorState))
         return TeamState(known) if len(known) == len(states) else None
 

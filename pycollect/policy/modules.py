@@ -37,6 +37,7 @@ _TORCHRL_HEAD = (
     "torchrl.modules.tensordict_module.probabilistic",
     "SafeProbabilisticModule.forward",
 )
+_CALL = nn.Module.__call__, nn.Module._call_impl  # before anybody patches them
 _HEAD_METHODS = ("forward", "get_dist", "_dist_sample", "log_prob_key", "dist_sample_keys")
 _CALL_METHODS = ("_call_module", "_write_to_tensordict")
 
@@ -55,12 +56,17 @@ def unwrap(policy: nn.Module) -> Program:
 
 
 def is_plain(module: nn.Module) -> bool:
-    """True if calling the module runs its class's `forward` and nothing else."""
+    """True if calling the module runs its class's `forward` and nothing else.
+
+    Backward hooks, which see nothing where there are no gradients, do not count.
+    """
+    kind = type(module)
     return not (
         module._forward_hooks
         or module._forward_pre_hooks
         or "forward" in vars(module)
-        or type(module).__call__ is not nn.Module.__call__
+        or "_call_impl" in vars(module)
+        or (kind.__call__, kind._call_impl) != _CALL
         or getattr(module, "_compiled_call_impl", None) is not None
         or torch_module._global_forward_hooks
         or torch_module._global_forward_pre_hooks

@@ -7,6 +7,7 @@ through a `Fingerprint`. It is taken only if it gives the module's result bit fo
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -187,7 +188,7 @@ class Fingerprint:
 
     Args:
         modules: what is looked at in full.
-        called: modules of which nothing is known but how they are called, see `forward_of`.
+        called: modules of which only how they are called is looked at, see `forward_of`.
     """
 
     def __init__(self, modules: Sequence[nn.Module], called: Sequence[nn.Module]) -> None:
@@ -203,8 +204,9 @@ class Fingerprint:
         marks = [int(_is_autocasting())]
         for module in self._called:
             kind = type(module)
-            held.append(kind.forward)
-            marks += [int(is_plain(module)), id(kind), id(kind.forward)]
+            forward = inspect.getattr_static(kind, "forward", None)  # asked for, some make it anew
+            held.append(forward)
+            marks += [int(is_plain(module)), id(kind), id(forward)]
         for module in self._modules:
             attributes = vars(module)
             tensors = [t for t in module._parameters.values() if t is not None]

@@ -24,7 +24,7 @@ def undisturbed(policy: Any, device: torch.device = CPU) -> Iterator[None]:
     contents back.
     """
     torch_state, device_state = torch.get_rng_state(), generator_state(device)
-    numpy_state = np.random.get_state()
+    numpy_state = np.random.get_state(legacy=False)
     python_state = random.getstate()
     modules = list(policy.modules()) if isinstance(policy, nn.Module) else []
     generators = [

@@ -45,7 +45,8 @@ class Bell {
 };
 
 // The sizes of a mailbox. What is longer has to go another way. An answer has room for the states
-// of torch's, numpy's and Python's random generators (12 kB), which come with every seeded rollout.
+// of torch's, numpy's and Python's random generators (12 kB), which come with each rollout of a
+// seeded worker; those of a worker with processes of its own are longer.
 inline constexpr std::size_t kAskBytes = 496;
 inline constexpr std::size_t kAnswerBytes = 16368;
 

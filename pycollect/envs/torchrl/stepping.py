@@ -194,7 +194,8 @@ def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]
 def make_put(names: Sequence[Any], to_device: bool) -> Callable[[Any, Sequence[Any]], None]:
     """What sets the entries of those names in a TensorDict.
 
-    It checks the first tensors itself; the shapes of all that follow are taken to be the same.
+    It checks the first tensors itself; those that follow are taken to have the same shapes. Where
+    they have not, the Recorder refuses the step.
 
     Args:
         to_device: they may lie elsewhere than the TensorDict, which then brings them over.
