@@ -147,6 +147,23 @@ def test_runner_uses_a_plan(form, num_envs):
     assert not runner.reuses_memory
 
 
+def assert_sees(change, module, form=lambda module: module):
+    """A policy follows its module when it was changed between rollouts.
+
+    `change` may return a handle that takes it back.
+    """
+    env = env_of()
+    runner, current = make(form(module), env)
+    handle = change(module)
+    try:
+        runner.refresh(8)
+        reference = TensorDictModule(module, ["observation"], ["action"])
+        assert_follows(runner, current, reference, env)
+    finally:
+        if handle is not None:
+            handle.remove()
+
+
 def exchange_data(module):
     module[0].weight.data = torch.randn(17, 3)
 
@@ -208,16 +225,7 @@ def global_hook(module):
 )
 @pytest.mark.parametrize("form", forms())
 def test_changes_between_rollouts_are_seen(change, form):
-    module, env = chain(nn.LeakyReLU(0.3)), env_of()
-    runner, current = make(form(module), env)
-    handle = change(module)
-    try:
-        runner.refresh(8)
-        reference = TensorDictModule(module, ["observation"], ["action"])
-        assert_follows(runner, current, reference, env)
-    finally:
-        if handle is not None:
-            handle.remove()
+    assert_sees(change, chain(nn.LeakyReLU(0.3)), form)
 
 
 class Opaque(nn.Module):
@@ -291,24 +299,11 @@ def compiled_call(module):
 )
 @pytest.mark.parametrize("form", forms())
 def test_changes_of_a_module_that_is_called_are_seen(change, form):
-    module, env = Opaque(), env_of()
-    runner, current = make(form(module), env)
-    handle = change(module)
-    try:
-        runner.refresh(8)
-        reference = TensorDictModule(module, ["observation"], ["action"])
-        assert_follows(runner, current, reference, env)
-    finally:
-        if handle is not None:
-            handle.remove()
+    assert_sees(change, Opaque(), form)
 
 
 def test_a_forward_exchanged_in_the_class_is_seen(monkeypatch):
-    module, env = Opaque(), env_of()
-    runner, current = make(module, env)
-    monkeypatch.setattr(Opaque, "forward", Other.forward)
-    runner.refresh(8)
-    assert_follows(runner, current, TensorDictModule(module, ["observation"], ["action"]), env)
+    assert_sees(lambda module: monkeypatch.setattr(Opaque, "forward", Other.forward), Opaque())
 
 
 def test_a_call_exchanged_for_all_modules_is_seen(monkeypatch):

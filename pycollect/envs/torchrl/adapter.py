@@ -86,7 +86,7 @@ class TorchRLEnv(EnvBatch):
         self.action = spec_leaves(env.full_action_spec, env.batch_size)
         self._action_names = [name_of(leaf.key) for leaf in self.action]
         self._gather_action = self._gather_there(self.action)
-        self._put = make_put(self._action_names, to_device=self._is_elsewhere)
+        self.given(self.action)
         specs = (env.observation_spec, env.full_done_spec, env.full_reward_spec)
         self.extras = tuple(
             extra for spec in specs[:2] for extra in spec_extras(spec, env.batch_size)

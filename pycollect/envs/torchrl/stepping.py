@@ -230,9 +230,7 @@ class _Lookup:
     def of(self, td: Any) -> list[Any] | None:
         """The entries; None where one is missing, or some node is of another kind."""
         try:
-            opened = [_entries_of(td)]
-            for above, name in self._nodes:
-                opened.append(_entries_of(opened[above][name]))
+            _, opened = self._open(td)
             return [opened[above][name] for above, name in self._places]
         except (KeyError, _OtherKindError):
             return None
@@ -240,15 +238,20 @@ class _Lookup:
     def put(self, td: Any, values: Sequence[torch.Tensor]) -> bool:
         """Set them without a check; False where some node is missing or of another kind."""
         try:
-            nodes, opened = [td], [_entries_of(td)]
-            for above, name in self._nodes:
-                nodes.append(opened[above][name])
-                opened.append(_entries_of(nodes[-1]))
+            nodes, _ = self._open(td)
         except (KeyError, _OtherKindError):
             return False
         for (above, name), value in zip(self._places, values, strict=True):
             set_unchecked(nodes[above], name, value)
         return True
+
+    def _open(self, td: Any) -> tuple[list[Any], list[Entries]]:
+        """All nodes in which entries lie, by their numbers, and what is in them."""
+        nodes, opened = [td], [_entries_of(td)]
+        for above, name in self._nodes:
+            nodes.append(opened[above][name])
+            opened.append(_entries_of(nodes[-1]))
+        return nodes, opened
 
 
 def _flags_of(env: Any) -> list[tuple[Any, torch.Size]]:
