@@ -1,0 +1,96 @@
+"""States of policies that are refused, and how."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from echo_envs import EchoEnv
+from policy_support import box, make
+from state_support import boxes, plain
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+
+from pycollect import SyncDataCollector
+
+
+@pytest.mark.parametrize("num_envs", [None, 5])
+def test_a_state_of_unknown_shape_is_named(num_envs: int | None) -> None:
+    with pytest.raises(ValueError, match=r"'memory'.*policy_state=\{'memory': shape\}"):
+        make(plain("memory"), boxes(num_envs))
+
+
+def test_a_callable_that_does_not_say_what_it_reads() -> None:
+    def policy(td: TensorDict) -> TensorDict:
+        h = td.get("h", torch.zeros(()))
+        td["action"] = td["observation"][..., :2]
+        return td.set(("next", "h"), h + 1)
+
+    with pytest.raises(ValueError, match=r"'h'.*policy_state"):
+        make(policy, boxes())
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "match"),
+    [
+        ({"other": (1,)}, ValueError, "'other' is no state"),
+        ({"memory": "3"}, ValueError, "'memory'"),
+        ({"memory": (-1,)}, ValueError, "'memory'"),
+        ({"memory": True}, ValueError, "'memory'"),
+        ([("memory", (1,))], TypeError, "policy_state"),
+    ],
+)
+def test_bad_policy_state(state: Any, error: type[Exception], match: str) -> None:
+    policy = plain("memory")
+    with pytest.raises(error, match=match):
+        SyncDataCollector(EchoEnv, policy, frames_per_batch=4, policy_state=state)
+
+
+def test_policy_state_without_a_policy() -> None:
+    with pytest.raises(ValueError, match="policy_state"):
+        SyncDataCollector(EchoEnv, frames_per_batch=4, policy_state={"h": (1,)})
+
+
+def test_a_state_that_comes_back_in_another_shape() -> None:
+    policy = TensorDictModule(
+        lambda x, h: (x[..., :2], h[..., :1]), ["observation", "h"], ["action", ("next", "h")]
+    )
+    with pytest.raises(ValueError, match=r"'h' was given as torch.float32 \[2\].*\[1\]"):
+        SyncDataCollector(
+            partial(make_boxes_env), policy, frames_per_batch=4, policy_state={"h": torch.zeros(2)}
+        )
+
+
+def make_boxes_env() -> Any:
+    env = EchoEnv()
+    env.action_space = box(2)
+    return env
+
+
+def test_a_state_that_changes_its_dtype_later_is_named() -> None:
+    calls = []
+
+    def policy(x: torch.Tensor, h: torch.Tensor) -> Any:
+        calls.append(0)
+        return x[..., 0].long(), h + 1 if len(calls) < 4 else h.double()
+
+    wrapped = TensorDictModule(policy, ["observation", "h"], ["action", ("next", "h")])
+    with (
+        SyncDataCollector(
+            EchoEnv, wrapped, frames_per_batch=4, policy_state={"h": torch.zeros(2)}
+        ) as collector,
+        pytest.raises(ValueError, match="h"),
+    ):
+        collector.next()
+
+
+@pytest.mark.parametrize("key", ["observation", "reward", "done", ("collector", "x")])
+def test_a_state_may_not_have_a_key_of_the_batch(key: Any) -> None:
+    inner = (key,) if isinstance(key, str) else key
+    policy = TensorDictModule(
+        lambda x: (x[..., :2], x), ["observation"], ["action", ("next", *inner)]
+    )
+    with pytest.raises(ValueError, match="policy: the output key"):
+        make(policy, boxes(5))
