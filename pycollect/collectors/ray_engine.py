@@ -51,8 +51,9 @@ class RayEngine:
         for name, amount in wanted.items():
             if amount > total.get(name, 0.0):
                 raise ValueError(
-                    f"remote_configs: {len(options)} actors ask for {_amount(name, amount)} of "
-                    f"{name} in all, the cluster has {_amount(name, total.get(name, 0.0))}"
+                    f"remote_configs: {_amount(name, amount)} of {name} are asked for in all "
+                    f"(actors: {len(options)}), the cluster has "
+                    f"{_amount(name, total.get(name, 0.0))}"
                 )
 
     def check_memory(self, needed: int, in_place: bool) -> None:
