@@ -7,6 +7,7 @@ import ctypes
 import logging
 import multiprocessing
 import os
+import signal
 import time
 import zlib
 from collections.abc import Iterator
@@ -43,6 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     multiprocessing.set_start_method("spawn")
     # Threads that wait for each other over a few numbers take five times the time of one.
     torch.set_num_threads(1)
+    # A shell that starts this in its background has SIGINT ignored, which tests send.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers import the tests' environments by name.
     paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
