@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import signal
@@ -260,13 +261,17 @@ def test_what_environments_started_ends_with_their_worker(
     engine: ProcessEngine, tmp_path: Path
 ) -> None:
     note = tmp_path / "pid"
-    for ended_by_itself in (False, True):
+    for way in ("killed", "died", "died, as another found"):
         worker = started(engine, lambda: ParentEnv(str(note)))
         handle = worker.handle
         child = int(note.read_text())
-        if ended_by_itself:
+        if way != "killed":
             os.kill(worker.info.pid, signal.SIGKILL)
-            assert engine.wait_any([handle], 0.1) is None or handle.is_dead
+            await_gone(worker.info.pid)
+        if way == "died, as another found":
+            while worker.info.pid in [child.pid for child in multiprocessing.active_children()]:
+                time.sleep(0.01)  # who asks for them, or starts one, takes note of all ends
+            assert "was ended by SIGKILL" in handle.life.end()[0]
         assert not is_gone(child)
         handle.kill()
         await_gone(child)

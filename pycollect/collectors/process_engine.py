@@ -118,7 +118,7 @@ class ProcessLife:
 
     def end(self) -> tuple[str, str]:
         """How it ended, and the same again: no more is known."""
-        end = _end_of(self.process.pid)
+        end = _end_of(self.process)
         return end, end
 
     def last_words(self) -> str:
@@ -133,28 +133,49 @@ class ProcessLife:
         self._log.close()
 
 
-def _end_of(pid: int | None) -> str:
-    """How a process that was not waited for yet has ended."""
-    with contextlib.suppress(ChildProcessError):
-        assert pid is not None
+def _end_of(process: Any) -> str:
+    """How a child has ended."""
+    pid = process.pid
+    try:
         end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if end is not None and end.si_code == os.CLD_EXITED:
-            return f"its process {pid} ended with exit code {end.si_status}"
-        if end is not None:
-            return f"its process {pid} was ended by {signal.Signals(end.si_status).name}"
-    return f"its process {pid} is gone"
+        code = None if end is None else end.si_status
+        if end is not None and end.si_code != os.CLD_EXITED:
+            code = -end.si_status
+    except ChildProcessError:  # multiprocessing takes note of all ends when it starts a process
+        code = process.exitcode
+    if code is None:
+        return f"its process {pid} is gone"
+    if code < 0:
+        return f"its process {pid} was ended by {signal.Signals(-code).name}"
+    return f"its process {pid} ended with exit code {code}"
 
 
 def _kill_group(pid: int) -> None:
-    """Kill a child that was not waited for yet, and the group that it leads."""
+    """Kill a child and the group that it leads.
+
+    Its number is nobody else's until its end was taken note of, and then as long as one of its
+    group is left: that group has no leader.
+    """
+    ways = [os.killpg, os.kill]  # it may not lead one yet
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # the number may be another process's by now
-        return
-    with contextlib.suppress(ProcessLookupError):  # it does not lead one yet
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    except ChildProcessError:
+        if _exists(pid):  # the number is another process's by now
+            return
+        ways = [os.killpg]
+    for send in ways:
+        with contextlib.suppress(ProcessLookupError):
+            send(pid, signal.SIGKILL)
+
+
+def _exists(pid: int) -> bool:
+    """Whether there is a process of that number."""
+    with contextlib.suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
 
 
 def _kill_all(handles: Sequence[MailboxHandle]) -> None:
