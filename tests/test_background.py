@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +23,7 @@ from collect_support import (
     marked,
     parity_policy,
 )
-from echo_envs import GateEnv, wait_until
+from echo_envs import PATIENCE, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError, RaisingEnv
 from test_ledger import check
 
@@ -116,6 +118,46 @@ def test_what_the_buffer_raises_is_raised_here_too() -> None:
     collector.start()  # it was told
     wait_until(lambda: len(taken) > 3)
     collector.shutdown()
+
+
+PROGRAM = """
+import sys
+from functools import partial
+
+from envs_for_tests import CountingEnv
+from pycollect import MultiaSyncDataCollector, SyncDataCollector
+
+class Buffer(list):
+    extend = list.append
+
+if __name__ == "__main__":
+    taken = Buffer()
+    cls = MultiaSyncDataCollector if sys.argv[1] == "processes" else SyncDataCollector
+    env = partial(CountingEnv) if cls is SyncDataCollector else [partial(CountingEnv)]
+    collector = cls(env, None, frames_per_batch=5, replay_buffer=taken)
+    collector.start()
+    while len(taken) < 3:
+        pass
+    if sys.argv[2] == "raises":
+        raise ArithmeticError("its own")
+"""
+
+
+@pytest.mark.parametrize("end", ["ends", "raises"])
+@pytest.mark.parametrize(
+    "where", ["this process", pytest.param("processes", marks=pytest.mark.processes)]
+)
+def test_a_program_may_end_while_it_runs(where: str, end: str, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(PROGRAM)
+    result = subprocess.run(
+        [sys.executable, str(script), where, end],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert result.returncode == (1 if end == "raises" else 0), result.stderr
+    assert ("ArithmeticError: its own" in result.stderr) == (end == "raises")
 
 
 def test_it_needs_a_buffer() -> None:

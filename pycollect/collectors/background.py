@@ -4,6 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from multiprocessing import util
+
+_BEFORE_WORKERS_END = 200  # a ProcessEngine ends them at exit with a lower priority
+
+_ends: dict[threading.Thread, Callable[[], None]] = {}
+
+
+def _end_all() -> None:
+    """What still runs when the program ends would go on while the interpreter is taken down."""
+    for end in list(_ends.values()):
+        end()
+
+
+util.Finalize(None, _end_all, exitpriority=_BEFORE_WORKERS_END)
 
 
 class Background:
@@ -27,8 +41,12 @@ class Background:
         thread = self._thread
         return thread is not None and thread.is_alive()
 
-    def start(self, step: Callable[[], bool]) -> None:
-        """Go on with that function. Nothing happens if it runs already, or after `end`."""
+    def start(self, step: Callable[[], bool], at_exit: Callable[[], None]) -> None:
+        """Go on with that function. Nothing happens if it runs already, or after `end`.
+
+        Args:
+            at_exit: called where the program ends while it runs; it is to call `end`.
+        """
         if self._thread is threading.current_thread():
             return
         with self._changing:
@@ -37,6 +55,7 @@ class Background:
                 self._thread = threading.Thread(
                     target=self._run, args=(step, self._stopping), name="pycollect", daemon=True
                 )
+                _ends[self._thread] = at_exit
                 self._thread.start()
 
     def stop(self) -> bool:
@@ -69,3 +88,5 @@ class Background:
         except Exception as error:
             self._error = error
             raise
+        finally:
+            del _ends[threading.current_thread()]

@@ -299,7 +299,7 @@ class CollectorBase(ABC):
     @property
     @abstractmethod
     def policy_lag(self) -> dict[int, int]:
-        """Per worker: how many versions its last delivered rollout was behind."""
+        """Per worker: by how many versions its last delivered rollout was behind, 0 before it."""
 
     @abstractmethod
     def stats(self) -> dict[str, Any]:
@@ -456,6 +456,7 @@ class CollectorBase(ABC):
     def start(self) -> None:
         """Collect into the replay buffer in a thread of this process, until the end or `pause`.
 
+        Where the program ends while it runs, the collector is shut down.
         An exception ends the thread and is shown there; the next call of this or of `next()` raises
         it again, also where it is the buffer's.
 
@@ -466,7 +467,7 @@ class CollectorBase(ABC):
             raise RuntimeError("start: expected a collector with a replay_buffer, which fills")
         self._check_open()
         self._background.check()
-        self._background.start(self._fill)
+        self._background.start(self._fill, self.shutdown)
 
     def pause(self) -> AbstractContextManager[None]:
         """Stop what `start` began, once the present batch is in the buffer.
@@ -484,7 +485,7 @@ class CollectorBase(ABC):
             yield
         finally:
             if was_running and self._failure is None:
-                self._background.start(self._fill)
+                self._background.start(self._fill, self.shutdown)
 
     def _fill(self) -> bool:
         """One more batch for the replay buffer; whether there is another."""
