@@ -386,8 +386,9 @@ def test_unknown_arguments_name_the_nearest(create: Callable[..., None]) -> None
     ):
         with pytest.raises(TypeError, match=rf"'{name}'.*'{nearest}'"):
             create(**{name: 3})
-    with pytest.raises(TypeError, match="'xyzzy'"):
-        create(xyzzy=3)
+    for strange in ("xyzzy", "batch_size"):
+        with pytest.raises(TypeError, match=rf"'{strange}'$"):
+            create(**{strange: 3})
 
 
 def test_ray_has_another_word_for_the_number_of_workers() -> None:
@@ -423,6 +424,15 @@ def test_numpy_integers() -> None:
         assert [td.shape for td in collector] == [(6,)]
 
 
+def test_counts_in_floating_point_notation() -> None:
+    with SyncDataCollector(
+        ENV, None, frames_per_batch=6, total_frames=1.2e1, max_frames_per_traj=6.0
+    ) as collector:
+        assert len(list(collector)) == 2
+    with pytest.raises(TypeError, match=r"total_frames: expected an int, got 2\.5"):
+        single(total_frames=2.5)
+
+
 def test_truncation_where_masks_are_ignored() -> None:
     with pytest.raises(ValueError, match="max_frames_per_traj"):
         single(create_env_fn=ENTRIES["ignores masks"](0), max_frames_per_traj=3)
@@ -447,7 +457,7 @@ def test_worker_ids() -> None:
     with SyncDataCollector(ENV, parity_policy(), frames_per_batch=6) as collector:
         for good in (None, 0, [0], (0,), []):
             collector.update_policy_weights_(worker_ids=good)
-        for bad in (1, -1, [0, 3]):
+        for bad in (1, -1, [0, 3], [False]):
             with pytest.raises(ValueError, match="worker_ids"):
                 collector.update_policy_weights_(worker_ids=bad)
         for bad in ("0", 0.0, [None]):

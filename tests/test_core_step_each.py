@@ -135,6 +135,8 @@ def test_an_environment_that_holds_whoever_steps_it_is_collected() -> None:
 def test_a_step_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected 5 values .* got 4"):
         step_each(lambda action: (SHARED, 0.0, False, False))([1])
+    with pytest.raises(TypeError, match=r"expected 5 values .* got NoneType"):
+        step_each(lambda action: None)([1])
 
 
 def test_memory_for_other_numbers_of_environments_is_refused() -> None:

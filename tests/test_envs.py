@@ -263,7 +263,19 @@ class TestCallables:
         assert first.closed == 1
 
 
+class ObservationOnlyEnv(CountingEnv):
+    """Its reset returns what gym's did."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0]
+
+
 class TestBadEntries:
+    @pytest.mark.parametrize("entry", [ObservationOnlyEnv, [ObservationOnlyEnv]])
+    def test_a_reset_without_an_info(self, entry: Any) -> None:
+        with pytest.raises(TypeError, match=r"reset: expected \(observation, info\), got ndarray"):
+            make_env_batch(entry).reset()
+
     @pytest.mark.parametrize("entry", ["CartPole-v1", None, 3, {"env": 1}])
     def test_no_callable(self, entry: Any) -> None:
         with pytest.raises(TypeError, match=r"create_env_fn: expected a callable.*got"):

@@ -124,6 +124,7 @@ def test_each_worker_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> Non
     with collecting(SYNC, ONE, policy, frames=T, track_policy_version=True) as collector:
         shared = "pycollect.collectors.ray_handle.share"
         monkeypatch.setattr(shared, lambda value: (puts.append(value), share(value))[1])
+        assert collector.policy_lag == {0: 0, 1: 0}
         assert seen(collector.next()) == {(0.0, 0)}
         for version, form in enumerate(("module", "tensordict", "state dict"), 1):
             set_policy(other, 3.0 * version)

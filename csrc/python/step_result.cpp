@@ -5,12 +5,22 @@
 
 namespace pycollect::python {
 
+namespace {
+
+std::string wanted(std::size_t count) {
+  return "the environment's step: expected " + std::to_string(count) +
+         " values (observation, reward, terminated, truncated, info), got ";
+}
+
+}  // namespace
+
 py::tuple step_result(const py::object& returned, std::size_t expected) {
+  if (PySequence_Check(returned.ptr()) == 0) {
+    throw py::type_error(wanted(expected) + Py_TYPE(returned.ptr())->tp_name);
+  }
   py::tuple result(returned);  // the same object where it is one
   if (result.size() != expected) {
-    throw std::invalid_argument("the environment's step: expected " + std::to_string(expected) +
-                                " values (observation, reward, terminated, truncated, info), got " +
-                                std::to_string(result.size()));
+    throw std::invalid_argument(wanted(expected) + std::to_string(result.size()));
   }
   return result;
 }

@@ -69,7 +69,7 @@ def check_others(cls: type, others: Mapping[str, Any]) -> None:
 
 def _unknown(cls: type, name: str) -> str:
     known = [known for known in inspect.signature(cls).parameters if known != "others"]
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if name == "num_workers" and "num_collectors" in known:  # the word of the Multi classes
         nearest = ["num_collectors"]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
@@ -98,8 +98,13 @@ def check_positive(name: str, value: Any) -> int:
 
 
 def check_count(name: str, value: Any) -> int:
-    """A count that None, 0 and negative numbers switch off: 0 then."""
-    return 0 if value is None else max(check_integer(name, value), 0)
+    """A count that None, 0 and negative numbers switch off: 0 then. Also a float like 1e6."""
+    return 0 if value is None else max(check_integer(name, _without_point(value)), 0)
+
+
+def _without_point(value: Any) -> Any:
+    """A float without a fraction as the int that it is, all else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def check_seconds(name: str, value: Any) -> float:
@@ -119,8 +124,8 @@ def check_whole_trajectories(trajs_per_batch: int, options: WorkerOptions) -> No
 
 
 def check_total_frames(value: Any) -> int | None:
-    """None for a collector without an end; 0 means that nothing is collected."""
-    number = -1 if value is None else check_integer("total_frames", value)
+    """None for a collector without an end; 0 means that nothing is collected. Also 1e6."""
+    number = -1 if value is None else check_integer("total_frames", _without_point(value))
     return None if number < 0 else number
 
 

@@ -28,7 +28,7 @@ def check_worker_ids(worker_ids: int | Sequence[int] | None, known: Sequence[int
     if not isinstance(worker_ids, int | Sequence) or isinstance(worker_ids, str):
         raise TypeError(f"worker_ids: expected an int, several or None, got {worker_ids!r}")
     ids = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
-    unknown = [index for index in ids if index not in known]
+    unknown = [index for index in ids if isinstance(index, bool) or index not in known]
     if unknown:
         raise ValueError(f"worker_ids: expected ids among {list(known)}, got {unknown}")
     return ids

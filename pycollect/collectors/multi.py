@@ -200,7 +200,7 @@ class MultiSyncDataCollector(_MultiCollector):
         max_weight_update_interval: a worker gets the policy's current weights at the latest after
             it delivered so many batches since it last got some.
         prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 0.
-            A batch is at most ``prefetch + 1`` versions old.
+            A batch is at most ``prefetch + 1`` versions old, of those that its worker was given.
         max_worker_restarts: how often a worker that died is replaced by a new one; a death is
             forgotten after 100 delivered batches.
         worker_timeout: a worker that made no step for so many seconds is ended and replaced; None:
@@ -293,7 +293,7 @@ class MultiaSyncDataCollector(_MultiCollector):
         update_after_each_batch: the worker that delivered gets the policy's current weights, for
             its next rollout to start.
         prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 2.
-            A batch is at most ``prefetch + 1`` versions old.
+            A batch is at most ``prefetch + 1`` versions old, of those that its worker was given.
         others: as all other arguments are those of :class:`MultiSyncDataCollector`, but for
             `cat_results`: there is nothing to join.
 

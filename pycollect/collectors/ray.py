@@ -107,7 +107,8 @@ class RayCollector(ElasticCollector):
         max_weight_update_interval: an actor gets the policy's current weights at the latest after
             it delivered so many batches since it last got some.
         prefetch: rollouts per actor, running or finished, beyond the one being consumed; None: 2,
-            and 0 where sync. A batch is at most ``prefetch + 1`` versions old.
+            and 0 where sync. A batch is at most ``prefetch + 1`` versions old, of those that its
+            actor was given.
         max_worker_restarts: how often an actor that died is replaced by a new one; a death is
             forgotten after 100 delivered batches.
         worker_timeout: an actor that made no step for so many seconds is ended and replaced; None:

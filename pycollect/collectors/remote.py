@@ -359,8 +359,8 @@ class RemoteCollector(CollectorBase):
 
     @property
     def policy_lag(self) -> dict[int, int]:
-        """Per worker: how many versions its last delivered rollout was behind."""
-        return {m.index: self._policy_version - m.version for m in self._members if m.note}
+        """Per worker: by how many versions its last delivered rollout was behind, 0 before it."""
+        return {m.index: self._policy_version - m.version if m.note else 0 for m in self._members}
 
     def stats(self) -> dict[str, Any]:
         """See :meth:`CollectorBase.stats`.

@@ -212,6 +212,15 @@ class EnvBatch(ABC):
         """Close the envs. Idempotent; errors of an env that is already broken are swallowed."""
 
 
+def observation_of(result: Any) -> Any:
+    """The observation in what Gymnasium's ``reset`` returned; TypeError where it is another's."""
+    if not isinstance(result, tuple | list) or len(result) != 2:
+        raise TypeError(
+            f"the environment's reset: expected (observation, info), got {type(result).__name__}"
+        )
+    return result[0]
+
+
 def check_seeds(seeds: Sequence[int], count: int) -> list[int]:
     """Return `seeds` as Python ints, as Gymnasium asks for.
 

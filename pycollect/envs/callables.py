@@ -12,7 +12,7 @@ from pycollect._core import StepEach
 from pycollect.extras import ExtraValues
 from pycollect.layout import Key
 
-from .base import Arrays, BoolArray, EnvBatch, check_seeds
+from .base import Arrays, BoolArray, EnvBatch, check_seeds, observation_of
 from .info import Tap, entry_of
 from .single import close_quietly, make_act, make_observe, same, unwrap
 from .spaces import (
@@ -94,7 +94,7 @@ class CallablesEnv(EnvBatch):
         if seeds is not None:
             each = check_seeds(seeds, self.num_envs)
         for i, (env, seed) in enumerate(zip(self._envs, each, strict=True)):
-            self._store(i, env.reset(seed=seed)[0])
+            self._store(i, observation_of(env.reset(seed=seed)))
         return self._arrays()
 
     def step(self, action: Arrays) -> tuple[Arrays, Array, BoolArray, BoolArray]:

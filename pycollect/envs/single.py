@@ -14,7 +14,7 @@ from pycollect._core import Leaf
 from pycollect.extras import ExtraValues
 from pycollect.layout import Key
 
-from .base import Arrays, BoolArray, Direct, EnvBatch, check_seeds
+from .base import Arrays, BoolArray, Direct, EnvBatch, check_seeds, observation_of
 from .info import Tap, entry_of
 from .spaces import (
     Array,
@@ -92,8 +92,7 @@ class SingleEnv(EnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the env, with the one seed of `seeds`, and return its observation [*frame]."""
         seed = None if seeds is None else check_seeds(seeds, 1)[0]
-        observation, _ = self._env.reset(seed=seed)
-        return self._to_arrays(observation)
+        return self._to_arrays(observation_of(self._env.reset(seed=seed)))
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step the env; reward and flags are returned as the env gave them."""

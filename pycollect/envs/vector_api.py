@@ -13,7 +13,7 @@ from gymnasium.vector import VectorEnv
 
 from pycollect.user_warning import warn_user
 
-from .base import BoolArray, check_seeds
+from .base import BoolArray, check_seeds, observation_of
 from .random_actions import ActionSampler
 from .single import close_quietly
 from .spaces import (
@@ -168,10 +168,10 @@ class VectorApi:
         if not self.reset_clears:
             self._settle()
         if seeds is None or self._takes_env_ids:
-            observation, _ = self.env.reset()
+            result = self.env.reset()
         else:
-            observation, _ = self._seeded_reset(check_seeds(seeds, self.num_envs))
-        return self._leaves(observation)
+            result = self._seeded_reset(check_seeds(seeds, self.num_envs))
+        return self._leaves(observation_of(result))
 
     def _settle(self) -> None:
         sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
