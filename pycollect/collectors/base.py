@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -22,6 +22,7 @@ from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.progress import Progress
 from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import Statistics
+from pycollect.collectors.torchrl_names import TorchRLNames
 from pycollect.collectors.turnstile import Turnstile
 from pycollect.collectors.upload import Uploads
 from pycollect.devices import CPU
@@ -36,7 +37,7 @@ class ShutDownError(RuntimeError):
     """The collector was shut down while, or before, a batch was asked for."""
 
 
-class CollectorBase(ABC):
+class CollectorBase(TorchRLNames):
     """A stream of batches: ``iter()``, ``next()`` and ``.next()`` all go on where it stands.
 
     Subclasses set `_batch_frames` (frames of a full batch) before the first batch is asked for and
@@ -220,7 +221,7 @@ class CollectorBase(ABC):
             self._drop_all("incomplete")
         self._close_progress()
 
-    def _before_delivery(self, td: TensorDictBase) -> None:  # noqa: B027
+    def _before_delivery(self, td: TensorDictBase) -> None:
         """A batch is about to be given away: for subclasses with something to do then."""
 
     @property
