@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,19 @@ from torch import nn
 from pycollect._core import Placement, SharedSlabPool, Slab
 from pycollect.batch import Target, slab_tensors
 from pycollect.collectors.engine import Order
-from pycollect.collectors.mailbox_handle import MailboxHandle
+from pycollect.collectors.mailbox_handle import AnswerWaiter, MailboxHandle
 from pycollect.collectors.process_engine import ProcessEngine
 from pycollect.collectors.remote_worker import WorkerInfo, WorkerSpec
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.weights import WeightSlab, weight_leaves, weights_from
 from pycollect.worker_options import WorkerOptions
+from tests.echo_envs import GateEnv, wait_until
 from tests.envs_for_tests import CountingEnv, EnvBrokeError
 
 STEPS = 6
 LONG = 120.0
+ROOT = Path(__file__).parents[1]
+PATHS = os.pathsep.join([str(ROOT), str(ROOT / "tests")])  # of a program that imports this file
 
 
 class Constant(nn.Module):
@@ -286,6 +289,43 @@ def test_environments_are_closed(engine: ProcessEngine, tmp_path: Path) -> None:
     assert is_gone(worker.info.pid)
 
 
+class SlowlyClosingEnv(ClosingEnv):
+    """Notes that it begins to close, and goes on when that note is gone."""
+
+    def close(self) -> None:
+        going = Path(self.note).with_suffix(".begun")
+        going.touch()
+        while going.exists():
+            time.sleep(0.01)
+        super().close()
+
+
+def test_environments_that_take_their_time_are_closed_and_others_not_waited_for(
+    engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note, gate = tmp_path / "note", tmp_path / "gate"
+    slow = started(engine, lambda: SlowlyClosingEnv(str(note)))
+    stuck = started(engine, lambda: GateEnv(gate, 2), 1)
+    stuck.ask()
+    wait_until(gate.with_suffix(".reached").exists)
+    wait_dead, begun = AnswerWaiter._wait_dead, note.with_suffix(".begun")
+    awaited = []
+
+    def wait(self: AnswerWaiter, handles: Sequence[Any], timeout: float) -> None:
+        awaited.append([handle.index for handle in handles])
+        wait_until(begun.exists)
+        if len(awaited) == 2:  # else the time is over before anybody is gone
+            begun.unlink()
+            wait_dead(self, handles, LONG)
+
+    monkeypatch.setattr(AnswerWaiter, "_wait_dead", wait)
+    engine.wait_closed([slow.handle, stuck.handle])
+    assert awaited == [[0, 1], [0]]
+    assert note.read_text() == "closed"
+    assert is_gone(slow.info.pid)
+    assert is_gone(stuck.info.pid)
+
+
 def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
     with pytest.raises(ZeroDivisionError):
         start(engine, lambda: 1 / 0).read_info()
@@ -337,7 +377,7 @@ def test_a_killed_driver_leaves_nothing(moment: int, tmp_path: Path) -> None:
         [sys.executable, str(script), str(tmp_path / "pid")],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": PATHS},
     )
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()]
@@ -362,7 +402,7 @@ def test_an_engine_that_is_left_alone_ends_its_workers_at_exit(tmp_path: Path) -
         capture_output=True,
         text=True,
         timeout=LONG,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": PATHS},
     )
     assert result.returncode == 0, result.stderr
     for pid in result.stdout.split()[:2]:

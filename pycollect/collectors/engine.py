@@ -138,7 +138,7 @@ class Engine(Protocol[H]):
         """
 
     def wait_closed(self, handles: Sequence[H]) -> None:
-        """Let workers close their environments, for a few seconds at most, then end them."""
+        """Let workers close their environments, then end those that are still there."""
 
     def leave(self) -> None:
         """Give up what the engine itself holds. Idempotent."""

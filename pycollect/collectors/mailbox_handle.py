@@ -26,6 +26,9 @@ from pycollect.errors import WorkerDied
 LOOK_SECONDS = 0.02
 """How often a driver that waits looks whether its workers live."""
 
+_HEAR_SECONDS = 5.0  # until a worker that is asked to close has ended its last step
+_CLOSE_SECONDS = 30.0  # and its environments are closed, which may have processes of their own
+
 
 class Life(Protocol):
     """Of the process that has a mailbox's other end."""
@@ -153,6 +156,12 @@ class MailboxHandle:
             return True
         return False
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+        self._take_answers()
+        return self._taken == self._mailbox.asked - 1
+
     def kill(self) -> None:
         """End the process and all that its environments started. Idempotent."""
         if self.ended:
@@ -251,6 +260,10 @@ class Waited(Protocol):
     def is_dead(self) -> bool:
         """Whether nothing more can come from it. Does not wait."""
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+
 
 class Rung(Protocol):
     """A Bell, or what stands for one."""
@@ -300,7 +313,12 @@ class AnswerWaiter:
         self._looked = now
         return next((handle for handle in handles if handle.is_dead), None)
 
-    def wait_dead(self, handles: Sequence[Waited], timeout: float) -> None:
+    def wait_closed(self, handles: Sequence[Waited]) -> None:
+        """Until those that were asked to close are gone; those that do not hear it are given up."""
+        self._wait_dead(handles, _HEAR_SECONDS)
+        self._wait_dead([handle for handle in handles if handle.is_closing], _CLOSE_SECONDS)
+
+    def _wait_dead(self, handles: Sequence[Waited], timeout: float) -> None:
         """Until nothing more can come from any of them, or that time is over."""
         deadline = time.monotonic() + timeout
         waiting = list(handles)

@@ -23,8 +23,6 @@ from pycollect.collectors.process_worker import QUESTIONS, serve
 from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.worker_log import Inherited, WorkerLog
 
-_CLOSE_SECONDS = 5.0
-
 
 class ProcessEngine:
     """Starts worker processes and waits for them. They end with this process, whatever ends it.
@@ -85,9 +83,8 @@ class ProcessEngine:
         return self._waiter.wait_any(handles, timeout)
 
     def wait_closed(self, handles: Sequence[MailboxHandle]) -> None:
-        """Let workers close their environments, for a few seconds at most, then end them."""
-        closing = [handle for handle in handles if handle.ask_close()]
-        self._waiter.wait_dead(closing, _CLOSE_SECONDS)
+        """Let workers close their environments, then end those that are still there."""
+        self._waiter.wait_closed([handle for handle in handles if handle.ask_close()])
         for handle in handles:
             handle.kill()
 

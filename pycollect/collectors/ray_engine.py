@@ -17,7 +17,6 @@ from pycollect.worker_devices import Devices
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
 _GIB = 1024**3
-_CLOSE_SECONDS = 5.0
 _PART_OF_A_GPU = 0.2
 
 
@@ -90,13 +89,12 @@ class RayEngine:
         return self._waiter.wait_any(handles, timeout)
 
     def wait_closed(self, handles: Sequence[RayHandle]) -> None:
-        """Let workers close their environments, for a few seconds at most, then end them."""
+        """Let workers close their environments, then end those that are still there."""
         if sys.is_finalizing():  # Ray ends its processes by itself, and nothing can be imported
             return
         if not self._ray.is_initialized():
             return
-        closing = [handle for handle in handles if handle.ask_close()]
-        self._waiter.wait_dead(closing, _CLOSE_SECONDS)
+        self._waiter.wait_closed([handle for handle in handles if handle.ask_close()])
         for handle in handles:
             handle.kill()
 

@@ -167,6 +167,11 @@ class RayHandle:
         """Ask it to close its environments; return whether it can still do so."""
         return self._settle().ask_close()
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+        return self._settle().is_closing
+
     def kill(self) -> None:
         """End the actor's process. Where it shares memory with this one, it is gone then."""
         self._way.kill()

@@ -171,6 +171,11 @@ class StoreHandle:
         self._closing = self.request("close")
         return True
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+        return self._closing is not None and not self._calls
+
     def kill(self) -> None:
         """End the actor's process."""
         self._calls.clear()
