@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -334,12 +335,20 @@ void Recorder::flag_last_frames() {
   if (leaves_.standard) {
     flags = {&leaves_.standard->done, &leaves_.standard->truncated};
   } else {
+    // Each "truncated" and the "done" beside it; a "done" without one tells of terminals alone.
+    std::set<Key> truncating;
+    const auto node = [](const Key& key) { return Key(key.begin(), key.end() - 1); };
+    for (const RecorderLeaves::Observation& observation : leaves_.observations) {
+      if (observation.next && observation.next->leaf().key.back() == "truncated") {
+        truncating.insert(node(observation.next->leaf().key));
+      }
+    }
     for (const RecorderLeaves::Observation& observation : leaves_.observations) {
       if (!observation.next) {
         continue;
       }
-      const std::string& name = observation.next->leaf().key.back();
-      if (name == "done" || name == "truncated") {
+      const Key& key = observation.next->leaf().key;
+      if ((key.back() == "done" || key.back() == "truncated") && truncating.contains(node(key))) {
         flags.push_back(&*observation.next);
       }
     }

@@ -6,6 +6,8 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
+from tensordict import TensorDict
 from tensordict.nn import TensorDictSequential
 from torchrl_support import (
     ENVS,
@@ -19,7 +21,9 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
+    from torchrl.data import Categorical, Composite, Unbounded
     from torchrl.envs import (
+        EnvBase,
         ParallelEnv,
         StepCounter,
         TransformedEnv,
@@ -41,6 +45,50 @@ def test_frames_flagged_at_the_end(name: str) -> None:
     compare(ENVS[name], **MAX_STEPS, set_truncated=True)
     if name != "SerialEnv":
         compare(lambda: ENVS[name]().add_truncated_keys(), set_truncated=True)
+
+
+class GroupEnv(EnvBase):
+    """A group that is truncated, below a root that only knows terminals."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=torch.Size([2]))
+        flag = {"shape": (2, 1), "dtype": torch.bool}
+        group = {name: Categorical(2, **flag) for name in ("done", "terminated", "truncated")}
+        self.observation_spec = Composite(count=Unbounded((2, 1)), shape=(2,))
+        self.action_spec = Categorical(2, shape=(2, 1))
+        self.reward_spec = Unbounded((2, 1))
+        self.done_spec = Composite(
+            group=Composite(group, shape=(2,)),
+            done=Categorical(2, **flag),
+            terminated=Categorical(2, **flag),
+            shape=(2,),
+        )
+
+    def seen(self) -> TensorDict:
+        ended, never = self.count >= 5, torch.zeros(2, 1, dtype=torch.bool)
+        group = {"done": ended, "terminated": ended.clone(), "truncated": never}
+        flags = {"done": ended.clone(), "terminated": ended.clone()}
+        return TensorDict({"count": self.count.clone(), "group": group, **flags}, [2])
+
+    def _reset(self, td: Any = None, **kwargs: Any) -> TensorDict:
+        again = torch.ones(2, 1, dtype=torch.bool)
+        if td is not None and td.get("_reset", None) is not None:
+            again = td["_reset"].view(2, 1)
+        self.count = torch.where(again, 0.0, getattr(self, "count", torch.zeros(2, 1)))
+        return self.seen()
+
+    def _step(self, td: Any) -> TensorDict:
+        self.count = self.count + 1
+        return self.seen().set("reward", td["action"].float())
+
+    def _set_seed(self, seed: int | None) -> None:
+        torch.manual_seed(seed or 0)
+
+
+def test_only_what_can_be_truncated_is_flagged_at_the_end() -> None:
+    for td in compare(GroupEnv, set_truncated=True):
+        assert td["next", "group", "done"][:, -1].all()
+        assert torch.equal(td["next", "done"], td["next", "terminated"])
 
 
 @pytest.mark.parametrize("name", ["CountingEnv", "CountingBatchedEnv [3]", "SerialEnv"])
