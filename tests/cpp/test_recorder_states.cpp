@@ -145,20 +145,27 @@ TEST_CASE("an environment's own reward and flags are copied as they are") {
                        {{"next", "x"}, DType::float32, {1}},
                        {{"agents", "done"}, DType::boolean, {2}},
                        {{"next", "agents", "done"}, DType::boolean, {2}},
+                       {{"agents", "truncated"}, DType::boolean, {2}},
+                       {{"next", "agents", "truncated"}, DType::boolean, {2}},
+                       {{"done"}, DType::boolean, {1}},
+                       {{"next", "done"}, DType::boolean, {1}},
                        {{"next", "agents", "reward"}, DType::float32, {2}},
                        {{"collector", "traj_ids"}, DType::int64, {}}});
   std::vector<float> x{0};
-  std::vector<std::uint8_t> done{0, 0};
+  std::vector<std::uint8_t> done{0, 0}, truncated{0, 0}, root{0};
   Recorder recorder(
       layout,
       {{{"x"}, view_of(x, DType::float32, {1})},
        {{"agents", "done"}, view_of(done, DType::boolean, {2}), true, true, Meaning::end},
+       {{"agents", "truncated"}, view_of(truncated, DType::boolean, {2})},
+       {{"done"}, view_of(root, DType::boolean, {1})},
        {{"agents", "reward"}, {}, false, false, Meaning::reward}},
       {}, RecorderOptions{.set_truncated = true});
   std::vector<float> o{5}, reward{1, 2};
   std::vector<std::uint8_t> flags{0, 1};
   const std::array views{view_of(o, DType::float32, {1}), view_of(flags, DType::boolean, {2}),
-                         view_of(reward, DType::float32, {2})};
+                         view_of(truncated, DType::boolean, {2}),
+                         view_of(root, DType::boolean, {1}), view_of(reward, DType::float32, {2})};
   recorder.restart(views);
   SlabPool pool(Placement(layout, {1, 1, 1}), 1, true);
   auto slab = pool.acquire();
@@ -177,8 +184,10 @@ TEST_CASE("an environment's own reward and flags are copied as they are") {
   float rewards[2];
   std::memcpy(rewards, bytes({"next", "agents", "reward"}), sizeof(rewards));
   CHECK(rewards[1] == 2);
-  // set_truncated reaches the environment's own flags too.
+  // set_truncated reaches the environment's own flags too, where they know of truncation.
+  CHECK(bytes({"next", "agents", "truncated"})[0] == std::byte{1});
   CHECK(bytes({"next", "agents", "done"})[0] == std::byte{1});
+  CHECK(bytes({"next", "done"})[0] == std::byte{0});
 }
 
 TEST_CASE("each environment of a batch ends by any of its flags and earns the sum of its rewards") {
