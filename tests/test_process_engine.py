@@ -137,6 +137,11 @@ def await_gone(pid: int) -> None:
         time.sleep(0.01)
 
 
+def await_reaped(pid: int) -> None:
+    """Until multiprocessing has taken note of its end, as it does when it starts another."""
+    wait_until(lambda: all(child.pid != pid for child in multiprocessing.active_children()))
+
+
 def test_workers_write_into_the_rows_of_one_batch(engine: ProcessEngine) -> None:
     handles = [start(engine, lambda i=i: CountingEnv(i), i) for i in range(2)]
     infos = [handle.read_info() for handle in handles]
@@ -272,8 +277,7 @@ def test_what_environments_started_ends_with_their_worker(
             os.kill(worker.info.pid, signal.SIGKILL)
             await_gone(worker.info.pid)
         if way == "died, as another found":
-            while worker.info.pid in [child.pid for child in multiprocessing.active_children()]:
-                time.sleep(0.01)  # who asks for them, or starts one, takes note of all ends
+            await_reaped(worker.info.pid)
             assert "was ended by SIGKILL" in handle.life.end()[0]
         assert not is_gone(child)
         handle.kill()
@@ -295,8 +299,7 @@ class SlowlyClosingEnv(ClosingEnv):
     def close(self) -> None:
         going = Path(self.note).with_suffix(".begun")
         going.touch()
-        while going.exists():
-            time.sleep(0.01)
+        wait_until(lambda: not going.exists())
         super().close()
 
 

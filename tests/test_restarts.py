@@ -29,6 +29,7 @@ from collect_support import (
 )
 from echo_envs import EchoEnv, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError
+from test_ledger import check
 
 from pycollect import WorkerError
 
@@ -48,15 +49,8 @@ def endless(worker: int) -> Any:
 
 
 def check_ledger(collector: Any) -> dict[str, Any]:
-    ledger = collector.ledger()
-    for account in (ledger["total"], *ledger["workers"].values()):
-        assert account["issued"] == (
-            account["delivered"] + account["in_flight"] + account["lost"]
-        ), ledger
-        assert account["lost"] == sum(account["reasons"].values())
-        assert account["in_flight"] >= 0
-    for key in ("issued", "delivered", "in_flight", "lost"):
-        assert ledger["total"][key] == sum(w[key] for w in ledger["workers"].values())
+    ledger: dict[str, Any] = collector.ledger()
+    check(ledger)
     return ledger
 
 

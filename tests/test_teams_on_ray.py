@@ -18,6 +18,7 @@ from collect_support import FrameOracle, bias_policy, is_gone, parity_policy
 from echo_envs import LENGTHS, PATIENCE, EchoEnv, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError
 from team_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
+from test_restarts import check_ledger
 
 from pycollect import (
     RayCollector,
@@ -46,16 +47,6 @@ def processes_of(collector: Any, worker: int) -> list[int]:
     pid = collector.stats()["workers"][worker]["pid"]
     children = psutil.Process(pid).children()
     return [p.pid for p in children if "spawn_main" in " ".join(p.cmdline())]
-
-
-def check_ledger(collector: Any) -> dict[str, Any]:
-    ledger = collector.ledger()
-    for account in (ledger["total"], *ledger["workers"].values()):
-        assert account["issued"] == (
-            account["delivered"] + account["in_flight"] + account["lost"]
-        ), ledger
-        assert account["lost"] == sum(account["reasons"].values())
-    return ledger
 
 
 OUTERS = {

@@ -4,7 +4,6 @@
 #include <string>
 
 namespace pycollect::python {
-
 namespace {
 
 std::string wanted(std::size_t count) {
