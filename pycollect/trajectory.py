@@ -27,6 +27,7 @@ from pycollect.leaves import (
     restore_nested,
     spare_memory,
 )
+from pycollect.nested_trajectories import nested, nested_layout
 
 _memory = spare_memory()
 
@@ -55,6 +56,7 @@ def split_trajectories(
     done_key: NestedKey | None = ...,
     as_nested: bool | torch.layout = ...,
     format: Literal["padded"] = ...,
+    padding_id: int = ...,
 ) -> TensorDict: ...
 @overload
 def split_trajectories(
@@ -63,8 +65,9 @@ def split_trajectories(
     prefix: NestedKey | None = ...,
     trajectory_key: NestedKey | None = ...,
     done_key: NestedKey | None = ...,
-    as_nested: bool | torch.layout = ...,
+    as_nested: Literal[False] = ...,
     format: Literal["cat"],
+    padding_id: int = ...,
 ) -> FlatTrajectories: ...
 def split_trajectories(
     rollout_tensordict: TensorDictBase,
@@ -74,6 +77,7 @@ def split_trajectories(
     done_key: NestedKey | None = None,
     as_nested: bool | torch.layout = False,
     format: str = "padded",
+    padding_id: int = -1,
 ) -> TensorDict | FlatTrajectories:
     """Cuts a batch of rollouts into its trajectories, one row each.
 
@@ -84,7 +88,8 @@ def split_trajectories(
     frames written.
 
     Differs from TorchRL's function of this name: the result has two batch dimensions whatever the
-    lengths; dones cut where there are ids too; trajectory ids are -1 in padding, not 0.
+    lengths; dones cut where there are ids too; trajectory ids are -1 in padding, not 0, unless
+    `padding_id` says so; torch.jagged gives jagged tensors.
 
     Args:
         rollout_tensordict: batch size [T], [P, T], [B, P, T], ...: time is the last dimension.
@@ -98,38 +103,64 @@ def split_trajectories(
             entry, it is written: the trajectories numbered from 0.
         done_key: the entry under "next" that ends a trajectory, default "done"; bool, of the
             batch's shape or with more dimensions, of which any flag ends it (one per agent, say).
-        as_nested: only False. Nested tensors can be made from ``format="cat"``:
-            ``torch.nested.nested_tensor_from_jagged(values, offsets)``.
-        format: "padded" or "cat".
+        as_nested: True or torch.strided for nested tensors of that layout, torch.jagged for those.
+            Nothing is padded.
+        format: "padded" or "cat"; with `as_nested` it is left alone.
+        padding_id: what the trajectory ids are in padding. With 0, which is the id of a trajectory
+            too, ids can be counted by their maximum; where frames are is in the mask alone then.
 
     Returns:
         "padded": a new TensorDict [N, T_max], zeros behind each trajectory's end, with a bool mask
         [N, T_max] of the cells that hold a frame. "cat": :class:`FlatTrajectories`, without a mask.
         The input is not changed and shares no memory with the result. Entries that are no tensors
         (NonTensorData) are None in padding; one with ragged entries is a lazy stack over time.
+        With `as_nested`: a TensorDict of nested tensors without a mask, batch size [N, -1] (or
+        [N, T] where all lengths are T), [N] where they are jagged; ``to_padded_tensor`` makes the
+        padded form of strided ones.
 
     Raises:
-        ValueError: no batch dimension, an unknown format, ids, done or mask of another dtype or
-            shape.
+        ValueError: no batch dimension, an unknown format or layout, ids, done or mask of another
+            dtype or shape, a `padding_id` that the ids' dtype cannot hold.
         KeyError: neither ids nor dones, or no entry of the given `done_key`.
-        TypeError: no TensorDict; a tensor that is not a strided one.
+        TypeError: no TensorDict; a tensor that is not a strided one; a `padding_id` that is no
+            integer; with `as_nested`, entries that are no tensors, or ragged.
     """
     td = rollout_tensordict
     if not isinstance(td, TensorDictBase):
         raise TypeError(f"rollout_tensordict: expected a TensorDict, got {type(td).__name__}")
+    if isinstance(padding_id, bool) or not isinstance(padding_id, int):
+        raise TypeError(f"padding_id: expected an integer, got {padding_id!r}")
     if format not in ("padded", "cat"):
         raise ValueError(f'format: expected "padded" or "cat", got {format!r}')
-    if as_nested is not False:
-        raise ValueError(
-            f'as_nested: expected False, got {as_nested!r}; use format="cat" and '
-            "torch.nested.nested_tensor_from_jagged"
-        )
+    layout = nested_layout(as_nested)
+    if layout is not None:
+        if format != "padded":
+            raise ValueError(f"format: expected none beside as_nested, got {format!r}")
+        _refuse_extras(td)
+        format = "cat"
     result, plan = split_with_plan(
-        td, format, prefix=prefix, trajectory_key=trajectory_key, done_key=done_key
+        td,
+        format,
+        prefix=prefix,
+        trajectory_key=trajectory_key,
+        done_key=done_key,
+        padding_id=padding_id,
     )
     if format == "padded":
         return result
-    return FlatTrajectories(result, torch.from_numpy(plan.offsets), torch.from_numpy(plan.lengths))
+    offsets, lengths = torch.from_numpy(plan.offsets), torch.from_numpy(plan.lengths)
+    if layout is not None:
+        return nested(result, offsets, lengths, layout)
+    return FlatTrajectories(result, offsets, lengths)
+
+
+def _refuse_extras(td: TensorDictBase) -> None:
+    extras = without_extras(td)[1].extras
+    if extras:
+        raise TypeError(
+            f"{dotted(next(iter(extras)))}: expected a tensor of one shape, which a nested tensor "
+            'can be made of; leave it out by td.exclude, or use format="cat"'
+        )
 
 
 def split_with_plan(
@@ -140,12 +171,14 @@ def split_with_plan(
     trajectory_key: NestedKey | None = None,
     done_key: NestedKey | None = None,
     signals: Mapping[Key, torch.Tensor] | None = None,
+    padding_id: int = -1,
 ) -> tuple[TensorDict, SplitPlan]:
     """As :func:`split_trajectories`, with the plan: where in the batch each trajectory lay.
 
     Args:
         signals: copies of leaves in host memory, by key, so that flags and ids of a batch on a
             device need not be fetched.
+        padding_id: what the ids are in padding.
     """
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
@@ -163,7 +196,7 @@ def split_with_plan(
         batch_dims=td.ndim,
     )
     leaves.pop(mask_key, None)
-    form = _Padded(plan, td) if format == "padded" else _Flat(plan, td)
+    form = _Padded(plan, td, padding_id) if format == "padded" else _Flat(plan, td)
     tensors = _gather(form, leaves)
     form.number(tensors, ids_key)
     if isinstance(form, _Padded):
@@ -179,8 +212,9 @@ def split_with_plan(
 class _Padded:
     """The form [N, T_max]."""
 
-    def __init__(self, plan: SplitPlan, td: TensorDictBase) -> None:
+    def __init__(self, plan: SplitPlan, td: TensorDictBase, padding_id: int) -> None:
         self.plan = plan
+        self.padding_id = padding_id
         self.batch_shape = td.shape
         self.lead = (plan.count, plan.longest)
         self.mask = torch.empty(self.lead, dtype=torch.bool)
@@ -194,16 +228,22 @@ class _Padded:
         return torch.where(self._mask_for(frames), frames, torch.zeros_like(frames))
 
     def number(self, tensors: dict[Key, torch.Tensor], key: Key) -> None:
-        """Ids are -1 in padding; where there are none, trajectories are numbered."""
+        """Ids have a value of their own in padding; where there are none, they are numbered."""
         if key not in tensors:
             tensors[key] = torch.arange(self.lead[0]).unsqueeze(1).expand(self.lead).clone()
         ids = tensors[key]
-        if not ids.dtype.is_signed:
-            return
+        if self.padding_id == -1 and not ids.dtype.is_signed:
+            return  # stays 0
+        limits = torch.iinfo(ids.dtype)
+        if not limits.min <= self.padding_id <= limits.max:
+            raise ValueError(
+                f"padding_id: expected a value of {ids.dtype}, which {dotted(key)} has, "
+                f"got {self.padding_id}"
+            )
         if ids.device.type == "cpu":
-            self.plan.pad(ids, -1)
+            self.plan.pad(ids, self.padding_id)
         else:
-            ids.masked_fill_(~self._mask_for(ids), -1)
+            ids.masked_fill_(~self._mask_for(ids), self.padding_id)
 
     def _mask_for(self, tensor: torch.Tensor) -> torch.Tensor:
         """The mask, with dimensions of extent 1 for those of a frame."""

@@ -295,8 +295,12 @@ def test_bad_input_is_named() -> None:
     td = make((2, 6), 6)
     with pytest.raises(ValueError, match="format: expected"):
         split_trajectories(td, format="nested")
-    with pytest.raises(ValueError, match="as_nested: expected False, got True"):
-        split_trajectories(td, as_nested=True)
+    with pytest.raises(ValueError, match=r"as_nested: expected True, False, .*got torch.sparse"):
+        split_trajectories(td, as_nested=torch.sparse_coo)
+    with pytest.raises(ValueError, match="format: expected none beside as_nested, got 'cat'"):
+        split_trajectories(td, as_nested=True, format="cat")
+    with pytest.raises(TypeError, match="padding_id: expected an integer, got True"):
+        split_trajectories(td, padding_id=True)
     with pytest.raises(ValueError, match="at least one batch dimension"):
         split_trajectories(TensorDict({"a": torch.zeros(3)}, []))
     with pytest.raises(KeyError, match=r"next\.done, or trajectory ids"):

@@ -73,6 +73,64 @@ def test_by_trajectory_key() -> None:
     assert_equal(ours, theirs, "which")
 
 
+ARGUMENTS = [
+    {},
+    {"prefix": "collector"},
+    {"trajectory_key": ("collector", "traj_ids")},
+    {"trajectory_key": "which"},
+]
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize("shape", [(40,), (3, 40), (2, 3, 20)])
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_whole_of_it(
+    arguments: dict[str, object], shape: tuple[int, ...], nested: bool
+) -> None:
+    """With `padding_id=0` nothing differs but that time has a name."""
+    td = collected(shape, 3)
+    td["which"] = td["collector", "traj_ids"].int()
+    td["agents"] = TensorDict({"x": torch.randn(*shape, 2, 3)}, [*shape, 2])
+    td.names = [*[None] * (len(shape) - 1), "time"]
+    theirs = oracle(td, as_nested=nested, **arguments)
+    ours = split_trajectories(td, as_nested=nested, padding_id=0, **arguments)
+    assert (theirs.names, ours.names) == ([None, None], [None, None if nested else "time"])
+    if nested:
+        assert ours.batch_size == theirs.batch_size
+        assert ours["agents"].batch_size == theirs["agents"].batch_size
+        assert {leaf.layout for leaf in ours.values(True, True)} == {torch.strided}
+        key = arguments.get("trajectory_key", ("collector", "traj_ids"))
+        mask_key = "mask" if key == "which" else ("collector", "mask")
+        ours, theirs = (each.to_padded_tensor(mask_key=mask_key) for each in (ours, theirs))
+    assert ours.shape == theirs.shape
+    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+    for key, value in theirs.items(True, True):
+        assert ours[key].dtype == value.dtype, key
+        torch.testing.assert_close(ours[key], value, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_whole_of_it_by_done(nested: bool) -> None:
+    td = collected((3, 40), 4).exclude("collector")
+    td["next", "over"] = td["next", "done"].roll(1, 1)
+    for arguments in ({}, {"done_key": "over"}, {"done_key": "over", "prefix": "meta"}):
+        theirs = oracle(td, as_nested=nested, **arguments)
+        ours = split_trajectories(td, as_nested=nested, padding_id=0, **arguments)
+        for key, value in theirs.items(True, True):
+            for mine, other in zip(ours[key].unbind(), value.unbind(), strict=True):
+                assert torch.equal(mine, other), key
+
+
+def test_layouts_are_those_that_are_asked_for() -> None:
+    """TorchRL's are strided whatever `as_nested` is, and dense where all are of one length."""
+    td = collected((40,), 5)
+    assert oracle(td, as_nested=torch.jagged)["observation"].layout == torch.strided
+    assert split_trajectories(td, as_nested=torch.jagged)["observation"].layout == torch.jagged
+    rows = collected((2, 10), 6, done=0.0)
+    assert not oracle(rows, as_nested=True)["observation"].is_nested
+    assert split_trajectories(rows, as_nested=True)["observation"].is_nested
+
+
 def test_rows_of_equal_length_are_rows_too() -> None:
     td = collected((2, 3, 10), 9, done=0.0)
     assert oracle(td).shape == (2, 3, 10)

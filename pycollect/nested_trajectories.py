@@ -1,0 +1,70 @@
+"""Trajectories as nested tensors: one row each, of its own length, without padding."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+_LAYOUTS = (torch.strided, torch.jagged)
+
+
+def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
+    """The layout that is asked for, None for none; ValueError where torch has no such tensors."""
+    if isinstance(as_nested, bool):
+        return torch.strided if as_nested else None
+    if as_nested not in _LAYOUTS:
+        raise ValueError(
+            "as_nested: expected True, False, torch.strided or torch.jagged, got "
+            f'{as_nested!r}; a form with offsets and lengths of its own is format="cat"'
+        )
+    return as_nested
+
+
+def nested(
+    flat: TensorDict, offsets: torch.Tensor, lengths: torch.Tensor, layout: torch.layout
+) -> TensorDict:
+    """The leaves of `flat` [F] as nested tensors of N rows, views of the same memory.
+
+    Args:
+        offsets: int64 [N + 1], where each row begins in F, and where the last ends.
+        lengths: int64 [N].
+        layout: torch.strided or torch.jagged.
+
+    Returns:
+        Batch size [N, -1] for strided tensors, or [N, T] where all rows are of length T; [N] for
+        jagged ones, whose lengths are a symbol that no batch size can hold.
+
+    Raises:
+        ValueError: no row, of which torch makes no strided nested tensor.
+    """
+    longest = int(lengths.max()) if len(lengths) else 0
+    shortest = int(lengths.min()) if len(lengths) else 0
+    if layout == torch.jagged:
+        at: dict[torch.device, torch.Tensor] = {}  # one per device, so that all rows are alike
+
+        def jagged(leaf: torch.Tensor) -> torch.Tensor:
+            where = at.setdefault(leaf.device, offsets.to(leaf.device))
+            return torch.nested.nested_tensor_from_jagged(
+                leaf, where, min_seqlen=shortest, max_seqlen=longest
+            )
+
+        return _applied(flat, jagged, [len(lengths)])
+    if not len(lengths):
+        raise ValueError(
+            "as_nested: expected at least one trajectory, got none; torch.jagged takes none, too"
+        )
+
+    def strided(leaf: torch.Tensor) -> torch.Tensor:
+        sizes = torch.tensor([[0, *leaf.shape[1:]]]).repeat(len(lengths), 1)
+        sizes[:, 0] = lengths
+        places = torch._nested_compute_contiguous_strides_offsets(sizes)
+        return torch._nested_view_from_buffer(leaf.reshape(-1), sizes, *places)
+
+    return _applied(flat, strided, [len(lengths), longest if longest == shortest else -1])
+
+
+def _applied(flat: TensorDict, nest: Any, batch_size: list[int]) -> TensorDict:
+    result: TensorDict = flat.apply(nest, batch_size=batch_size)
+    return result
