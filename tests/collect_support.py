@@ -80,7 +80,7 @@ class Way:
         """A collector of that class over these workers, with these arguments besides."""
         arguments = {**self.arguments, **arguments}
         if not self.remote:
-            return SyncDataCollector(entries[0], policy, **arguments)
+            return SyncDataCollector(entries, policy, **arguments)
         arguments.setdefault("worker_init_timeout", PATIENCE)
         if self.multi:
             cls = MultiSyncDataCollector if self.sync else MultiaSyncDataCollector

@@ -347,8 +347,6 @@ REFUSED = (
     "weight_updater",
     "weight_sync_schemes",
     "weight_recv_schemes",
-    "backend",
-    "backend_options",
     "trajs_per_write",
 )
 
@@ -361,13 +359,6 @@ def test_refused_arguments_say_what_to_use(create: Callable[..., None]) -> None:
             create(**{name: 3})
     with pytest.raises(ValueError, match="reset_when_done"):
         create(reset_when_done=False)
-
-
-def test_arguments_of_torchrl_that_choose_another_class() -> None:
-    for name in ("num_collectors", "sync"):
-        with pytest.raises(ValueError, match=rf"{name}: not an argument of SyncDataCollector; use"):
-            single(**{name: 2})
-        single(**{name: None})
 
 
 def test_none_is_the_usual_format_of_trajectories() -> None:

@@ -141,7 +141,7 @@ def test_the_same_batches_wherever_the_policy_is(name: str, request: pytest.Fixt
 
 def test_one_wait_per_step_and_only_what_is_read_crosses(apart: FakeDevice) -> None:
     policy = TensorDictModule(lambda seen: (seen[..., 0] % 2).long(), ["seen"], ["action"])
-    with SyncDataCollector([Keys], policy, frames_per_batch=10) as collector:
+    with SyncDataCollector([[Keys]], policy, frames_per_batch=10) as collector:
         assert not [entry for entry in apart.log if "1000" in entry]
         apart.log.clear()
         collector.next()
@@ -157,7 +157,7 @@ def test_a_policy_that_takes_a_tensordict_is_given_it_from_pinned_memory(apart: 
     def takes_all(td: Any) -> Any:
         return td.set("action", (td["seen"][..., 0] % 2).long())
 
-    with SyncDataCollector([Keys], takes_all, frames_per_batch=10) as collector:
+    with SyncDataCollector([[Keys]], takes_all, frames_per_batch=10) as collector:
         assert {"pinned (1, 3)", "pinned (1, 1000)"} <= set(apart.log)
         collector.next()
         apart.log.clear()
@@ -173,7 +173,7 @@ def test_outputs_of_another_shape_are_noticed(apart: FakeDevice) -> None:
     count = [0]
     policy = TensorDictModule(grows, ["seen"], ["action", "part"])
     with (
-        SyncDataCollector([Keys], policy, frames_per_batch=10) as collector,
+        SyncDataCollector([[Keys]], policy, frames_per_batch=10) as collector,
         pytest.raises(ValueError, match="part"),
     ):
         collector.next()

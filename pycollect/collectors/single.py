@@ -16,6 +16,7 @@ from pycollect.batch import TRAJ_IDS, check_lease, make_pool, slab_tensors
 from pycollect.collectors import arguments as check
 from pycollect.collectors.base import CollectorBase
 from pycollect.collectors.call_checks import check_open, check_worker_ids, no_weights_given
+from pycollect.collectors.choice import Choosing, check_none_chosen
 from pycollect.collectors.delivery import Batch, Joined
 from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.options import StreamOptions
@@ -43,7 +44,7 @@ from pycollect.worker_options import WorkerOptions
 _SLABS_KEPT = 3
 
 
-class SyncDataCollector(CollectorBase):
+class SyncDataCollector(CollectorBase, metaclass=Choosing):
     """Collects in this process; the policy is the caller's own, live.
 
     Args:
@@ -98,6 +99,14 @@ class SyncDataCollector(CollectorBase):
             integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
         num_threads: torch threads while it collects; None: as they are.
         progress: show a bar.
+        num_collectors: collect in so many workers elsewhere, which makes a collector of another
+            class: see `backend`. For each worker `create_env_fn` has an entry, or is repeated.
+        sync: of these: wait for all workers and join their rollouts; else first ready, first
+            served.
+        backend: where these are: "process", a :class:`MultiSyncDataCollector` or
+            :class:`MultiaSyncDataCollector` (the default with `num_collectors`), "ray", a
+            :class:`RayCollector`, or "direct", this class (the default without).
+        backend_options: further arguments of that class.
         others: TorchRL's hints are accepted without effect; what is refused says why.
 
     Yields:
@@ -143,8 +152,19 @@ class SyncDataCollector(CollectorBase):
         observation_scale: Any = None,
         num_threads: int | None = None,
         progress: bool = False,
+        num_collectors: int | None = None,
+        sync: bool | None = None,
+        backend: str | None = None,
+        backend_options: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
+        check_none_chosen(
+            type(self),
+            num_collectors=num_collectors,
+            sync=sync,
+            backend=backend,
+            backend_options=backend_options,
+        )
         check.check_others(type(self), others)
         devices = {
             "device": device,
@@ -356,12 +376,8 @@ class SyncDataCollector(CollectorBase):
 
 
 def _only_entry(create_env_fn: Any) -> Any:
-    """The entry of the only worker: [[a, b]] is a list of one entry, [a, b] is that entry."""
-    if (
-        isinstance(create_env_fn, (list, tuple))
-        and len(create_env_fn) == 1
-        and isinstance(create_env_fn[0], (list, tuple))
-    ):
+    """The entry of the only worker: [a] is a, and [[a, b]] is [a, b], a batch, as [a, b] is."""
+    if isinstance(create_env_fn, (list, tuple)) and len(create_env_fn) == 1:
         create_env_fn = create_env_fn[0]
     return check.check_entry(create_env_fn)
 

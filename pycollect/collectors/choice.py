@@ -1,0 +1,144 @@
+"""Which collector `Collector(...)` makes: of this class, or of one whose workers run elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from abc import ABCMeta
+from collections.abc import Mapping
+from typing import Any
+
+from pycollect.collectors import arguments as check
+from pycollect.collectors.worker_arguments import env_entries
+
+_SELECTORS = ("backend", "backend_options", "num_collectors", "sync")
+_ALIASES = {"multiprocessing": "process", "threading": "thread"}
+_BACKENDS = ("direct", "process", "ray")
+
+
+class Choosing(ABCMeta):
+    """The class of a collector that `num_collectors`, `sync` and `backend` make one of another.
+
+    Only the class that was declared with it chooses; those derived from it make themselves.
+    """
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """That of the constructor, which a `__call__` would hide."""
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A collector of this class, or of the one that the four arguments ask for.
+
+        Raises:
+            TypeError, ValueError: these arguments do not fit together, or the backend is not there.
+        """
+        if any(isinstance(base, Choosing) for base in cls.__bases__):
+            return super().__call__(*args, **kwargs)
+        chosen = {name: kwargs.pop(name, None) for name in _SELECTORS}
+        count = chosen["num_collectors"]
+        if count is not None:
+            count = check.check_positive("num_collectors", count)
+        backend = _backend(chosen["backend"], count)
+        sync = chosen["sync"]
+        if backend == "direct":
+            _check_direct(count, sync, chosen["backend_options"])
+            return super().__call__(*args, **kwargs)
+        if not isinstance(sync, bool | None):
+            raise TypeError(f"sync: expected True, False or None, got {sync!r}")
+        given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
+        given.update(given.pop("others", {}))
+        options = _checked_options(chosen["backend_options"], given)
+        if backend == "ray":
+            from pycollect.collectors.ray import RayCollector
+
+            more = {**_without_defaults(cls, RayCollector, given), **options}
+            many = isinstance(given.get("create_env_fn"), list | tuple)
+            count = 1 if count is None and not many else count
+            return RayCollector(num_collectors=count, sync=bool(sync), **more)
+        from pycollect.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector
+
+        target = MultiSyncDataCollector if sync else MultiaSyncDataCollector
+        more = {**_without_defaults(cls, target, given), **options}
+        if "create_env_fn" in more:
+            more["create_env_fn"] = _entries(more["create_env_fn"], count)
+        return target(**more)
+
+
+def _entries(create_env_fn: Any, count: int | None) -> list[Any]:
+    """One per process; one process where neither a list nor a number is given."""
+    if count is None and not isinstance(create_env_fn, list | tuple):
+        count = 1
+    return env_entries(create_env_fn, "num_collectors", count)
+
+
+def check_none_chosen(cls: type, **chosen: Any) -> None:
+    """Raise TypeError where one of the four arguments came as far as the constructor itself."""
+    for name, value in chosen.items():
+        if value is not None:
+            raise TypeError(
+                f"{name}: expected None, got {value!r}: Collector makes other collectors, "
+                f"{cls.__name__} is made as it is"
+            )
+
+
+def _backend(given: Any, count: int | None) -> str:
+    """The name of the backend, from the argument, TorchRL's `service_backend` or the count."""
+    backend = given if given is not None else _surrounding_backend()
+    if backend is None:
+        return "direct" if count is None else "process"
+    backend = _ALIASES.get(backend, backend)
+    if backend not in _BACKENDS:
+        raise ValueError(
+            f"backend: expected None or one of {list(_BACKENDS)}, got {backend!r}, which is not "
+            "there; processes of this machine and Ray actors are"
+        )
+    name: str = backend
+    return name
+
+
+def _surrounding_backend() -> str | None:
+    """What a ``with torchrl.service_backend(...)`` around the call says, if there can be one."""
+    backends = sys.modules.get("torchrl._comm.backends")
+    ask = getattr(backends, "_get_service_backend", None)
+    return None if ask is None else ask()
+
+
+def _checked_options(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """`backend_options` as a dict, of arguments that were not given beside it."""
+    if not isinstance(value, Mapping | None):
+        raise TypeError(f"backend_options: expected a dict or None, got {type(value).__name__}")
+    options = dict(value or {})
+    if reserved := sorted({*_SELECTORS, "num_workers"} & options.keys()):
+        raise ValueError(f"backend_options: expected no {reserved}, which are arguments themselves")
+    if twice := sorted(options.keys() & given.keys()):
+        raise ValueError(f"backend_options: expected arguments not given beside it, got {twice}")
+    return options
+
+
+def _check_direct(count: int | None, sync: Any, options: Any) -> None:
+    """In this process there is one collector, and nothing to wait for."""
+    if count not in (None, 1):
+        raise ValueError(f"num_collectors: expected at most 1 with backend='direct', got {count}")
+    for name, value in (("sync", sync), ("backend_options", options or None)):
+        if value is not None:
+            raise ValueError(
+                f"{name}: expected None without num_collectors or another backend than 'direct', "
+                f"got {value!r}"
+            )
+
+
+def _without_defaults(cls: type, other: type, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, but for defaults of `cls` that the other class lacks or has others for.
+
+    Configs spell all defaults out.
+    """
+    own, theirs = inspect.signature(cls).parameters, inspect.signature(other).parameters
+    kept = {}
+    for name, value in given.items():
+        default = own[name].default if name in own else inspect.Parameter.empty
+        is_default = value is default or (type(value) is type(default) and value == default)
+        if not is_default or (name in theirs and theirs[name].default == default):
+            kept[name] = value
+    return kept

@@ -1,0 +1,173 @@
+"""What TorchRL's constructors take, and which collector its `Collector` makes, compared with it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from typing import Any
+
+import pytest
+
+import pycollect
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
+    from torchrl import service_backend
+    from torchrl.collectors import Collector
+
+ENV = mock.CountingEnv
+
+
+class Made(Exception):
+    """A collector of another class would have been made."""
+
+
+# Where each of them looks for the class of the collector that it makes, and what that is.
+THEIRS = {
+    ("torchrl.collectors._multi_base", "MultiCollector"): "process",
+    ("torchrl.collectors.distributed.ray", "RayCollector"): "ray",
+    ("torchrl.collectors.distributed.rpc", "RPCCollector"): "rpc",
+    ("torchrl.collectors.distributed.generic", "DistributedCollector"): "distributed",
+}
+OURS = {
+    ("pycollect.collectors.multi", "MultiSyncDataCollector"): "process, sync",
+    ("pycollect.collectors.multi", "MultiaSyncDataCollector"): "process, async",
+    ("pycollect.collectors.ray", "RayCollector"): "ray",
+}
+
+
+# Arguments that Hydra and configs spell out, all of them defaults.
+SPELT_OUT: dict[str, Any] = {
+    "policy": None,
+    "compact_obs": False,
+    "track_traj_ids": True,
+    "set_truncated": False,
+    "max_frames_per_traj": None,
+    "init_random_frames": None,
+    "split_trajs": None,
+}
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, kind: str, module: str, name: str) -> None:
+    """A class in the place of another, which says how it was called."""
+    original = getattr(importlib.import_module(module), name)
+
+    class StandIn:
+        __init__ = original.__init__
+        __signature__ = inspect.signature(original)
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            sync = kwargs.pop("sync", None)
+            told = kind if sync is None else f"{kind}, {'sync' if sync else 'async'}"
+            kwargs.update(zip(("create_env_fn", "policy"), args, strict=False))
+            entries = kwargs.pop("create_env_fn", None)
+            number = kwargs.pop("num_collectors", None)
+            if not isinstance(entries, list):
+                entries = [entries] * (number or 0)
+            raise Made(told, len(entries), set(kwargs) - set(SPELT_OUT))
+
+    monkeypatch.setattr(importlib.import_module(module), name, StandIn)
+
+
+def made(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a call makes: "direct" with the shape of a batch, another class, or an error's type."""
+    try:
+        collector = cls(*args, **kwargs)
+    except Made as made:
+        return made.args
+    except (TypeError, ValueError) as error:
+        return type(error)
+    try:
+        return ("direct", isinstance(collector, cls), collector.next().shape)
+    finally:
+        collector.shutdown()
+
+
+FRAMES = {"frames_per_batch": 4, "total_frames": 4}
+CHOICES: list[dict[str, Any]] = [
+    {},
+    {"num_collectors": 1},
+    {"num_collectors": 3},
+    {"num_collectors": 3, "sync": True},
+    {"num_collectors": 3, "sync": False},
+    {"num_collectors": 0},
+    {"num_collectors": -2},
+    {"num_collectors": True},
+    {"num_collectors": 2.0},
+    {"sync": True},
+    {"sync": False},
+    {"backend": "direct"},
+    {"backend": "direct", "num_collectors": 1},
+    {"backend": "direct", "num_collectors": 2},
+    {"backend": "direct", "sync": True},
+    {"backend": "process"},
+    {"backend": "process", "sync": True},
+    {"backend": "process", "sync": "yes"},
+    {"backend": "multiprocessing", "num_collectors": 2},
+    {"backend": "ray"},
+    {"backend": "ray", "num_collectors": 2, "sync": True},
+    {"backend": "ray", "num_collectors": 2},
+    {"backend": "threading"},
+    {"backend": "thread"},
+    {"backend": "monarch"},
+    {"backend": "no such"},
+    {"backend_options": {}},
+    {"backend_options": {"prefetch": 1}},
+    {"num_collectors": 2, "backend_options": {"num_threads": 2}},
+    {"num_collectors": 2, "backend_options": {"update_at_each_batch": True}},
+    {"num_collectors": 2, "backend_options": {"frames_per_batch": 2}},
+    {"num_collectors": 2, "backend_options": {"policy": None}},
+    {"num_collectors": 2, "backend_options": {"sync": True}},
+    {"num_collectors": 2, "backend_options": {"num_workers": 2}},
+    {"backend": "ray", "num_collectors": 2, "backend_options": {"num_collectors": 2}},
+    {"backend": "ray", "backend_options": {"remote_configs": {"num_cpus": 1}}},
+    {"create_env_fn": [ENV]},
+    {"create_env_fn": [ENV], "backend": "process"},
+    {"create_env_fn": (ENV, ENV), "backend": "process"},
+    {"create_env_fn": [ENV, ENV], "num_collectors": 2, "sync": True},
+    {"create_env_fn": [ENV, ENV], "num_collectors": 3},
+    {"create_env_fn": [], "num_collectors": 3},
+    {"create_env_fn": [ENV, ENV], "backend": "ray"},
+    {**SPELT_OUT, "num_collectors": 2, "sync": True},
+    {**SPELT_OUT, "num_collectors": 2, "backend": "ray"},
+]
+
+
+@pytest.mark.filterwarnings("ignore:split_trajs")
+@pytest.mark.parametrize("chosen", CHOICES, ids=str)
+@pytest.mark.parametrize("positional", [0, 1, 2])
+def test_the_collector_that_is_made(
+    chosen: dict[str, Any], positional: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The class, the number of workers, the arguments that arrive there, or the kind of error."""
+    pytest.importorskip("ray")
+    for table in (THEIRS, OURS):
+        for (module, name), kind in table.items():
+            stand_in(monkeypatch, kind, module, name)
+    values = {"create_env_fn": ENV, "policy": None, **FRAMES, **chosen}
+    args = tuple(values.pop(name) for name in ("create_env_fn", "policy")[:positional])
+    theirs = made(Collector, args, dict(values))
+    assert theirs is not None
+    assert made(pycollect.Collector, args, dict(values)) == theirs
+
+
+@pytest.mark.parametrize("backend", ["direct", "process", "multiprocessing", "ray", "thread"])
+def test_the_backend_around_it(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``with torchrl.service_backend(...)`` chooses, unless the argument does."""
+    pytest.importorskip("ray")
+    for table in (THEIRS, OURS):
+        for (module, name), kind in table.items():
+            stand_in(monkeypatch, kind, module, name)
+    for own in (None, "direct", "process"):
+        with service_backend(backend):
+            theirs = made(Collector, (ENV,), {**FRAMES, "backend": own})
+            assert made(pycollect.Collector, (ENV,), {**FRAMES, "backend": own}) == theirs
+
+
+def test_backends_that_are_not_there_are_refused_by_name() -> None:
+    for name in ("rpc", "distributed", "submitit"):
+        with pytest.raises(ValueError, match=f"backend: expected.*'process'.*{name}"):
+            pycollect.Collector(ENV, **FRAMES, backend=name)

@@ -1,0 +1,93 @@
+"""`Collector(num_collectors=..., sync=..., backend=...)`: which collector it makes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+from echo_envs import echo_fns
+
+from pycollect import Collector, MultiaSyncDataCollector, MultiSyncDataCollector, RayCollector
+from pycollect.collectors.process_engine import ProcessEngine
+
+ENV = echo_fns(0)[0]
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process and no Ray: these errors come before."""
+
+    def start(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(ProcessEngine, "start", start)
+
+
+BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
+    *[({"num_collectors": n}, ValueError, "num_collectors: expected.*>= 1") for n in (0, -1)],
+    *[({"num_collectors": n}, TypeError, "num_collectors: expected an int") for n in (True, "2")],
+    ({"num_collectors": 2, "backend": "direct"}, ValueError, "num_collectors: expected at most 1"),
+    ({"sync": False}, ValueError, "sync: expected None without num_collectors"),
+    ({"backend_options": {"prefetch": 1}}, ValueError, "backend_options: expected None without"),
+    ({"num_collectors": 2, "sync": 1}, TypeError, "sync: expected True, False or None, got 1"),
+    *[
+        ({"backend": name}, ValueError, "backend: expected None or one of .*'process', 'ray'")
+        for name in ("rpc", "distributed", "submitit", "thread", "monarch", "no such", 3)
+    ],
+    ({"num_collectors": 2, "backend_options": 3}, TypeError, "backend_options: expected a dict"),
+    *[
+        ({"num_collectors": 2, "backend_options": {name: 2}}, ValueError, rf"no \['{name}'\]")
+        for name in ("sync", "num_collectors", "num_workers", "backend_options")
+    ],
+    *[
+        ({"num_collectors": 2, "backend_options": {name: 2}}, ValueError, rf"beside it.*'{name}'")
+        for name in ("frames_per_batch", "policy")
+    ],
+    ({"num_collectors": 2, "backend_options": {"prefetsch": 1}}, TypeError, "'prefetch'"),
+    ({"num_collectors": 3, "create_env_fn": [ENV] * 2}, ValueError, "num_collectors: expected 2"),
+    ({"num_collectors": 2, "create_env_fn": []}, ValueError, "create_env_fn.*empty"),
+    ({"num_collectors": 2, "max_frames": 2}, TypeError, "'max_frames'; did you mean"),
+    ({"num_collectors": 2, "frames_per_batch": 0}, ValueError, "frames_per_batch"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "text"), BAD, ids=str)
+def test_what_does_not_fit_together(arguments: Any, error: Any, text: str) -> None:
+    values = {"create_env_fn": ENV, "policy": None, "frames_per_batch": 6, **arguments}
+    with pytest.raises(error, match=text):
+        Collector(**values)
+
+
+def test_only_the_class_itself_chooses() -> None:
+    class Own(Collector):
+        pass
+
+    with Own(ENV, None, frames_per_batch=6) as collector:
+        assert isinstance(collector, Own)
+    with pytest.raises(TypeError, match=r"num_collectors: expected None, got 2.*Own"):
+        Own(ENV, None, frames_per_batch=6, num_collectors=2)
+    for cls in (MultiSyncDataCollector, MultiaSyncDataCollector, RayCollector):
+        with pytest.raises(ValueError, match=r"backend: not an argument of .*the class says|says"):
+            cls([ENV], None, frames_per_batch=6, backend="process")
+
+
+def test_the_signature_is_the_constructors() -> None:
+    own = inspect.signature(Collector).parameters
+    assert list(own) == list(inspect.signature(Collector.__init__).parameters)[1:]
+    with pytest.raises(TypeError, match=re.escape("frames_per_batch")):
+        Collector(ENV, None, num_collectors=2)
+
+
+def test_a_list_is_a_batch_and_a_list_of_one_is_not() -> None:
+    for entry, shape in (
+        (ENV, (6,)),
+        ([ENV], (6,)),
+        ((ENV,), (6,)),
+        ([[ENV]], (1, 6)),
+        ([ENV, ENV], (2, 3)),
+        ([[ENV, ENV]], (2, 3)),
+    ):
+        with Collector(entry, None, frames_per_batch=6) as collector:
+            assert collector.next().shape == shape
