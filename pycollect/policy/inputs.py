@@ -9,6 +9,7 @@ import torch
 from pycollect.envs.base import EnvBatch
 from pycollect.extras import ExtraValues
 from pycollect.layout import Key
+from pycollect.policy.assemble import Act
 from pycollect.policy.own_entries import OwnEntries
 from pycollect.policy.states import Form, PolicyState
 
@@ -24,7 +25,8 @@ class PolicyInputs:
         home: where states lie.
 
     Attributes:
-        lead: the batch dimensions of every tensor, () or (P,); an environment's own may be more.
+        lead: the batch dimensions of every tensor, the environment's own: (), (P,) or [a, b] of
+            P = a * b, say.
         observation: the environment's leaves, by key.
         tensors: all that the policy may read: the observation, states and own entries given to it.
         own: what the collector itself can give.
@@ -43,8 +45,8 @@ class PolicyInputs:
     ) -> None:
         self.env = env
         self._home = home
-        self.lead = (env.num_envs,) if env.batched else ()
-        self.observation = {leaf.key: current[leaf.key] for leaf in env.observation}
+        self.lead = env.batch_size
+        self.observation = {leaf.key: self._seen(current[leaf.key]) for leaf in env.observation}
         self.tensors = dict(self.observation)
         self.own = OwnEntries(env, counts_steps)
         self.extras: ExtraValues = {} if extras is None else extras
@@ -52,12 +54,23 @@ class PolicyInputs:
 
     def give_own(self, key: Key) -> None:
         """Give the policy that entry of the collector's own."""
-        self.tensors[key] = self.own.give(key)
+        self.tensors[key] = self._seen(self.own.give(key))
+
+    def _seen(self, rows: torch.Tensor) -> torch.Tensor:
+        """Memory of P rows as the policy sees it, in the environment's batch dimensions."""
+        return rows.view(*self.lead, *rows.shape[1:]) if len(self.lead) > 1 else rows
+
+    def rows_of(self, act: Act) -> Act:
+        """`act`, with its outputs as P rows, which is how they are recorded."""
+        last = len(self.lead) - 1
+        if last < 1:
+            return act
+        return lambda: tuple([out.flatten(0, last) for out in act()])
 
     def give_states(self, forms: Mapping[Key, Form]) -> None:
         """Give the policy states of these forms, in place of those it may have had."""
         self.states = tuple(form.state(key, self.env, self._home) for key, form in forms.items())
-        self.tensors.update({state.leaf.key: state.current for state in self.states})
+        self.tensors.update({state.leaf.key: self._seen(state.current) for state in self.states})
         pairs = zip(forms.values(), self.states, strict=True)
         self._redrawn = [(form, state) for form, state in pairs if form.draw is not None]
 

@@ -107,21 +107,22 @@ def _name(device: torch.device) -> str:
 
 
 def _leaf(key: Key, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
-    shape = tuple(tensor.shape)
-    if env.batched and shape[:1] != (env.num_envs,):
+    shape, batch = tuple(tensor.shape), env.batch_size
+    if shape[: len(batch)] != batch:
+        expected = ", ".join(map(str, batch))
         raise ValueError(
-            f"policy: {show(key)}: expected the shape [{env.num_envs}, ...], one row per env, "
+            f"policy: {show(key)}: expected the shape [{expected}, ...], one row per env, "
             f"but {list(shape)} came"
         )
     try:
         name = dtype_name(tensor.dtype)
     except ValueError as error:
         raise ValueError(f"policy: {show(key)}: {error}") from error
-    return Leaf(key, name, shape[1:] if env.batched else shape)
+    return Leaf(key, name, shape[len(batch) :])
 
 
 def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
-    batch = (env.num_envs,) if env.batched else ()
+    batch = env.batch_size
     expected, came = (*batch, *leaf.shape), tuple(tensor.shape)
     space = _space_at(env.action_space, leaf.key)
     if isinstance(space, spaces.Discrete) and came == (*batch, int(space.n)) != expected:

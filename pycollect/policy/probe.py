@@ -83,7 +83,8 @@ class Probe:
         probed = None if program is None else self._plainly(program)
         probed = probed or self._with_tensordict()
         for state in self._inputs.states:
-            _check_next(state, probed.values[source_of(state, probed.values)])
+            given = self._inputs.tensors[state.leaf.key]
+            _check_next(state.leaf.key, given, probed.values[source_of(state, probed.values)])
         return probed
 
     def _plainly(self, program: Program) -> Probed | None:
@@ -173,11 +174,10 @@ def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
     return state.next_key if state.next_key in values else state.leaf.key
 
 
-def _check_next(state: PolicyState, value: torch.Tensor) -> None:
-    given = state.current
+def _check_next(key: Key, given: torch.Tensor, value: torch.Tensor) -> None:
     if value.shape != given.shape or value.dtype != given.dtype:
         raise ValueError(
-            f"policy: its state {show(state.leaf.key)} was given as {given.dtype} "
+            f"policy: its state {show(key)} was given as {given.dtype} "
             f"{list(given.shape)} and came back as {value.dtype} {list(value.shape)}; "
             "expected the same"
         )

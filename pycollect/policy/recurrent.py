@@ -110,6 +110,8 @@ def _rows_first(state: torch.Tensor, envs: int) -> torch.Tensor:
     """[*batch, layers, size] as [layers, envs, size], which is what the layer takes."""
     if envs == 1:
         return state.reshape(state.shape[-2], 1, state.shape[-1])
+    if state.ndim > 3:
+        state = state.flatten(0, -3)
     return state.transpose(0, 1).contiguous()
 
 

@@ -46,10 +46,10 @@ class PolicyRunner:
         outputs: the leaves that are recorded, those of the action among them, with the dtypes and
             shapes of one frame of one env; fixed at construction.
         inputs: the observation keys that the policy reads.
-        act: calls the policy on the current observation and returns one tensor per output, with the
-            env's batch shape ([*frame] or [P, *frame]) and, for actions, the space's dtype, where
-            the env asks for it. The tensors may be written again by the next call: copy what is to
-            stay. May be another function after `refresh`.
+        act: calls the policy on the current observation and returns one tensor per output, as rows:
+            [*frame] for one env, [P, *frame] for a batch of any shape; actions in the space's
+            dtype, where the env asks for it. The tensors may be written again by the next call:
+            copy what is to stay. May be another function after `refresh`.
         reuses_memory: True if `act` returns the very same tensors each time.
         slow_path: True if the policy is called with a TensorDict per step.
         states: what the policy passes on to its next call; `act` returns their next values, in this
@@ -164,7 +164,9 @@ class PolicyRunner:
             self._fingerprint = Fingerprint(watched_modules(program), called_modules(program))
             self._check_unchanged(program)
             act, self.reuses_memory = self._act_of(program)
-        self.act = self._redrawing(act) if self._given.are_redrawn else act
+        if self._given.are_redrawn:
+            act = self._redrawing(act)
+        self.act = self._given.rows_of(act)
 
     def _check_unchanged(self, program: Program) -> None:
         """Check that a policy taken apart reads and writes what it did at construction."""
