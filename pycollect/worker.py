@@ -26,6 +26,7 @@ from pycollect.policy import (
     device_of,
     make_policy_runner,
     placed,
+    told_of_actions,
 )
 from pycollect.rollout_report import RolloutReport
 from pycollect.step_timer import StepTimer, WorkerSeconds
@@ -75,6 +76,7 @@ class Worker:
             entry, env_kwargs, options.autoreset_mode, options.info_keys, options.devices
         )
         try:
+            policy = told_of_actions(policy, self.env)
             self._policy_device = _place_of(policy, options.devices, self.env)
             self.policy = placed(policy, self._policy_device)
             self._build(self.env, options)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from policy_support import ShapeOnly, box, make, observation
 from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from pycollect.policy import RandomRunner, make_policy_runner, named_weights
@@ -97,6 +98,23 @@ class TakesTensorDict(nn.Module):
         return by_annotation(tensordict)
 
 
+class Unannounced(TensorDictModuleBase):
+    """Names neither what it reads nor what it writes, nor its parameter as others do."""
+
+    def forward(self, data):
+        return by_annotation(data)
+
+
+class CalledItself(TensorDictModuleBase):
+    def __call__(self, data):
+        return by_annotation(data)
+
+
+class Bound:
+    def act(self, tensordict=None):
+        return by_annotation(tensordict)
+
+
 class HasKeys:
     in_keys = ("observation",)
     out_keys = ("action",)
@@ -113,6 +131,12 @@ class HasKeys:
         by_annotation,
         TakesTensorDict(),
         HasKeys(),
+        Unannounced(),
+        CalledItself(),
+        Bound().act,
+        lambda td=None, scale=1.0: by_annotation(td),
+        functools.partial(lambda scale, td: by_annotation(td), 1.0),
+        functools.partial(lambda td, scale: by_annotation(td), scale=1.0),
     ],
 )
 @pytest.mark.parametrize("env", [PLAIN, BATCH])
@@ -238,7 +262,6 @@ def test_a_cast_does_not_hide_another_dtype_later():
         (box(1), None, torch.zeros(1).to_sparse(), ["dense", "sparse"]),
         (box(1), None, torch.zeros(1, device="meta"), ["CPU", "meta came"]),
         (box(1), None, "left", ["expected a tensor", "str came"]),
-        (box(1), None, (torch.zeros(1), torch.zeros(1)), ["expected 1 output", "2 came"]),
     ],
 )
 def test_wrong_outputs_are_named(action, num_envs, out, words):
@@ -247,9 +270,42 @@ def test_wrong_outputs_are_named(action, num_envs, out, words):
     assert all(word in str(error.value) for word in words), error.value
 
 
-def test_another_number_of_outputs_later():
-    answers = [torch.zeros(1), (torch.zeros(1), torch.zeros(1))]
-    runner, _ = make(lambda x: answers.pop(0), PLAIN)
+def test_what_comes_beside_the_action_is_numbered():
+    out, rest = torch.zeros(1), (torch.ones(2), torch.ones(3))
+    runner, _ = make(lambda x: (out, 2.5, None, rest), PLAIN)
+    keys = [("action",), ("output1",), ("output3", "0"), ("output3", "1")]
+    assert [leaf.key for leaf in runner.outputs] == keys
+    assert [value.shape for value in act(runner)] == [(1,), (), (2,), (3,)]
+
+
+def test_what_comes_beside_the_action_stays_where_a_module_was_changed():
+    module = nn.Linear(3, 1)
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, x):
+            return self.inner(x), x
+
+    policy = Two()
+    runner, current = make(policy, PLAIN)
+    policy.register_forward_hook(lambda m, given, out: (out[0], out[1] + 1))
+    runner.refresh(4)
+    assert torch.equal(act(runner)[1], current[("observation",)] + 1)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [torch.zeros(1), (torch.zeros(1), torch.zeros(1))],
+        [(torch.zeros(1), torch.zeros(1)), torch.zeros(1)],
+    ],
+)
+def test_another_number_of_outputs_later(answers):
+    given = list(answers)
+    runner, _ = make(lambda x: given.pop(0), PLAIN)
     with pytest.raises(ValueError, match="'action'"):
         act(runner)
 

@@ -97,6 +97,7 @@ class EnvBatch(ABC):
         staying: the keys of the observations that it gives as tensors on its device.
         nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
             own, by key.
+        specs: the TorchRL environment whose specs hold for it; None where there are none.
     """
 
     num_envs: int
@@ -118,6 +119,7 @@ class EnvBatch(ABC):
     nodes: Mapping[Key, Node] = MappingProxyType({})
     device: torch.device = torch.device("cpu")
     staying: frozenset[Key] = frozenset()
+    specs: Any = None
 
     @property
     def own_flags(self) -> bool:

@@ -4,6 +4,7 @@ from pycollect.policy.calling import AS_IT_IS, Calling
 from pycollect.policy.factory import build
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.runner import PolicyRunner, make_policy_runner
+from pycollect.policy.specs import told_of_actions
 from pycollect.policy.states import PolicyState, check_policy_state
 from pycollect.policy.weights import device_of, named_weights, placed
 
@@ -19,4 +20,5 @@ __all__ = [
     "make_policy_runner",
     "named_weights",
     "placed",
+    "told_of_actions",
 ]

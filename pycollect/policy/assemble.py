@@ -20,7 +20,15 @@ from pycollect.policy.heads import (
 from pycollect.policy.modules import forward_of
 from pycollect.policy.plan import Plan, make_plan
 from pycollect.policy.recurrent import RecurrentStep
-from pycollect.policy.steps import CallStep, CannotUnwrapError, HeadStep, Program, Values, spread
+from pycollect.policy.steps import (
+    CallStep,
+    CannotUnwrapError,
+    HeadStep,
+    Program,
+    Values,
+    other_keys,
+    spread,
+)
 
 Act: TypeAlias = Callable[[], Tensors]
 Samples: TypeAlias = dict[int, Tensors]
@@ -30,11 +38,12 @@ Finishers: TypeAlias = Sequence[tuple[int, Callable[[torch.Tensor], torch.Tensor
 _Run: TypeAlias = Callable[[Values], None]
 
 
-def run_plainly(program: Program, values: Values) -> tuple[Samples, Values]:
+def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Values]:
     """Run every step once by the policy's own modules; `values` is the observation, and is used up.
 
-    Returns copies of what each step was given, and all values. Raises CannotUnwrapError where a
-    step cannot do without a TensorDict, also where sampling differs from the module's.
+    Returns the program with names for all that came, copies of what each step was given, and all
+    values. Raises CannotUnwrapError where a step cannot do without a TensorDict, also where
+    sampling differs from the module's.
     """
     samples: Samples = {}
     for number, step in enumerate(program.steps):
@@ -42,14 +51,17 @@ def run_plainly(program: Program, values: Values) -> tuple[Samples, Values]:
         samples[number] = tuple(tensor.detach().clone() for tensor in inputs)
         if isinstance(step, CallStep):
             _check_recurrent(step, samples[number])
-            outs = spread(_caller(step)(*inputs), step)
+            out = _caller(step)(*inputs)
+            others = other_keys(out, step)
+            program, step = program.widened(others), step.widened(others)
+            outs = spread(out, step)
         else:
             sampler = head_sampler(step)
             if not is_exact(sampler, step, samples[number]):
                 raise CannotUnwrapError("a distribution that is sampled in another way")
             outs = sampler(*inputs)
         values.update(zip(step.out_keys, outs, strict=True))
-    return samples, values
+    return program, samples, values
 
 
 def _check_recurrent(step: CallStep, inputs: Tensors) -> None:

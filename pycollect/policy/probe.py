@@ -92,7 +92,7 @@ class Probe:
         fresh = {key: self._crossing.over(tensor) for key, tensor in self._inputs.tensors.items()}
         try:
             with undisturbed(self._policy, self._crossing.there):
-                samples, values = run_plainly(program, fresh)
+                program, samples, values = run_plainly(program, fresh)
         except CannotUnwrapError:
             return None
         keys = (*program.written, *self._unwritten(program.written))

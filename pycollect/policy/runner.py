@@ -97,6 +97,7 @@ class PolicyRunner:
             self.states = self._given.states
             read = self._given.observation if program is None else program.read
             self.inputs = tuple(key for key in read if key in self._given.observation)
+            self._others = () if program is None else program.others
             self._sort(values)
             self._bind(program)
 
@@ -126,7 +127,8 @@ class PolicyRunner:
             return
         check_on_device(self.policy, self._crossing.there)
         with torch.no_grad():
-            self._bind(take_apart(self.policy, self._env))
+            program = take_apart(self.policy, self._env)
+            self._bind(None if program is None else program.widened(self._others))
 
     def forget(self) -> None:
         """Drop what the policy noted for its next call under keys that begin with "_"."""

@@ -7,7 +7,7 @@ A `Program` is a list of steps over one dictionary from key to tensor. It says w
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -36,6 +36,9 @@ class CallStep:
 
     `lenient` turns numpy arrays and Python numbers that come back into tensors; without it they
     raise `CannotUnwrapError`, as TensorDictModule has its own rules for them.
+
+    Attributes:
+        others: the last of the `out_keys`, which the function did not give, see `other_keys`.
     """
 
     function: Callable[..., Any]
@@ -43,6 +46,13 @@ class CallStep:
     out_keys: tuple[Key, ...]
     names: tuple[str, ...] | None = None
     lenient: bool = False
+    others: tuple[Key, ...] = ()
+
+    def widened(self, others: tuple[Key, ...]) -> CallStep:
+        """The step with keys for further outputs."""
+        if not others:
+            return self
+        return replace(self, out_keys=(*self.out_keys, *others), others=others)
 
     @property
     def module(self) -> nn.Module | None:
@@ -82,6 +92,20 @@ class Program:
     watched: tuple[nn.Module, ...] = ()
 
     @property
+    def others(self) -> tuple[Key, ...]:
+        """The keys of outputs that the policy itself does not name."""
+        steps = (step for step in self.steps if isinstance(step, CallStep))
+        return tuple(key for step in steps for key in step.others)
+
+    def widened(self, others: tuple[Key, ...]) -> Program:
+        """The program of a policy over tensors, with keys for further outputs."""
+        steps = tuple(
+            step.widened(others) if isinstance(step, CallStep) and step.lenient else step
+            for step in self.steps
+        )
+        return replace(self, steps=steps)
+
+    @property
     def written(self) -> tuple[Key, ...]:
         """Every key that is written and let out, in the order of first writing."""
         keys = dict.fromkeys(key for step in self.steps for key in step.out_keys if key != IGNORED)
@@ -115,6 +139,30 @@ def show_all(keys: Any) -> str:
     return ", ".join(show(key) for key in keys) or "none"
 
 
+def other_keys(out: Any, step: CallStep) -> tuple[Key, ...]:
+    """Keys for what a function over tensors returned beyond those it was asked for.
+
+    TorchRL names them: output1, output2, ..., and what is in a tuple ("output1", "0"), ...
+    """
+    if not step.lenient or isinstance(out, Mapping | TensorDictBase):
+        return ()
+    others = _as_tuple(out, step)[len(step.out_keys) :]
+    return tuple(
+        key
+        for number, value in enumerate(others, 1)
+        for key, _ in _parts(value, (f"output{number}",))
+    )
+
+
+def _parts(value: Any, key: Key) -> list[tuple[Key, Any]]:
+    if value is None:
+        return [(IGNORED, None)]
+    if not isinstance(value, tuple):
+        return [(key, value)]
+    parts = enumerate(value)
+    return [pair for place, part in parts for pair in _parts(part, (*key, str(place)))]
+
+
 def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
     """What a call returned as one tensor per output key.
 
@@ -122,22 +170,29 @@ def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
     tensor and the step is not lenient.
     """
     keys = step.out_keys
-    if isinstance(out, torch.Tensor):
-        out = (out,)
-    elif isinstance(out, Mapping | TensorDictBase):
+    if isinstance(out, Mapping | TensorDictBase):
         out = _by_key(out, keys, CannotUnwrapError if not step.lenient else PolicyOutputError)
-    elif out is None:
-        out = ()
-    elif isinstance(out, list) and step.lenient and any(isinstance(o, torch.Tensor) for o in out):
-        out = tuple(out)
-    elif not isinstance(out, tuple):
-        out = (out,)
+    else:
+        out = _as_tuple(out, step)
+    if step.others:
+        named = len(keys) - len(step.others)
+        out = (*out[:named], *(part for _, part in _parts(tuple(out[named:]), ())))
     if len(out) != len(keys):
         raise PolicyOutputError(
             f"policy: expected {len(keys)} output(s), for the key(s) {show_all(keys)}, "
             f"but {len(out)} came"
         )
     return tuple(_as_tensor(o, key, step.lenient) for o, key in zip(out, keys, strict=True))
+
+
+def _as_tuple(out: Any, step: CallStep) -> tuple[Any, ...]:
+    if isinstance(out, torch.Tensor):
+        return (out,)
+    if out is None:
+        return ()
+    if isinstance(out, list) and step.lenient and any(isinstance(o, torch.Tensor) for o in out):
+        return tuple(out)
+    return out if isinstance(out, tuple) else (out,)
 
 
 def _by_key(
@@ -152,8 +207,8 @@ def _by_key(
     return tuple(entries[key] for key in keys)
 
 
-def _as_tensor(value: Any, key: Key, lenient: bool) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
+def _as_tensor(value: Any, key: Key, lenient: bool) -> Any:
+    if isinstance(value, torch.Tensor) or key == IGNORED:
         return value
     if not lenient:
         raise CannotUnwrapError(f"{show(key)} is a {type(value).__name__}, not a tensor")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tensordict import TensorDictBase, is_tensor_collection
+from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
 from pycollect.layout import Key
@@ -20,20 +21,25 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 def wants_tensordict(policy: Any) -> bool:
     """True for a policy that is called with the TensorDict itself.
 
-    Those are TensorDictModules and everything else with `in_keys` and `out_keys`, and callables
-    whose only parameter without a default is named `td` or `tensordict`, or annotated as one.
+    Those are every TensorDictModuleBase, compiled or not, everything else with `in_keys` and
+    `out_keys`, and callables whose only parameter without a default is named `td` or `tensordict`,
+    or annotated as one; where all have defaults, the first of them.
     """
+    if isinstance(_inside(policy), TensorDictModuleBase):
+        return True
     if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
         return True
-    parameters = _parameters(policy)
-    required = [p for p in parameters or () if p.default is p.empty and p.kind in _POSITIONAL]
-    if len(required) != 1:
+    positional = [p for p in _parameters(policy) or () if p.kind in _POSITIONAL]
+    given = [p for p in positional if p.default is p.empty] or positional[:1]
+    if len(given) != 1:
         return False
-    return required[0].name in _TENSORDICT_NAMES or _is_tensordict_type(required[0].annotation)
+    return given[0].name in _TENSORDICT_NAMES or _is_tensordict_type(given[0].annotation)
 
 
 def wrap(policy: Any, observation: Sequence[Key], action: Sequence[Key]) -> Program:
     """A module or callable over tensors as a program of one call that returns the action keys.
+
+    What it returns beyond these is named when it was called: see `Program.widened`.
 
     Parameters are matched with the observation keys by name (`camera_rgb` for ("camera", "rgb")),
     or, where no name matches, by position in the space's order; one that is named `is_init` gets
@@ -87,6 +93,13 @@ def _parameters(policy: Any) -> list[inspect.Parameter] | None:
         return list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
         return None
+
+
+def _inside(policy: Any) -> Any:
+    """The module inside what `torch.compile` or TorchRL's CloudpickleWrapper made of it."""
+    if isinstance(policy, nn.Module):
+        return getattr(policy, "_orig_mod", policy)
+    return policy.fn if type(policy).__name__ == "CloudpickleWrapper" else policy
 
 
 def _is_tensordict_type(annotation: Any) -> bool:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from gymnasium import spaces
 from tensordict import TensorDictBase, is_tensorclass
 from torchrl.data import Bounded, Categorical, Composite, NonTensor, OneHot, StackedComposite
 from torchrl.data.tensor_specs import Stacked
@@ -15,7 +16,7 @@ from torchrl.envs import EnvBase
 from pycollect._core import Leaf
 from pycollect.devices import why_not
 from pycollect.extras import Extra, Kind
-from pycollect.layout import Key, Node, dotted, dtype_name
+from pycollect.layout import Key, Node, dotted, dtype_name, torch_dtype
 
 _DRAWN = (torch.float32, torch.float64, torch.float16)
 _COLLECTORS = ("collector", "next")
@@ -24,6 +25,12 @@ _COLLECTORS = ("collector", "next")
 def as_key(key: Any) -> Key:
     """TorchRL's nested key (a string or a tuple of strings) as a key path."""
     return (key,) if isinstance(key, str) else tuple(key)
+
+
+def bounded(space: spaces.Box, leaf: Leaf) -> Bounded:
+    """TorchRL's spec of the arrays in a Box, whose leaf is given."""
+    low, high = torch.as_tensor(space.low), torch.as_tensor(space.high)
+    return Bounded(low, high, torch.Size(leaf.shape), dtype=torch_dtype(leaf.dtype))
 
 
 def name_of(key: Key) -> Any:
