@@ -833,7 +833,7 @@ class MultiStepPlan:
         """By how many steps a cell of int64 [*batch] looks ahead: 1 to n, 0 if uncollected."""
 
     def discounts(self, gamma: float, target: _Array) -> None:
-        """gamma to the power of the steps of a cell of [*batch], 0 if uncollected; any dtype."""
+        """gamma to the power of the steps of a cell of [*batch], 1 if uncollected; any dtype."""
 
     def nonterminal(self, target: _Array) -> None:
         """Whether a cell of bool [*batch] is a frame with another one behind it."""

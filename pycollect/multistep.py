@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import Leaf, MultiStepPlan, SplitPlan
+from pycollect.batch import FLAGS
 from pycollect.device_gather import ahead_on_device, on_one_device
 from pycollect.extras_delivery import Parcel, with_extras, without_extras
 from pycollect.layout import Key, dotted, dtype_name
@@ -16,6 +17,7 @@ from pycollect.leaves import (
     NestedKey,
     allocate,
     any_done,
+    any_of,
     as_int64,
     as_key,
     as_signal,
@@ -25,20 +27,20 @@ from pycollect.leaves import (
     refuse,
     spare_memory,
 )
+from pycollect.multistep_by_flag import each_has_its_own, flag_by_flag
 
 _memory = spare_memory()
-_FLAGS = ("done", "terminated", "truncated")
 
 
-class MultiStep:
-    """Makes one-step transitions n-step ones; usable as a collector's `postproc`.
+class MultiStep(torch.nn.Module):
+    """Makes one-step transitions n-step ones, as a collector's `postproc` or a buffer's transform.
 
     Each frame looks `n_steps` ahead, or to the end of its segment where that comes first. Segments
     end at a done, where the trajectory id changes, and at a row's end: a trajectory that goes on in
     the next batch is bootstrapped from the last frame that this one has of it. Uncollected cells
-    (id -1 or mask False) are never looked into. Where done or ``("next", "done")`` has several
-    flags per frame, one per agent, a segment ends where any of them is set; so it does where only
-    nested dones exist.
+    (id -1 or mask False) are never looked into. Where ``("next", "done")`` has several flags per
+    frame, one per agent, a segment ends where any of them is set; so it does where only nested
+    dones exist. But where all leaves begin with done's dimensions, each flag has its own segments.
 
     Trajectories are split before, as collectors do it: shifted dones would cut earlier.
 
@@ -58,6 +60,15 @@ class MultiStep:
         reward_keys: the rewards under "next". Default: every leaf there that is named "reward", at
             any depth.
 
+    Attributes:
+        gamma, n_steps, shift_done, reward_keys: as they were given; they can be set.
+        done_key: the flags under "next" that end a segment. Default: "done", or where there is
+            none, all nested leaves of this name.
+        done_keys: the names of the flags that ``shift_done=False`` leaves alone.
+        mask_key: where uncollected cells are said. Default: "mask", beside the trajectory ids.
+        gammas: float32 [1, 1, n_steps + 1], the powers of gamma; the one buffer, so that
+            `state_dict` is that of TorchRL's class. Sums are not made with it.
+
     Raises:
         ValueError: gamma or n_steps out of bounds.
     """
@@ -74,18 +85,22 @@ class MultiStep:
             raise ValueError(f"gamma: expected a number in (0, 1], got {gamma!r}")
         if n_steps != int(n_steps) or n_steps < 1:
             raise ValueError(f"n_steps: expected an integer of at least 1, got {n_steps!r}")
+        super().__init__()
         self.gamma = float(gamma)
         self.n_steps = int(n_steps)
         self.shift_done = bool(shift_done)
-        self.reward_keys = None if reward_keys is None else [as_key(key) for key in reward_keys]
+        self.reward_keys = reward_keys
+        self.done_key: NestedKey | None = None
+        self.done_keys: Sequence[str] = FLAGS
+        self.mask_key: NestedKey | None = None
+        powers = [self.gamma**k for k in range(self.n_steps + 1)]
+        self.register_buffer("gammas", torch.tensor(powers, dtype=torch.float32)[None, None])
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(gamma={self.gamma}, n_steps={self.n_steps}, "
-            f"shift_done={self.shift_done})"
-        )
+    def extra_repr(self) -> str:
+        """What torch writes between the brackets."""
+        return f"gamma={self.gamma}, n_steps={self.n_steps}, shift_done={self.shift_done}"
 
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """The batch with n-step transitions.
 
         Args:
@@ -101,8 +116,8 @@ class MultiStep:
             the one-step one; all other leaves are those of the last frame that was summed. At the
             root: "steps_to_next_obs" int64, how many rewards were summed; "gamma", the discount to
             the power of that, of torch's default dtype; "nonterminal" bool, whether another frame
-            of the segment follows; all of the batch's shape. Uncollected cells: rewards, steps and
-            gamma 0, not nonterminal, the rest as it was.
+            of the segment follows; all of the batch's shape. Uncollected cells: rewards and steps
+            0, gamma 1, not nonterminal, the rest as it was.
 
         Raises:
             KeyError: no "next", no reward in it, or neither dones nor trajectory ids.
@@ -117,10 +132,13 @@ class MultiStep:
             raise KeyError('expected an entry "next" in the batch, got none')
         leaves, _, others = flatten(source)
         refuse(others)
-        ahead = _Ahead(MultiStepPlan(_segments(td, leaves), self.n_steps), td.shape)
+        flags = leaves.get(as_key(self.done_key or "done"))
+        if flags is not None and not parcel and each_has_its_own(td, flags.shape):
+            return flag_by_flag(self.forward, td, flags.shape)
+        ahead = _Ahead(MultiStepPlan(self._segments(td, leaves), self.n_steps), td.shape)
         rewards = {key: leaves.pop(key) for key in self._reward_keys(leaves)}
         if not self.shift_done:
-            leaves = {key: leaf for key, leaf in leaves.items() if key[-1] not in _FLAGS}
+            leaves = {key: leaf for key, leaf in leaves.items() if key[-1] not in self.done_keys}
         result = td.clone(False)
         after = source.clone(False)
         for key, leaf in ahead.applied(leaves, rewards, self.gamma).items():
@@ -132,8 +150,6 @@ class MultiStep:
             result.set(name, value.to(next(iter(rewards.values())).device))
         return with_extras(result, ahead.carried(parcel)) if parcel else result
 
-    forward = __call__
-
     def _reward_keys(self, leaves: dict[Key, torch.Tensor]) -> list[Key]:
         if self.reward_keys is None:
             found = [key for key in leaves if key[-1] == "reward"]
@@ -143,10 +159,33 @@ class MultiStep:
                     f"{', '.join(map(dotted, leaves)) or 'no leaf'}; name it by reward_keys"
                 )
             return found
-        for key in self.reward_keys:
+        keys = [as_key(key) for key in self.reward_keys]
+        for key in keys:
             if key not in leaves:
                 raise KeyError(f"reward_keys: expected next.{dotted(key)} in the batch")
-        return self.reward_keys
+        return keys
+
+    def _segments(self, td: TensorDictBase, leaves: dict[Key, torch.Tensor]) -> SplitPlan:
+        """The segments within which a frame looks ahead; `leaves` are those under "next"."""
+        ids_key, mask_key = meta_keys(td, None, None)
+        ids = td.get(ids_key, None)
+        done = self._done(leaves, td.ndim)
+        if ids is None and done is None:
+            raise KeyError("expected next.done, or trajectory ids, in the batch, got neither")
+        return SplitPlan(
+            as_signal(done),
+            as_signal(as_int64(ids_key, ids)),
+            as_signal(td.get(self.mask_key or mask_key, None)),
+            batch_dims=td.ndim,
+        )
+
+    def _done(self, leaves: dict[Key, torch.Tensor], ndim: int) -> torch.Tensor | None:
+        if self.done_key is None:
+            return any_done(leaves, ndim)
+        key = as_key(self.done_key)
+        if key not in leaves:
+            raise KeyError(f"done_key: expected next.{dotted(key)} in the batch")
+        return any_of(leaves[key], ndim)
 
 
 class _Ahead:
@@ -249,18 +288,3 @@ class _Ahead:
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
     """What rewards of this type are summed up to."""
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()
-
-
-def _segments(td: TensorDictBase, leaves: dict[Key, torch.Tensor]) -> SplitPlan:
-    """The segments within which a frame looks ahead; `leaves` are those under "next"."""
-    ids_key, mask_key = meta_keys(td, None, None)
-    ids = td.get(ids_key, None)
-    done = any_done(leaves, td.ndim)
-    if ids is None and done is None:
-        raise KeyError("expected next.done, or trajectory ids, in the batch, got neither")
-    return SplitPlan(
-        as_signal(done),
-        as_signal(as_int64(ids_key, ids)),
-        as_signal(td.get(mask_key, None)),
-        batch_dims=td.ndim,
-    )

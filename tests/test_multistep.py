@@ -92,7 +92,7 @@ def check(td: TensorDict, out: TensorDict, n: int, gamma: float, shift_done: boo
         total = sum(gamma**k * reward for k, reward in enumerate(rewards))
         assert out["next", "reward"][cell].item() == pytest.approx(total, rel=1e-6, abs=1e-6)
         assert out["steps_to_next_obs"][cell] == len(cells)
-        assert out["gamma"][cell].item() == pytest.approx(gamma ** len(cells) if cells else 0.0)
+        assert out["gamma"][cell].item() == pytest.approx(gamma ** len(cells))
         assert bool(out["nonterminal"][cell]) == (len(looks_ahead(td, cell, 2)) == 2)
     unmoved = set(td.keys(True, True)) - {("next", "reward")}
     unmoved -= {("next", *((key,) if isinstance(key, str) else key)) for key in moved}
@@ -130,10 +130,11 @@ def test_the_same_before_and_after_splitting(shape: tuple[int, ...], seed: int) 
     after = step(split_trajectories(td))
     before = split_trajectories(step(td))
     assert set(after.keys(True, True)) == set(before.keys(True, True))
+    padded = ~after["collector", "mask"]
+    before["gamma"][padded] = 1.0  # no step ahead
     for key, leaf in before.items(True, True):
         assert torch.equal(after[key], leaf), key
-    padding = after[~after["collector", "mask"]]
-    assert not padding["gamma"].any()
+    padding = after[padded]
     assert not padding["next", "reward"].any()
 
 
@@ -282,11 +283,68 @@ def test_names_stay() -> None:
     assert out["next"].names == ["worker", "time"]
 
 
-def test_a_plain_callable() -> None:
+def test_a_module() -> None:
     step = pickle.loads(pickle.dumps(MultiStep(0.9, 3, shift_done=False)))
     assert repr(step) == "MultiStep(gamma=0.9, n_steps=3, shift_done=False)"
+    assert step.to("cpu") is step
     td = make((6,), 0)
-    assert torch.equal(step(td)["gamma"], step.forward(td)["gamma"])
+    seen: list[object] = []
+    step.register_forward_hook(lambda *call: seen.append(call[-1]))
+    out = torch.nn.Sequential(step)(td)
+    assert seen == [out]
+    assert torch.equal(out["gamma"], step.forward(td)["gamma"])
+
+
+def test_where_it_looks_can_be_set() -> None:
+    td = make((6,), 0, done=0.0).exclude("collector")
+    td["next", "over"] = torch.tensor([0, 1, 0, 0, 0, 0], dtype=torch.bool)
+    td["next", "cost"] = torch.ones(6)
+    td["kept"] = torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.bool)
+    step = MultiStep(1.0, 3)
+    step.reward_keys, step.done_key, step.mask_key = ["cost"], "over", "kept"
+    out = step(td)
+    assert out["next", "cost"].tolist() == [2, 1, 3, 2, 1, 0]
+    assert out["next", "over"].tolist() == [True, True, False, False, False, False]
+    step.shift_done, step.done_keys = False, ("over",)
+    assert torch.equal(step(td)["next", "over"], td["next", "over"])
+    step.done_key = "nothing"
+    with pytest.raises(KeyError, match=r"done_key: expected next\.nothing in the batch"):
+        step(td)
+
+
+@pytest.mark.parametrize("last", [(3,), (3, 1), (2, 3)])
+def test_flags_of_a_frame_end_trajectories_of_their_own(last: tuple[int, ...]) -> None:
+    """All leaves have the flags' dimensions: as many batches of one flag each."""
+    g = torch.Generator().manual_seed(0)
+    shape = (2, 8, *last)
+    td = TensorDict(
+        {
+            "x": torch.randn(*shape, 2, generator=g),
+            "next": {
+                "deep": {"x": torch.randn(*shape, 2, generator=g)},
+                "reward": torch.randn(shape, generator=g),
+                "done": torch.rand(shape, generator=g) < 0.3,
+            },
+        },
+        (2, 8),
+        names=[None, "time"],
+    )
+    step = MultiStep(0.9, 3)
+    out = step(td)
+    assert out.batch_size == (2, 8)
+    assert out.names == [None, "time"]
+    assert out["next"].batch_size == out["next", "deep"].batch_size == (2, 8)
+    for flag in np.ndindex(last):
+        at = (slice(None), slice(None), *flag)
+        alone = step(TensorDict(td.apply(lambda leaf, at=at: leaf[at]), (2, 8)))
+        for key, leaf in alone.items(True, True):
+            assert torch.equal(out[key][at], leaf), key
+    assert td["next"].batch_size == (2, 8)
+    wide = td.clone()
+    wide["state"] = torch.zeros(2, 8, 4)  # of all flags: they end a segment together
+    together = step(wide)["steps_to_next_obs"]
+    assert together.shape == (2, 8)
+    assert not torch.equal(together, out["steps_to_next_obs"].flatten(2)[..., 0])
 
 
 def test_bad_input_is_named() -> None:

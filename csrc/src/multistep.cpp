@@ -288,7 +288,6 @@ void MultiStepPlan::steps(const TensorView& target) const {
 void MultiStepPlan::discounts(double gamma, const TensorView& target) const {
   expect_shape(target, target.dtype);
   const std::vector<double> powers = powers_of(gamma, std::min(n_steps_, longest_) + 1);
-  const double none = 0.0;
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(double));
   const auto run_of = [&](std::int64_t stride) {
     return RunCopy(row_of(target, batch_), {nullptr, DType::float64, Dims{1}, Dims{stride}, {}});
@@ -297,7 +296,7 @@ void MultiStepPlan::discounts(double gamma, const TensorView& target) const {
   const RunCopy descend = run_of(-kSize);
   for (const auto& [cells, collected] : pieces_) {
     const std::int64_t tail = collected ? std::min(n_steps_, cells.length) : 0;
-    const double& first = collected ? powers[static_cast<std::size_t>(tail)] : none;
+    const double& first = powers[static_cast<std::size_t>(tail)];
     const auto* source = reinterpret_cast<const std::byte*>(&first);
     const auto cell = [&](std::int64_t t) {
       return cell_of(target, batch_, cells.row, cells.start + t);

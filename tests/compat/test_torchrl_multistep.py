@@ -96,7 +96,99 @@ def test_as_postproc() -> None:
     assert_same(*batches)
 
 
+def test_a_module() -> None:
+    ours, theirs = MultiStep(0.9, 3), Oracle(0.9, 3)
+    assert isinstance(ours, torch.nn.Module)
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    ours.load_state_dict(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(ours.gammas, theirs.gammas)
+    assert (ours.gamma, ours.n_steps) == (theirs.gamma, theirs.n_steps)
+    td = collected((3, 20), 4)
+    step = MultiStep(0.9, 3, shift_done=False).to("cpu")
+    assert_same(torch.nn.Sequential(step)(td), torch.nn.Sequential(theirs.to("cpu"))(td))
+
+
+@pytest.mark.parametrize("how", ["transform", "append", "invert"])
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_in_a_replay_buffer(how: str, ndim: int) -> None:
+    """What it does to slices that are sampled, which end with a flag of their own."""
+    data = pytest.importorskip("torchrl.data")
+    td = collected((4, 30)[2 - ndim :], 5)
+    td["collector", "traj_ids"] = torch.zeros(td.shape, dtype=torch.int64)
+    td.names = None
+    samples = []
+    for step in (MultiStep(0.9, 3, shift_done=False), Oracle(0.9, 3)):
+        buffer = data.TensorDictReplayBuffer(
+            storage=data.LazyTensorStorage(200, ndim=ndim),
+            sampler=data.SliceSampler(slice_len=5, end_key=("next", "done"), strict_length=False),
+            batch_size=20,
+            transform=step if how == "transform" else None,
+        )
+        if how != "transform":
+            buffer.append_transform(step, invert=how == "invert")
+        buffer.extend(td)
+        torch.manual_seed(0)
+        samples.append(buffer.sample())
+        state = buffer.state_dict()
+        buffer.load_state_dict(state)
+    assert_same(*samples)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (4,), (2, 3)])
+@pytest.mark.parametrize("time", [1, 2, 10])
+@pytest.mark.parametrize("frame", [(), (1,)], ids=["flat", "of one element"])
+@pytest.mark.parametrize("rewards", [(), (1,), (3,), (3, 1)], ids=str)
+def test_forms_of_a_batch(
+    batch: tuple[int, ...], time: int, frame: tuple[int, ...], rewards: tuple[int, ...]
+) -> None:
+    """Dones, rewards and observations with and without dimensions of their own."""
+    g = torch.Generator().manual_seed(0)
+    shape = (*batch, time)
+    td = TensorDict(
+        {
+            "next": {
+                "observation": torch.randn(*shape, *frame, generator=g),
+                "reward": torch.randn(*shape, *rewards, generator=g),
+                "done": torch.rand(*shape, *frame, generator=g) < 0.3,
+            },
+        },
+        shape,
+    )
+    for n in (2, 4):
+        theirs = Oracle(0.98, n)(td)
+        assert_same(MultiStep(0.98, n, shift_done=False)(td), theirs)
+
+
+@pytest.mark.parametrize("flags", [(3,), (2, 3)])
+def test_flags_of_a_frame_end_trajectories_of_their_own(flags: tuple[int, ...]) -> None:
+    g = torch.Generator().manual_seed(0)
+    shape = (2, 10, *flags)
+    td = TensorDict(
+        {
+            "action": torch.randn(shape, generator=g),
+            "next": {
+                "observation": torch.randn(*shape, 4, generator=g),
+                "reward": torch.randn(shape, generator=g),
+                "done": torch.rand(shape, generator=g) < 0.3,
+            },
+        },
+        (2, 10),
+    )
+    assert_same(MultiStep(0.9, 3, shift_done=False)(td), Oracle(0.9, 3)(td))
+
+
 # Differences.
+
+
+def test_flags_that_not_all_leaves_have_end_a_segment_together() -> None:
+    """TorchRL takes flags per agent only where all leaves have a place for each agent."""
+    td = collected((4,), 0, done=0.0)
+    td["next", "done"] = torch.zeros(4, 3, dtype=torch.bool)
+    td["next", "done"][1, 2] = True
+    with pytest.raises(RuntimeError, match="must be compatible with the done's shape"):
+        Oracle(0.9, 3)(td)
+    assert MultiStep(0.9, 3)(td)["steps_to_next_obs"].tolist() == [2, 1, 2, 1]
 
 
 def test_flags_are_those_of_the_next_observation() -> None:
@@ -127,7 +219,7 @@ def test_uncollected_cells_are_no_frames() -> None:
     assert torch.equal(ours["next", "observation"][0, 0], td["next", "observation"][0, 1])
     assert theirs["steps_to_next_obs"][0].tolist() == [3, 2, 1]
     assert ours["steps_to_next_obs"][0].tolist() == [2, 1, 0]
-    assert ours["gamma"][0, 2] == 0.0
+    torch.testing.assert_close(ours["gamma"], 0.9 ** ours["steps_to_next_obs"])
 
 
 def test_nonterminal_with_one_step() -> None:

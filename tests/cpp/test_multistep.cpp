@@ -47,7 +47,7 @@ TEST_CASE("frames look n steps ahead, not beyond a done, a row's end or an uncol
 
   std::vector<double> discounts(12, -9);
   plan.discounts(0.5, doubles(discounts, {2, 6}));
-  CHECK(discounts == std::vector<double>{.125, .125, .25, .5, .25, .5, .125, .25, .5, 0, .25, .5});
+  CHECK(discounts == std::vector<double>{.125, .125, .25, .5, .25, .5, .125, .25, .5, 1, .25, .5});
 
   Flags more(12, 9);
   plan.nonterminal(flags(more, {2, 6}));

@@ -55,8 +55,8 @@ class MultiStepPlan {
   // 0 in uncollected cells.
   void steps(const TensorView& target) const;
 
-  // gamma to the power of steps(), by which the value of the frame that a cell leads to counts; 0
-  // in uncollected cells. Of the batch's shape and of any type.
+  // gamma to the power of steps(), by which the value of the frame that a cell leads to counts; 1
+  // in uncollected cells, which look no step ahead. Of the batch's shape and of any type.
   void discounts(double gamma, const TensorView& target) const;
 
   // Whether a cell is a frame with another one behind it in its segment: bool of the batch's shape.

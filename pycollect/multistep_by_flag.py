@@ -1,0 +1,47 @@
+"""n-step transitions where each done flag of a frame ends a trajectory of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+
+
+def each_has_its_own(td: TensorDictBase, flags: torch.Size) -> bool:
+    """Whether frames have several flags, and all leaves begin with their dimensions."""
+    return (
+        flags[: td.ndim] == td.shape
+        and flags[td.ndim :].numel() > 1
+        and all(leaf.shape[: len(flags)] == flags for leaf in td.values(True, True))
+    )
+
+
+def flag_by_flag(
+    step: Callable[[TensorDictBase], TensorDictBase], td: TensorDictBase, flags: torch.Size
+) -> TensorDictBase:
+    """What `step` makes of the trajectories of each flag, in the form of the batch.
+
+    Args:
+        step: takes a batch whose last dimension is time.
+        td: batch size [*batch, T].
+        flags: [*batch, T, *K], which all leaves begin with.
+
+    Returns:
+        Batch size [*batch, T]; what is of the batch's shape for one flag is [*batch, T, *K].
+    """
+    time = td.ndim - 1
+    wide = td.clone(False)
+    wide.batch_size = flags
+    result = step(wide.transpose(time, -1)).transpose(time, -1)
+    for key in [None, *_nodes(td)]:
+        source, target = (td, result) if key is None else (td.get(key), result.get(key))
+        target.batch_size = source.batch_size
+    result.names = td.names
+    return result
+
+
+def _nodes(td: TensorDictBase) -> list[str | tuple[str, ...]]:
+    """The keys of nested TensorDicts."""
+    leaves = set(td.keys(True, True))
+    return [key for key in td.keys(True) if key not in leaves]
