@@ -44,6 +44,10 @@ _STOPPED = -1  # what the recorder says of a last step after which no environmen
 class Worker:
     """One environment batch, one policy and one recorder.
 
+    Attributes:
+        options: what it was told.
+        pre_collect_hook: called before each rollout, as the options say until another is set.
+
     Args:
         index: the worker's id, which seeds and rollout headers carry.
         entry: one entry of ``create_env_fn``.
@@ -64,7 +68,8 @@ class Worker:
     ) -> None:
         self.index = index
         self.incarnation = incarnation
-        self._options = options
+        self.options = options
+        self.pre_collect_hook = options.pre_collect_hook
         self._generators: Generators | None = None
         self._timer = StepTimer()
         self._sequence = 0
@@ -160,7 +165,7 @@ class Worker:
         return tuple(state.leaf for state in self._runner.states)
 
     def _make_recorder(self, leaves: BatchLeaves, given: Sequence[int]) -> Recorder:
-        env, options, runner = self.env, self._options, self._runner
+        env, options, runner = self.env, self.options, self._runner
         direct = env.direct
         live = set(runner.inputs)
         observations: list[tuple[Key, Any, bool]] = [
@@ -222,7 +227,7 @@ class Worker:
     @property
     def bounded(self) -> bool:
         """Whether its episodes are known to end."""
-        return bool(self._options.max_frames_per_traj) or self.env.time_limit
+        return bool(self.options.max_frames_per_traj) or self.env.time_limit
 
     @property
     def seconds(self) -> WorkerSeconds:
@@ -256,8 +261,8 @@ class Worker:
             control: ends the rollout early, if somebody wants that.
         """
         self._timer.begin()
-        if self._options.pre_collect_hook is not None:
-            self._options.pre_collect_hook()
+        if self.pre_collect_hook is not None:
+            self.pre_collect_hook()
         runner = self._random if random else self._runner
         try:
             with self._settings(), torch.no_grad():
@@ -296,7 +301,7 @@ class Worker:
         self._extras.restart()
 
     def _reset_if_due(self) -> None:
-        if self._must_reset or (self._options.reset_at_each_iter and not self._fresh):
+        if self._must_reset or (self.options.reset_at_each_iter and not self._fresh):
             self._restart()
 
     def _roll(self, runner: Runner) -> None:
@@ -378,6 +383,22 @@ class Worker:
             self._restart(seeds)
         self._must_reset, self._fresh = False, True
 
+    def reset_rows(self, rows: Sequence[int]) -> None:
+        """Reset these environments alone; their open trajectories end there.
+
+        Args:
+            rows: of P environments.
+        """
+        done, due = self._recorder.done, self._must_reset
+        reset_done: Callable[..., Arrays] = self.env.reset_done
+        if self.leaves.extras:
+            reset_done = self._extras.beside_reset(reset_done)
+        self._must_reset = True  # where this raises
+        with self._settings():
+            done[list(rows)] = True
+            self._recorder.reset(reset_done(done))
+        self._must_reset = due
+
     def generator_state(self) -> GeneratorState | None:
         """Where the worker's own generators stand; None before it was seeded."""
         if self._generators is None:
@@ -398,7 +419,7 @@ class Worker:
     @contextmanager
     def _settings(self) -> Iterator[None]:
         """The interaction type, thread count and random generators of this worker."""
-        options, generators = self._options, self._generators
+        options, generators = self.options, self._generators
         with (
             set_interaction_type(options.exploration_type),
             _AS_IT_IS if generators is None else generators.active(),

@@ -68,7 +68,7 @@ def test_what_is_shown_of_it(way: Way) -> None:
         shown = repr(collector)
     name = type(collector).__name__
     assert shown == (
-        f"{name}(frames_per_batch={frames}, total_frames=-1, delivered={frames}, "
+        f"{name}(frames_per_batch={frames}, total_frames=inf, delivered={frames}, "
         "policy_version=1, closed=False)"
     )
     assert repr(collector).endswith("closed=True)")
@@ -93,7 +93,7 @@ def test_without_an_end(total: int | None) -> None:
         with pytest.raises(TypeError, match="total_frames"):
             len(collector)
         assert collector
-        assert collector.total_frames == -1
+        assert collector.total_frames == float("inf")
 
 
 def test_total_frames_counts_what_was_collected() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import secrets
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +19,14 @@ from pycollect.collectors import arguments as check
 from pycollect.collectors.background import Background
 from pycollect.collectors.call_checks import check_open
 from pycollect.collectors.delivery import Batch, assembled, extend, finished, rollouts_of
+from pycollect.collectors.hooks import Hooked
+from pycollect.collectors.kin import TorchRLKin
 from pycollect.collectors.ledger import Ledger
 from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.own_attributes import OwnAttributes
 from pycollect.collectors.progress import Progress
 from pycollect.collectors.state import CollectorState, WorkerState
-from pycollect.collectors.statistics import Statistics
+from pycollect.collectors.statistics import Statistics, flat
 from pycollect.collectors.torchrl_names import TorchRLNames
 from pycollect.collectors.turnstile import Turnstile
 from pycollect.collectors.upload import Uploads
@@ -37,7 +42,7 @@ class ShutDownError(RuntimeError):
     """The collector was shut down while, or before, a batch was asked for."""
 
 
-class CollectorBase(TorchRLNames):
+class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
     """A stream of batches: ``iter()``, ``next()`` and ``.next()`` all go on where it stands.
 
     Subclasses set `_batch_frames` (frames of a full batch) before the first batch is asked for and
@@ -46,7 +51,9 @@ class CollectorBase(TorchRLNames):
 
     _batch_frames: int
 
-    def __init__(self, options: StreamOptions) -> None:
+    def __init__(self, options: StreamOptions, pre_hook: Any = None, post_hook: Any = None) -> None:
+        Hooked.__init__(self, pre_hook, post_hook)
+        TorchRLKin.__init__(self)
         self._options = options
         self._uploads = Uploads()
         self._statistics = Statistics()
@@ -109,10 +116,7 @@ class CollectorBase(TorchRLNames):
             self._failure = error
             raise
         with Uninterrupted():
-            self._claim()
-            for worker, frames in frames_of.items():
-                self._ledger.deliver(worker, frames)
-            self._statistics.count_batch(sum(frames_of.values()))
+            self._count(frames_of)
         with self._statistics.timed("deliver"):
             td = finished(td, self._options, host)
             self._before_delivery(td)
@@ -120,6 +124,13 @@ class CollectorBase(TorchRLNames):
                 extend(td, self._options)
         self._show_progress(sum(frames_of.values()))
         return None if self._options.replay_buffer is not None else td
+
+    def _count(self, frames_of: Mapping[int, int]) -> None:
+        """A batch is the caller's now, with so many frames of each worker."""
+        self._claim()
+        for worker, frames in frames_of.items():
+            self._ledger.deliver(worker, frames)
+        self._statistics.count_batch(sum(frames_of.values()))
 
     @abstractmethod
     def _collect(self) -> None:
@@ -287,10 +298,10 @@ class CollectorBase(TorchRLNames):
         return self._batch_frames
 
     @property
-    def total_frames(self) -> int:
-        """The lower bound of delivered frames, -1 without one."""
+    def total_frames(self) -> float:
+        """The lower bound of delivered frames, an int; infinity without one."""
         total = self._options.total_frames
-        return -1 if total is None else total
+        return math.inf if total is None else total
 
     @property
     def policy_version(self) -> int:
@@ -302,17 +313,45 @@ class CollectorBase(TorchRLNames):
     def policy_lag(self) -> dict[int, int]:
         """Per worker: by how many versions its last delivered rollout was behind, 0 before it."""
 
-    @abstractmethod
-    def stats(self) -> dict[str, Any]:
-        """What was delivered, by whom, and where the time went; JSON-able.
+    def stats(self, workers: str | None = None, *, timeout: float | None = None) -> dict[str, Any]:
+        """What was delivered, by whom, and where the time went; JSON-able. Asks no worker.
+
+        Args:
+            workers: None: all of the following. "aggregate", "per_worker" or "both": TorchRL's
+                form, flat: its counts of the collector, those of each worker as "worker_0/frames",
+                or both; "workers" is their number then.
+            timeout: without effect, as nobody is waited for.
 
         Returns:
-            "frames" and "batches" delivered; "frames_per_second" since the first batch was asked
-            for; "episodes" that ended, and of the last 100 of them the mean "episode_return" (the
-            sum of rewards) and "episode_length" (frames), None before the first; "seconds" by
-            phase; "frames_stepped" in the workers, best effort; "slow_paths" by name; "workers" by
-            id: pid, node, version, restarts, frames, seconds.
+            "frames" and "batches" delivered; "total_frames" and "completed" where there is an end;
+            "requested_frames_per_batch"; "policy_version"; "frames_per_second" since the first
+            batch was asked for; "episodes" that ended, and of the last 100 of them the mean
+            "episode_return" (the sum of rewards) and "episode_length" (frames), None before the
+            first; "seconds" by phase; "frames_stepped" in the workers, best effort; "slow_paths" by
+            name; "workers" by id: pid, node, version, restarts, frames, seconds; "workers_alive",
+            their number.
+
+        Raises:
+            ValueError: another value of `workers`.
         """
+        if workers is None:
+            return {**self._counts(), **self._report_of_all()}
+        check.check_choice("workers", workers, ("aggregate", "per_worker", "both"))
+        return flat(self._counts(), self._report_of_all(), workers)
+
+    def _counts(self) -> dict[str, Any]:
+        """What was asked for, and how much of it is there."""
+        total = self._options.total_frames
+        end = {} if total is None else {"total_frames": total, "completed": self._has_ended}
+        return {
+            **end,
+            "requested_frames_per_batch": self.requested_frames_per_batch,
+            "policy_version": self._policy_version,
+        }
+
+    @abstractmethod
+    def _report_of_all(self) -> dict[str, Any]:
+        """The other entries of `stats`."""
 
     def ledger(self) -> dict[str, Any]:
         """What became of every frame that was asked for.
@@ -347,17 +386,6 @@ class CollectorBase(TorchRLNames):
     @abstractmethod
     def _seed_workers(self, root: int, static: bool) -> int:
         """Drop what is in flight, seed and reset; the next seed of the chain."""
-
-    def reset(self) -> None:
-        """Reset all environments. Rollouts in flight are dropped."""
-        with self._stream:
-            self._check_open()
-            self._drop_all("reset")
-            self._reset_workers()
-
-    @abstractmethod
-    def _reset_workers(self) -> None:
-        """Drop what is in flight and reset."""
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands after the last delivered batch.
@@ -495,12 +523,31 @@ class CollectorBase(TorchRLNames):
         except ShutDownError:
             return False
 
-    def shutdown(self) -> None:
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
         """Close environments and end workers; what is in flight is lost. Idempotent.
 
         Where another thread is collecting, it gets its batch before, if that is collected in this
         process; otherwise the batch is lost, and what waits for it raises a RuntimeError.
+
+        Args:
+            timeout: seconds that workers elsewhere have to close their environments, before their
+                processes are ended; None: half a minute.
+            close_env: False: environments in this process stay open.
+            raise_on_error: False: what goes wrong then is not raised.
+
+        Raises:
+            RuntimeError: `close_env` is False, and environments end with the processes they are in.
+            ValueError: a negative time-out.
         """
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout: expected seconds >= 0 or None, got {timeout!r}")
+        self._check_close_env(close_env)
+        with contextlib.suppress(*([] if raise_on_error else [Exception])):
+            self._end_all(timeout, close_env)
+
+    def _end_all(self, timeout: float | None, close_env: bool) -> None:
         self._closed = True
         self._background.end()
         with self._stream:
@@ -512,10 +559,14 @@ class CollectorBase(TorchRLNames):
             try:
                 self._uploads.close()
             finally:  # the device may be lost
-                self._shutdown()
+                self._shutdown(timeout, close_env)
 
     @abstractmethod
-    def _shutdown(self) -> None: ...
+    def _check_close_env(self, close_env: bool) -> None:
+        """Raise RuntimeError where environments cannot outlive their collector."""
+
+    @abstractmethod
+    def _shutdown(self, timeout: float | None, close_env: bool) -> None: ...
 
     def __enter__(self) -> CollectorBase:
         return self

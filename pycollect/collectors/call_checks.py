@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pycollect.envs import EnvBatch
 
 
 def check_open(closed: bool, failure: BaseException | None) -> None:
@@ -32,3 +37,20 @@ def check_worker_ids(worker_ids: int | Sequence[int] | None, known: Sequence[int
     if unknown:
         raise ValueError(f"worker_ids: expected ids among {list(known)}, got {unknown}")
     return ids
+
+
+def rows_at(env: EnvBatch, index: Any) -> list[int]:
+    """Which of P environments stand at an index into their batch dimensions.
+
+    Raises:
+        RuntimeError: they are no batch, or cannot be reset one by one.
+        IndexError: it is out of their range.
+    """
+    if not env.batch_size:
+        raise RuntimeError("index: expected None, as there is one environment alone")
+    if not env.can_reset:
+        raise RuntimeError(
+            "index: expected None, as this vector environment does not honour reset_mask"
+        )
+    rows = torch.arange(env.num_envs).view(env.batch_size)
+    return sorted(set(rows[index].reshape(-1).tolist()))

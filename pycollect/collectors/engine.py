@@ -80,6 +80,13 @@ class WorkerHandle(Protocol):
             A call to wait for with `answer`, or None if nothing was sent now.
         """
 
+    def set_hooks(self, hooks: Mapping[str, tuple[int, Any]]) -> None:
+        """Give the worker hooks for the next rollout that it starts, also one that is queued.
+
+        Args:
+            hooks: by name, an edition that grows, and the hook, pickled, as `put` returned it.
+        """
+
     def rollout(self) -> Rollout:
         """The oldest rollout, which stays the oldest until `pop`. Waits."""
 
@@ -137,8 +144,12 @@ class Engine(Protocol[H]):
         A dead worker's call counts as answered.
         """
 
-    def wait_closed(self, handles: Sequence[H]) -> None:
-        """Let workers close their environments, then end those that are still there."""
+    def wait_closed(self, handles: Sequence[H], timeout: float | None = None) -> None:
+        """Let workers close their environments, then end those that are still there.
+
+        Args:
+            timeout: seconds that they have for it; None: a time after which nobody closes any more.
+        """
 
     def leave(self) -> None:
         """Give up what the engine itself holds. Idempotent."""

@@ -6,7 +6,7 @@ import contextlib
 import pickle
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar
 
 from pycollect._core import Bell, Mailbox, Memory, SharedMemoryError, available_memory
@@ -68,7 +68,8 @@ class MailboxHandle:
         self.life = life
         self._mailbox = mailbox
         self._bell = bell
-        self._weights: Memory | None = None
+        self._weights: tuple[int, int, Memory | None] = (0, 0, None)
+        self._hooks: dict[str, tuple[int, Memory]] = {}
         self._taken = 0
         self._kept: dict[int, tuple[Any, ...]] = {}  # what a question needs until it is answered
         self._answers: dict[int, Any] = {}
@@ -101,8 +102,25 @@ class MailboxHandle:
 
         It has them when this returns, so that there is nothing to wait for.
         """
-        self._mailbox.publish(pickle.dumps((edition, version, weights.address)))
-        self._weights = weights
+        self._publish((edition, version, weights), self._hooks)
+
+    def set_hooks(self, hooks: Mapping[str, tuple[int, Memory]]) -> None:
+        """Give the worker hooks for the next rollout that it starts, also one that is queued.
+
+        Args:
+            hooks: by name, an edition that grows, and the hook as the engine's `put` returned it.
+        """
+        self._publish(self._weights, {**self._hooks, **hooks})
+
+    def _publish(
+        self, weights: tuple[int, int, Memory | None], hooks: dict[str, tuple[int, Memory]]
+    ) -> None:
+        """One message tells all that is new; what it names stays until the next one is there."""
+        edition, version, packed = weights
+        places = [(name, (number, hook.address)) for name, (number, hook) in hooks.items()]
+        told = (edition, version, None if packed is None else packed.address, places)
+        self._mailbox.publish(pickle.dumps(told))
+        self._weights, self._hooks = weights, hooks
 
     def rollout(self) -> Rollout:
         """The oldest rollout, which stays the oldest until `pop`. Waits.
@@ -171,7 +189,8 @@ class MailboxHandle:
         self._calls.clear()
         self._kept.clear()
         self._answers.clear()
-        self._weights = None
+        self._weights = (0, 0, None)
+        self._hooks.clear()
 
     # What it has answered
 
@@ -313,10 +332,17 @@ class AnswerWaiter:
         self._looked = now
         return next((handle for handle in handles if handle.is_dead), None)
 
-    def wait_closed(self, handles: Sequence[Waited]) -> None:
-        """Until those that were asked to close are gone; those that do not hear it are given up."""
-        self._wait_dead(handles, _HEAR_SECONDS)
-        self._wait_dead([handle for handle in handles if handle.is_closing], _CLOSE_SECONDS)
+    def wait_closed(self, handles: Sequence[Waited], timeout: float | None) -> None:
+        """Until those that were asked to close are gone; those that do not hear it are given up.
+
+        Args:
+            timeout: for both together, seconds; None: the usual ones.
+        """
+        began = time.monotonic()
+        self._wait_dead(handles, _least(_HEAR_SECONDS, timeout))
+        left = None if timeout is None else timeout - (time.monotonic() - began)
+        closing = [handle for handle in handles if handle.is_closing]
+        self._wait_dead(closing, _least(_CLOSE_SECONDS, left))
 
     def _wait_dead(self, handles: Sequence[Waited], timeout: float) -> None:
         """Until nothing more can come from any of them, or that time is over."""
@@ -327,6 +353,10 @@ class AnswerWaiter:
             waiting = [handle for handle in waiting if not handle.is_dead]
             if waiting:
                 self._bell.wait_ring(seen, LOOK_SECONDS)
+
+
+def _least(usual: float, given: float | None) -> float:
+    return usual if given is None else min(usual, given)
 
 
 def _lease(target: Target) -> Lease:

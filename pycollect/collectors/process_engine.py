@@ -82,9 +82,9 @@ class ProcessEngine:
         """
         return self._waiter.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[MailboxHandle]) -> None:
+    def wait_closed(self, handles: Sequence[MailboxHandle], timeout: float | None = None) -> None:
         """Let workers close their environments, then end those that are still there."""
-        self._waiter.wait_closed([handle for handle in handles if handle.ask_close()])
+        self._waiter.wait_closed([handle for handle in handles if handle.ask_close()], timeout)
         for handle in handles:
             handle.kill()
 

@@ -141,17 +141,25 @@ class ProcessWorker(RemoteWorker):
         return Target(slab, lease.row, lease.order)
 
     def _take_weights(self, worker: Worker | Team) -> None:
-        """Load the weights that were published last, if they are new."""
+        """Load the weights, and call the hooks, that were published last, if they are new."""
         while message := self._mailbox.published():
-            edition, version, address = pickle.loads(message)
-            if edition <= self._edition:
+            edition, version, address, hooks = pickle.loads(message)
+            new = [name for name, (number, _) in hooks if number > self._hooks_taken.get(name, 0)]
+            if edition <= self._edition and not new:
                 return
             try:
-                packed = Memory.attach(address).array()
+                packed = Memory.attach(address).array() if edition > self._edition else None
+                pickled = {
+                    name: (number, Memory.attach(place).array())
+                    for name, (number, place) in hooks
+                    if name in new
+                }
             except SharedMemoryError:
                 if self._mailbox.published() == message:
                     raise
                 continue  # others took their place in between
-            if self._weight_slab is not None:
-                worker.load_weights(self._weight_slab.unpack(packed))
-            self._edition, self._version = edition, version
+            if packed is not None:
+                if self._weight_slab is not None:
+                    worker.load_weights(self._weight_slab.unpack(packed))
+                self._edition, self._version = edition, version
+            self._take_hooks(worker, pickled)

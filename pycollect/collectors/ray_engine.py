@@ -88,13 +88,13 @@ class RayEngine:
         """
         return self._waiter.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[RayHandle]) -> None:
+    def wait_closed(self, handles: Sequence[RayHandle], timeout: float | None = None) -> None:
         """Let workers close their environments, then end those that are still there."""
         if sys.is_finalizing():  # Ray ends its processes by itself, and nothing can be imported
             return
         if not self._ray.is_initialized():
             return
-        self._waiter.wait_closed([handle for handle in handles if handle.ask_close()])
+        self._waiter.wait_closed([handle for handle in handles if handle.ask_close()], timeout)
         for handle in handles:
             handle.kill()
 

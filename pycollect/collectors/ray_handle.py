@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -134,6 +135,13 @@ class RayHandle:
         if isinstance(self._way, MailboxHandle):
             return self._way.assign(edition, version, weights.memory, acknowledge)
         return self._way.assign(edition, version, weights.reference, acknowledge)
+
+    def set_hooks(self, hooks: Mapping[str, tuple[int, Shipment]]) -> None:
+        """Give the worker hooks for the next rollout that it starts, also one that is queued."""
+        if isinstance(self._way, MailboxHandle):
+            self._way.set_hooks({name: (n, hook.memory) for name, (n, hook) in hooks.items()})
+        else:
+            self._way.set_hooks({name: (n, hook.reference) for name, (n, hook) in hooks.items()})
 
     def rollout(self) -> Rollout:
         """The oldest rollout, which stays the oldest until `pop`. Waits."""

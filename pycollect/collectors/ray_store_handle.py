@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from pycollect.collectors.engine import Order, Rollout
@@ -108,6 +109,11 @@ class StoreHandle:
         if not (self._calls or acknowledge):
             return None
         return self._past_the_queue("set_weights", edition, version, weights)
+
+    def set_hooks(self, hooks: Mapping[str, tuple[int, Any]]) -> None:
+        """Give the worker hooks for the next rollout that it starts: past its queue."""
+        for name, (edition, hook) in hooks.items():
+            self._past_the_queue("set_hook", name, edition, hook)
 
     def rollout(self) -> Rollout:
         """The oldest rollout, which stays the oldest until `pop`. Waits.

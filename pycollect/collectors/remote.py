@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -15,6 +15,7 @@ from pycollect.collectors.base import CollectorBase
 from pycollect.collectors.call_checks import check_open, check_worker_ids, no_weights_given
 from pycollect.collectors.delivery import Batch
 from pycollect.collectors.engine import Engine, Order, Rollout
+from pycollect.collectors.hook_sender import HookSender
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.remote_worker import RolloutNote, check_alike
@@ -55,13 +56,15 @@ class RemoteCollector(CollectorBase):
         policy: Any,
         engine: Engine[Any],
     ) -> None:
-        super().__init__(options)
+        first = plans[0].spec.options
+        super().__init__(options, first.pre_collect_hook, first.post_collect_hook)
         self._remote = remote
         self._policy = policy
         self._first_weights = {name: value.clone() for name, value in weights_of(policy).items()}
         self._engine = engine
         self._force = Workforce(engine, remote.init_timeout, remote.max_restarts)
         self._weights = WeightSender(engine.put)
+        self._hook_sender = HookSender(engine.put)
         self._pushing = threading.Lock()  # the caller may update while a batch is collected
         depth = max(remote.prefetch, 1)
         self._assembly = Assembly(remote.joined, depth, remote.uneven, remote.padded)
@@ -336,6 +339,7 @@ class RemoteCollector(CollectorBase):
         if self._remote.sync:
             check_alike({-1: before, member.index: member.info})
         self._weights.give(member)
+        self._hook_sender.give(member)
         if member.beginning is not None:
             member.handle.request(*member.beginning)
         for order in member.orders:
@@ -362,7 +366,7 @@ class RemoteCollector(CollectorBase):
         """Per worker: by how many versions its last delivered rollout was behind, 0 before it."""
         return {m.index: self._policy_version - m.version if m.note else 0 for m in self._members}
 
-    def stats(self) -> dict[str, Any]:
+    def _report_of_all(self) -> dict[str, Any]:
         """See :meth:`CollectorBase.stats`.
 
         "seconds" of the collector has the phases idle (waiting for rollouts), transport, assemble,
@@ -391,6 +395,7 @@ class RemoteCollector(CollectorBase):
                 for member in everyone
                 for note in [notes.get(member.index)]
             },
+            "workers_alive": 0 if self._closed else sum(not m.starting for m in self._members),
         }
 
     # Seeds and state
@@ -410,9 +415,44 @@ class RemoteCollector(CollectorBase):
         self._begin_all({index: ("set_seed", own, root) for index, own in seeds.items()})
         return following
 
-    def _reset_workers(self) -> None:
-        self._settle()
-        self._ask_all({member.index: ("reset",) for member in self._members})
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
+        """Reset environments. Rollouts of their workers that are in flight are dropped.
+
+        Args:
+            reset_idx: for each worker whether its environments are reset; None: those of all.
+
+        Raises:
+            ValueError: not one for each worker.
+            RuntimeError: some of a sync collector's workers, while it collects ahead: what the
+                others have begun belongs to the same batches.
+        """
+        with self._stream:
+            self._check_open()
+            chosen = self._chosen(reset_idx)
+            if len(chosen) == len(self._members):
+                self._drop_all("reset")
+                self._settle()
+                chosen = self._chosen(None)
+            elif self._remote.sync and self._ledger.in_flight:
+                raise RuntimeError(
+                    "reset_idx: expected all workers, as rollouts of all are in flight; use "
+                    "prefetch=0 to reset some"
+                )
+            for member in chosen:
+                self._lose(member, "reset")
+                self._cut_trajectories(member.index, "reset")
+                member.drop()
+            self._ask_all({member.index: ("reset",) for member in chosen})
+
+    def _chosen(self, flags: Sequence[bool] | None) -> list[Member]:
+        members = sorted(self._members, key=lambda member: member.index)
+        if flags is None:
+            return members
+        if len(flags) != len(members):
+            raise ValueError(
+                f"reset_idx: expected one flag per worker ({len(members)}), got {len(flags)}"
+            )
+        return [member for member, is_chosen in zip(members, flags, strict=True) if is_chosen]
 
     def _begin_all(self, beginnings: Mapping[int, tuple[Any, ...]]) -> None:
         """Ask each worker for its beginning, which a worker that replaces it is asked for, too."""
@@ -421,11 +461,11 @@ class RemoteCollector(CollectorBase):
         self._ask_all(beginnings)
 
     def _ask_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
-        """Queue a call for each worker that is there, and wait for all of them."""
+        """Queue these calls for workers that are there, and wait for all of them."""
         asked = [
             (member, member.handle.request(*calls[member.index]))
             for member in self._members
-            if not member.starting
+            if member.index in calls and not member.starting
         ]
         for member, call in asked:
             try:
@@ -482,6 +522,11 @@ class RemoteCollector(CollectorBase):
     def _seeds_for(self, member: Member, moment: int) -> list[int]:
         """Seeds of a worker's envs for a reset at some moment of the run."""
         return derived_seeds(member.info.num_seeds, self._entropy, moment, member.index)
+
+    # Hooks
+
+    def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
+        self._hook_sender.send(name, hook, self._members)
 
     # Weights
 
@@ -540,8 +585,14 @@ class RemoteCollector(CollectorBase):
             self._policy_version += 1
             return self._weights.send(weights, members, self._policy_version, acknowledge)
 
-    def _shutdown(self) -> None:
-        self._force.close()
+    def _check_close_env(self, close_env: bool) -> None:
+        if not close_env:
+            raise RuntimeError(
+                "close_env: expected True, as the environments end with the workers they are in"
+            )
+
+    def _shutdown(self, timeout: float | None, close_env: bool) -> None:
+        self._force.close(timeout)
         self._engine.leave()
         self._assembly.close()
 

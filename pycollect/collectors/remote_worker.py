@@ -31,6 +31,7 @@ from pycollect._core import (
     merge_freed_memory,
 )
 from pycollect.batch import TRAJ_IDS, BatchLeaves, Target, make_pool, to_tensordict
+from pycollect.collectors.hooks import PRE
 from pycollect.devices import CPU
 from pycollect.errors import WorkerError
 from pycollect.extras import Extra, Extras, fitted, joined
@@ -251,8 +252,8 @@ class ErrorReport:
 class RemoteWorker:
     """A worker behind calls from another process.
 
-    Every method but `set_weights`, `steps` and `stop` is to run in one and the same thread, so that
-    environments see no other; these three may come at any time.
+    Every method but `set_weights`, `set_hook`, `steps` and `stop` is to run in one and the same
+    thread, so that environments see no other; these may come at any time.
     """
 
     def __init__(self) -> None:
@@ -264,6 +265,8 @@ class RemoteWorker:
         self._edition = 0
         self._version = 0
         self._post_hook: Callable[[Any], Any] | None = None
+        self._hooks_given: dict[str, tuple[int, Buffer]] = {}
+        self._hooks_taken: dict[str, int] = {}
         self._stop = SharedNumber()  # up to which rollout they are to end
 
     def build(self, spec: bytes, policy: bytes) -> WorkerInfo | ErrorReport:
@@ -356,6 +359,7 @@ class RemoteWorker:
     def _collect_into(self, target: Target, random: bool, control: RolloutControl) -> RolloutNote:
         worker = self._built
         self._take_weights(worker)
+        self._take_hooks(worker, self._hooks_given)
         report = worker.collect(target.slab, target.row, self._version, random, control)
         _bring(report.there, worker, target)
         target.header()
@@ -391,6 +395,26 @@ class RemoteWorker:
             if self._weight_slab is not None:
                 worker.load_weights(self._weight_slab.unpack(buffer))
             self._edition, self._version = edition, version
+
+    def set_hook(self, name: str, edition: int, pickled: Buffer) -> None:
+        """Keep a hook for the next rollout to start."""
+        with self._lock:
+            self._hooks_given = {**self._hooks_given, name: (edition, pickled)}
+
+    def _take_hooks(self, worker: Worker | Team, hooks: Mapping[str, tuple[int, Buffer]]) -> None:
+        """Call from now on those of them that are new."""
+        for name, (edition, pickled) in hooks.items():
+            if edition > self._hooks_taken.get(name, 0):
+                self._use_hook(worker, name, cloudpickle.loads(pickled))
+                self._hooks_taken[name] = edition
+
+    def _use_hook(self, worker: Worker | Team, name: str, hook: Any) -> None:
+        if not isinstance(worker, Worker):
+            worker.set_hook(name, hook)
+        elif name == PRE:
+            worker.pre_collect_hook = hook
+        else:
+            self._post_hook = hook
 
     def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
         """Seed and reset everything."""

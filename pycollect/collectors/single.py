@@ -15,10 +15,18 @@ from pycollect._core import Slab, Uninterrupted
 from pycollect.batch import TRAJ_IDS, check_lease, make_pool, slab_tensors
 from pycollect.collectors import arguments as check
 from pycollect.collectors.base import CollectorBase
-from pycollect.collectors.call_checks import check_open, check_worker_ids, no_weights_given
+from pycollect.collectors.blank import blank_batch
+from pycollect.collectors.call_checks import (
+    check_open,
+    check_worker_ids,
+    no_weights_given,
+    rows_at,
+)
 from pycollect.collectors.choice import Choosing, check_none_chosen
-from pycollect.collectors.delivery import Batch, Joined
+from pycollect.collectors.delivery import Batch, Joined, assembled, finished
 from pycollect.collectors.device_arguments import check_devices
+from pycollect.collectors.hooks import PRE
+from pycollect.collectors.one_worker import OneWorker
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
@@ -44,7 +52,7 @@ from pycollect.worker_options import WorkerOptions
 _SLABS_KEPT = 3
 
 
-class SyncDataCollector(CollectorBase, metaclass=Choosing):
+class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
     """Collects in this process; the policy is the caller's own, live.
 
     Args:
@@ -188,8 +196,11 @@ class SyncDataCollector(CollectorBase, metaclass=Choosing):
                 progress=progress,
                 observation_dtype=observation_dtype,
                 observation_scale=observation_scale,
-            )
+            ),
+            check.check_callable("pre_collect_hook", pre_collect_hook),
+            check.check_callable("post_collect_hook", post_collect_hook),
         )
+        self._worker_idx = others.get("worker_idx")
         factories = check.check_factories(policy_factory, policy, 1)
         self._policy_is_ours = factories is not None
         options = WorkerOptions(
@@ -208,10 +219,8 @@ class SyncDataCollector(CollectorBase, metaclass=Choosing):
             stays=True,
             calling=Calling.checked(compile_policy, cudagraph_policy),
             init_fn=check.check_callable("init_fn", init_fn),
-            pre_collect_hook=check.check_callable("pre_collect_hook", pre_collect_hook),
-            post_collect_hook=check.check_callable("post_collect_hook", post_collect_hook),
+            pre_collect_hook=pre_collect_hook,
         )
-        self._post_hook = options.post_collect_hook
         env_kwargs = check.check_env_kwargs(create_env_kwargs, 1)
         if isinstance(env_kwargs, list):
             env_kwargs = env_kwargs[0]
@@ -273,8 +282,22 @@ class SyncDataCollector(CollectorBase, metaclass=Choosing):
         )
 
     def _before_delivery(self, td: TensorDictBase) -> None:
-        if self._post_hook is not None:
-            self._post_hook(td)
+        hook = self.post_collect_hook
+        if hook is not None:
+            hook(td)
+
+    def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
+        if name == PRE:
+            self._worker.pre_collect_hook = hook
+
+    @property
+    def requested_frames_per_batch(self) -> int:
+        """The frames of a batch, after rounding up."""
+        return self._batch_frames
+
+    @property
+    def _worker_options(self) -> WorkerOptions:
+        return self._worker.options
 
     @property
     def policy_lag(self) -> dict[int, int]:
@@ -282,7 +305,7 @@ class SyncDataCollector(CollectorBase, metaclass=Choosing):
         version = 0 if self._report is None else self._report.header.policy_version
         return {0: self._policy_version - version if self._report else 0}
 
-    def stats(self) -> dict[str, Any]:
+    def _report_of_all(self) -> dict[str, Any]:
         """See :meth:`CollectorBase.stats`.
 
         "seconds" has the phases env, policy, record, assemble, deliver and user, which add up to
@@ -307,6 +330,7 @@ class SyncDataCollector(CollectorBase, metaclass=Choosing):
                     "seconds": own,
                 }
             },
+            "workers_alive": 0 if self._closed else 1,
         }
 
     def _seed_workers(self, root: int, static: bool) -> int:
@@ -317,8 +341,56 @@ class SyncDataCollector(CollectorBase, metaclass=Choosing):
     def _drop_rollouts(self) -> None:
         """There are none beside the one that is being collected."""
 
-    def _reset_workers(self) -> None:
-        self._worker.reset()
+    def reset(self, index: Any = None) -> None:
+        """Reset the environments. Rollouts in flight are dropped, where all are reset.
+
+        Args:
+            index: of P environments those that are reset, as a tensor of their batch dimensions is
+                indexed: an int, several, a slice, a mask. Their open trajectories end, those of the
+                others go on. None: all.
+
+        Raises:
+            RuntimeError: an index for one environment that is no batch, or for some that cannot be
+                reset one by one.
+            IndexError: there is no such environment.
+        """
+        with self._stream:
+            self._check_open()
+            if index is None:
+                self._drop_all("reset")
+                self._worker.reset()
+            else:
+                self._worker.reset_rows(rows_at(self._worker.env, index))
+
+    def rollout(self) -> TensorDictBase:
+        """One batch as it was collected: not split, not processed, in no replay buffer.
+
+        It counts as delivered, as every other one.
+
+        Raises:
+            RuntimeError: with `trajs_per_batch`, where its frames would be missing in others.
+        """
+        if self._queue is not None:
+            raise RuntimeError("rollout: expected a collector without trajs_per_batch; use next()")
+        with self._stream:
+            self._check_not_closed()
+            self._statistics.entered()
+            try:
+                td, frames_of, _ = self._batch()
+                with Uninterrupted():
+                    self._count(frames_of)
+            finally:
+                self._statistics.left()
+            return td
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """Zeros of the shape, the keys and the place of the next batch, without a step.
+
+        With `set_truncated` its last flags are set. Split and processed as every batch.
+        """
+        blank = blank_batch(self._worker, self._pool.acquire(), *self._place)
+        td = assembled(blank, self._options, self._uploads)
+        return finished(td, self._options, blank.joined.tensors)
 
     def _worker_states(self) -> dict[int, WorkerState]:
         return {0: WorkerState(self._worker.generator_state())}
@@ -371,8 +443,12 @@ class SyncDataCollector(CollectorBase, metaclass=Choosing):
         if self._worker.policy is not self._policy:
             self._worker.load_weights(weights_of(self._policy))
 
-    def _shutdown(self) -> None:
-        self._worker.close()
+    def _check_close_env(self, close_env: bool) -> None:
+        """Here they can stay open: they are the caller's."""
+
+    def _shutdown(self, timeout: float | None, close_env: bool) -> None:
+        if close_env:
+            self._worker.close()
 
 
 def _only_entry(create_env_fn: Any) -> Any:

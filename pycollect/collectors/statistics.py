@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -124,3 +124,28 @@ def count_slow_paths(workers: Iterable[Iterable[str]]) -> dict[str, int]:
         for name in names:
             counts[name] += 1
     return counts
+
+
+def flat(
+    counts: Mapping[str, Any], report: Mapping[str, Any], workers: str
+) -> dict[str, int | float | bool]:
+    """A collector's statistics as numbers alone, under TorchRL's names.
+
+    Args:
+        workers: "aggregate": of the collector; "per_worker": of its workers; or "both".
+    """
+    each: Mapping[Any, Mapping[str, Any]] = report["workers"]
+    numbers: dict[str, Any] = {}
+    if workers != "per_worker":
+        numbers = {"frames": report["frames"], "batches": report["batches"], **counts}
+        numbers["worker_frames"] = sum(own["frames"] for own in each.values())
+    numbers["workers"] = len(each)
+    numbers["workers_alive"] = report["workers_alive"]
+    if workers != "aggregate":
+        numbers |= {
+            f"worker_{index}/{name}": value
+            for index, own in each.items()
+            for name, value in own.items()
+            if isinstance(value, int | float)
+        }
+    return numbers

@@ -178,6 +178,10 @@ class Team:
         """New weights for the rollouts that start from the next `collect` on."""
         self._fresh = weights
 
+    def set_hook(self, name: str, hook: Any) -> None:
+        """A hook for all processes, from their next rollout to start on."""
+        setattr(self._processes, name, hook)
+
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
         """Seed everything anew and reset all environments.
 

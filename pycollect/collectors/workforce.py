@@ -163,10 +163,10 @@ class Workforce:
         """Whose handle that is."""
         return next(member for member in self.members if member.handle is handle)
 
-    def close(self) -> None:
-        """End all workers."""
+    def close(self, timeout: float | None = None) -> None:
+        """End all workers. They have that many seconds to close their environments."""
         members = [*self.members, *self.former]
-        self._engine.wait_closed([member.handle for member in members])
+        self._engine.wait_closed([member.handle for member in members], timeout)
         for member in members:
             member.orders.clear()
 

@@ -59,7 +59,9 @@ def make_env_batch(
     if not info_keys:
         return env
     try:
-        return with_info(env, info_keys)
+        informed = with_info(env, info_keys)
+        informed.original = env.original
+        return informed
     except BaseException:
         if not _is_env(create_env_fn):
             env.close()
@@ -123,6 +125,7 @@ def _make_callables(
 
             return make_torchrl_batch(envs, devices)
         batch = CallablesEnv(envs)
+        batch.original = envs
         batch.time_limit = all(map(has_time_limit, envs))
         return batch
     except BaseException:
@@ -160,6 +163,7 @@ def _wrap(env: Any, autoreset_mode: Any, devices: Devices | None) -> EnvBatch:
         return make_torchrl_env(env, devices)
     # EnvPool's envs are both; the vector interface is the one that they have.
     batch = make_vector_env(env, autoreset_mode) if is_vector_env(env) else make_single_env(env)
+    batch.original = env
     batch.time_limit = has_time_limit(env)
     return batch
 

@@ -95,6 +95,7 @@ class EnvBatch(ABC):
         action_extras: the same of the action.
         device: where it steps. What it gives and takes is on the host, but for `staying`.
         staying: the keys of the observations that it gives as tensors on its device.
+        original: what the user passed, or its callable returned; a list where there were several.
         nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
             own, by key.
         specs: the TorchRL environment whose specs hold for it; None where there are none.
@@ -120,6 +121,7 @@ class EnvBatch(ABC):
     device: torch.device = torch.device("cpu")
     staying: frozenset[Key] = frozenset()
     specs: Any = None
+    original: Any = None
 
     @property
     def own_flags(self) -> bool:

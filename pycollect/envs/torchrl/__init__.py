@@ -32,6 +32,7 @@ def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
     device = env.device or CPU
     known = unwrapped(env) or (apart(env) if device.type == "cpu" else None)
     batch = TorchRLEnv(env) if known is None else known
+    batch.original = env
     batch.device = device
     batch.specs = env
     batch.time_limit = has_time_limit(env)

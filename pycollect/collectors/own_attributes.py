@@ -1,0 +1,42 @@
+"""Attributes that are set on a collector: those that it has."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from typing import Any
+
+_NEAR = 0.8
+
+
+class OwnAttributes:
+    """Setting what a collector does not have is an AttributeError: no misspelt name is silent.
+
+    Settable are what its class has (properties decide for themselves), what a class declares by an
+    annotation, and names that begin with "_". A class of the user's may set what it likes, except
+    what looks like one of the collector's own.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name[0] != "_" and not hasattr(type(self), name):
+            _check_declared(type(self), name)
+        super().__setattr__(name, value)
+
+
+def _check_declared(cls: type, name: str) -> None:
+    if any(name in inspect.get_annotations(kind) for kind in cls.__mro__):
+        return
+    settable = [own for own in dir(cls) if _is_settable(cls, own)]
+    near = difflib.get_close_matches(name, settable, n=1, cutoff=_NEAR)
+    if not near and not cls.__module__.startswith("pycollect."):
+        return
+    near = near or difflib.get_close_matches(name, settable, n=1, cutoff=0.0)
+    raise AttributeError(
+        f"{cls.__name__} has no attribute {name!r} to set; did you mean {near[0]!r}? A class of "
+        "yours declares its own by an annotation, or begins them with '_'"
+    )
+
+
+def _is_settable(cls: type, name: str) -> bool:
+    own = getattr(cls, name)
+    return not name.startswith("_") and isinstance(own, property) and own.fset is not None
