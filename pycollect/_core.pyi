@@ -522,7 +522,8 @@ class Recorder:
         layout: the leaves of a frame, those that every batch has among them.
         observations: (key, current, live) each. `current`, contiguous, [*obs] or [P, *obs] where
             batched, always holds the observation to act on; where not `live`, only between
-            rollouts. None where there is ("next", key) alone.
+            rollouts. None where there is ("next", key) alone. A key may stand there in both ways:
+            its root and its ("next", key), if that is a leaf, are then written for themselves.
         outputs: the keys of the policy's outputs.
         envs: P.
         batched: arrays have a leading dimension P.

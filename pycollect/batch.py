@@ -43,6 +43,7 @@ class BatchLeaves:
         outputs: of the policy, at the root.
         states: what the policy passes on to its next call, at the root and under "next".
         step_only: of the environment, under "next" alone.
+        root_only: keys of observations whose ("next", key), if any, is among `step_only`.
         own_flags: reward and flags are among `observation` and `step_only`.
         is_init: whether a frame is the first of its trajectory.
         extras: what lies beside the slab, by its key in a batch.
@@ -54,6 +55,7 @@ class BatchLeaves:
     outputs: tuple[Leaf, ...]
     states: tuple[Leaf, ...] = ()
     step_only: tuple[Leaf, ...] = ()
+    root_only: frozenset[Key] = frozenset()
     own_flags: bool = False
     is_init: bool = False
     step_count: bool = False
@@ -80,7 +82,7 @@ class BatchLeaves:
         leaves = [*self.observation, *self.states, *self.outputs, *flags]
         if self.is_init:
             leaves += [Leaf(IS_INIT, "bool", (1,))]
-        step = (*self._successors, *reward, *self.step_only, *flags)
+        step = (*self._successors, *reward, *self._steps_own, *flags)
         leaves += [Leaf(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in step]
         leaves += [Leaf(TRAJ_IDS, "int64", ())]
         if self.step_count:
@@ -94,9 +96,17 @@ class BatchLeaves:
     @property
     def _successors(self) -> tuple[Leaf, ...]:
         """What the root and "next" both have."""
+        shown = [leaf for leaf in self.observation if leaf.key not in self.root_only]
         if not self.compact:
-            return (*self.observation, *self.states)
-        return tuple(leaf for leaf in self.observation if leaf.key[-1] in FLAGS)
+            return (*shown, *self.states)
+        return tuple(leaf for leaf in shown if leaf.key[-1] in FLAGS)
+
+    @property
+    def _steps_own(self) -> tuple[Leaf, ...]:
+        """What "next" alone has."""
+        if not self.compact:
+            return self.step_only
+        return tuple(leaf for leaf in self.step_only if leaf.key not in self.root_only)
 
     @cached_property
     def keys(self) -> tuple[Key | None, ...]:

@@ -42,6 +42,7 @@ class DeviceRecorder:
         self._lead = (env.num_envs,) if env.batched else ()
         self._size = env.batch_size
         self._leaves = leaves
+        self._recorded = {leaf.key for leaf in leaves.all}
         staying = env.staying
         given = [leaf.key for leaf in (*env.observation, *env.step_only)]
         self._observed = [(at, key, current[key]) for at, key in enumerate(given) if key in staying]
@@ -73,7 +74,7 @@ class DeviceRecorder:
         self._step = 0
         self._rooms = {}
         for key, current in self._carried():
-            for place in (key,) if self._leaves.compact else (key, ("next", *key)):
+            for place in (key, ("next", *key)):
                 self._make_room(place, current.dtype, current.shape[len(self._lead) :], steps)
         for leaf in self._leaves.outputs:
             self._make_room(leaf.key, torch_dtype(leaf.dtype), leaf.shape, steps)
@@ -84,7 +85,7 @@ class DeviceRecorder:
         yield from ((state.leaf.key, state.current) for state in self._states)
 
     def _make_room(self, key: Key, dtype: torch.dtype, frame: Sequence[int], steps: int) -> None:
-        if is_delivered(key):
+        if key in self._recorded and is_delivered(key):
             shape = (*self._lead, steps, *frame)
             self._rooms[key] = torch.empty(shape, dtype=dtype, device=self._device)
 

@@ -131,6 +131,7 @@ class Worker:
             outputs=self._runner.outputs,
             states=self._state_leaves(),
             step_only=env.step_only,
+            root_only=env.root_only,
             own_flags=env.own_flags,
             is_init=self._runner.is_init is not None,
             step_count=bool(self._cut),
@@ -191,7 +192,7 @@ class Worker:
             convert=None if direct is None else direct.convert,
             elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
             ends=env.ends,
-            rewards=[leaf.key for leaf in env.step_only] if env.ends else (),
+            rewards=env.rewards,
         )
 
     def set_share(self, frames: int) -> None:

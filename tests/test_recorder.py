@@ -515,3 +515,37 @@ def test_nan_and_extreme_numbers_pass_unchanged() -> None:
     reward = tensors["next", "reward"]
     assert reward[0].isnan().all()
     assert reward[1].isinf().all()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_a_root_and_what_is_under_next_may_be_recorded_for_themselves(compact: bool) -> None:
+    leaves = BatchLeaves(
+        observation=(Leaf(("x",), "float32", (2,)),),
+        outputs=(Leaf(("action",), "int64", ()),),
+        step_only=(Leaf(("x",), "int8", ()), Leaf(("y",), "float32", ())),
+        root_only=frozenset({("x",)}),
+        compact=compact,
+    )
+    pool = SlabPool(Placement(leaves.layout(), 1, 1, 3), 1)
+    current = np.zeros(2, np.float32)
+    recorder = Recorder(
+        leaves.layout(),
+        [(("x",), current, True), (("x",), None, False), (("y",), None, False)],
+        [("action",)],
+        envs=1,
+        batched=False,
+    )
+    given = [(np.full(2, t, np.float32), np.int8(10 + t), np.float32(20 + t)) for t in range(4)]
+    recorder.restart(given[0])
+    slab = pool.acquire()
+    recorder.begin(slab, 0, 0)
+    for t in range(1, 4):
+        resets = recorder.step(given[t], 0.0, t == 1, False, (t,))
+        if resets:
+            recorder.reset((np.full(2, 7, np.float32), np.int8(0), np.float32(0)))
+    recorder.finish(0, 0, 0)
+    batch = slab_tensors(slab, [3])
+    assert batch["x",].tolist() == [[0, 0], [7, 7], [2, 2]]
+    assert batch["next", "y"].tolist() == [21, 22, 23]
+    assert current.tolist() == [3, 3]
+    assert ("next", "x") not in batch if compact else batch["next", "x"].tolist() == [11, 12, 13]

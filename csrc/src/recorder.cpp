@@ -198,7 +198,10 @@ void Recorder::write_observations(std::span<const TensorView> values) {
   const bool last = step_ + 1 == steps_;
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     const RecorderLeaves::Observation& observation = leaves_.observations[i];
-    (observation.next ? *observation.next : *observation.current).check(values[i]);
+    if (!observation.written()) {
+      continue;
+    }
+    observation.written()->check(values[i]);
     if (observation.next) {
       observation.next->write_checked(step_, values[i]);
     }

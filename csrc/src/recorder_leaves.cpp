@@ -47,12 +47,22 @@ struct Rows {
   }
 };
 
-RecorderLeaves::Observation observation_of(const ObservationSpec& spec, const Rows& rows) {
+// `has_twin`: another spec of that key says what is carried where this one does not, or the
+// reverse.
+RecorderLeaves::Observation observation_of(const ObservationSpec& spec, bool has_twin,
+                                           const Rows& rows) {
+  const Key next = next_of(spec.key);
   if (!spec.carried) {
-    return {std::nullopt, rows.of(next_of(spec.key)), std::nullopt, {}, false};
+    return {std::nullopt, has_twin ? rows.if_any(next) : rows.of(next), std::nullopt, {}, false};
   }
-  return {rows.of(spec.key), rows.if_any(next_of(spec.key)), rows.bound(spec.key, spec.current),
-          spec.current, spec.live};
+  return {rows.of(spec.key), has_twin ? std::nullopt : rows.if_any(next),
+          rows.bound(spec.key, spec.current), spec.current, spec.live};
+}
+
+bool has_twin(const ObservationSpec& spec, const std::vector<ObservationSpec>& specs) {
+  return std::any_of(specs.begin(), specs.end(), [&](const ObservationSpec& other) {
+    return other.carried != spec.carried && other.key == spec.key;
+  });
 }
 
 RecorderLeaves::State state_of(const StateSpec& spec, const Rows& rows) {
@@ -132,8 +142,11 @@ std::optional<StepSummary> summary_of(const std::vector<ObservationSpec>& specs,
                                       const RecorderOptions& options) {
   StepSummary summary(options.envs);
   for (std::size_t i = 0; i < specs.size(); ++i) {
-    const RecorderLeaves::Observation& own = observations[i];
-    const LeafRows& leaf = own.next ? *own.next : *own.current;
+    const std::optional<LeafRows>& written = observations[i].written();
+    if (!written) {
+      continue;
+    }
+    const LeafRows& leaf = *written;
     if (specs[i].meaning == Meaning::end) {
       summary.add_end(i, leaf);
     } else if (specs[i].meaning == Meaning::reward) {
@@ -163,7 +176,7 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   }
   const Rows rows{layout, options.envs, options.batched};
   for (const ObservationSpec& spec : observation_specs) {
-    observations.push_back(observation_of(spec, rows));
+    observations.push_back(observation_of(spec, has_twin(spec, observation_specs), rows));
   }
   summary = summary_of(observation_specs, observations, options);
   for (const Key& key : output_keys) {

@@ -81,9 +81,12 @@ class EnvBatch(ABC):
         can_reset: whether single rows can be reset at any time (`max_frames_per_traj` needs it).
         ends: the keys of the flags among `observation`, of which any that is set ends an episode.
             Where there are some, reward, done, terminated and truncated have keys and shapes of the
-            env's own, the rewards are `step_only`, and `step` returns None in their places.
+            env's own, those of `rewards` are `step_only`, and `step` returns None in their places.
+        rewards: the keys of the rewards among `step_only`, where the env has flags of its own.
         step_only: leaves that a step gives and a reset does not; they lie under "next" alone. In
             `Arrays` they follow the observation, also in those of a reset (any values there).
+        root_only: the keys of observations that are recorded at the root alone: what a step gives
+            of them is the next step's root, and what is under "next", if anything, is `step_only`.
         takes_tensors: `step` is given torch tensors instead of numpy arrays.
         casts_actions: a policy's actions are cast to the dtypes of `action`; else they are recorded
             and given to `step` in its own.
@@ -109,7 +112,9 @@ class EnvBatch(ABC):
     skips_after_done: bool = False
     can_reset: bool = True
     ends: tuple[Key, ...] = ()
+    rewards: tuple[Key, ...] = ()
     step_only: tuple[Leaf, ...] = ()
+    root_only: frozenset[Key] = frozenset()
     takes_tensors: bool = False
     casts_actions: bool = True
     passes_states_on: bool = False

@@ -31,7 +31,9 @@ struct RecorderOptions {
 enum class Meaning : std::uint8_t { none, end, reward };
 
 // What an environment shows of itself after each step, and after a reset. A carried one may lack
-// the leaf ("next", key): its successor is then only the next step's root.
+// the leaf ("next", key): its successor is then only the next step's root. A carried one and one
+// that is not may have the same key: the root is then written by the former, ("next", key) by the
+// latter, with a shape and dtype of its own, if that is a leaf at all.
 struct ObservationSpec {
   Key key;
   // The caller's memory, contiguous, which outlives the recorder: always the observation that the
@@ -64,6 +66,9 @@ struct RecorderLeaves {
     std::optional<LeafRows> current;
     TensorView view;  // of current
     bool live;
+
+    // The leaf that tells what has to come; none where nothing is recorded of it.
+    const std::optional<LeafRows>& written() const { return next ? next : current; }
   };
   struct State {
     LeafRows root;

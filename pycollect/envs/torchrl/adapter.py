@@ -7,15 +7,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
-from torchrl.envs import (
-    Compose,
-    EnvBase,
-    ParallelEnv,
-    SerialEnv,
-    StepCounter,
-    Transform,
-    TransformedEnv,
-)
+from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 
 from pycollect._core import Leaf
 from pycollect.batch import FLAGS
@@ -26,6 +18,7 @@ from pycollect.extras import Extra, ExtraValues, Kind
 from pycollect.extras_delivery import read_values, write_values
 from pycollect.layout import Key, torch_dtype
 
+from .hooks import changed_by_hooks, has_hooks
 from .specs import (
     check_device,
     check_root,
@@ -45,7 +38,6 @@ from .stepping import (
     make_take,
 )
 
-_NO_HOOKS = (Transform._post_step_mdp_hooks, Compose._post_step_mdp_hooks)
 Gather = Callable[[TensorDictBase], tuple[torch.Tensor, ...]]
 
 
@@ -79,10 +71,14 @@ class TorchRLEnv(EnvBatch):
         self.observation = observation_leaves(env)
         flags = spec_leaves(env.full_done_spec, env.batch_size)
         self.ends = tuple(leaf.key for leaf in flags)
+        rewards = spec_leaves(env.full_reward_spec, env.batch_size)
+        self.rewards = tuple(leaf.key for leaf in rewards)
+        shown = tuple(leaf for leaf in self.observation if leaf.key not in self.ends)
+        self.root_only, changed = changed_by_hooks(env, shown, (*self.ends, *self.rewards))
+        self.step_only = (*rewards, *changed)
         if self._is_elsewhere:  # flags decide about resets, wherever the env is
-            keys = {leaf.key for leaf in self.observation if leaf.key[-1] not in FLAGS}
-            self.staying = frozenset(keys - set(self.ends))
-        self.step_only = spec_leaves(env.full_reward_spec, env.batch_size)
+            keys = {leaf.key for leaf in shown if leaf.key[-1] not in FLAGS}
+            self.staying = frozenset(keys - self.root_only)
         self.action = spec_leaves(env.full_action_spec, env.batch_size)
         self._action_names = [name_of(leaf.key) for leaf in self.action]
         self._gather_action = self._gather_there(self.action)
@@ -97,6 +93,7 @@ class TorchRLEnv(EnvBatch):
         self.nodes = spec_nodes((*specs, env.full_action_spec), env.batch_size)
         self._gather_root = self._gather(self.observation)
         self._gather_next = self._gather((*self.observation, *self.step_only))
+        self._gather_both = self._merging()
         rows = (self.num_envs,) if self.batched else ()
         self._no_rewards = tuple(
             torch.zeros((*rows, *leaf.shape), dtype=torch_dtype(leaf.dtype), device=CPU)
@@ -129,6 +126,20 @@ class TorchRLEnv(EnvBatch):
             return tuple(values)
 
         return gather_and_fetch
+
+    def _merging(self) -> Callable[[TensorDictBase, TensorDictBase], tuple[torch.Tensor, ...]]:
+        """What takes a step's leaves from what is under "next", `root_only` ones from the root."""
+        own = [leaf for leaf in self.observation if leaf.key in self.root_only]
+        rest = [leaf for leaf in self.observation if leaf.key not in self.root_only]
+        of_root, of_next = self._gather(own), self._gather((*rest, *self.step_only))
+        are_own = [leaf.key in self.root_only for leaf in self.observation]
+
+        def merge(following: TensorDictBase, root: TensorDictBase) -> tuple[torch.Tensor, ...]:
+            roots, nexts = iter(of_root(root)), iter(of_next(following))
+            observation = [next(roots if is_own else nexts) for is_own in are_own]
+            return (*observation, *nexts)
+
+        return merge
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -223,18 +234,17 @@ class TorchRLEnv(EnvBatch):
         self._put(carrier, action)
         if not self.resets_apart:
             stepped, self._carrier = env.step_and_maybe_reset(carrier)
-            self._shown = stepped.get("next")
-            return self._gather_next(self._shown), None, None, None
-        stepped, rows = self._step(carrier)
-        root = self._advance(stepped)
-        if self._has_hooks:
-            stepped, root = env._post_step_mdp_hooks(stepped, root)
-            rows = self._gather_next(stepped.get("next"))
-        self._shown = stepped.get("next")
-        self._carrier = root
-        return rows, None, None, None
+        else:
+            stepped = self._step(carrier)
+            self._carrier = self._advance(stepped)
+            if self._has_hooks:
+                stepped, self._carrier = env._post_step_mdp_hooks(stepped, self._carrier)
+        self._shown = following = stepped.get("next")
+        if self.root_only:
+            return self._gather_both(following, self._carrier), None, None, None
+        return self._gather_next(following), None, None, None
 
-    def _step(self, carrier: Any) -> tuple[Any, tuple[torch.Tensor, ...]]:
+    def _step(self, carrier: Any) -> Any:
         """`env.step`, without what that does to a step which is complete already.
 
         TorchRL then brings rewards and flags to the shapes of their specs and adds flags that are
@@ -242,11 +252,9 @@ class TorchRLEnv(EnvBatch):
         """
         env = self._env
         if self._checks_types or "next" in carrier or "_step" in carrier:
-            stepped = env.step(carrier)
-            return stepped, self._gather_next(stepped.get("next"))
-        following = self._complete(self._following(carrier))
-        carrier.set("next", following)
-        return carrier, self._gather_next(following)
+            return env.step(carrier)
+        carrier.set("next", self._complete(self._following(carrier)))
+        return carrier
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset what the flags of the last step tell, nested ones each on its own."""
@@ -281,17 +289,6 @@ def _seeds_of(env: Any) -> int:
     if isinstance(env, SerialEnv):
         return sum(map(_seeds_of, env._envs))
     return env.num_workers if isinstance(env, ParallelEnv) else 1
-
-
-def has_hooks(env: Any) -> bool:
-    """Whether anything follows a step and its `step_mdp`; a TransformedEnv always says so."""
-    while type(env)._post_step_mdp_hooks is TransformedEnv._post_step_mdp_hooks:
-        for part in env.transform.modules():
-            own = getattr(part, "_post_step_mdp_hooks", Transform._post_step_mdp_hooks)
-            if getattr(own, "__func__", own) not in _NO_HOOKS:
-                return True
-        env = env.base_env
-    return env._post_step_mdp_hooks is not None
 
 
 def _draws_by_spec(env: Any) -> bool:

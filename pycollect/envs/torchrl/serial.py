@@ -16,8 +16,9 @@ from pycollect.envs.single import close_quietly, same
 from pycollect.extras import ExtraValues
 from pycollect.layout import Key, torch_dtype
 
-from .adapter import TorchRLEnv, has_hooks
+from .adapter import TorchRLEnv
 from .gym import Form, form_of, one_hot_sampler
+from .hooks import has_hooks
 from .specs import check_device, draw, name_of
 from .stepping import is_torchrls
 
@@ -150,6 +151,7 @@ class SerialRows(EnvBatch):
     def _take_leaves(self) -> None:
         """What one row shows, and memory for what all do."""
         self.observation, self.step_only = self._rows[0].observation, self._rows[0].step_only
+        self.rewards = self._rows[0].rewards
         count = self.num_envs
         self._buffers = tuple(
             torch.zeros((count, *leaf.shape), dtype=torch_dtype(leaf.dtype), device="cpu")

@@ -16,7 +16,7 @@ from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 from pycollect._core import Leaf
 from pycollect.batch import set_unchecked, unchecked_tensordict
 from pycollect.devices import CPU
-from pycollect.layout import Key, torch_dtype
+from pycollect.layout import Key, dotted, torch_dtype
 
 from .gym import form_of, unwrapped_by
 from .specs import as_key, name_of, spec_leaves
@@ -185,10 +185,21 @@ def make_take(names: Sequence[Any]) -> Callable[[Any], tuple[torch.Tensor, ...]]
     def take(td: Any) -> tuple[torch.Tensor, ...]:
         values = entries.of(td)
         if values is None:
-            return tuple([td.get(name) for name in names])  # says what there is
+            return tuple([_entry_of(td, name) for name in names])
         return tuple(values)
 
     return take
+
+
+def _entry_of(td: Any, name: Any) -> Any:
+    value = td.get(name, None)
+    if value is None:
+        raise ValueError(
+            f"create_env_fn: expected {dotted(as_key(name))!r} from each step and reset of the "
+            "environment, as its specs say, there is none; a transform that takes it away has to "
+            "say so, in transform_observation_spec or transform_fake_tensordict"
+        )
+    return value
 
 
 def make_put(names: Sequence[Any], to_device: bool) -> Callable[[Any, Sequence[Any]], None]:
