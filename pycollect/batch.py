@@ -40,7 +40,7 @@ class BatchLeaves:
 
     Attributes:
         observation: of the environment, at the root and under "next".
-        outputs: of the policy, at the root.
+        outputs: of the policy, at the root; there in place of an observation or state of that key.
         states: what the policy passes on to its next call, at the root and under "next".
         step_only: of the environment, under "next" alone.
         root_only: keys of observations whose ("next", key), if any, is among `step_only`.
@@ -79,7 +79,9 @@ class BatchLeaves:
         """All leaves of a frame, in the order of the layout."""
         flags = () if self.own_flags else tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
         reward = () if self.own_flags else (Leaf(("reward",), "float32", (1,)),)
-        leaves = [*self.observation, *self.states, *self.outputs, *flags]
+        outputs = {leaf.key for leaf in self.outputs}
+        shown = (leaf for leaf in (*self.observation, *self.states) if leaf.key not in outputs)
+        leaves = [*shown, *self.outputs, *flags]
         if self.is_init:
             leaves += [Leaf(IS_INIT, "bool", (1,))]
         step = (*self._successors, *reward, *self._steps_own, *flags)

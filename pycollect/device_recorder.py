@@ -48,6 +48,7 @@ class DeviceRecorder:
         self._observed = [(at, key, current[key]) for at, key in enumerate(given) if key in staying]
         self._elsewhere = [at for at, key in enumerate(given) if key not in staying]
         self._states = states
+        self._outputs = frozenset(leaf.key for leaf in leaves.outputs)
         self._taken: tuple[Any, ...] = ()
         self._step = 0
         self._rooms: dict[Key, torch.Tensor] = {}
@@ -112,7 +113,8 @@ class DeviceRecorder:
     def _advance(self, key: Key, current: torch.Tensor, value: torch.Tensor) -> None:
         """Record what was acted on and what came of it, from which the next step goes on."""
         _check(("next", *key), value, current)
-        self._write(key, current)
+        if key not in self._outputs:  # else the policy tells
+            self._write(key, current)
         self._write(("next", *key), value)
         current.copy_(value)
 

@@ -124,7 +124,9 @@ class Worker:
         self._random = (
             self._runner
             if isinstance(self._runner, RandomRunner)
-            else RandomRunner(env, outputs=(*self._runner.outputs, *self._passed_on()))
+            else RandomRunner(
+                env, outputs=(*self._runner.outputs, *self._passed_on()), current=self._current
+            )
         )
         self.leaves = BatchLeaves(
             observation=env.observation,

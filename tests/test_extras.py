@@ -28,7 +28,13 @@ from echo_envs import LENGTHS
 from envs_for_tests import TextEnv
 from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    TensorDictBase,
+)
 
 from pycollect import SyncDataCollector, split_trajectories
 
@@ -215,12 +221,19 @@ def test_texts_that_are_the_environments() -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
         return td.set("action", torch.tensor(0)).set("extra", "a text")
 
-    def forgetful(td: TensorDictBase) -> TensorDictBase:
+    def silent(td: TensorDictBase) -> TensorDictBase:
         said = td.set("action", torch.tensor(0))
+        return said.set("extra", f"{td['count'][2]}") if td["count"][2] < 2 else said
+
+    def forgetful(td: TensorDictBase) -> TensorDictBase:
+        said = TensorDict({"action": torch.tensor(0)})
         return said.set("extra", "a text") if td["count"][2] < 2 else said
 
     with SyncDataCollector(TextEnv, act, frames_per_batch=3) as collector:
         assert collector.next()["extra"] == ["a text"] * 3
+    with SyncDataCollector(TextEnv, silent, frames_per_batch=3) as collector:
+        said = collector.next()["extra"]
+        assert said[1] == said[2] != said[0]  # as it left it
     with (
         SyncDataCollector(TextEnv, forgetful, frames_per_batch=3) as collector,
         pytest.raises(ValueError, match="'extra' is missing"),

@@ -389,7 +389,6 @@ def test_a_hook_added_later_is_called():
 @pytest.mark.parametrize(
     "key",
     [
-        "observation",
         "done",
         "step_count",
         ("collector", "x"),

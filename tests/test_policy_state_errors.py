@@ -32,6 +32,15 @@ def test_a_callable_that_does_not_say_what_it_reads() -> None:
         make(policy, boxes())
 
 
+def test_a_callable_that_does_not_read_what_it_writes_under_next() -> None:
+    def policy(td: TensorDict) -> TensorDict:
+        td["action"] = td["observation"][..., :2] + torch.rand(2)
+        return td.set(("next", "expected"), td["observation"] + 1)
+
+    runner, _ = make(policy, boxes())
+    assert [leaf.key for leaf in runner.outputs] == [("action",), ("next", "expected")]
+
+
 @pytest.mark.parametrize(
     ("state", "error", "match"),
     [

@@ -122,6 +122,25 @@ def test_a_primer_tells_shape_dtype_and_default(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
+def test_a_state_may_be_written_at_the_root_too(kind: str) -> None:
+    """What is there is recorded; what comes under "next" is what the next call reads."""
+    entry, count, _ = entry_of(kind)
+    policy = TensorDictModule(
+        lambda x, h: (x[..., 2].long() % 2, torch.cat([h, 10 * h], -1), h + 1),
+        ["observation", "h"],
+        ["action", "h", ("next", "h")],
+    )
+    with collecting(
+        IN_PROCESS, entry, policy, frames=T * count, policy_state={"h": torch.ones(1)}
+    ) as collector:
+        td = torch.cat([collector.next() for _ in range(2)], -1)
+    follows = td["next", "h"] - 1
+    assert torch.equal(td["h"], torch.cat([follows, 10 * follows], -1))
+    begins = td["collector", "traj_ids"].diff(dim=-1) != 0
+    assert torch.equal(td["h"][..., 1:, 0] == 1, begins)
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
 @pytest.mark.parametrize("random", [False, True])
 def test_a_primer_that_draws_does_so_for_each_trajectory(kind: str, random: bool) -> None:
     entry, count, _ = entry_of(kind)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from policy_support import ShapeOnly, box, make, observation
 from tensordict import TensorDict, TensorDictBase
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from pycollect.policy import RandomRunner, make_policy_runner, named_weights
@@ -168,14 +168,70 @@ def test_a_tensordict_policy_has_to_return_it(returned):
         make(lambda td: returned, PLAIN)
 
 
-def test_a_tensordict_policy_must_not_write_the_observation():
-    with pytest.raises(ValueError, match="'observation'"):
-        make(
-            lambda td: td.set("action", td["observation"][:1]).set(
-                "observation", td["observation"] + 1
+def of_another_form(observation):
+    return torch.stack([observation, observation], -1).double()
+
+
+def set_anew(td):
+    by_annotation(td)
+    return td.set("observation", of_another_form(td["observation"]))
+
+
+def in_place(td):
+    td["observation"].mul_(0)  # as it may be at the first call: no other value
+    return by_annotation(td)
+
+
+@pytest.mark.parametrize(
+    ("policy", "shape", "dtype"),
+    [
+        (lambda td: set_anew(td), (3, 2), "float64"),
+        (in_place, (3,), "float32"),
+        (
+            TensorDictSequential(
+                TensorDictModule(of_another_form, ["observation"], ["observation"]),
+                TensorDictModule(lambda o: o[..., :1, 0].float(), ["observation"], ["action"]),
             ),
-            PLAIN,
-        )
+            (3, 2),
+            "float64",
+        ),
+    ],
+)
+@pytest.mark.parametrize("env", [PLAIN, BATCH])
+def test_the_observation_may_be_written(env, policy, shape, dtype):
+    runner, current = make(policy, env)
+    before = current[("observation",)].clone()
+    leaves = {leaf.key: leaf for leaf in runner.outputs}
+    assert leaves[("observation",)].shape == shape
+    assert leaves[("observation",)].dtype == dtype
+    written = dict(zip(leaves, act(runner), strict=True))[("observation",)]
+    assert torch.equal(written, before * 0 if len(shape) == 1 else of_another_form(before))
+    assert torch.equal(current[("observation",)], before)
+
+
+@pytest.mark.parametrize(
+    "policy", [lambda td: by_annotation(td.clone()), lambda td: by_annotation(td).select("action")]
+)
+def test_an_observation_that_comes_back_as_it_was_is_no_output(policy):
+    runner, _ = make(policy, BATCH)
+    assert [leaf.key for leaf in runner.outputs] == [("action",)]
+
+
+def test_what_is_written_at_the_root_is_there_in_the_next_call():
+    seen = []
+
+    def policy(td):
+        seen.append(sorted(td.keys()))
+        td["note"] = td["observation"] * 2
+        td["next", "note"] = td["observation"] * 3
+        return by_annotation(td)
+
+    runner, _ = make(policy, PLAIN)
+    act(runner), act(runner)
+    runner.forget()
+    act(runner)
+    first, later = ["observation"], ["action", "note", "observation"]
+    assert seen[-3:] == [first, later, first]
 
 
 def test_a_tensordict_policy_that_changes_its_keys():

@@ -224,7 +224,7 @@ def test_a_policy_that_changes_its_outputs(change: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["done", "observation", "collector", ("next", "reward"), ("next", "observation")]
+    "key", ["done", "collector", "step_count", ("next", "reward"), ("next", "observation")]
 )
 def test_outputs_that_are_the_collectors_own(key: Any) -> None:
     policy = TensorDictModule(

@@ -99,7 +99,9 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
     }
   }
   for (const RecorderLeaves::State& state : leaves_.states) {
-    state.root.write(0, state.view);
+    if (state.root) {
+      state.root->write(0, state.view);
+    }
   }
   if (leaves_.is_init) {
     leaves_.is_init->root.write(0, leaves_.is_init->view);
@@ -205,10 +207,10 @@ void Recorder::write_observations(std::span<const TensorView> values) {
     if (observation.next) {
       observation.next->write_checked(step_, values[i]);
     }
-    if (!observation.root) {
+    if (!observation.current) {
       continue;
     }
-    if (!last) {
+    if (observation.root && !last) {
       observation.root->write_checked(step_ + 1, values[i]);
     }
     if (last || observation.live) {
@@ -225,8 +227,8 @@ void Recorder::write_states(std::span<const TensorView> values) {
     if (state.next) {
       state.next->write_checked(step_, values[i]);
     }
-    if (step_ + 1 < steps_) {
-      state.root.write_checked(step_ + 1, values[i]);
+    if (state.root && step_ + 1 < steps_) {
+      state.root->write_checked(step_ + 1, values[i]);
     }
   }
 }
@@ -299,8 +301,8 @@ void Recorder::start_trajectory(std::int64_t p, std::int64_t step) {
   env.skip = false;
   for (const RecorderLeaves::State& state : leaves_.states) {
     state.current.write_env(p, 0, state.initial);
-    if (slab_ && step < steps_) {
-      state.root.write_env(p, step, state.initial);
+    if (state.root && slab_ && step < steps_) {
+      state.root->write_env(p, step, state.initial);
     }
   }
   set_is_init(p, step, true);
@@ -310,7 +312,7 @@ void Recorder::reset(std::span<const TensorView> observation) {
   check_count("observation", leaves_.observations.size(), observation.size());
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     const RecorderLeaves::Observation& target = leaves_.observations[i];
-    if (!target.root) {
+    if (!target.current) {
       continue;
     }
     target.current->check(observation[i]);
@@ -318,7 +320,7 @@ void Recorder::reset(std::span<const TensorView> observation) {
       if (done_[static_cast<std::size_t>(p)] == 0) {
         continue;
       }
-      if (slab_ && step_ < steps_) {
+      if (target.root && slab_ && step_ < steps_) {
         target.root->write_env(p, step_, observation[i]);
       }
       target.current->write_env(p, 0, observation[i]);

@@ -39,9 +39,24 @@ struct Rows {
     }
   }
 
+  // The root of what an environment shows or a policy passes on; nothing where that is an output.
+  std::optional<LeafRows> root_of(const Key& key, const std::vector<Key>& outputs) const {
+    const bool is_output = std::find(outputs.begin(), outputs.end(), key) != outputs.end();
+    return is_output ? std::nullopt : std::optional(of(key));
+  }
+
   // The caller's memory that holds one step of that leaf.
   LeafRows bound(const Key& key, const TensorView& memory) const {
     LeafRows result = of(key);
+    result.bind(memory);
+    return result;
+  }
+
+  // The same beside a root that is there or, where it is an output, of that memory's own form.
+  LeafRows bound_beside(const std::optional<LeafRows>& root, const Key& key,
+                        const TensorView& memory) const {
+    const Dims frame(memory.shape.from(batched ? 1 : 0));
+    LeafRows result = root ? *root : LeafRows({key, memory.dtype, frame}, 0, envs, batched);
     result.bind(memory);
     return result;
   }
@@ -50,13 +65,19 @@ struct Rows {
 // `has_twin`: another spec of that key says what is carried where this one does not, or the
 // reverse.
 RecorderLeaves::Observation observation_of(const ObservationSpec& spec, bool has_twin,
-                                           const Rows& rows) {
-  const Key next = next_of(spec.key);
+                                           const std::vector<Key>& outputs, const Rows& rows) {
+  const Key next_key = next_of(spec.key);
   if (!spec.carried) {
-    return {std::nullopt, has_twin ? rows.if_any(next) : rows.of(next), std::nullopt, {}, false};
+    return {std::nullopt,
+            has_twin ? rows.if_any(next_key) : rows.of(next_key),
+            std::nullopt,
+            {},
+            false};
   }
-  return {rows.of(spec.key), has_twin ? std::nullopt : rows.if_any(next),
-          rows.bound(spec.key, spec.current), spec.current, spec.live};
+  std::optional<LeafRows> root = rows.root_of(spec.key, outputs);
+  std::optional<LeafRows> next = has_twin ? std::nullopt : rows.if_any(next_key);
+  LeafRows current = rows.bound_beside(root, spec.key, spec.current);
+  return {std::move(root), std::move(next), std::move(current), spec.current, spec.live};
 }
 
 bool has_twin(const ObservationSpec& spec, const std::vector<ObservationSpec>& specs) {
@@ -65,8 +86,11 @@ bool has_twin(const ObservationSpec& spec, const std::vector<ObservationSpec>& s
   });
 }
 
-RecorderLeaves::State state_of(const StateSpec& spec, const Rows& rows) {
-  LeafRows current = rows.bound(spec.key, spec.current);
+RecorderLeaves::State state_of(const StateSpec& spec, const std::vector<Key>& outputs,
+                               const Rows& rows) {
+  std::optional<LeafRows> root = rows.root_of(spec.key, outputs);
+  std::optional<LeafRows> next = rows.if_any(next_of(spec.key));
+  LeafRows current = rows.bound_beside(root, spec.key, spec.current);
   TensorView initial = spec.initial;
   if (rows.batched && initial.shape == current.leaf().shape) {  // one frame for all envs
     Dims strides{0};
@@ -77,8 +101,7 @@ RecorderLeaves::State state_of(const StateSpec& spec, const Rows& rows) {
     initial.strides = strides;
   }
   current.check(initial, true);
-  return {rows.of(spec.key), rows.if_any(next_of(spec.key)), std::move(current), spec.current,
-          initial};
+  return {std::move(root), std::move(next), std::move(current), spec.current, initial};
 }
 
 RecorderLeaves::Standard standard_of(const Rows& rows) {
@@ -100,9 +123,10 @@ std::vector<LeafRows*> all_of(RecorderLeaves& leaves) {
     }
   }
   for (RecorderLeaves::State& state : leaves.states) {
-    all.push_back(&state.root);
-    if (state.next) {
-      all.push_back(&*state.next);
+    for (std::optional<LeafRows>* leaf : {&state.root, &state.next}) {
+      if (*leaf) {
+        all.push_back(&**leaf);
+      }
     }
   }
   if (leaves.is_init) {
@@ -176,14 +200,15 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   }
   const Rows rows{layout, options.envs, options.batched};
   for (const ObservationSpec& spec : observation_specs) {
-    observations.push_back(observation_of(spec, has_twin(spec, observation_specs), rows));
+    observations.push_back(
+        observation_of(spec, has_twin(spec, observation_specs), output_keys, rows));
   }
   summary = summary_of(observation_specs, observations, options);
   for (const Key& key : output_keys) {
     outputs.push_back(rows.of(key));
   }
   for (const StateSpec& spec : state_specs) {
-    states.push_back(state_of(spec, rows));
+    states.push_back(state_of(spec, output_keys, rows));
   }
   if (!summary) {
     standard = standard_of(rows);

@@ -23,7 +23,8 @@ class ObservationCast:
     """What `observation_dtype` and `observation_scale` ask for.
 
     An observation x becomes ``x.to(dtype) * scale``, at the root and under "next". Flags are not
-    cast, nor are bool and complex observations unless they are named.
+    cast, nor are bool and complex observations unless they are named, nor what a policy wrote in
+    the place of an observation.
     """
 
     dtypes: _Of
@@ -73,9 +74,10 @@ class ObservationCast:
         One that has its dtype already is scaled in place.
         """
         result = dict(tensors)
+        outputs = {leaf.key for leaf in leaves.outputs}
         for key, dtype, scale in self._targets(leaves):
             for place in (key, ("next", *key)):
-                if place in result:
+                if place in result and place not in outputs:
                     result[place] = scaled(result[place], dtype, scale)
         return result
 

@@ -16,7 +16,7 @@ from pycollect.extras import Kind
 from pycollect.layout import Key, dtype_name, is_delivered, torch_dtype
 from pycollect.policy.steps import show, show_all
 
-_RESERVED_ROOTS = RESERVED_KEYS - {"action"}
+_RESERVED_ROOTS = RESERVED_KEYS - {"action", "reward"}
 
 
 def check_inputs(keys: Iterable[Key], env: EnvBatch) -> None:
@@ -34,24 +34,25 @@ def check_inputs(keys: Iterable[Key], env: EnvBatch) -> None:
 
 
 def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
-    """Check names only, before any call.
+    """Check names only, before any call. An observation may be written, but for the flags.
 
-    Raises ValueError for keys that the collector or the environment writes, under "next" too, and
-    for keys of which one lies inside another.
+    Raises ValueError for keys that the collector writes, or the environment under "next", and for
+    keys of which one lies inside another.
     """
     delivered = [key for key in keys if is_delivered(key)]
     observation = {leaf.key for leaf in env.observation}
-    observation.update(extra.key for extra in env.extras if extra.kind is not Kind.NODE)
-    taken = [key for key in delivered if _is_taken(key, observation)]
+    extras = {extra.key for extra in env.extras if extra.kind is not Kind.NODE}
+    taken = [key for key in delivered if _is_taken(key, observation | extras, extras, env)]
     if taken:
         raise ValueError(
             f"policy: the output key(s) {show_all(taken)} are written by the collector; "
             "use other out_keys, or names that start with '_' for what only the policy reads"
         )
+    observation |= extras
     everything = {*delivered, *observation}
     for key in delivered:
         parent = next((key[:n] for n in range(1, len(key)) if key[:n] in everything), None)
-        inner = next((k for k in observation if k[: len(key)] == key), None)
+        inner = next((k for k in observation if k[: len(key)] == key != k), None)
         if parent or inner:
             raise ValueError(
                 f"policy: the output key {show(key)} and the key {show(parent or inner or key)} "
@@ -59,11 +60,11 @@ def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
             )
 
 
-def _is_taken(key: Key, observation: set[Key]) -> bool:
-    """True for a key of the batch that the policy does not write, under "next" as at the root."""
+def _is_taken(key: Key, shown: set[Key], extras: set[Key], env: EnvBatch) -> bool:
+    """True for a key of the batch that the policy does not write, at the root or under "next"."""
     if key[0] == "next" and len(key) > 1:
-        key = key[1:]
-    return key in observation or key[0] in _RESERVED_ROOTS
+        return key[1:] in shown or key[1] in RESERVED_KEYS - {"action"}
+    return key in extras or key in env.ends or key[0] in _RESERVED_ROOTS
 
 
 def output_leaves(

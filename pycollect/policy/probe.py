@@ -14,6 +14,7 @@ from pycollect.policy.assemble import Samples, run_plainly
 from pycollect.policy.crossing import Crossing
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_output_keys
+from pycollect.policy.shown import Shown, equal
 from pycollect.policy.signature import Forms, is_envs, overlaps
 from pycollect.policy.states import PolicyState
 from pycollect.policy.steps import CannotUnwrapError, Program, Values, show, show_all
@@ -118,19 +119,14 @@ class Probe:
     def _outputs_with_tensordict(self) -> Probed:
         with undisturbed(self._policy, self._crossing.there):
             td = self._call.tensordict()
-            given = td.clone()
+            states = (state.leaf for state in self._inputs.states)
+            shown = [Shown(leaf.key, td) for leaf in (*self._env.observation, *states)]
             out = returned(self._policy, td)
-        for leaf in self._env.observation:
-            came = out.get(leaf.key, None)
-            if came is not None and not _equal(came, given[leaf.key]):
-                raise ValueError(
-                    f"policy: it writes {show(leaf.key)}, which is the environment's; "
-                    "use another key"
-                )
-        entries = {key: _entry(out, key) for key in self._call.new_keys(out)}
+        keys = [*self._call.new_keys(out), *(own.key for own in shown if own.is_rewritten(out))]
+        entries = {key: _entry(out, key) for key in keys}
         values = {key: value for key, value in entries.items() if isinstance(value, torch.Tensor)}
         extras = self._extras_among(entries)
-        self._check_passed_on((*values, *(extra.key for extra in extras)))
+        self._check_passed_on(values, extras)
         values.update({key: out.get(key) for key in self._unwritten(values)})
         return Probed(None, values, extras, {})
 
@@ -155,18 +151,30 @@ class Probe:
             )
         return (*extras, *nodes)
 
-    def _check_passed_on(self, written: Iterable[Key]) -> None:
+    def _check_passed_on(self, values: Values, extras: Iterable[Extra]) -> None:
         """Check what the policy writes; a state that it did not announce would be lost silently."""
         nexts = {state.next_key for state in self._inputs.states}
+        said = (extra.key for extra in extras if extra.kind is not Kind.NODE)
+        written = (*values, *said)
         others = [key for key in written if key not in nexts and not is_envs(key, self._env)]
         check_output_keys(others, self._env)
-        unknown = [key for key in others if key[0] == "next"]
-        if unknown and not hasattr(self._policy, "in_keys"):
+        if hasattr(self._policy, "in_keys"):
+            return
+        unknown = [key for key in others if key[0] == "next" and key[1:] not in values]
+        if unknown and self._reads(unknown, values):
             raise ValueError(
                 f"policy: it writes {show(unknown[0])} and does not say whether it reads "
                 f"{show(unknown[0][1:])}: give policy_state={{{show(unknown[0][1:])}: shape}}, or "
                 "the policy in_keys and out_keys"
             )
+
+    def _reads(self, nexts: Iterable[Key], values: Values) -> bool:
+        """Whether the policy answers otherwise where it is given what it wrote under "next"."""
+        with undisturbed(self._policy, self._crossing.there):
+            td = self._call.tensordict()
+            td.update({key[1:]: values[key] for key in nexts if key in values})
+            out = returned(self._policy, td)
+        return not all(equal(_entry(out, key), value) for key, value in values.items())
 
 
 def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
@@ -189,9 +197,3 @@ def _entry(td: Any, key: Key) -> Any:
         return td.get(key)
     except RuntimeError:
         return None
-
-
-def _equal(a: Any, b: torch.Tensor) -> bool:
-    if not isinstance(a, torch.Tensor) or a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    return bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())

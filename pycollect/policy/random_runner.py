@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,7 +26,8 @@ class RandomRunner:
         env: its action space and number of envs.
         rng: one generator, or one per env; a fresh one if None. May be set anew between rollouts.
         outputs: what is recorded; keys other than the actions are zeros (as `init_random_frames`
-            needs, with the policy's `outputs`). None: the actions.
+            needs, with the policy's `outputs`), or what the env shows there. None: the actions.
+        current: the current observation by key, in rows.
 
     Offers what a PolicyRunner does, see there.
     """
@@ -43,6 +45,7 @@ class RandomRunner:
         env: EnvBatch,
         rng: np.random.Generator | Sequence[np.random.Generator] | None = None,
         outputs: tuple[Leaf, ...] | None = None,
+        current: Mapping[Key, torch.Tensor] = MappingProxyType({}),
     ) -> None:
         self.rng = np.random.default_rng() if rng is None else rng
         self.outputs = env.action if outputs is None else outputs
@@ -53,7 +56,7 @@ class RandomRunner:
         self._places = [places.get(leaf.key) for leaf in self.outputs]
         self.extra_outputs = env.action_extras
         self.said = env.draw_extras
-        self._absent = [self._zeros(leaf) for leaf in self.outputs]
+        self._absent = [self._shown(leaf, current) for leaf in self.outputs]
         self._dtypes = [torch_dtype(leaf.dtype) for leaf in self.outputs]
         self._sampler = env.action_sampler() if env.draws_ahead else None
         self.act: Callable[[], tuple[Row, ...]] = self._draw_next
@@ -90,10 +93,14 @@ class RandomRunner:
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * steps
 
-    def _zeros(self, leaf: Leaf) -> torch.Tensor:
-        shape = (*self._batch, *leaf.shape)
+    def _shown(self, leaf: Leaf, current: Mapping[Key, torch.Tensor]) -> torch.Tensor:
+        """What stands there beside a random action: the observation itself, where it fits."""
+        shape, dtype = (*self._batch, *leaf.shape), torch_dtype(leaf.dtype)
+        own = current.get(leaf.key)
+        if own is not None and own.shape == shape and own.dtype is dtype:
+            return own
         place = self._env.device if self._env.takes_tensors else "cpu"
-        return torch.zeros(shape, dtype=torch_dtype(leaf.dtype), device=place)
+        return torch.zeros(shape, dtype=dtype, device=place)
 
 
 def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

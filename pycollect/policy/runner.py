@@ -200,7 +200,8 @@ class PolicyRunner:
 
     def _act_with_tensordict(self) -> Act:
         wanted = self._wanted()
-        expected = {key for key in wanted if key not in self._carried}
+        given = {*self._carried, *self._given.observation}
+        expected = {key for key in wanted if key not in given}
         expected.update(extra.key for extra in self.extra_outputs if extra.kind is not Kind.NODE)
         return self._call.act(
             self._calling.of_whole(self.policy),

@@ -36,6 +36,8 @@ def take_apart(policy: Any, env: EnvBatch) -> Program | None:
         return None
     if any(_holds(key, observation) for key in program.read):
         return None  # it reads a part of the TensorDict that is no leaf
+    if any(key in program.written and key not in observation for key in program.read):
+        return None  # what it wrote before, and at its first call nothing
     extras = _extra_keys(env)
     if any(overlaps(key, extras) for key in (*program.read, *program.written)):
         return None

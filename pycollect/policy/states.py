@@ -121,7 +121,9 @@ class StateForms:
         plain = [
             key
             for key in reads
-            if ("next", *key) in written and not any(k[: len(key)] == key for k in inside)
+            if ("next", *key) in written
+            and key not in written  # else what it writes there is what its next call reads
+            and not any(k[: len(key)] == key for k in inside)
         ]
         return [*inside, *plain]
 

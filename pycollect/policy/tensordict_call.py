@@ -29,13 +29,13 @@ class TensorDictCall:
         self.said: ExtraValues = {}
         self._inputs = inputs
         self._crossing = crossing
-        self._private: dict[Key, Any] = {}  # what the policy noted there last, for itself alone
+        self._left: dict[Key, Any] = {}  # at the root, by the policy's last call
         nodes = (extra for extra in env.action_extras if extra.kind is Kind.NODE)
         self._taken = tuple(extra.key for extra in (*env.extras, *nodes))
 
     def forget(self) -> None:
-        """Drop what the policy noted for its next call under keys that begin with "_"."""
-        self._private = {}
+        """Drop what the policy wrote for its next call."""
+        self._left = {}
 
     def tensordict(self, given: Mapping[Key, torch.Tensor] | None = None) -> TensorDictBase:
         """The policy's inputs, copied: it may keep what it is given.
@@ -83,9 +83,9 @@ class TensorDictCall:
         batch = self._inputs.lead
 
         def act_with_tensordict() -> tuple[torch.Tensor, ...]:
-            out = returned(policy, self.tensordict(given).update(self._private))
+            out = returned(policy, self.tensordict(given).update(self._left))
             new = self.new_keys(out)
-            self._private = {key: out.get(key) for key in new if not is_delivered(key)}
+            self._left = {key: out.get(key) for key in new if key[0] != "next"}
             came = {key for key in new if is_delivered(key) or key in expected}
             if came != expected:
                 raise PolicyOutputError(

@@ -14,6 +14,7 @@ from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequ
 from torch import nn
 from torchrl.data.utils import CloudpickleWrapper
 from torchrl.modules import Actor, AdditiveGaussianModule, RandomPolicy
+from torchrl.testing import LSTMNet
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers do not find this file
 
@@ -137,4 +138,92 @@ TAKES_TENSORS: dict[str, Make] = {
     "nothing": several(lambda action: (None, action + 1)),
     "a tuple": several(lambda action: ((action, action + 1), action)),
     "a tuple of torch's": lambda env: best_of_two,
+}
+
+
+def counting(td: TensorDictBase) -> TensorDictBase:
+    """Reads what it wrote in its call before."""
+    count = td.get("count", torch.zeros(*td.shape, 1)) + 1
+    return td.update({"count": count, "action": count.sin()})
+
+
+def after_its_last_action(td: TensorDictBase) -> TensorDictBase:
+    before = td.get("action", torch.zeros(*td.shape, 1))
+    return td.set("action", (before + td["observation"][..., :1]).sin())
+
+
+def as_module(function: Callable[..., Any], reads: str, *writes: Any) -> Make:
+    """A module that reads the observation and what it wrote before: at first None."""
+
+    def call(observation: torch.Tensor, before: torch.Tensor | None) -> Any:
+        zeros = torch.zeros(*observation.shape[:-1], 1)
+        return function(observation[..., :1], zeros if before is None else before)
+
+    return lambda env: TensorDictModule(call, ["observation", reads], ["action", *writes])
+
+
+def lstm(env: Any) -> Any:
+    """What TorchRL's own tests have: it returns the state that it was given, and the next one."""
+    net = LSTMNet(1, {"input_size": 12, "hidden_size": 12}, {"out_features": 12})
+    states = ["hidden1", "hidden2"]
+    policy = TensorDictModule(
+        net, ["observation", *states], ["action", *states, *(("next", key) for key in states)]
+    )
+    policy(env.reset())  # it has lazy layers
+    return policy
+
+
+def with_next(td: TensorDictBase) -> TensorDictBase:
+    """Tells what it expects to see next."""
+    one = td["observation"][..., :1]
+    return td.update({"action": one * 2, ("next", "expected"): one + 1})
+
+
+def with_root_and_next(td: TensorDictBase) -> TensorDictBase:
+    hidden = td.get("hidden", torch.zeros(*td.shape, 1))
+    after = (hidden + td["observation"][..., :1]).tanh()
+    return td.update({"action": hidden + after, "hidden": hidden, ("next", "hidden"): after})
+
+
+def normalised(observation: torch.Tensor) -> torch.Tensor:
+    return observation / 8
+
+
+def normalising(then: Callable[[], Any]) -> Make:
+    """Rewrites what it reads."""
+    return lambda env: TensorDictSequential(
+        TensorDictModule(normalised, OBSERVATION, OBSERVATION),
+        TensorDictModule(then(), OBSERVATION, ["action"]),
+    )
+
+
+def normalising_the_tensordict(td: TensorDictBase) -> TensorDictBase:
+    td["observation"] = normalised(td["observation"])
+    return by_observation(td)
+
+
+def normalising_in_another(td: TensorDictBase) -> TensorDictBase:
+    entries = {"observation": td["observation"] / 8 + 3, "action": td["observation"][..., :1] * 1}
+    return TensorDict(entries, td.batch_size)
+
+
+WRITES_WHAT_IT_READS: dict[str, Make] = {
+    "counts": lambda env: counting,
+    "its last action": lambda env: after_its_last_action,
+    "its last action, by keys": as_module(lambda seen, before: (seen + before).sin(), "action"),
+    "state at the root": as_module(
+        lambda seen, before: ((seen + before).sin(), (seen - before).tanh()), "hidden", "hidden"
+    ),
+    "state at the root and next": as_module(
+        lambda seen, before: ((seen + before).sin(), before + 1, (seen - before).tanh()),
+        "hidden",
+        "hidden",
+        ("next", "hidden"),
+    ),
+    "state at the root and next, by function": lambda env: with_root_and_next,
+    "LSTM": lstm,
+    "next alone": lambda env: with_next,
+    "observation": normalising(lambda: nn.Linear(3, 1)),
+    "observation, by function": lambda env: normalising_the_tensordict,
+    "observation, in another TensorDict": lambda env: normalising_in_another,
 }

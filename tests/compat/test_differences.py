@@ -68,6 +68,18 @@ def test_reused_observation_buffers_are_safe() -> None:
     assert len(theirs["observation"].unique(dim=0)) == 1
 
 
+def test_what_a_policy_does_to_its_input_in_place_is_of_its_own_frame() -> None:
+    """There, it is done to the frame before as well, whose next observation has the same memory."""
+
+    def act(td: Any) -> Any:
+        td["observation"].mul_(0.5)
+        return td.set("action", torch.zeros((), dtype=torch.int64))
+
+    (ours, _), (theirs, _) = ours_and_theirs(partial(CountingEnv, length=T), act)
+    assert torch.equal(theirs["next", "observation"][:-1], theirs["observation"][1:])
+    assert torch.equal(ours["next", "observation"][:-1] * 0.5, ours["observation"][1:])
+
+
 def of_torchrl(collector_class: Any, env: Any, policy: Any = None) -> Any:
     """The first batch of a TorchRL environment."""
     torch.manual_seed(0)

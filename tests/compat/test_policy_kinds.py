@@ -15,9 +15,18 @@ import pycollect
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
-    from policy_kinds import TAKES_TENSORDICTS, TAKES_TENSORS, Make
+    from policy_kinds import TAKES_TENSORDICTS, TAKES_TENSORS, WRITES_WHAT_IT_READS, Make
     from torchrl.collectors import Collector
-    from torchrl.envs import GymEnv, RewardSum, SerialEnv, TransformedEnv
+    from torchrl.data import Unbounded
+    from torchrl.envs import (
+        Compose,
+        GymEnv,
+        InitTracker,
+        RewardSum,
+        SerialEnv,
+        TensorDictPrimer,
+        TransformedEnv,
+    )
     from torchrl_support import assert_alike, seeded
 
 FRAMES = 12
@@ -34,13 +43,16 @@ ENVS = {
 }
 
 
-def batches(collector_class: Any, make_env: Any, make_policy: Make) -> list[TensorDictBase]:
+def batches(
+    collector_class: Any, make_env: Any, make_policy: Make, **kwargs: Any
+) -> list[TensorDictBase]:
     """Two of them; whatever draws from torch's global generator draws the same each time."""
     env = seeded(make_env)
     torch.manual_seed(1)
     policy = make_policy(env)
+    kwargs = {"max_frames_per_traj": 5, **kwargs}
     collector = collector_class(
-        env, policy, frames_per_batch=FRAMES, total_frames=2 * FRAMES, max_frames_per_traj=5
+        env, policy, frames_per_batch=FRAMES, total_frames=2 * FRAMES, **kwargs
     )
     torch.manual_seed(2)
     try:
@@ -49,9 +61,9 @@ def batches(collector_class: Any, make_env: Any, make_policy: Make) -> list[Tens
         collector.shutdown()
 
 
-def compare(make_env: Any, make_policy: Make) -> None:
-    theirs = batches(Collector, make_env, make_policy)
-    assert_alike(batches(pycollect.Collector, make_env, make_policy), theirs)
+def compare(make_env: Any, make_policy: Make, **kwargs: Any) -> None:
+    theirs = batches(Collector, make_env, make_policy, **kwargs)
+    assert_alike(batches(pycollect.Collector, make_env, make_policy, **kwargs), theirs)
 
 
 @pytest.mark.parametrize("env", list(ENVS))
@@ -64,6 +76,36 @@ def test_policies_that_take_a_tensordict(kind: str, env: str) -> None:
 @pytest.mark.parametrize("kind", list(TAKES_TENSORS))
 def test_policies_that_take_tensors(kind: str, env: str) -> None:
     compare(ENVS[env], TAKES_TENSORS[kind])
+
+
+@pytest.mark.parametrize("env", list(ENVS))
+@pytest.mark.parametrize("kind", list(WRITES_WHAT_IT_READS))
+def test_policies_that_write_what_they_read(kind: str, env: str) -> None:
+    compare(ENVS[env], WRITES_WHAT_IT_READS[kind])
+
+
+@pytest.mark.parametrize("kind", ["counts", "observation", "observation, by function"])
+def test_random_actions_before_them(kind: str) -> None:
+    """Nothing was written yet: the observation is the environment's, a count begins after them."""
+    compare(ENVS["transformed"], WRITES_WHAT_IT_READS[kind], init_random_frames=FRAMES)
+
+
+@pytest.mark.parametrize("kind", ["observation", "observation, by function", "state at the root"])
+def test_compact_batches(kind: str) -> None:
+    compare(pendulum, WRITES_WHAT_IT_READS[kind], compact_obs=True, max_frames_per_traj=0)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", *(k for k in WRITES_WHAT_IT_READS if "next" in k)])
+def test_states_that_the_environment_primes(kind: str) -> None:
+    """There, what the policy wrote under "next" is what it reads in its next call."""
+    specs = {name: Unbounded((1, 12)) for name in ("hidden1", "hidden2")} | {"hidden": Unbounded(1)}
+    compare(
+        lambda: TransformedEnv(
+            pendulum(),
+            Compose(InitTracker(), TensorDictPrimer(specs, expand_specs=True)),
+        ),
+        WRITES_WHAT_IT_READS[kind],
+    )
 
 
 @pytest.mark.parametrize("kind", ["RandomPolicy without a spec", "noise without a spec"])

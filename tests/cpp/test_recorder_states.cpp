@@ -40,16 +40,18 @@ std::string row(const Slab& slab, const Key& key, std::int64_t env) {
   return text;
 }
 
-// Two envs, an observation, a state that starts at 7, is_init.
+// Two envs, an observation, a state that starts at 7, is_init. The roots of what stands among
+// `outputs` are the policy's: ten times and a hundred times what is there, that of "x" twice.
 struct Recurrent {
   std::vector<float> observation{0, 0}, state{0, 0}, initial{7};
   std::vector<std::uint8_t> is_init{0, 0};
+  std::vector<Key> outputs;
   SlabPool pool;
   Recorder recorder;
   std::shared_ptr<Slab> slab;
 
-  static Layout layout() {
-    std::vector<Leaf> leaves{{{"x"}, DType::float32, {1}},
+  static Layout layout(bool rewrites) {
+    std::vector<Leaf> leaves{{{"x"}, DType::float32, {rewrites ? 2 : 1}},
                              {{"next", "x"}, DType::float32, {1}},
                              {{"h"}, DType::float32, {1}},
                              {{"next", "h"}, DType::float32, {1}},
@@ -63,9 +65,11 @@ struct Recurrent {
     return Layout(leaves);
   }
 
-  explicit Recurrent(bool skips)
-      : pool(Placement(layout(), {1, kEnvs, kSteps}), 1, true),
-        recorder(layout(), {{{"x"}, view_of(observation, DType::float32, {kEnvs, 1})}}, {},
+  explicit Recurrent(bool skips, const std::vector<Key>& outputs = {})
+      : outputs(outputs),
+        pool(Placement(layout(!outputs.empty()), {1, kEnvs, kSteps}), 1, true),
+        recorder(layout(!outputs.empty()),
+                 {{{"x"}, view_of(observation, DType::float32, {kEnvs, 1})}}, outputs,
                  RecorderOptions{.envs = kEnvs, .batched = true, .skips_after_done = skips},
                  {{{"h"},
                    view_of(state, DType::float32, {kEnvs, 1}),
@@ -83,10 +87,17 @@ struct Recurrent {
     std::vector<std::uint8_t> cuts{0, 0};
     const std::array observations{view_of(x, DType::float32, {kEnvs, 1})};
     const std::array states{view_of(hidden, DType::float32, {kEnvs, 1})};
-    const std::array<TensorView, 0> none{};
+    std::vector<float> tenfold, hundredfold;
+    for (std::size_t p = 0; p < kEnvs; ++p) {
+      tenfold.insert(tenfold.end(), 2, 10 * observation[p]);
+      hundredfold.push_back(100 * state[p]);
+    }
+    std::vector<TensorView> written{view_of(tenfold, DType::float32, {kEnvs, 2}),
+                                    view_of(hundredfold, DType::float32, {kEnvs, 1})};
+    written.resize(outputs.size());
     return recorder.step({observations, view_of(reward, DType::float32, {kEnvs}),
                           view_of(ends, DType::boolean, {kEnvs}),
-                          view_of(cuts, DType::boolean, {kEnvs}), none, states});
+                          view_of(cuts, DType::boolean, {kEnvs}), written, states});
   }
 
   void reset() {
@@ -126,6 +137,25 @@ TEST_CASE("a state goes on to the next step, and starts anew with a trajectory")
   CHECK(row(*next, {"h"}, 1) == "3 4 5 ");
   CHECK(row(*next, {"is_init"}, 0) == "1 0 0 ");
   CHECK(row(*next, {"is_init"}, 1) == "0 0 0 ");
+}
+
+TEST_CASE("what a policy writes in the place of what it read is the root, in a form of its own") {
+  Recurrent r(false, {{"x"}, {"h"}});
+  CHECK(r.step(1, {0, 1}) == 1);
+  r.reset();
+  CHECK(r.observation == std::vector<float>{1, 400});
+  CHECK(r.state == std::vector<float>{1, 7});
+  r.step(2, {0, 0});
+  r.step(3, {1, 0});
+  r.reset();
+  r.recorder.finish(0, 0, 0);
+  CHECK(row(*r.slab, {"x"}, 0) == "1000 10 20 ");
+  CHECK(row(*r.slab, {"x"}, 1) == "2000 4000 20 ");
+  CHECK(row(*r.slab, {"next", "x"}, 1) == "1 2 3 ");
+  CHECK(row(*r.slab, {"h"}, 0) == "700 100 200 ");
+  CHECK(row(*r.slab, {"h"}, 1) == "700 700 200 ");
+  CHECK(row(*r.slab, {"next", "h"}, 1) == "1 2 3 ");
+  CHECK(r.observation == std::vector<float>{300, 3});
 }
 
 TEST_CASE("after an uncollected cell a state starts anew") {

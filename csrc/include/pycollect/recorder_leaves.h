@@ -33,7 +33,8 @@ enum class Meaning : std::uint8_t { none, end, reward };
 // What an environment shows of itself after each step, and after a reset. A carried one may lack
 // the leaf ("next", key): its successor is then only the next step's root. A carried one and one
 // that is not may have the same key: the root is then written by the former, ("next", key) by the
-// latter, with a shape and dtype of its own, if that is a leaf at all.
+// latter, with a shape and dtype of its own, if that is a leaf at all. The root may be one of
+// the policy's outputs, which writes there what it made of the observation, in a form of its own.
 struct ObservationSpec {
   Key key;
   // The caller's memory, contiguous, which outlives the recorder: always the observation that the
@@ -51,7 +52,7 @@ struct ObservationSpec {
 };
 
 // What a policy passes on to its own next call (a recurrent state): it reads `key` and writes
-// ("next", key). Both are leaves; the latter may be missing.
+// ("next", key). Both are leaves; the latter may be missing, and the former one of its outputs.
 struct StateSpec {
   Key key;
   TensorView current;  // as in ObservationSpec; live
@@ -71,7 +72,7 @@ struct RecorderLeaves {
     const std::optional<LeafRows>& written() const { return next ? next : current; }
   };
   struct State {
-    LeafRows root;
+    std::optional<LeafRows> root;
     std::optional<LeafRows> next;
     LeafRows current;
     TensorView view;     // of current
