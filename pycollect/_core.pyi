@@ -524,7 +524,8 @@ class Recorder:
             batched, always holds the observation to act on; where not `live`, only between
             rollouts. None where there is ("next", key) alone. A key may stand there in both ways:
             its root and its ("next", key), if that is a leaf, are then written for themselves.
-        outputs: the keys of the policy's outputs.
+        outputs: the keys of the policy's outputs. What is recorded at the root of an observation or
+            state of such a key is the output.
         envs: P.
         batched: arrays have a leading dimension P.
         max_frames_per_traj: truncate a trajectory at that length; 0: never.
