@@ -311,9 +311,10 @@ def test_a_cast_does_not_hide_another_dtype_later():
             torch.zeros(4, 3),
             ["one-hot", "expected an index of shape [4]"],
         ),
-        (gym.spaces.Discrete(3), 4, torch.zeros(4, 1), ["expected the shape [4]", "[4, 1] came"]),
+        (gym.spaces.Discrete(3), 4, torch.zeros(4, 2), ["expected the shape [4]", "[4, 2] came"]),
         (box(2), 4, torch.zeros(2), ["expected the shape [4, 2]", "[2] came"]),
-        (box(1), None, torch.zeros(()), ["expected the shape [1]", "[] came"]),
+        (box(1), 4, torch.zeros(1, 4), ["expected the shape [4, 1]", "[1, 4] came"]),
+        (box(1), None, torch.zeros(2), ["expected the shape [1]", "[2] came"]),
         (box(1), None, torch.zeros(1, dtype=torch.complex64), ["float32", "complex64 came"]),
         (box(1), None, torch.zeros(1).to_sparse(), ["dense", "sparse"]),
         (box(1), None, torch.zeros(1, device="meta"), ["CPU", "meta came"]),
@@ -324,6 +325,28 @@ def test_wrong_outputs_are_named(action, num_envs, out, words):
     with pytest.raises(ValueError, match="policy:") as error:
         make(lambda x: out, ShapeOnly(box(3), action, num_envs))
     assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize("num_envs", [None, 1, 4])
+@pytest.mark.parametrize(
+    ("action", "frame"),
+    [
+        (gym.spaces.Discrete(3), (1,)),
+        (box(1), ()),
+        (box(2, 1), (2,)),
+        (box(), (1,)),
+        (gym.spaces.MultiDiscrete([3]), ()),
+    ],
+)
+def test_dimensions_of_one_come_and_go(action, num_envs, frame):
+    lead = () if num_envs is None else (num_envs,)
+    answers = [torch.ones((*lead, *frame)) for _ in range(2)] + [torch.ones((*lead, *frame, 2))]
+    runner, _ = make(lambda x: answers.pop(0), ShapeOnly(box(3), action, num_envs))
+    (came,) = act(runner)
+    assert came.shape == (*lead, *action.shape)
+    assert came.dtype == torch.from_numpy(np.ones((), action.dtype)).dtype
+    with pytest.raises(ValueError, match=r"'action'.*as at construction"):
+        act(runner)
 
 
 def test_what_comes_beside_the_action_is_numbered():

@@ -21,25 +21,31 @@ class Raw(NamedTuple):
     """
 
     dtype: torch.dtype
+    shape: torch.Size
     requires_grad: bool
     lazy: bool
 
     @classmethod
     def of(cls, value: torch.Tensor) -> Raw:
         """What this output is like."""
-        return cls(value.dtype, value.requires_grad, value.is_neg() or value.is_conj())
+        return cls(value.dtype, value.shape, value.requires_grad, value.is_neg() or value.is_conj())
 
 
 def finishers(
-    outputs: Sequence[Leaf], carried: Mapping[Key, Key], raw: Mapping[Key, Raw]
+    outputs: Sequence[Leaf],
+    carried: Mapping[Key, Key],
+    raw: Mapping[Key, Raw],
+    batch: tuple[int, ...],
 ) -> Finishers:
-    """Actions are cast, parameters detached, by the place in what `act` returns.
+    """Actions are cast and brought to their space's shape, parameters detached, by the place in
+    what `act` returns.
 
     Args:
         outputs: the leaves as they are recorded.
         carried: for each state, behind the outputs, the key of its next value. One that the policy
             does not write is its own: it is copied, as it is the memory that is written next.
         raw: every output as the policy returns it.
+        batch: the environment's batch dimensions.
     """
     finish: list[tuple[int, Callable[[torch.Tensor], torch.Tensor]]] = []
     for place, leaf in enumerate(outputs):
@@ -50,6 +56,8 @@ def finishers(
             finish.append((place, _resolve))
         if came.dtype is not torch_dtype(leaf.dtype):
             finish.append((place, _caster(leaf, came.dtype)))
+        if came.shape[len(batch) :] != leaf.shape:
+            finish.append((place, _shaper(leaf, came.shape, batch)))
     for place, (key, source) in enumerate(carried.items(), len(outputs)):
         if key == source:
             finish.append((place, torch.Tensor.clone))
@@ -74,3 +82,19 @@ def _caster(leaf: Leaf, raw: torch.dtype) -> Callable[[torch.Tensor], torch.Tens
         return tensor.to(dtype)
 
     return cast
+
+
+def _shaper(
+    leaf: Leaf, raw: torch.Size, batch: tuple[int, ...]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    shape = (*batch, *leaf.shape)
+
+    def reshape(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.shape != raw:
+            raise PolicyOutputError(
+                f"policy: {show(leaf.key)}: expected the shape {list(raw)}, as at construction, "
+                f"but {list(tensor.shape)} came"
+            )
+        return tensor.reshape(shape)
+
+    return reshape

@@ -123,26 +123,39 @@ def _leaf(key: Key, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
 
 
 def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
-    batch = env.batch_size
-    expected, came = (*batch, *leaf.shape), tuple(tensor.shape)
+    """How an action is recorded: where the environment casts actions, as its space has it, else as
+    it came, which the environment makes out itself.
+    """
+    if tensor.is_complex() and not torch_dtype(leaf.dtype).is_complex:
+        raise ValueError(
+            f"policy: {show(leaf.key)}: expected {leaf.dtype}, but {tensor.dtype} came"
+        )
+    if not env.casts_actions:
+        own = _leaf(leaf.key, tensor, env)
+        return Leaf(own.key, leaf.dtype, own.shape) if _is_unknown_to_arrays(tensor, env) else own
+    expected, came = (*env.batch_size, *leaf.shape), tuple(tensor.shape)
+    if came == expected or fits(came, leaf, env.batch_size):
+        return leaf
     space = _space_at(env.action_space, leaf.key)
-    if isinstance(space, spaces.Discrete) and came == (*batch, int(space.n)) != expected:
+    if isinstance(space, spaces.Discrete) and came == (*env.batch_size, int(space.n)):
         raise ValueError(
             f"policy: {show(leaf.key)}: expected an index of shape {list(expected)} for "
             f"{space}, but {list(came)} came; Gymnasium's Discrete does not take one-hot "
             "actions, use argmax(-1)"
         )
-    if came != expected:
-        raise ValueError(
-            f"policy: {show(leaf.key)}: expected the shape {list(expected)}, but {list(came)} came"
-        )
-    if tensor.is_complex() and not torch_dtype(leaf.dtype).is_complex:
-        raise ValueError(
-            f"policy: {show(leaf.key)}: expected {leaf.dtype}, but {tensor.dtype} came"
-        )
-    if env.casts_actions or _is_unknown_to_arrays(tensor, env):
-        return leaf
-    return _leaf(leaf.key, tensor, env)
+    raise ValueError(
+        f"policy: {show(leaf.key)}: expected the shape {list(expected)}, but {list(came)} came"
+    )
+
+
+def fits(came: tuple[int, ...], leaf: Leaf, batch: tuple[int, ...]) -> bool:
+    """Whether actions of that shape are the leaf's but for dimensions of one."""
+    lead, frame = came[: len(batch)], came[len(batch) :]
+    return lead == batch and _without_ones(frame) == _without_ones(leaf.shape)
+
+
+def _without_ones(shape: tuple[int, ...]) -> list[int]:
+    return [extent for extent in shape if extent != 1]
 
 
 def _is_unknown_to_arrays(action: torch.Tensor, env: EnvBatch) -> bool:

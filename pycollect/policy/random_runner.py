@@ -13,6 +13,8 @@ import torch
 from pycollect._core import Leaf
 from pycollect.envs.base import EnvBatch, Sampler
 from pycollect.layout import Key, torch_dtype
+from pycollect.policy.outputs import fits
+from pycollect.policy.steps import show
 
 Row: TypeAlias = torch.Tensor | npt.NDArray[Any]
 
@@ -27,6 +29,7 @@ class RandomRunner:
         rng: one generator, or one per env; a fresh one if None. May be set anew between rollouts.
         outputs: what is recorded; keys other than the actions are zeros (as `init_random_frames`
             needs, with the policy's `outputs`), or what the env shows there. None: the actions.
+            Theirs may have other dtypes, and dimensions of one that are there or not.
         current: the current observation by key, in rows.
 
     Offers what a PolicyRunner does, see there.
@@ -58,15 +61,34 @@ class RandomRunner:
         self.said = env.draw_extras
         self._absent = [self._shown(leaf, current) for leaf in self.outputs]
         self._dtypes = [torch_dtype(leaf.dtype) for leaf in self.outputs]
+        self._reshapes = [
+            place is not None and leaf.shape != env.action[place].shape
+            for leaf, place in zip(self.outputs, self._places, strict=True)
+        ]
+        self._has_other_shapes = any(self._reshapes)
         self._sampler = env.action_sampler() if env.draws_ahead else None
         self.act: Callable[[], tuple[Row, ...]] = self._draw_next
 
     def refresh(self, steps: int) -> None:
-        """The next `steps` steps, at least one, are to come; earlier draws that are left go."""
+        """The next `steps` steps, at least one, are to come; earlier draws that are left go.
+
+        Raises ValueError where random actions have not the form in which the policy's are recorded.
+        """
+        self._check_shapes()
         if self._sampler is not None:
             rows = self._draw(self._sampler, steps)
             rows.reverse()
             self.act = rows.pop
+
+    def _check_shapes(self) -> None:
+        for leaf, place, reshapes in zip(self.outputs, self._places, self._reshapes, strict=True):
+            own = self._env.action[place] if reshapes and place is not None else leaf
+            if not fits(leaf.shape, own, ()):
+                raise ValueError(
+                    f"init_random_frames: expected a policy that gives {show(leaf.key)} in the "
+                    f"shape {list(own.shape)} of the environment's spec, as random actions have "
+                    f"it, its own is {list(leaf.shape)}"
+                )
 
     def forget(self) -> None:
         """Random actions note nothing for the next one."""
@@ -75,20 +97,22 @@ class RandomRunner:
         if self._sampler is not None:
             return self._draw(self._sampler, 1)[0]
         drawn = self._env.random_action()
-        return tuple(
-            [
-                absent if place is None else _as(drawn[place], dtype)
-                for place, dtype, absent in zip(
-                    self._places, self._dtypes, self._absent, strict=True
-                )
-            ]
-        )
+        values = [
+            absent if place is None else _as(drawn[place], dtype)
+            for place, dtype, absent in zip(self._places, self._dtypes, self._absent, strict=True)
+        ]
+        if self._has_other_shapes:
+            pairs = zip(values, self._absent, strict=True)
+            values = [value.reshape(absent.shape) for value, absent in pairs]
+        return tuple(values)
 
     def _draw(self, sampler: Sampler, steps: int) -> list[tuple[Row, ...]]:
         """Per step its actions, in memory of their own, and zeros for other outputs."""
         arrays = sampler.draw(steps, self.rng)
         columns = [
-            (absent,) * steps if place is None else self._to_rows(arrays[place], leaf)
+            (absent,) * steps
+            if place is None
+            else self._to_rows(arrays[place].reshape((steps, *absent.shape)), leaf)
             for leaf, place, absent in zip(self.outputs, self._places, self._absent, strict=True)
         ]
         return list(zip(*columns, strict=True)) if columns else [()] * steps

@@ -191,7 +191,7 @@ class PolicyRunner:
         given = {key: self._given.tensors[key] for key in program.read}
         crosses = self._crossing.is_needed(given.values())
         given = self._crossing.mirrors(given) if crosses else given
-        finish = finishers(self.outputs, self._carried, self._raw)
+        finish = finishers(self.outputs, self._carried, self._raw, self._given.lead)
         with undisturbed(self.policy, self._crossing.there):
             act, reuses_memory = assemble(
                 self._calling.of_program(program), given, self._wanted(), self._samples, finish
@@ -208,7 +208,7 @@ class PolicyRunner:
             wanted,
             frozenset(expected),
             self.extra_outputs,
-            finishers(self.outputs, self._carried, self._raw),
+            finishers(self.outputs, self._carried, self._raw, self._given.lead),
         )
 
     def _wanted(self) -> list[Key]:

@@ -220,11 +220,6 @@ def test_replaced_methods_are_called() -> None:
     assert batch["next", "reward"].flatten().tolist() == [5.0] * 3
 
 
-def test_an_index_for_a_one_hot_action_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"action.*expected the shape \[2\]"):
-        collect(pycollect.SyncDataCollector, GYM["CartPole"][0], choices(2, True, "observation")())
-
-
 def test_step_counts_that_are_there_already_are_refused() -> None:
     class Counted(WalkEnv):
         def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -17,10 +18,15 @@ from pycollect.envs.base import Arrays, EnvBatch, Sampler, check_seeds
 from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly, same
 from pycollect.envs.spaces import Array
 from pycollect.layout import Key
+from pycollect.user_warning import warn_user
 
 from .specs import check_device, spec_leaves
 
 Take = Callable[[Array], Any]
+Decode = Callable[[Leaf], Take | None]
+"""From an action's leaf, as it comes, to what makes of it what the inner env is given (None: it is
+that)."""
+
 Encode = Callable[[Any], Any]
 
 _REPLACEABLE = ("_reset", "_step", "read_action", "read_done", "read_obs", "read_reward")
@@ -33,12 +39,15 @@ class Form:
     """What the inner env of a GymEnv takes and shows, in TorchRL's keys and encodings.
 
     Attributes:
-        action: its leaf, and what makes an action of the inner env of it (None: it is that).
+        action: its leaf.
+        decode: makes of an action, whatever its shape and dtype, what the inner env is given: what
+            `read_action` does.
         observation: the leaves in the order of the inner env's space, each with its encoding
             (None: as it is).
     """
 
-    action: tuple[Leaf, Take | None]
+    action: Leaf
+    decode: Decode
     observation: Sequence[tuple[Leaf, Encode | None]]
 
     def encoded(self, observe: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -85,7 +94,7 @@ def form_of(env: Any) -> Form | None:
     action, observation = _action(env, inner.action_space), _observation(env, inner)
     if action is None or observation is None:
         return None
-    return Form(action, observation)
+    return Form(*action, observation)
 
 
 def _flags_and_reward_are_standard(env: Any) -> bool:
@@ -93,8 +102,8 @@ def _flags_and_reward_are_standard(env: Any) -> bool:
     return flags == _FLAGS and spec_leaves(env.full_reward_spec, env.batch_size) == _REWARD
 
 
-def _action(env: Any, space: gymnasium.Space[Any]) -> tuple[Leaf, Take | None] | None:
-    """The action's leaf and what makes of it what the inner env takes (None: it is that).
+def _action(env: Any, space: gymnasium.Space[Any]) -> tuple[Leaf, Decode] | None:
+    """The action's leaf by the specs, and how actions are decoded.
 
     None where the encoding is not known here.
     """
@@ -103,12 +112,38 @@ def _action(env: Any, space: gymnasium.Space[Any]) -> tuple[Leaf, Take | None] |
     spec = env.full_action_spec["action"]
     (leaf,) = spec_leaves(env.full_action_spec, env.batch_size)
     if isinstance(space, spaces.Box) and isinstance(spec, Bounded | Unbounded):
-        return (leaf, None) if _is_same(leaf, space) else None
+        return (leaf, _as_it_is) if _is_same(leaf, space) else None
     if not isinstance(space, spaces.Discrete) or space.start != 0 or spec.mask is not None:
         return None
     if isinstance(spec, OneHot) and leaf.shape == (space.n,):
-        return leaf, lambda action: int(action.argmax())
-    return (leaf, int) if isinstance(spec, Categorical) and leaf.shape == () else None
+        return leaf, partial(_from_one_hot, int(space.n))
+    is_index = isinstance(spec, Categorical) and leaf.shape == ()
+    return (leaf, _from_index) if is_index else None
+
+
+def _as_it_is(leaf: Leaf) -> None:
+    return None
+
+
+def _from_one_hot(n: int, leaf: Leaf) -> Take:
+    """Where the greatest of the numbers is, cut to integers; that of a single number is 0."""
+    if leaf.shape[-1:] != (n,):
+        warn_user(
+            f"policy: 'action': expected a one-hot vector of shape [{n}], {list(leaf.shape)} came: "
+            "TorchRL's GymEnv takes the greatest along the last dimension, so that an index is "
+            "the action 0 whatever it is; GymEnv(..., categorical_action_encoding=True) takes "
+            "indices"
+        )
+    is_whole = np.dtype(leaf.dtype).kind in "biu"
+    if len(leaf.shape) < 2:
+        if is_whole:
+            return lambda action: int(action.argmax())
+        return lambda action: int(action.astype(np.int64).argmax())
+    return lambda action: action.astype(np.int64, copy=False).argmax(-1)
+
+
+def _from_index(leaf: Leaf) -> Take | None:
+    return int if leaf.shape == () else None
 
 
 def _observation(env: Any, inner: Any) -> list[tuple[Leaf, Encode | None]] | None:
@@ -170,13 +205,18 @@ class Unwrapped(SingleEnv):
         super().__init__(env._env)
         self._wrapper = env
         self.observation = tuple(leaf for leaf, _ in form.observation)
-        leaf, take = form.action
-        self.action = (leaf,)
+        self.action = (form.action,)
         self._to_action = same
-        if take is not None:
-            step = self._env.step
-            self._step = lambda action: step(take(action))
+        self._decode = form.decode
+        self.given(self.action)
         self._to_arrays = form.encoded(self._to_arrays)
+
+    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """Decode actions as they come from now on; see `EnvBatch.given`."""
+        step: Callable[[Any], Any] = self._env.step
+        take = self._decode(the_action(outputs))
+        self._step = step if take is None else lambda action: step(take(action))
+        return super().given(outputs)
 
     def action_sampler(self) -> Sampler:
         """As the inner env's actions, in TorchRL's encoding."""
@@ -197,6 +237,11 @@ class Unwrapped(SingleEnv):
 
 class UnwrappedPlain(Unwrapped, PlainEnv):
     """An `Unwrapped` whose observation is one array: the hot path."""
+
+
+def the_action(outputs: Sequence[Leaf]) -> Leaf:
+    """The leaf of the action among those of a policy."""
+    return next(leaf for leaf in outputs if leaf.key == ("action",))
 
 
 def one_hot_sampler(sampler: Sampler, space: Any, leaf: Leaf) -> Sampler:

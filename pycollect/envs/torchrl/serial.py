@@ -17,7 +17,7 @@ from pycollect.extras import ExtraValues
 from pycollect.layout import Key, torch_dtype
 
 from .adapter import TorchRLEnv
-from .gym import Form, form_of, one_hot_sampler
+from .gym import Form, form_of, one_hot_sampler, the_action
 from .hooks import has_hooks
 from .specs import check_device, draw, name_of
 from .stepping import is_torchrls
@@ -68,7 +68,7 @@ def _are_alike(form: Form, other: Form | None) -> bool:
     if other is None:
         return False
     leaves = [[leaf for leaf, _ in own.observation] for own in (form, other)]
-    return leaves[0] == leaves[1] and form.action[0] == other.action[0]
+    return leaves[0] == leaves[1] and form.action == other.action
 
 
 def _is_plain(row: TorchRLEnv, first: TorchRLEnv) -> bool:
@@ -104,10 +104,16 @@ class UnwrappedRows(CallablesEnv):
         self._buffers = tuple(
             np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.observation
         )
-        leaf, take = form.action
-        self.action = (leaf,)
-        self._to_action = take or same
+        self.action = (form.action,)
+        self._decode = form.decode
+        self.given(self.action)
         self._observe = [form.encoded(observe) for observe in self._observe]
+
+    def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
+        """Decode actions as they come from now on; see `EnvBatch.given`."""
+        self._to_action = self._decode(the_action(outputs)) or same
+        self._step_each = None
+        return super().given(outputs)
 
     def action_sampler(self) -> Sampler:
         """As the inner envs' actions, in TorchRL's encoding."""

@@ -335,9 +335,15 @@ def _gym_step(env: Any) -> Step | None:
     if any(len(leaf.key) > 1 for leaf in batch.observation):
         return None
     inner, leaves, device = batch.step, batch.observation, env.device
+    form_of_last: Any = None  # random actions may have another than a policy's
 
     def step(root: Any) -> Any:
-        values, reward, terminated, truncated = inner(root.get("action").detach().numpy())
+        nonlocal form_of_last
+        action = root.get("action").detach().numpy()
+        if (action.dtype, action.shape) != form_of_last:
+            form_of_last = action.dtype, action.shape
+            batch.given((Leaf(("action",), action.dtype.name, action.shape),))
+        values, reward, terminated, truncated = inner(action)
         entries = _tensors(leaves, values if type(values) is tuple else (values,))
         entries["reward"] = torch.tensor(reward, dtype=torch.float32).reshape(1)
         entries["truncated"] = torch.tensor([bool(truncated)])

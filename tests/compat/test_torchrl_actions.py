@@ -1,0 +1,150 @@
+"""Actions that are not of the spec's shape, dtype or encoding: recorded as they came, taken as
+TorchRL's environments take them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+from torchrl_support import Make, collect, compare, seeded
+
+import pycollect
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
+    from torchrl.collectors import Collector
+    from torchrl.envs import GymEnv, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
+
+Act = Callable[[torch.Tensor], torch.Tensor]
+
+
+def cart_pole(**kwargs: Any) -> Any:
+    return seeded(partial(GymEnv, "CartPole-v1", **kwargs))
+
+
+def pendulum() -> Any:
+    return seeded(partial(GymEnv, "Pendulum-v1"))
+
+
+def policy(act: Act) -> Any:
+    return TensorDictModule(act, ["observation"], ["action"])
+
+
+def falls_right(observation: torch.Tensor) -> torch.Tensor:
+    return (observation[..., 2] > 0).long()
+
+
+def two_hot(observation: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.one_hot(falls_right(observation), 2)
+
+
+def even(observation: torch.Tensor) -> torch.Tensor:
+    return (observation[..., 0] % 2 == 0).int()
+
+
+def counting_of(*size: int) -> Any:
+    return mock.CountingBatchedEnv(batch_size=torch.Size(size), max_steps=torch.full(size, 4))
+
+
+indexed = partial(cart_pole, categorical_action_encoding=True)
+counting = partial(mock.CountingEnv, max_steps=4)
+CART_POLE_ACTIONS: dict[str, tuple[Make, Act]] = {
+    "an index for one-hot": (cart_pole, falls_right),
+    "an index of shape [1] for one-hot": (cart_pole, lambda o: falls_right(o).unsqueeze(-1)),
+    "one-hot in float": (cart_pole, lambda o: two_hot(o).float()),
+    "one-hot in bool": (cart_pole, lambda o: two_hot(o).bool()),
+    "probabilities for one-hot": (cart_pole, lambda o: torch.cat([o[..., 2:], -o[..., 2:]], -1)),
+    "an index in int32": (indexed, lambda o: falls_right(o).int()),
+    "an index in float": (indexed, lambda o: falls_right(o).float()),
+    "an index in bool": (indexed, lambda o: falls_right(o).bool()),
+}
+PENDULUM_ACTIONS: dict[str, tuple[Make, Act]] = {
+    "float64": (pendulum, lambda o: o[..., :1].double()),
+    "float16": (pendulum, lambda o: o[..., :1].half()),
+    "int64": (pendulum, lambda o: o[..., :1].long()),
+}
+COUNTING_ACTIONS: dict[str, tuple[Make, Act]] = {
+    "a scalar": (counting, even),
+    "a scalar in float": (counting, lambda o: even(o).float()),
+    "a scalar for each of [3]": (partial(counting_of, 3), even),
+    "a scalar for each of [2, 3]": (partial(counting_of, 2, 3), even),
+    "an index for another's one-hot": (
+        mock.DiscreteActionVecMockEnv,
+        lambda o: o[..., 0].long() % 3,
+    ),
+}
+ACTIONS = {**CART_POLE_ACTIONS, **PENDULUM_ACTIONS, **COUNTING_ACTIONS}
+WAYS: dict[str, Callable[[Make], Any]] = {
+    "alone": lambda make: make(),
+    "transformed": lambda make: TransformedEnv(make(), StepCounter()),
+    "SerialEnv": lambda make: SerialEnv(2, make),
+    "SerialEnv, transformed": lambda make: TransformedEnv(SerialEnv(2, make), StepCounter()),
+    "SerialEnv of transformed": lambda make: SerialEnv(
+        2, lambda: TransformedEnv(make(), StepCounter())
+    ),
+}
+ignores_indices = pytest.mark.filterwarnings("ignore:policy. 'action'. expected a one-hot")
+
+
+@ignores_indices
+@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.parametrize("way", WAYS)
+def test_frames(way: str, action: str) -> None:
+    if way != "alone" and action.startswith("an index for another"):
+        pytest.skip("draws its observations")
+    make, act = ACTIONS[action]
+    compare(lambda: WAYS[way](make), lambda: policy(act))
+
+
+def test_several_actions_of_one_agent() -> None:
+    def act(td: Any) -> Any:
+        return td.update(
+            mock.MultiKeyCountingEnv().full_action_spec.zero().apply(lambda x: x.long())
+        )
+
+    compare(mock.MultiKeyCountingEnv, lambda: act)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@ignores_indices
+@pytest.mark.parametrize("action", ["an index for one-hot", "a scalar"])
+def test_parallel_env(action: str) -> None:
+    make, act = ACTIONS[action]
+    compare(lambda: ParallelEnv(2, make, mp_start_method="spawn"), lambda: policy(act), batches=2)
+
+
+def test_an_index_for_one_hot_is_warned_about() -> None:
+    """TorchRL's GymEnv then takes the action 0, whatever was recorded."""
+    with pytest.warns(UserWarning, match="categorical_action_encoding=True"):
+        (td, *_) = collect(pycollect.Collector, cart_pole, policy(falls_right))
+    assert td["action"].shape == (24,)
+    assert td["action"].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
+def test_random_frames_come_in_the_policys_form(dtype: torch.dtype) -> None:
+    def act() -> Any:
+        return policy(lambda o: even(o).to(dtype))
+
+    kwargs = {"init_random_frames": 24, "frames": 24, "batches": 3}
+    first, *ours = collect(pycollect.Collector, counting, act(), **kwargs)
+    (random, *theirs) = collect(Collector, counting, act(), **kwargs)
+    assert random["action"].shape == (24, 1)  # and [24] then
+    assert first["action"].shape == (24,)
+    for our, their in zip(ours, theirs, strict=True):
+        assert our["action"].dtype is their["action"].dtype is dtype
+        assert our["action"].shape == their["action"].shape == (24,)
+
+
+@ignores_indices
+def test_random_frames_of_another_form_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"init_random_frames: .* the shape \[2\] .* is \[\]"):
+        collect(pycollect.Collector, cart_pole, policy(falls_right), init_random_frames=24)
