@@ -16,6 +16,11 @@ from pycollect.collectors.device_arguments import check_devices, check_one_place
 from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.ray_engine import RayEngine, actor_options, check_actor_options
+from pycollect.collectors.ray_inference import (
+    client_factories,
+    is_inference_service,
+    update_service,
+)
 from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.collectors.worker_kind import WorkerKind
@@ -30,7 +35,8 @@ class RayCollector(ElasticCollector):
             stepped as a batch, or an environment that pickles), or one entry that is repeated
             `num_collectors` times.
         policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
-            actions. Each actor gets a copy.
+            actions. Each actor gets a copy. Or TorchRL's InferenceServer with the service_backend
+            "ray", of which each actor calls a client: its policy stays where it is.
         frames_per_batch: sync: frames of all actors together, each collects its share, rounded up
             with a warning; async: of each actor's batch.
         total_frames: a lower bound; None or a negative number: for ever.
@@ -74,7 +80,6 @@ class RayCollector(ElasticCollector):
             "warmup", the number of calls before (1).
         cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
             of calls before (2). It is without effect, with a warning, where there is no CUDA.
-        trust_policy: the policy is called with the TensorDict, whatever its parameters are named.
         observation_dtype: of the observations in a batch, root and next, instead of the
             environment's (a dtype or its name); or a dict by observation key. Flags and, unless
             they are named, bool and complex observations stay.
@@ -169,7 +174,6 @@ class RayCollector(ElasticCollector):
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
         cudagraph_policy: bool | Mapping[str, Any] | None = None,
-        trust_policy: bool | None = None,
         observation_dtype: Any = None,
         observation_scale: Any = None,
         num_threads: int = 1,
@@ -200,6 +204,11 @@ class RayCollector(ElasticCollector):
         entries = kind.entries(
             create_env_fn, num_collectors, num_workers_per_collector, "num_workers_per_collector"
         )
+        self._service = policy if is_inference_service(policy) else None
+        if self._service is not None:
+            factories = client_factories(self._service, policy_factory, len(entries))
+            values["policy_factory"], policy = factories, None
+            self._passed.add("policy_factory")
         arguments = merged_arguments(
             values, self._passed, collector_kwargs, len(entries), kind.arguments
         )
@@ -296,6 +305,13 @@ class RayCollector(ElasticCollector):
             return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 
         return self._recruit(create_env_fn, num_envs, policy, collector_kwargs, options)
+
+    def update_policy_weights_(self, policy_or_weights: Any = None, **options: Any) -> None:
+        """As the other collectors'; an inference service is given the weights itself, at once."""
+        if self._service is not None:
+            update_service(self._service, policy_or_weights)
+        else:
+            super().update_policy_weights_(policy_or_weights, **options)
 
     @property
     def remote_collectors(self) -> list[Any]:

@@ -1,0 +1,57 @@
+"""Policies that run in a Ray actor of their own, of which each worker calls a client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from tensordict import TensorDict, TensorDictBase
+from torch import nn
+
+
+def is_inference_service(policy: Any) -> bool:
+    """Whether the policy is TorchRL's ``InferenceServer(service_backend="ray")``, or its like."""
+    return getattr(policy, "service_backend", None) == "ray" and callable(
+        getattr(policy, "client", None)
+    )
+
+
+def client_factories(
+    service: Any, policy_factory: Any, workers: int
+) -> list[Callable[[], ServedPolicy]]:
+    """One factory per worker, each of a client of its own.
+
+    Raises:
+        ValueError: a `policy_factory` beside the service.
+    """
+    if policy_factory is not None:
+        raise ValueError("policy_factory: expected None together with policy; pass one of the two")
+    return [partial(ServedPolicy, service.client()) for _ in range(workers)]
+
+
+class ServedPolicy:
+    """A client as a policy: called with a TensorDict, it returns the one that came back."""
+
+    def __init__(self, client: Callable[[TensorDictBase], TensorDictBase]) -> None:
+        self._client = client
+
+    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """What the service's policy makes of it."""
+        return self._client(tensordict)
+
+
+def update_service(service: Any, weights: Any) -> None:
+    """Give the service's policy new weights.
+
+    Raises:
+        ValueError: no weights: the service alone has the policy.
+    """
+    if weights is None:
+        raise ValueError(
+            "policy_or_weights: expected a module or weights, got None; the policy is in "
+            "another actor, which has to be told what its weights are"
+        )
+    if isinstance(weights, nn.Module):
+        weights = TensorDict.from_module(weights).data
+    service.update_model_weights(weights)
