@@ -333,7 +333,6 @@ def test_an_env_that_does_not_pickle() -> None:
 
 
 HINTS = (
-    "trust_policy",
     "use_buffers",
     "return_same_td",
     "no_cuda_sync",

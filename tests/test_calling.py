@@ -165,6 +165,7 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"compile_policy": {"warmup": -1}}, ValueError, "compile_policy.*warmup.*-1"),
     ({"cudagraph_policy": "yes"}, TypeError, "cudagraph_policy.*'yes'"),
     ({"cudagraph_policy": {"warmup": 1.5}}, ValueError, "cudagraph_policy.*1.5"),
+    ({"trust_policy": "yes"}, TypeError, "trust_policy.*'yes'"),
     ({"cudagraph_policy": {"pool": 1}}, TypeError, "cudagraph_policy.*warmup.*pool"),
 ]
 

@@ -17,7 +17,6 @@ from pycollect.worker_options import WorkerOptions
 # TorchRL's arguments that only hint at how to go about it.
 HINTS = frozenset(
     {
-        "trust_policy",
         "use_buffers",
         "return_same_td",
         "no_cuda_sync",

@@ -80,6 +80,7 @@ class RayCollector(ElasticCollector):
             "warmup", the number of calls before (1).
         cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
             of calls before (2). It is without effect, with a warning, where there is no CUDA.
+        trust_policy: the policy is called with the TensorDict, whatever its parameters are named.
         observation_dtype: of the observations in a batch, root and next, instead of the
             environment's (a dtype or its name); or a dict by observation key. Flags and, unless
             they are named, bool and complex observations stay.
@@ -174,6 +175,7 @@ class RayCollector(ElasticCollector):
         compact_obs: bool = False,
         compile_policy: bool | Mapping[str, Any] | None = None,
         cudagraph_policy: bool | Mapping[str, Any] | None = None,
+        trust_policy: bool | None = None,
         observation_dtype: Any = None,
         observation_scale: Any = None,
         num_threads: int = 1,

@@ -40,6 +40,7 @@ WORKER_ARGUMENTS = (
     "compact_obs",
     "compile_policy",
     "cudagraph_policy",
+    "trust_policy",
     "observation_dtype",
     "observation_scale",
     "num_threads",
@@ -151,7 +152,9 @@ def worker_options(
         num_threads=check.check_threads(arguments["num_threads"]),
         mask=mask,
         compact_obs=bool(arguments["compact_obs"]),
-        calling=Calling.checked(arguments["compile_policy"], arguments["cudagraph_policy"]),
+        calling=Calling.checked(
+            arguments["compile_policy"], arguments["cudagraph_policy"], arguments["trust_policy"]
+        ),
         **{
             name: check.check_callable(name, arguments[name])
             for name in ("init_fn", "pre_collect_hook", "post_collect_hook")

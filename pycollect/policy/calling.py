@@ -1,4 +1,4 @@
-"""How a policy's modules are called: as they are, compiled, or replayed as CUDA graphs."""
+"""How a policy is called: with what, and its modules as they are, compiled or as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Calling:
-    """What `compile_policy` and `cudagraph_policy` ask for.
+    """What `compile_policy`, `cudagraph_policy` and `trust_policy` ask for.
 
     Each call of a module or function in the policy is compiled, or captured, by itself;
     distributions are sampled as ever. A policy that needs a TensorDict is compiled as a whole.
@@ -26,21 +26,25 @@ class Calling:
     Attributes:
         compiled: arguments of ``torch.compile``, and "warmup", the calls before; None: not at all.
         graphed: "warmup", the calls before the capture; None: not at all.
+        trusted: the policy takes a TensorDict, whatever its signature says.
     """
 
     compiled: Mapping[str, Any] | None = None
     graphed: Mapping[str, Any] | None = None
+    trusted: bool = False
 
     @classmethod
-    def checked(cls, compile_policy: Any, cudagraph_policy: Any) -> Calling:
-        """Check both arguments.
+    def checked(cls, compile_policy: Any, cudagraph_policy: Any, trust_policy: Any) -> Calling:
+        """Check all three arguments.
 
         Raises:
             TypeError, ValueError: by the argument's name.
         """
         compiled = _checked("compile_policy", compile_policy, inspect.signature(torch.compile))
         graphed = _checked("cudagraph_policy", cudagraph_policy, inspect.signature(CapturedCall))
-        return cls(compiled, graphed)
+        if trust_policy not in (None, True, False):
+            raise TypeError(f"trust_policy: expected a bool, got {trust_policy!r}")
+        return cls(compiled, graphed, bool(trust_policy))
 
     def on(self, device: torch.device) -> Calling:
         """What of this is possible where the policy lies.

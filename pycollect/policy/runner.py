@@ -90,7 +90,7 @@ class PolicyRunner:
         self._call = TensorDictCall(self._given, self._crossing)
         check_on_device(policy, device)
         with torch.no_grad():
-            program = take_apart(policy, env)
+            program = take_apart(policy, env, calling.trusted)
             forms = announced_states(policy, program, self._given, policy_state)
             probe = Probe(policy, self._given, self._crossing, self._call)
             program, values, self.extra_outputs, self._samples = probe.run(program, forms)
@@ -127,7 +127,7 @@ class PolicyRunner:
             return
         check_on_device(self.policy, self._crossing.there)
         with torch.no_grad():
-            program = take_apart(self.policy, self._env)
+            program = take_apart(self.policy, self._env, self._calling.trusted)
             self._bind(None if program is None else program.widened(self._others))
 
     def forget(self) -> None:

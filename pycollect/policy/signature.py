@@ -23,10 +23,14 @@ Forms: TypeAlias = dict[Key, Sequence[Form]]
 """The states of a policy by key, with the forms that each may have."""
 
 
-def take_apart(policy: Any, env: EnvBatch) -> Program | None:
-    """The policy as a program; None where it is to be called with a TensorDict."""
+def take_apart(policy: Any, env: EnvBatch, trusted: bool = False) -> Program | None:
+    """The policy as a program; None where it is to be called with a TensorDict.
+
+    Args:
+        trusted: whoever gives it says that it takes one.
+    """
     observation = [leaf.key for leaf in env.observation]
-    if not wants_tensordict(policy):
+    if not (trusted or wants_tensordict(policy)):
         return wrap(policy, observation, [leaf.key for leaf in env.action])
     if not isinstance(policy, TensorDictModuleBase):
         return None

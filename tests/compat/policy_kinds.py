@@ -123,6 +123,7 @@ TAKES_TENSORDICTS: dict[str, Make] = {
     "method, a default": lambda env: Methods().by_default,
     "annotated, a default": by_default_annotated,
     "no parameter but td": lambda env: lambda td=None: by_observation(td),
+    "trusted": lambda env: lambda whatever: by_observation(whatever),
     "RandomPolicy": lambda env: RandomPolicy(env.full_action_spec),
     "RandomPolicy without a spec": lambda env: RandomPolicy(),
     "noise without a spec": with_noise_of_the_env,

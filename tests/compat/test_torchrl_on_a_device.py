@@ -15,7 +15,7 @@ import torch
 from collect_support import case_name
 from fake_device import FakeDevice
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl_support import (
     ENVS,
@@ -120,6 +120,18 @@ def test_what_collectors_make_of_them(
     if "trajs_per_batch" in arguments:
         arguments = {**arguments, "total_frames": 48}
     assert_equal_there(monkeypatch, ENVS[name], **arguments)
+
+
+def rewriting() -> Any:
+    return TensorDictSequential(
+        TensorDictModule(lambda seen: seen.double() / 2, ["observation"], ["observation"]),
+        TensorDictModule(lambda seen: (seen % 1 > 0).to(torch.int8), ["observation"], ["action"]),
+    )
+
+
+@pytest.mark.parametrize("name", ["CountingEnv", "CountingBatchedEnv [3]"])
+def test_a_policy_that_writes_what_it_reads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert_equal_there(monkeypatch, ENVS[name], rewriting, **MAX_STEPS)
 
 
 def recurrent() -> Any:
