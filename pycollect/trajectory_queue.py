@@ -21,7 +21,7 @@ Worker = Hashable
 
 
 class TrajectoryBatch(NamedTuple):
-    """N complete trajectories, in the order in which they ended.
+    """N complete trajectories: rollout by rollout, those that ended in one as they had begun.
 
     Attributes:
         td: "padded": [N, T_max] with ``("collector", "mask")``; "cat": [F], one after the other.
@@ -71,6 +71,12 @@ class TrajectoryQueue:
         self._open: dict[tuple[Worker, int, int], _Trajectory] = {}
         self._complete: deque[_Trajectory] = deque()
         self._held: Counter[Worker] = Counter()
+        self._frames: Counter[tuple[Worker, int, int]] = Counter()  # of each row, so far
+
+    @property
+    def complete(self) -> int:
+        """Complete trajectories that were not popped."""
+        return len(self._complete)
 
     @property
     def held(self) -> dict[Any, int]:
@@ -100,40 +106,45 @@ class TrajectoryQueue:
         if done is None:
             raise KeyError("expected next.done in the rollout")
         offsets = plan.offsets.tolist()
+        complete: list[_Trajectory] = []
         ended = done[plan.offsets[1:] - 1].reshape(-1).tolist()
         known = rollout.get(TRAJ_IDS, None) is not None
         ids = chunk.leaves[TRAJ_IDS][plan.offsets[:-1]].tolist() if known else [None] * plan.count
         self._held[worker] += plan.frames
         lost = 0
         for i, row in enumerate(plan.rows.tolist()):
-            trajectory = self._open.pop((worker, source, row), None)
+            place = worker, source, row
+            trajectory = self._open.pop(place, None)
             if trajectory is not None and trajectory.id != ids[i]:
                 lost += trajectory.frames
                 trajectory = None
-            trajectory = trajectory or _Trajectory(worker, ids[i])
+            trajectory = trajectory or _Trajectory(worker, ids[i], (self._frames[place], row))
+            self._frames[place] += offsets[i + 1] - offsets[i]
             trajectory.add(_Piece(chunk, offsets[i], offsets[i + 1]))
             if ended[i]:
-                self._complete.append(trajectory)
+                complete.append(trajectory)
             else:
-                self._open[worker, source, row] = trajectory
+                self._open[place] = trajectory
         for (owner, *_), trajectory in self._open.items():
             if owner == worker:
                 trajectory.own(chunk)
+        self._complete.extend(sorted(complete, key=lambda trajectory: trajectory.begun))
         self._held[worker] -= lost
         return lost
 
-    def pop(self) -> TrajectoryBatch | None:
-        """The next N complete trajectories; None while there are fewer.
+    def pop(self, count: int | None = None) -> TrajectoryBatch | None:
+        """The next N, or so many, complete trajectories; None while there are fewer.
 
         Raises:
             ValueError: they differ in their leaves; nothing was taken.
         """
-        if len(self._complete) < self.trajectories:
+        count = self.trajectories if count is None else count
+        if len(self._complete) < count:
             return None
-        taken = [self._complete[i] for i in range(self.trajectories)]
+        taken = [self._complete[i] for i in range(count)]
         lengths = torch.tensor([trajectory.frames for trajectory in taken])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        ids = torch.arange(self.next_id, self.next_id + self.trajectories)
+        ids = torch.arange(self.next_id, self.next_id + count)
         pieces = [piece for trajectory in taken for piece in trajectory.pieces]
         td = _joined(pieces)
         td.set(TRAJ_IDS, ids.repeat_interleave(lengths).to(td.device or "cpu"))
@@ -146,7 +157,7 @@ class TrajectoryQueue:
             frames[trajectory.worker] += trajectory.frames
             self._complete.popleft()
         self._held -= frames
-        self.next_id += self.trajectories
+        self.next_id += count
         return TrajectoryBatch(td, offsets, lengths, dict(frames))
 
     def cut(self, worker: Worker) -> int:
@@ -208,10 +219,15 @@ class _Piece(NamedTuple):
 
 @dataclass
 class _Trajectory:
-    """What there is of a trajectory so far."""
+    """What there is of a trajectory so far.
+
+    Attributes:
+        begun: how many frames of its row were before it, and the row.
+    """
 
     worker: Worker
     id: int | None
+    begun: tuple[int, int]
     pieces: list[_Piece] = field(default_factory=list)
     frames: int = 0
 

@@ -45,7 +45,7 @@ WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
 
 @pytest.mark.parametrize("way", WAYS)
 def test_it_fills_until_it_is_paused(way: Way) -> None:
-    taken = Buffer()
+    taken, rollouts = Buffer(), way.workers if way.sync else 1
     with collecting(
         way, lambda w: CountingEnv, parity_policy(), frames=T, replay_buffer=taken
     ) as collector:
@@ -55,7 +55,7 @@ def test_it_fills_until_it_is_paused(way: Way) -> None:
         with collector.pause():
             size = len(taken)
             state = collector.state_dict()
-            assert state["batches"] == size == collector.stats()["batches"]
+            assert state["batches"] == size // rollouts == collector.stats()["batches"]
         wait_until(lambda: len(taken) > size)
         collector.set_seed(3)  # while it runs
         collector.update_policy_weights_()
@@ -63,7 +63,7 @@ def test_it_fills_until_it_is_paused(way: Way) -> None:
         collector.pause()
         size = len(taken)
         assert collector.next() is None
-        assert len(taken) == size + 1
+        assert len(taken) == size + rollouts
         collector.start()
         wait_until(lambda: len(taken) > size + 1)
     assert not [t for t in threading.enumerate() if t.name == "pycollect"]

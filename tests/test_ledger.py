@@ -19,7 +19,7 @@ from collect_support import (
     parity_policy,
 )
 from echo_envs import ENTRIES, echo_fns
-from envs_for_tests import EnvBrokeError, RaisingEnv
+from envs_for_tests import CountingEnv, EnvBrokeError, RaisingEnv
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -223,3 +223,25 @@ class Program(RuleBasedStateMachine):
 
 TestProgram = Program.TestCase
 TestProgram.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+
+
+def test_what_a_buffer_refuses_is_lost_by_name() -> None:
+    class Full(list[Any]):
+        def extend(self, td: Any) -> None:
+            if self:
+                raise OSError("full")
+            self.append(td)
+
+    for arguments in ({}, {"trajs_per_batch": 1, "trajs_per_write": 1, "max_frames_per_traj": 2}):
+        taken = Full()
+        collector = SyncDataCollector(
+            CountingEnv, None, frames_per_batch=5, replay_buffer=taken, **arguments
+        )
+        with pytest.raises(OSError, match="full"):
+            list(collector)
+        total = check(collector.ledger())
+        (td,) = taken
+        lost = 2 if arguments else 5
+        assert (total["delivered"], total["reasons"]) == (td.numel(), {"replay_buffer": lost})
+        assert collector.stats()["frames"] == td.numel()
+        collector.shutdown()

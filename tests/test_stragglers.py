@@ -237,7 +237,10 @@ def test_what_else_there_is_goes_together_with_it(
         seen = set()
         for _ in range(4):
             td = collector.next()
-            td = td if buffer is None else buffer.given[-1]
+            if buffer is not None:
+                assert {rollout.ndim for rollout in buffer.given} == {1}
+                td = torch.cat(buffer.given)
+                buffer.given.clear()
             assert td.ndim == 1
             assert (td["collector", "policy_version"] == 0).all()
             assert ("next", "observation") not in td.keys(True)

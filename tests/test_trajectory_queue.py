@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import itemgetter
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ class Env:
     def __init__(self, first_id: int) -> None:
         self.id = first_id
         self.open: list[int] = []
+        self.frames = self.begun = 0
 
     def roll(self, steps: int, data: st.DataObject, clock: list[int], complete: list) -> TensorDict:
         frames, ids, dones = [], [], []
@@ -47,13 +49,16 @@ class Env:
             if event == "cut" and self.open:
                 self.open = []
                 self.id += 100
+            if not self.open:
+                self.begun = self.frames
+            self.frames += 1
             clock[0] += 1
             self.open.append(clock[0])
             frames.append(clock[0])
             ids.append(self.id)
             dones.append(int(event == "done"))
             if event == "done":
-                complete.append(self.open)
+                complete.append((self.begun, self.open))
                 self.open = []
                 self.id += 100
         return rollout(frames, ids, dones)
@@ -77,12 +82,10 @@ def test_every_complete_trajectory_comes_once_and_all_frames_are_accounted_for(
         if action == "push":
             steps = data.draw(st.integers(0, 6))
             done_before = len(complete)
-            by_env: list[list[list[int]]] = []
-            rows = []
-            for env in workers[worker]:
-                by_env.append([])
-                rows.append(env.roll(steps, data, clock, by_env[-1]))
-            complete[done_before:] = [trajectory for env in by_env for trajectory in env]
+            ended: list[tuple[int, list[int]]] = []
+            rows = [env.roll(steps, data, clock, ended) for env in workers[worker]]
+            ended.sort(key=itemgetter(0))  # as they had begun, else by row
+            complete[done_before:] = [trajectory for _, trajectory in ended]
             td = torch.stack(rows) if envs > 1 else rows[0]
             pushed[worker] += int((td["collector", "traj_ids"] != -1).sum())
             lost[worker] += queue.push(worker, td)

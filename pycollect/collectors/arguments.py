@@ -12,7 +12,6 @@ from typing import Any
 from tensordict.nn import InteractionType
 
 from pycollect.envs.vector_api import parse_autoreset
-from pycollect.worker_options import WorkerOptions
 
 # TorchRL's arguments that only hint at how to go about it.
 HINTS = frozenset(
@@ -38,7 +37,6 @@ REFUSED = {
     "num_collectors": "use a list, one entry per worker, and a collector that has several",
     "sync": "use MultiSyncDataCollector or MultiaSyncDataCollector: the class says it",
     "backend_options": "use ray_init_config and remote_configs",
-    "trajs_per_write": "use trajs_per_batch",
     "cat_results": "it joins the rollouts of several workers",
     "preemptive_threshold": _STRAGGLERS,
     "min_fraction": _STRAGGLERS,
@@ -113,13 +111,14 @@ def check_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_whole_trajectories(trajs_per_batch: int, options: WorkerOptions) -> None:
-    """Trajectories that are delivered whole may not be cut by every batch."""
-    if trajs_per_batch and options.reset_at_each_iter:
+def check_traj_format(value: Any, trajs_per_batch: Any) -> str:
+    """How whole trajectories are put together: "padded", also for None, or "cat"."""
+    form: str = check_choice("traj_format", "padded" if value is None else value, ("padded", "cat"))
+    if form == "cat" and not check_count("trajs_per_batch", trajs_per_batch):
         raise ValueError(
-            "reset_at_each_iter: expected False with trajs_per_batch, whose trajectories go on "
-            "over several rollouts"
+            "traj_format: expected 'cat' with trajs_per_batch only, which is not given"
         )
+    return form
 
 
 def check_total_frames(value: Any) -> int | None:

@@ -17,8 +17,10 @@ from pycollect._core import TrajectoryIds, Uninterrupted
 from pycollect.batch import BatchLeaves
 from pycollect.collectors import arguments as check
 from pycollect.collectors.background import Background
+from pycollect.collectors.buffer_delivery import extend, whole_rollouts, written_before
 from pycollect.collectors.call_checks import check_open
-from pycollect.collectors.delivery import Batch, assembled, extend, finished, rollouts_of
+from pycollect.collectors.delivery import Batch, assembled, finished, rollouts_of
+from pycollect.collectors.filling import Filling
 from pycollect.collectors.hooks import Hooked
 from pycollect.collectors.kin import TorchRLKin
 from pycollect.collectors.ledger import Ledger
@@ -31,8 +33,8 @@ from pycollect.collectors.torchrl_names import TorchRLNames
 from pycollect.collectors.turnstile import Turnstile
 from pycollect.collectors.upload import Uploads
 from pycollect.devices import CPU
-from pycollect.layout import Key
 from pycollect.trajectory_queue import TrajectoryQueue
+from pycollect.user_warning import warn_user
 from pycollect.weights import Weights
 
 _ENDED: Any = object()
@@ -70,6 +72,9 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
         self._background = Background()
         self._place: tuple[torch.device, torch.device | None] = (CPU, None)
         self._queue = self._new_queue(0)  # of trajectories, where batches are made of these
+        self._written_before = written_before(options)
+        self._cut_frames = 0  # frames of trajectories that were cut there
+        self._warned_of_bounds = False
         self._unclaimed: Batch | None = None  # collected, but an interrupt kept it from the caller
 
     # The stream
@@ -79,13 +84,15 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
 
     def __next__(self) -> TensorDictBase | None:
         with self._stream:
-            if self._has_ended:
-                self._end()
-                raise StopIteration
-            return self._advance()
+            if not self._has_ended:
+                td = self._advance()
+                if td is not _ENDED:
+                    return td
+            self._end()
+            raise StopIteration
 
     def next(self) -> TensorDictBase | None:
-        """The next batch, or None once `total_frames` were delivered.
+        """The next batch, or None once `total_frames` were collected.
 
         With a replay buffer the batch goes there, and what is returned is always None.
 
@@ -97,7 +104,7 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
         return next(self, None)
 
     def _advance(self) -> TensorDictBase | None:
-        """Collect a batch and deliver it."""
+        """Collect a batch and deliver it; `_ENDED` where its trajectories do not come together."""
         self._check_not_closed()
         if self._failure is not None:
             raise self._failure
@@ -109,28 +116,120 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
             self._statistics.left()
 
     def _delivered(self) -> TensorDictBase | None:
-        try:
-            whole = self._queue is not None
-            td, frames_of, host = self._whole_trajectories() if whole else self._batch()
-        except Exception as error:
-            self._failure = error
-            raise
+        if self._options.replay_buffer is not None:
+            self._fill_buffer()
+            return None
+        return self._frames() if self._queue is None else self._trajectories()
+
+    def _frames(self) -> TensorDictBase:
+        """A batch as it was collected."""
+        batch, td = self._assembled(self._uploads)
         with Uninterrupted():
-            self._count(frames_of)
+            self._claim()
+            self._count(batch.frames_of)
         with self._statistics.timed("deliver"):
-            td = finished(td, self._options, host)
+            td = finished(td, self._options, batch.joined.tensors)
             self._before_delivery(td)
-            if self._options.replay_buffer is not None:
-                extend(td, self._options)
-        self._show_progress(sum(frames_of.values()))
-        return None if self._options.replay_buffer is not None else td
+        self._show_progress(sum(batch.frames_of.values()))
+        return td
+
+    def _trajectories(self) -> TensorDictBase | None:
+        """The next complete trajectories, put together on the host.
+
+        What is collected meanwhile stays in flight until its trajectory is delivered.
+        """
+        assert self._queue is not None
+        while (popped := self._queue.pop()) is None:
+            if self._has_ended:
+                return _ENDED
+            self._check_not_closed()
+            self._enqueue()
+        with Uninterrupted():
+            self._count(popped.frames)
+        with self._statistics.timed("deliver"):
+            td = self._uploads.moved(popped.td, *self._place)
+            td = finished(td, self._options, {})
+        self._show_progress(sum(popped.frames.values()))
+        return td
+
+    def _fill_buffer(self) -> None:
+        if self._queue is None:
+            self._fill_with_rollouts()
+        else:
+            self._fill_with_trajectories()
+
+    def _fill_with_rollouts(self) -> None:
+        """The rollouts of a batch go to the replay buffer, one by one."""
+        batch, td = self._assembled(self._uploads)
+        with self._filling() as filling:
+            filling.expect(batch.frames_of)
+            self._claim()
+            for worker, frames, rollout in whole_rollouts(td, batch):
+                done = finished(rollout, self._options, batch.joined.tensors)
+                self._before_delivery(done)
+                extend(done, self._options)
+                filling.count({worker: frames})
+
+    def _fill_with_trajectories(self) -> None:
+        """What a batch completes goes to the replay buffer, one trajectory after the other."""
+        assert self._queue is not None
+        self._enqueue()
+        with self._filling() as filling:
+            while waiting := self._queue.complete:
+                popped = self._queue.pop(min(waiting, self._options.trajs_per_write or waiting))
+                assert popped is not None  # so many are there
+                filling.expect(popped.frames)
+                td = self._uploads.moved(popped.td, *self._place)
+                self._options.replay_buffer.extend(finished(td, self._options, {}))
+                filling.count(popped.frames)
+
+    @contextmanager
+    def _filling(self) -> Iterator[Filling]:
+        """What goes into the replay buffer within is one batch."""
+        filling = Filling(self._ledger)
+        try:
+            with self._statistics.timed("deliver"), filling:
+                yield filling
+        finally:
+            self._statistics.count_batch(filling.frames)
+        self._show_progress(filling.frames)
 
     def _count(self, frames_of: Mapping[int, int]) -> None:
-        """A batch is the caller's now, with so many frames of each worker."""
-        self._claim()
+        """A batch of so many frames of each worker is delivered."""
         for worker, frames in frames_of.items():
             self._ledger.deliver(worker, frames)
         self._statistics.count_batch(sum(frames_of.values()))
+
+    def _assembled(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
+        """The next batch as it was collected; it is not claimed yet."""
+        with self._fatal():
+            batch = self._collected()
+            with self._statistics.timed("deliver"):
+                return batch, assembled(batch, self._options, uploads)
+
+    def _enqueue(self) -> None:
+        """Collect a batch, whose rollouts go on with the trajectories that they belong to."""
+        assert self._queue is not None
+        batch, td = self._assembled(None)
+        self._before_delivery(td)
+        with self._statistics.timed("deliver"), self._fatal():
+            self._claim()
+            self._place = batch.place, batch.told
+            for worker, source, rollout in rollouts_of(td, batch):
+                if rollout.ndim > 2:
+                    rollout = rollout.flatten(0, rollout.ndim - 2)
+                lost = self._queue.push(worker, rollout, source)
+                self._ledger.lose(worker, lost, "incomplete")
+                self._cut_frames += lost
+
+    @contextmanager
+    def _fatal(self) -> Iterator[None]:
+        """What is raised within is raised again by every later call."""
+        try:
+            yield
+        except Exception as error:
+            self._failure = error
+            raise
 
     @abstractmethod
     def _collect(self) -> None:
@@ -153,51 +252,26 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
             self._statistics.count_episodes(self._unclaimed.episodes)
             self._unclaimed = None
 
-    def _batch(self) -> tuple[TensorDictBase, Mapping[int, int], Mapping[Key, torch.Tensor]]:
-        """A batch as it was collected, the frames that each worker has in it, and its host side."""
-        batch = self._collected()
-        with self._statistics.timed("deliver"):
-            td = assembled(batch, self._options, self._uploads)
-            return td, batch.frames_of, batch.joined.tensors
-
-    def _whole_trajectories(
-        self,
-    ) -> tuple[TensorDictBase, Mapping[int, int], Mapping[Key, torch.Tensor]]:
-        """The next complete trajectories, as `_batch`.
-
-        They are put together on the host. What is collected meanwhile stays in flight until its
-        trajectory is delivered.
-        """
-        assert self._queue is not None
-        while (popped := self._queue.pop()) is None:
-            self._check_not_closed()
-            batch = self._collected()
-            self._claim()
-            with self._statistics.timed("deliver"):
-                self._place = batch.place, batch.told
-                td = assembled(batch, self._options, None)
-                for worker, source, rollout in rollouts_of(td, batch):
-                    lost = self._queue.push(worker, rollout, source)
-                    self._ledger.lose(worker, lost, "incomplete")
-        return self._uploads.moved(popped.td, *self._place), popped.frames, {}
-
     def _new_queue(self, next_id: int) -> TrajectoryQueue | None:
         if not self._options.trajs_per_batch:
             return None
-        return TrajectoryQueue(self._options.trajs_per_batch, self._options.traj_format, next_id)
+        flat = self._options.replay_buffer is not None
+        return TrajectoryQueue(
+            self._options.trajs_per_batch, "cat" if flat else self._options.traj_format, next_id
+        )
 
     def _check_environment(self, leaves: BatchLeaves, bounded: bool) -> None:
-        """Raise ValueError for what a worker's environment does not have.
+        """Raise ValueError for observations that are to be cast and that it does not have.
 
-        That is observations that are to be cast, and an end, without which a trajectory might stay
-        open for ever.
+        And warn where a trajectory might stay open for ever.
         """
         if self._options.cast is not None:
             self._options.cast.check_keys(leaves)
-        if self._queue is not None and not bounded:
-            raise ValueError(
-                "trajs_per_batch: expected episodes that are bounded, but this environment has no "
-                "time limit that is known; pass max_frames_per_traj"
+        if self._queue is not None and not bounded and not self._warned_of_bounds:
+            self._warned_of_bounds = True
+            warn_user(
+                "trajs_per_batch: this environment has no time limit that is known, and a "
+                "trajectory is held in memory until it ends; max_frames_per_traj bounds it"
             )
 
     def _cut_trajectories(self, worker: int, reason: str) -> None:
@@ -238,15 +312,28 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
     @property
     def _has_ended(self) -> bool:
         total = self._options.total_frames
-        return total is not None and self._ledger.delivered >= total
+        return total is not None and self._frames_here >= total and not self._has_more
+
+    @property
+    def _frames_here(self) -> int:
+        """Frames that were collected and are not lost, or belonged to a trajectory that was cut."""
+        waiting = 0 if self._queue is None else sum(self._queue.held.values()) + self._cut_frames
+        return self._ledger.delivered + waiting
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether a batch of trajectories is there already."""
+        return self._queue is not None and self._queue.complete >= self._options.trajs_per_batch
 
     @property
     def _is_random(self) -> bool:
         """Whether a rollout that is handed out now has random actions.
 
-        Rollouts that were lost do not count: who asked for so many random frames gets them.
+        Rollouts that were lost do not count: who asked for so many random frames gets them. What
+        was in the replay buffer before counts.
         """
-        return self._ledger.delivered + self._ledger.in_flight < self._options.init_random_frames
+        there = self._written_before + self._ledger.delivered + self._ledger.in_flight
+        return there < self._options.init_random_frames
 
     def __bool__(self) -> bool:
         return True
@@ -266,7 +353,7 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
 
     def __len__(self) -> int:
         """The number of batches in all, delivered ones included, if every batch is full."""
-        if self._queue is not None:
+        if self._queue is not None and self._options.replay_buffer is None:
             raise TypeError("len() of batches of whole trajectories: it depends on their lengths")
         if self._options.total_frames is None:
             raise TypeError(
@@ -362,7 +449,7 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
             every L, and the total is the sum of the workers, former ones included. A rollout is
             issued at its full length when it is handed to a worker; frames that it turns out not
             to have (uncollected cells) are taken back. Reasons are worker_died, worker_timeout,
-            env_error, set_seed, reset, load_state_dict, shutdown and incomplete.
+            env_error, set_seed, reset, load_state_dict, shutdown, incomplete and replay_buffer.
         """
         return self._ledger.report()
 

@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect._core import Slab
-from pycollect.batch import MASK, TRAJ_IDS, BatchLeaves, to_tensordict
+from pycollect.batch import TRAJ_IDS, BatchLeaves, to_tensordict
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.upload import Uploads
 from pycollect.devices import CPU
@@ -94,7 +94,7 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
 
 
 def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
-    """The rollouts in a batch: worker, which of its processes, and its frames, [T] or [P, T]."""
+    """The rollouts in a batch: worker, which of its processes, and its frames, [T] or [*P, T]."""
     workers, how = list(batch.frames_of), batch.joined.how
     if how is None:
         parts: Iterable[TensorDictBase] = [td]
@@ -102,9 +102,11 @@ def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, Te
         parts = td.unbind(0)
     else:
         parts = td.split(list(batch.joined.parts), td.ndim - 1 if how == -1 else 0)
-    flat = (part if part.ndim <= 2 else part.flatten(0, part.ndim - 2) for part in parts)
-    for worker, part in zip(workers, flat, strict=True):
+    for worker, part in zip(workers, parts, strict=True):
         sources = batch.joined.sources.get(worker, (0,))
+        if len(sources) == 1:
+            yield worker, sources[0], part
+            continue
         steps = part.shape[-1] // len(sources)
         for source, own in zip(sources, part.split(steps, part.ndim - 1), strict=True):
             yield worker, source, own
@@ -135,15 +137,3 @@ def _without_ids(td: TensorDictBase) -> TensorDictBase:
     if td.get("collector").is_empty():
         td = td.exclude("collector")
     return td
-
-
-def extend(td: TensorDictBase, options: StreamOptions) -> None:
-    """Give a batch to the replay buffer: as it is, or as single frames.
-
-    Single frames are in row-major order, each env's in the order of time, and cells without a frame
-    are left out.
-    """
-    if not options.extend_buffer:
-        mask = td.get(MASK, None)
-        td = td.reshape(-1) if mask is None else td[mask]
-    options.replay_buffer.extend(td)

@@ -15,6 +15,7 @@ REASONS = (
     "load_state_dict",
     "shutdown",
     "incomplete",
+    "replay_buffer",
 )
 
 

@@ -39,12 +39,13 @@ class _MultiCollector(ElasticCollector):
         if sync:
             check_one_place(devices)
         options = StreamOptions.checked(
-            frames_per_batch=_frames_of_a_batch(given["frames_per_batch"], sync),
+            frames_per_batch=_frames_of_a_batch(given["frames_per_batch"]),
             total_frames=given["total_frames"],
             init_random_frames=given["init_random_frames"],
             postproc=given["postproc"],
             split_trajs=given["split_trajs"],
             trajs_per_batch=given["trajs_per_batch"],
+            trajs_per_write=given["trajs_per_write"],
             traj_format=given["traj_format"],
             track_traj_ids=given["track_traj_ids"],
             replay_buffer=given["replay_buffer"],
@@ -56,7 +57,8 @@ class _MultiCollector(ElasticCollector):
         sources, built_by_workers = parse.policy_sources(arguments, given["policy"])
         remote = RemoteOptions.checked(
             sync=sync,
-            cat_results=given.get("cat_results"),
+            cat_results=given["cat_results"],
+            apart=options.replay_buffer is not None,
             shares=shares,
             preemptive_threshold=given.get("preemptive_threshold"),
             min_fraction=given.get("min_fraction"),
@@ -81,8 +83,6 @@ class _MultiCollector(ElasticCollector):
             devices,
             mask=remote.masked,
         )
-        for plan in plans:
-            check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
         share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         # What was passed for those that are there gives way to what is passed for new ones.
         template = Template(values, set(), None, share)
@@ -162,14 +162,19 @@ class MultiSyncDataCollector(_MultiCollector):
             where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
         split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
-        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here;
-            episodes must be bounded, by `max_frames_per_traj` or a time limit of the environment.
+        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here, in
+            memory: where episodes may be endless, `max_frames_per_traj` bounds it. With
+            `replay_buffer`, each batch of `frames_per_batch` is collected, and all trajectories
+            that it completes go there, flat, whatever the number.
+        trajs_per_write: of those, how many at a time; None: all at once.
         traj_format: of these: "padded", [N, T] with a mask, or "cat", one after the other, [F].
         exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
         track_traj_ids: False: leave out ("collector", "traj_ids").
         track_policy_version: add ("collector", "policy_version").
-        replay_buffer: anything with ``extend``: batches go there, and the iterator yields None.
-        extend_buffer: False: single frames go there, not whole batches.
+        replay_buffer: anything with ``extend``: what is collected goes there, and the iterator
+            yields None. Each worker's rollout, [T] or [P, T], goes there by itself, in worker
+            order, after `postproc`; `cat_results` and `split_trajs` are of no effect.
+        extend_buffer: False: its items are single steps, [] or [P].
         init_fn: called without arguments in each worker before its environments are made.
         pre_collect_hook: called without arguments in the worker before each of its rollouts.
         post_collect_hook: called in the worker with each of its rollouts, [T] or [P, T]. Trajectory
@@ -251,6 +256,7 @@ class MultiSyncDataCollector(_MultiCollector):
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
         traj_format: str | None = "padded",
         exploration_type: InteractionType | str = InteractionType.RANDOM,
         track_traj_ids: bool = True,
@@ -291,13 +297,13 @@ class MultiaSyncDataCollector(_MultiCollector):
 
     Args:
         frames_per_batch: frames of one worker's batch, rounded up with a warning; or a list with
-            one number per worker.
+            one number per worker, whose sum it is.
         update_after_each_batch: the worker that delivered gets the policy's current weights, for
             its next rollout to start.
         prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 2.
             A batch is at most ``prefetch + 1`` versions old, of those that its worker was given.
-        others: as all other arguments are those of :class:`MultiSyncDataCollector`, but for
-            `cat_results`: there is nothing to join.
+        cat_results: None or "stack", without effect: there is nothing to join.
+        others: as all other arguments are those of :class:`MultiSyncDataCollector`.
 
     Yields:
         TensorDicts, [T] or [P, T], of one worker each. Of each worker, the two newest lie in shared
@@ -331,6 +337,7 @@ class MultiaSyncDataCollector(_MultiCollector):
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
         traj_format: str | None = "padded",
         exploration_type: InteractionType | str = InteractionType.RANDOM,
         track_traj_ids: bool = True,
@@ -350,6 +357,7 @@ class MultiaSyncDataCollector(_MultiCollector):
         num_sub_threads: int | None = None,
         progress: bool = False,
         collector_class: Any = None,
+        cat_results: str | None = None,
         update_after_each_batch: bool = False,
         update_at_each_batch: bool = False,
         max_weight_update_interval: int | None = None,
@@ -371,13 +379,12 @@ def frames_of_workers(value: Any, workers: int, sync: bool) -> list[int]:
         return [-(-whole // workers) if sync else whole] * workers
     if len(value) != workers:
         raise ValueError(f"{name}: expected one number per worker ({workers}), got {len(value)}")
-    return [check.check_positive(name, item) for item in value]
+    shares = [check.check_positive(name, item) for item in value]
+    return shares if sync else [sum(shares)] * workers
 
 
-def _frames_of_a_batch(value: Any, sync: bool) -> Any:
-    if not isinstance(value, (list, tuple)):
-        return value
-    return sum(value) if sync else max(value)
+def _frames_of_a_batch(value: Any) -> Any:
+    return sum(value) if isinstance(value, (list, tuple)) else value
 
 
 def _check_collector_class(value: Any) -> None:

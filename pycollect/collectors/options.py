@@ -20,6 +20,8 @@ class StreamOptions:
         total_frames: None: without an end.
         init_random_frames: 0: none.
         trajs_per_batch: 0: batches are of frames.
+        trajs_per_write: of trajectories that go to a replay buffer, how many at a time; 0: all that
+            are complete.
         cast: what becomes of observations; None: they stay as they are.
     """
 
@@ -29,6 +31,7 @@ class StreamOptions:
     postproc: Callable[[TensorDictBase], TensorDictBase] | None = None
     split_trajs: bool = False
     trajs_per_batch: int = 0
+    trajs_per_write: int = 0
     traj_format: str = "padded"
     track_traj_ids: bool = True
     replay_buffer: Any = None
@@ -46,6 +49,7 @@ class StreamOptions:
         postproc: Any,
         split_trajs: Any,
         trajs_per_batch: Any,
+        trajs_per_write: Any,
         traj_format: Any,
         track_traj_ids: Any,
         replay_buffer: Any,
@@ -62,9 +66,8 @@ class StreamOptions:
             postproc=check.check_callable("postproc", postproc),
             split_trajs=bool(split_trajs),
             trajs_per_batch=check.check_count("trajs_per_batch", trajs_per_batch),
-            traj_format=check.check_choice(
-                "traj_format", "padded" if traj_format is None else traj_format, ("padded", "cat")
-            ),
+            trajs_per_write=check.check_count("trajs_per_write", trajs_per_write),
+            traj_format=check.check_traj_format(traj_format, trajs_per_batch),
             track_traj_ids=bool(track_traj_ids),
             replay_buffer=check.check_replay_buffer(replay_buffer),
             extend_buffer=bool(extend_buffer),

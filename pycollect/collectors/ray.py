@@ -62,14 +62,19 @@ class RayCollector(ElasticCollector):
             where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
         split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
-        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here;
-            episodes must be bounded, by `max_frames_per_traj` or a time limit of the environment.
+        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here, in
+            memory: where episodes may be endless, `max_frames_per_traj` bounds it. With
+            `replay_buffer`, each batch of `frames_per_batch` is collected, and all trajectories
+            that it completes go there, flat, whatever the number.
+        trajs_per_write: of those, how many at a time; None: all at once.
         traj_format: of these: "padded", [N, T] with a mask, or "cat", one after the other, [F].
         exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
         track_traj_ids: False: leave out ("collector", "traj_ids").
         track_policy_version: add ("collector", "policy_version").
-        replay_buffer: anything with ``extend``: batches go there, and the iterator yields None.
-        extend_buffer: False: single frames go there, not whole batches.
+        replay_buffer: anything with ``extend``: what is collected goes there, and the iterator
+            yields None. Each worker's rollout, [T] or [P, T], goes there by itself, in worker
+            order, after `postproc`; `cat_results` and `split_trajs` are of no effect.
+        extend_buffer: False: its items are single steps, [] or [P].
         init_fn: called without arguments in each actor before its environments are made.
         pre_collect_hook: called without arguments in the actor before each of its rollouts.
         post_collect_hook: called in the actor with each of its rollouts, [T] or [P, T]. Trajectory
@@ -163,6 +168,7 @@ class RayCollector(ElasticCollector):
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
         traj_format: str | None = "padded",
         exploration_type: InteractionType | str = InteractionType.RANDOM,
         track_traj_ids: bool = True,
@@ -224,6 +230,7 @@ class RayCollector(ElasticCollector):
             postproc=postproc,
             split_trajs=split_trajs,
             trajs_per_batch=trajs_per_batch,
+            trajs_per_write=trajs_per_write,
             traj_format=traj_format,
             track_traj_ids=parse.common_value("track_traj_ids", arguments),
             replay_buffer=replay_buffer,
@@ -237,6 +244,7 @@ class RayCollector(ElasticCollector):
         remote = RemoteOptions.checked(
             sync=sync,
             cat_results=cat_results,
+            apart=options.replay_buffer is not None,
             shares=[share],
             preemptive_threshold=preemptive_threshold,
             min_fraction=min_fraction,
@@ -267,8 +275,6 @@ class RayCollector(ElasticCollector):
         template = Template(
             values, self._passed, collector_kwargs, share, elsewhere=True, kind=kind
         )
-        for plan in plans:
-            check.check_whole_trajectories(options.trajs_per_batch, plan.spec.options)
         init_config = ray_check.check_init_config(ray_init_config)
         check_actor_options(configs)
         super().__init__(options, remote, plans, policy, RayEngine(init_config), template)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from pycollect._core import RolloutHeader, Uninterrupted
 from pycollect.collectors.assembly import Assembly, Draft, forget_ids, in_flight_bytes
 from pycollect.collectors.base import CollectorBase
+from pycollect.collectors.buffer_delivery import warn_of_slices
 from pycollect.collectors.call_checks import check_open, check_worker_ids, no_weights_given
 from pycollect.collectors.delivery import Batch
 from pycollect.collectors.engine import Engine, Order, Rollout
@@ -57,7 +59,10 @@ class RemoteCollector(CollectorBase):
         engine: Engine[Any],
     ) -> None:
         first = plans[0].spec.options
+        if options.replay_buffer is not None:  # it gets frames: rows of each batch are of another T
+            options = replace(options, split_trajs=False)
         super().__init__(options, first.pre_collect_hook, first.post_collect_hook)
+        warn_of_slices(options, first.set_truncated)
         self._remote = remote
         self._policy = policy
         self._first_weights = {name: value.clone() for name, value in weights_of(policy).items()}
@@ -269,9 +274,9 @@ class RemoteCollector(CollectorBase):
     @property
     def _more_needed(self) -> bool:
         total = self._options.total_frames
-        if total is None or self._queue is not None:  # of what it holds some may never be whole
+        if total is None:
             return True
-        return self._ledger.delivered + self._ledger.in_flight < total
+        return self._ledger.delivered + self._ledger.in_flight + self._cut_frames < total
 
     # Awaiting
 

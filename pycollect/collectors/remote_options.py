@@ -17,7 +17,8 @@ class RemoteOptions:
 
     Attributes:
         sync: a batch is complete when all workers have delivered.
-        joined: how their rollouts are joined; None where not sync.
+        joined: how their rollouts are joined; None where not sync. "stack" where each of them is
+            delivered apart from the others.
         uneven: the rollouts of one batch may differ in their numbers of steps.
         padded: where they do, each takes up as much of the batch as the longest, however they are
             joined.
@@ -49,6 +50,7 @@ class RemoteOptions:
         *,
         sync: bool,
         cat_results: Any,
+        apart: bool = False,
         shares: Sequence[int] = (),
         preemptive_threshold: Any = None,
         min_fraction: Any = None,
@@ -61,14 +63,19 @@ class RemoteOptions:
         max_worker_restarts: Any,
         restart_on_error: Any,
     ) -> RemoteOptions:
-        """Check each; the errors name the argument."""
+        """Check each; the errors name the argument.
+
+        Args:
+            apart: a replay buffer gets each rollout by itself, whatever `cat_results` says.
+        """
+        joined = check_cat_results(cat_results, sync)
         preemption = Preemption.checked(preemptive_threshold, min_fraction, sync)
         timeout = worker_timeout
         if timeout is not None:
             timeout = check.check_seconds("worker_timeout", timeout)
         return cls(
             sync=sync,
-            joined=check_cat_results(cat_results, sync),
+            joined="stack" if apart and sync else joined,
             uneven=sync and (preemption is not None or len(set(shares)) > 1),
             preemption=preemption,
             prefetch=check_prefetch(prefetch, sync),

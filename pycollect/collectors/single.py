@@ -83,14 +83,18 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
         split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
-        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here;
-            episodes must be bounded, by `max_frames_per_traj` or a time limit of the environment.
+        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here, in
+            memory: where episodes may be endless, `max_frames_per_traj` bounds it. With
+            `replay_buffer`, each batch of `frames_per_batch` is collected, and all trajectories
+            that it completes go there, flat, whatever the number.
+        trajs_per_write: of those, how many at a time; None: all at once.
         traj_format: of these: "padded", [N, T] with a mask, or "cat", one after the other, [F].
         exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
         track_traj_ids: False: leave out ("collector", "traj_ids").
         track_policy_version: add ("collector", "policy_version").
-        replay_buffer: anything with ``extend``: batches go there, and the iterator yields None.
-        extend_buffer: False: single frames go there, not whole batches.
+        replay_buffer: anything with ``extend``: what is collected goes there, and the iterator
+            yields None.
+        extend_buffer: False: its items are single steps, [] or [P].
         init_fn: called without arguments before the environments are made.
         pre_collect_hook: called without arguments before each batch is collected.
         post_collect_hook: called with each batch that is about to be delivered.
@@ -145,6 +149,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
         split_trajs: bool = False,
         trajs_per_batch: int | None = None,
+        trajs_per_write: int | None = None,
         traj_format: str | None = "padded",
         exploration_type: InteractionType | str = InteractionType.RANDOM,
         track_traj_ids: bool = True,
@@ -191,6 +196,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
                 postproc=postproc,
                 split_trajs=split_trajs,
                 trajs_per_batch=trajs_per_batch,
+                trajs_per_write=trajs_per_write,
                 traj_format=traj_format,
                 track_traj_ids=track_traj_ids,
                 replay_buffer=replay_buffer,
@@ -228,7 +234,6 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             env_kwargs = env_kwargs[0]
         entry = _only_entry(create_env_fn)
         self._policy = check.check_policy(policy) if factories is None else build(factories[0])
-        check.check_whole_trajectories(self._options.trajs_per_batch, options)
         self._worker = Worker(0, entry, env_kwargs, self._policy, options)
         if self._policy_is_ours:
             self._policy = self._worker.policy
@@ -378,9 +383,10 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             self._check_not_closed()
             self._statistics.entered()
             try:
-                td, frames_of, _ = self._batch()
+                batch, td = self._assembled(self._uploads)
                 with Uninterrupted():
-                    self._count(frames_of)
+                    self._claim()
+                    self._count(batch.frames_of)
             finally:
                 self._statistics.left()
             return td

@@ -231,10 +231,15 @@ def common_value(name: str, arguments: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def check_cat_results(value: Any, sync: bool) -> str | int | None:
-    """How sync results are joined, "stack" for None; None where they are not."""
+    """How sync results are joined, "stack" for None; None where they are not.
+
+    There "stack" is taken, without effect: programs choose the class by a flag.
+    """
     if not sync:
-        if value is not None:
-            raise ValueError(f"cat_results: expected None without sync=True, got {value!r}")
+        if value not in (None, "stack"):
+            raise ValueError(
+                f"cat_results: expected None or 'stack' where workers are not sync, got {value!r}"
+            )
         return None
     choice: str | int = check.check_choice(
         "cat_results", "stack" if value is None else value, ("stack", 0, -1)

@@ -1,0 +1,78 @@
+"""What a replay buffer gets of a batch: the rollouts in it, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from tensordict import TensorDictBase
+
+from pycollect.batch import MASK
+from pycollect.collectors.delivery import Batch, rollouts_of
+from pycollect.collectors.options import StreamOptions
+from pycollect.user_warning import warn_user
+
+
+def whole_rollouts(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
+    """The rollouts in a batch: worker, number of frames, and these, [T] or [*P, T].
+
+    Empty cells behind the last step of one that ended before the others are left out.
+    """
+    for worker, _, rollout in rollouts_of(td, batch):
+        rollout.names = None  # of a buffer's items, none is the time
+        mask = rollout.get(MASK, None)
+        if mask is None:
+            yield worker, rollout.numel(), rollout
+        elif frames := int(mask.sum()):
+            yield worker, frames, _without_end(rollout, mask)
+
+
+def extend(td: TensorDictBase, options: StreamOptions) -> None:
+    """Give a rollout to the buffer: as it is, or step by step.
+
+    Step by step, an item is what all environments of the worker did in one step: [] or [*P]. Steps
+    in which none of them did anything are left out.
+    """
+    options.replay_buffer.extend(td if options.extend_buffer else _steps(td, options.replay_buffer))
+
+
+def written_before(options: StreamOptions) -> int:
+    """How many items were written into the buffer already, as far as that matters and it tells."""
+    if not options.init_random_frames:
+        return 0
+    return int(getattr(options.replay_buffer, "write_count", 0))
+
+
+def warn_of_slices(options: StreamOptions, set_truncated: bool) -> None:
+    """Warn where slices that are sampled by done flags would run from one worker to the next.
+
+    In the buffer, rollouts of several workers follow each other, and few of them end with a done.
+    """
+    sampler = getattr(options.replay_buffer, "sampler", None)
+    by_flags = not getattr(sampler, "_fetch_traj", True)  # a SliceSampler that was given an end_key
+    if by_flags and not options.trajs_per_batch and not set_truncated:
+        warn_user(
+            "replay_buffer: its sampler finds trajectories by their done flags, but rollouts of "
+            'several workers follow each other there; use traj_key=("collector", "traj_ids"), '
+            "trajs_per_batch or set_truncated=True"
+        )
+
+
+def _without_end(rollout: TensorDictBase, mask: torch.Tensor) -> TensorDictBase:
+    if mask[..., -1].any():
+        return rollout
+    return rollout[..., : int(_stepped(mask).nonzero()[-1]) + 1]
+
+
+def _stepped(mask: torch.Tensor) -> torch.Tensor:
+    """Of which steps there is a frame of any environment, bool [T]."""
+    return mask.reshape(-1, mask.shape[-1]).any(0)
+
+
+def _steps(rollout: TensorDictBase, buffer: object) -> TensorDictBase:
+    mask = rollout.get(MASK, None)
+    if mask is not None:
+        rollout = rollout[..., _stepped(mask)]
+    if getattr(buffer, "dim_extend", 0) == rollout.ndim - 1:  # it puts that dimension first itself
+        return rollout
+    return rollout.permute(rollout.ndim - 1, *range(rollout.ndim - 1))

@@ -1,0 +1,302 @@
+"""What is in a replay buffer after each batch, entry by entry as TorchRL's collectors fill it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from tensordict.nn import TensorDictModule
+
+import pycollect
+from pycollect.collectors.process_engine import ProcessEngine
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
+    from torchrl.collectors import Collector, MultiSyncCollector
+    from torchrl.collectors.utils import _TrajectoryPool
+    from torchrl.data import (
+        LazyMemmapStorage,
+        LazyStackStorage,
+        LazyTensorStorage,
+        ListStorage,
+        ReplayBuffer,
+        SliceSampler,
+        TensorDictPrioritizedReplayBuffer,
+        TensorDictReplayBuffer,
+    )
+    from torchrl.data.postprocs import MultiStep
+    from torchrl.data.replay_buffers.samplers.prioritized import SumSegmentTreeFp32
+    from torchrl.envs import SerialEnv
+    from torchrl.envs.transforms import Reward2GoTransform
+    from torchrl_support import IDS, in_order
+
+WORKERS = 2
+SHARE = 12  # frames of one worker in a batch
+BATCHES = 3
+LENGTHS = (5, 3, 7)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:split_trajs=True produces:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:The env passed to Collector:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:trajs_per_batch. this environment has no time:UserWarning"),
+]
+
+
+def counting(steps: int) -> Any:
+    env = mock.CountingEnv(max_steps=steps)
+    env.add_truncated_keys()
+    return env
+
+
+def one(worker: int) -> Any:
+    return counting(LENGTHS[worker])
+
+
+def two(worker: int) -> Any:
+    lengths = LENGTHS[worker], LENGTHS[worker + 1]
+    return SerialEnv(2, [partial(counting, steps) for steps in lengths])
+
+
+def act(observation: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(observation, dtype=torch.int8)
+
+
+def policy() -> TensorDictModule:
+    return TensorDictModule(act, ["observation"], ["action"])
+
+
+def buffer(ndim: int = 1, storage: Callable[..., Any] = LazyTensorStorage, **kwargs: Any) -> Any:
+    size = {} if ndim == 1 else {"ndim": ndim}
+    return kwargs.pop("kind", ReplayBuffer)(storage=storage(400, **size), batch_size=8, **kwargs)
+
+
+def fill(collector: Any, replay: Any) -> list[tuple[int, int]]:
+    """The buffer's length and count of writes after each batch."""
+    states = []
+    try:
+        for batch in collector:
+            assert batch is None
+            states.append((len(replay), replay.write_count))
+    finally:
+        collector.shutdown()
+    return states
+
+
+def in_process(cls: Any, entry: Any, replay: Any, worker: int = 0, **arguments: Any) -> Any:
+    arguments = {"frames_per_batch": SHARE, "total_frames": BATCHES * SHARE, **arguments}
+    collector = cls(entry(worker), policy(), replay_buffer=replay, **arguments)
+    return fill(collector, replay)
+
+
+def assert_same_contents(ours: Any, theirs: Any) -> None:
+    assert len(ours) == len(theirs)
+    mine, other = ours[:], theirs[:]
+    if isinstance(other, list):
+        mine, other = torch.stack(mine), torch.stack(other)
+    assert_same_td(mine, other)
+    assert ours.sample().shape == theirs.sample().shape
+
+
+def assert_same_td(mine: Any, other: Any) -> None:
+    assert mine.shape == other.shape
+    assert mine.names == other.names
+    assert mine.device == other.device
+    assert set(mine.keys(True, True)) == set(other.keys(True, True))
+    for key in other.keys(True, True):
+        one_, another = mine[key], other[key]
+        assert one_.dtype == another.dtype, key
+        if key == IDS:
+            assert torch.equal(in_order(one_), in_order(another))
+        else:
+            torch.testing.assert_close(one_, another, rtol=0, atol=0, msg=str(key))
+
+
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"extend_buffer": False},
+    {"trajs_per_batch": 2},
+    {"trajs_per_batch": 2, "traj_format": "cat"},
+    {"trajs_per_batch": 2, "trajs_per_write": 1, "max_frames_per_traj": 4},
+    {"trajs_per_batch": 1, "reset_at_each_iter": True},
+    {"trajs_per_batch": 1, "reset_at_each_iter": True, "set_truncated": True},
+    {"set_truncated": True},
+    {"max_frames_per_traj": 4},
+    {"track_traj_ids": False},
+    {"compact_obs": True},
+    {"postproc": MultiStep(gamma=0.9, n_steps=1)},
+]
+STORAGES = [LazyTensorStorage, LazyMemmapStorage, ListStorage, LazyStackStorage]
+PRIORITISED = pytest.param(
+    partial(TensorDictPrioritizedReplayBuffer, alpha=1, beta=1),
+    marks=pytest.mark.skipif(SumSegmentTreeFp32 is None, reason="TorchRL's extension is not here"),
+)
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=str)
+@pytest.mark.parametrize(("entry", "ndim"), [(one, 1), (two, 1), (two, 2)])
+def test_in_process(entry: Any, ndim: int, arguments: dict[str, Any]) -> None:
+    flat = "trajs_per_batch" in arguments
+    if ndim == 2 and (flat or not arguments.get("extend_buffer", True)):
+        pytest.skip("TorchRL's does not work")
+    ours, theirs = buffer(ndim), buffer(ndim)
+    states = in_process(Collector, entry, theirs, **arguments)
+    assert in_process(pycollect.Collector, entry, ours, **arguments) == states
+    assert_same_contents(ours, theirs)
+
+
+def test_single_steps_in_storages_of_two_dimensions() -> None:
+    whole, steps = buffer(2), buffer(2)
+    in_process(pycollect.Collector, two, whole)
+    in_process(pycollect.Collector, two, steps, extend_buffer=False)
+    assert_same_contents(steps, whole)
+
+
+@pytest.mark.parametrize("cls", [Collector, pycollect.Collector])
+def test_postproc_gets_whole_trajectories(cls: Any) -> None:
+    """Those of 5 steps, of which a batch of 12 frames cuts every third."""
+    shapes = []
+
+    def note(td: Any) -> Any:
+        shapes.append(tuple(td.shape))
+        return td
+
+    in_process(cls, one, buffer(), trajs_per_batch=1, trajs_per_write=1, postproc=note)
+    assert shapes == [(SHARE,)] * BATCHES if cls is Collector else [(6,)] * (3 * SHARE // 6)
+
+
+@pytest.mark.parametrize("arguments", ARGUMENTS[:3], ids=str)
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("kind", [TensorDictReplayBuffer, PRIORITISED])
+def test_kinds_of_buffers(kind: Any, storage: Any, arguments: dict[str, Any]) -> None:
+    ours, theirs = (buffer(1, storage, kind=kind) for _ in range(2))
+    states = in_process(Collector, one, theirs, **arguments)
+    assert in_process(pycollect.Collector, one, ours, **arguments) == states
+    assert_same_contents(ours, theirs)
+
+
+def test_transforms_of_a_buffer_see_what_torchrls_see() -> None:
+    ours, theirs = (buffer(transform=Reward2GoTransform(gamma=0.9)) for _ in range(2))
+    in_process(Collector, one, theirs, trajs_per_batch=1)
+    in_process(pycollect.Collector, one, ours, trajs_per_batch=1)
+    assert_same_contents(ours, theirs)
+
+
+@pytest.mark.parametrize("cls", [Collector, pycollect.Collector])
+def test_frames_that_are_there_already_count_as_random_ones(cls: Any) -> None:
+    random = []
+    for arguments in ({}, {"init_random_frames": 2 * SHARE}):
+        replay = buffer()
+        in_process(cls, one, replay, total_frames=2 * SHARE)
+        torch.manual_seed(1)
+        in_process(cls, one, replay, total_frames=SHARE, **arguments)
+        random.append(replay["action"].clone())
+    assert torch.equal(*random)
+
+
+def of_workers(entry: Any, ndim: int, arguments: dict[str, Any]) -> Any:
+    """A buffer into which TorchRL's collectors of one process wrote, a batch of each in turn.
+
+    That is what its collectors of several processes do, if they come in the order of their numbers.
+    """
+    replay = buffer(ndim)
+    total = {"frames_per_batch": SHARE, "total_frames": BATCHES * SHARE, **arguments}
+    pool = _TrajectoryPool()  # of all their ids
+    members = [
+        Collector(entry(worker), policy(), replay_buffer=replay, traj_pool=pool, **total)
+        for worker in range(WORKERS)
+    ]
+    for _ in zip(*members, strict=True):
+        pass
+    for member in members:
+        member.shutdown()
+    return replay
+
+
+@pytest.mark.processes(usual=2)
+@pytest.mark.parametrize(
+    ("entry", "ndim", "cat_results", "arguments"),
+    [
+        pytest.param(*case, id=f"{case[0].__name__}, ndim {case[1]}, {case[2]}, {case[3]}")
+        for case in (
+            (two, 2, 0, {}),
+            (one, 1, "stack", {"trajs_per_batch": 2}),
+            (one, 1, "stack", {}),
+            (one, 1, -1, {}),
+            (two, 1, "stack", {}),
+            (two, 1, -1, {"extend_buffer": False}),
+            (two, 1, 0, {"trajs_per_batch": 2}),
+            (one, 1, 0, {"postproc": MultiStep(gamma=0.9, n_steps=1)}),
+        )
+    ],
+)
+def test_processes(entry: Any, ndim: int, cat_results: Any, arguments: dict[str, Any]) -> None:
+    replay = buffer(ndim)
+    collector = pycollect.MultiSyncCollector(
+        [partial(entry, worker) for worker in range(WORKERS)],
+        policy(),
+        frames_per_batch=WORKERS * SHARE,
+        total_frames=WORKERS * BATCHES * SHARE,
+        replay_buffer=replay,
+        cat_results=cat_results,
+        split_trajs=True,  # of no effect beside a buffer, as there
+        **arguments,
+    )
+    states = fill(collector, replay)
+    theirs = of_workers(entry, ndim, arguments)
+    assert states[-1] == (len(theirs), theirs.write_count)
+    assert_same_contents(replay, theirs)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_torchrls_own_processes() -> None:
+    """Whichever of its workers was first in each batch."""
+    made = [partial(one, worker) for worker in range(WORKERS)]
+    frames = {"frames_per_batch": WORKERS * SHARE, "total_frames": WORKERS * BATCHES * SHARE}
+    buffers = []
+    for cls in (MultiSyncCollector, pycollect.MultiSyncCollector):
+        buffers.append(buffer())
+        states = fill(cls(made, policy(), replay_buffer=buffers[-1], **frames), buffers[-1])
+        assert states == [(n * WORKERS * SHARE,) * 2 for n in range(1, BATCHES + 1)]
+    theirs, ours = (sorted(replay["observation"].view(-1, SHARE).tolist()) for replay in buffers)
+    assert ours == theirs
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("cls", [pycollect.MultiAsyncCollector, pycollect.MultiSyncCollector])
+def test_slices_and_counts_while_it_fills(cls: Any) -> None:
+    """Another thread sees the buffer grow by whole rollouts, and slices of one trajectory each."""
+    replay = buffer(kind=TensorDictReplayBuffer, sampler=SliceSampler(slice_len=3))
+    with cls(
+        [partial(one, worker) for worker in (0, 2)],
+        policy(),
+        frames_per_batch=SHARE,
+        replay_buffer=replay,
+        prefetch=1,
+    ) as collector:
+        collector.start()
+        while replay.write_count < 20 * SHARE:
+            if len(replay) < SHARE:
+                continue
+            slices = replay.sample(9 * 3).reshape(-1, 3)
+            assert (slices[IDS] == slices[IDS][:, :1]).all()
+            assert (slices["observation"][:, 1:] == slices["observation"][:, :-1] + 1).all()
+        collector.pause()
+        assert replay.write_count == collector.ledger()["total"]["delivered"]
+
+
+def test_slices_by_done_flags_are_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessEngine, "start", None)  # nothing starts before
+    replay = buffer(sampler=SliceSampler(slice_len=3, end_key=("next", "done")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(UserWarning, match=r"replay_buffer: its sampler.*traj_key"):
+            pycollect.MultiSyncCollector(
+                [partial(one, 0)] * 2, policy(), frames_per_batch=SHARE, replay_buffer=replay
+            )
