@@ -99,6 +99,12 @@ class WorkerHandle(Protocol):
     def request(self, method: str, *arguments: Any) -> Any:
         """Queue a call of one of RemoteWorker's methods behind what is queued already."""
 
+    def await_answer(self, call: Any, seconds: float) -> bool:
+        """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
+
+        It ends after that time.
+        """
+
     def answer(self, call: Any) -> Any:
         """What a call of `request` or `assign` returned. Waits."""
 

@@ -148,6 +148,22 @@ class MailboxHandle:
         """Queue a call of one of RemoteWorker's methods behind what is queued already."""
         return self._ask((method, arguments))
 
+    def await_answer(self, call: int, seconds: float) -> bool:
+        """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
+
+        It ends after that time.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            seen = self._bell.count
+            self._take_answers()
+            if call in self._answers or self.is_dead:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._bell.wait_ring(seen, min(left, LOOK_SECONDS))
+
     def answer(self, call: int | None) -> Any:
         """What a call of `request` returned. Waits."""
         if call is None:

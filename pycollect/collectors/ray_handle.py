@@ -159,6 +159,13 @@ class RayHandle:
         """Queue a call of one of RemoteWorker's methods behind what is queued already."""
         return self._way.request(method, *arguments)
 
+    def await_answer(self, call: Any, seconds: float) -> bool:
+        """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
+
+        It ends after that time.
+        """
+        return self._way.await_answer(call, seconds)
+
     def answer(self, call: Any) -> Any:
         """What a call of `request` or `assign` returned. Waits."""
         return self._way.answer(call)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import wait as wait_futures
 from typing import Any, ClassVar
 
 from pycollect.collectors.engine import Order, Rollout
@@ -141,6 +142,14 @@ class StoreHandle:
         """Call a method that may run beside a rollout."""
         call = getattr(self._actor, method).options(concurrency_group="control")
         return ringing(call.remote(*arguments), self._bell)
+
+    def await_answer(self, call: Any, seconds: float) -> bool:
+        """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
+
+        It ends after that time.
+        """
+        done, _ = wait_futures([call], seconds)
+        return bool(done)
 
     def answer(self, call: Any) -> Any:
         """What a call returned; what went wrong in the worker is raised. Waits."""

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pycollect._core import RolloutHeader, Uninterrupted
+from pycollect.collectors.asking import Asking
 from pycollect.collectors.assembly import Assembly, Draft, forget_ids, in_flight_bytes
 from pycollect.collectors.base import CollectorBase
 from pycollect.collectors.buffer_delivery import warn_of_slices
@@ -18,6 +19,7 @@ from pycollect.collectors.call_checks import check_open, check_worker_ids, no_we
 from pycollect.collectors.delivery import Batch
 from pycollect.collectors.engine import Engine, Order, Rollout
 from pycollect.collectors.hook_sender import HookSender
+from pycollect.collectors.many_workers import ManyWorkers
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.remote_worker import RolloutNote, check_alike
@@ -29,7 +31,7 @@ from pycollect.collectors.watch import Watch
 from pycollect.collectors.weight_sender import WeightSender
 from pycollect.collectors.worker_arguments import check_uneven
 from pycollect.collectors.workforce import Member, WorkerPlan, Workforce
-from pycollect.errors import WorkerDied
+from pycollect.errors import WorkerDied, WorkerError
 from pycollect.generators import derived_seeds, seed_chain
 from pycollect.user_warning import warn_user
 from pycollect.weights import Weights, load_weights, same_values, weights_from, weights_of
@@ -41,7 +43,7 @@ _SILENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.5  # from one look at whether another thread shut the collector down to the next
 
 
-class RemoteCollector(CollectorBase):
+class RemoteCollector(CollectorBase, Asking, ManyWorkers):
     """Schedules workers behind an engine. Subclasses check their arguments and choose the engine.
 
     Args:
@@ -403,6 +405,59 @@ class RemoteCollector(CollectorBase):
             "workers_alive": 0 if self._closed else sum(not m.starting for m in self._members),
         }
 
+    # Questions
+
+    def _in_order(self) -> list[Member]:
+        members = sorted(self._members, key=lambda member: member.index)
+        if not members:
+            raise RuntimeError("all workers were stopped: there is nobody to ask")
+        return members
+
+    def _answers(self, questions: Mapping[int, bytes]) -> list[bytes]:
+        with self._stream:
+            self._check_open()
+            members = [member for member in self._in_order() if member.index in questions]
+            for member in members:
+                while member.starting:
+                    self._await_any([member])
+                    self._receive(member)
+            asked = [(m, m.handle.request("ask", questions[m.index])) for m in members]
+            answers, failures = [], []
+            for member, call in asked:
+                try:
+                    answers.append(self._answer_of(member, call))
+                except Exception as error:
+                    failures.append(error)
+            if failures:
+                raise failures[0]
+            return answers
+
+    def _answer_of(self, member: Member, call: Any) -> bytes:
+        self._watch.heard_of(member)
+        since, warned = time.monotonic(), False
+        while not member.handle.await_answer(call, self._watch.patience(_LOOK_SECONDS)):
+            self._check_not_closed()
+            if self._watch.overdue([member]):
+                self._give_up(member)
+                raise TimeoutError(
+                    f"worker {member.index}: expected an answer within worker_timeout "
+                    f"({self._remote.timeout} s); it is replaced"
+                )
+            if not warned and time.monotonic() - since >= _SILENCE_SECONDS:
+                warn_of_silence([member.index])
+                warned = True
+        try:
+            answer: bytes = member.handle.answer(call)
+            return answer
+        except WorkerDied as death:
+            self._replace(member, death, "worker_died")
+            raise WorkerError(
+                f"{death}, while it was asked; it is replaced",
+                death.worker,
+                death.incarnation,
+                death.remote_traceback,
+            ) from death
+
     # Seeds and state
 
     def _drop_rollouts(self) -> None:
@@ -450,9 +505,9 @@ class RemoteCollector(CollectorBase):
             self._ask_all({member.index: ("reset",) for member in chosen})
 
     def _chosen(self, flags: Sequence[bool] | None) -> list[Member]:
-        members = sorted(self._members, key=lambda member: member.index)
         if flags is None:
-            return members
+            return self._members
+        members = self._in_order()
         if len(flags) != len(members):
             raise ValueError(
                 f"reset_idx: expected one flag per worker ({len(members)}), got {len(flags)}"

@@ -264,7 +264,7 @@ class RemoteWorker:
         self._given: tuple[int, int, Buffer | None] = (0, 0, None)
         self._edition = 0
         self._version = 0
-        self._post_hook: Callable[[Any], Any] | None = None
+        self.post_collect_hook: Callable[[Any], Any] | None = None
         self._hooks_given: dict[str, tuple[int, Buffer]] = {}
         self._hooks_taken: dict[str, int] = {}
         self._stop = SharedNumber()  # up to which rollout they are to end
@@ -300,7 +300,7 @@ class RemoteWorker:
         policy = cloudpickle.loads(policy_bytes)
         if spec.builds_policy:
             policy = build(policy)
-        self._post_hook = spec.options.post_collect_hook
+        self.post_collect_hook = spec.options.post_collect_hook
         return Worker(
             spec.index, spec.entry, spec.env_kwargs, policy, spec.options, spec.incarnation
         )
@@ -377,10 +377,10 @@ class RemoteWorker:
 
     def _show(self, worker: Worker | Team, target: Target) -> None:
         """The hook's rollout is the one that is delivered: what it writes there arrives."""
-        if self._post_hook is not None:
+        if self.post_collect_hook is not None:
             tensors = target.tensors(worker.env.batch_size, worker.leaves.keys)
             shape = [*worker.env.batch_size, tensors[TRAJ_IDS].shape[-1]]
-            self._post_hook(to_tensordict(tensors, shape))
+            self.post_collect_hook(to_tensordict(tensors, shape))
 
     def set_weights(self, edition: int, version: int, weights: Buffer | None) -> None:
         """Keep weights for the next rollout to start, if they are newer than what is there."""
@@ -414,7 +414,7 @@ class RemoteWorker:
         elif name == PRE:
             worker.pre_collect_hook = hook
         else:
-            self._post_hook = hook
+            self.post_collect_hook = hook
 
     def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
         """Seed and reset everything."""
@@ -436,6 +436,23 @@ class RemoteWorker:
     def reset(self) -> ErrorReport | None:
         """Reset all environments."""
         return _answer(lambda: self._built.reset())
+
+    def ask(self, question: bytes) -> bytes | ErrorReport:
+        """What the worker shows of itself, see :func:`answered`."""
+        return _answer(lambda: self._shown(question))
+
+    def _shown(self, question: bytes) -> bytes:
+        from pycollect.collectors.worker_face import TeamFace, WorkerFace, answered
+
+        worker = self._built
+        if isinstance(worker, Worker):
+            return answered(WorkerFace(worker.index, worker, self), question)
+        return answered(TeamFace(worker.index, worker), question)
+
+    @property
+    def version(self) -> int:
+        """The policy version of the weights that were taken last."""
+        return self._version
 
     def steps(self) -> int:
         """Steps of single environments recorded so far. May be asked at any time."""

@@ -113,6 +113,11 @@ class Team:
         return self._size
 
     @property
+    def collector(self) -> RemoteCollector:
+        """Of its processes, to be asked what they are."""
+        return self._processes
+
+    @property
     def batch_shape(self) -> list[int]:
         """The batch dimensions of a rollout."""
         return [*self.env.batch_size, self.steps]
