@@ -58,15 +58,22 @@ class Background:
                 _ends[self._thread] = at_exit
                 self._thread.start()
 
-    def stop(self) -> bool:
-        """Wait for the call that runs, and make no more. Whether it was running."""
+    def stop(self, timeout: float | None = None) -> bool:
+        """Wait for the call that runs, and make no more. Whether it was running.
+
+        Raises:
+            TimeoutError: it takes longer than so many seconds; it goes on then.
+        """
         if self._thread is threading.current_thread():
             return False
         with self._changing:
             was_running = self.running
             self._stopping.set()
             if self._thread is not None:
-                self._thread.join()
+                self._thread.join(timeout)
+                if self._thread.is_alive():
+                    self._stopping.clear()
+                    raise TimeoutError(f"pause: the batch took longer than {timeout} s")
             self._thread = None
             return was_running
 

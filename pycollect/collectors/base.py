@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
+from tensordict import TensorDict, TensorDictBase
 
 from pycollect._core import TrajectoryIds, Uninterrupted
 from pycollect.batch import BatchLeaves
@@ -26,6 +26,7 @@ from pycollect.collectors.kin import TorchRLKin
 from pycollect.collectors.ledger import Ledger
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.own_attributes import OwnAttributes
+from pycollect.collectors.profiling import Profiled
 from pycollect.collectors.progress import Progress
 from pycollect.collectors.state import CollectorState, WorkerState
 from pycollect.collectors.statistics import Statistics, flat
@@ -44,7 +45,7 @@ class ShutDownError(RuntimeError):
     """The collector was shut down while, or before, a batch was asked for."""
 
 
-class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
+class CollectorBase(TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
     """A stream of batches: ``iter()``, ``next()`` and ``.next()`` all go on where it stands.
 
     Subclasses set `_batch_frames` (frames of a full batch) before the first batch is asked for and
@@ -310,6 +311,10 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
         """A batch is about to be given away: for subclasses with something to do then."""
 
     @property
+    def _has_begun(self) -> bool:
+        return self._statistics.has_begun
+
+    @property
     def _has_ended(self) -> bool:
         total = self._options.total_frames
         return total is not None and self._frames_here >= total and not self._has_more
@@ -531,6 +536,11 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
     def _current_weights(self) -> Weights:
         """The policy's weights as the collector knows them."""
 
+    @property
+    def policy_weights(self) -> TensorDict:
+        """The policy's weights as the collector knows them, nested as its modules are."""
+        return TensorDict(dict(self._current_weights())).unflatten_keys(".")
+
     @abstractmethod
     def _check_weights(self, weights: Weights) -> None:
         """Raise ValueError unless a state's weights fit all workers' policies."""
@@ -585,15 +595,24 @@ class CollectorBase(TorchRLNames, Hooked, OwnAttributes, TorchRLKin):
         self._background.check()
         self._background.start(self._fill, self.shutdown)
 
-    def pause(self) -> AbstractContextManager[None]:
+    def pause(
+        self, timeout: float | None = None, *, resume: bool = True
+    ) -> AbstractContextManager[None]:
         """Stop what `start` began, once the present batch is in the buffer.
+
+        Args:
+            timeout: seconds in which it has to be there; None: it is waited for.
+            resume: False: the context manager does not begin it again either.
 
         Returns:
             A context manager, for whom wants that it goes on afterwards:
             ``with collector.pause(): ...``.
+
+        Raises:
+            TimeoutError: the batch was not there by then; it goes on.
         """
-        was_running = self._background.stop()
-        return self._paused(was_running)
+        was_running = self._background.stop(timeout)
+        return self._paused(was_running and resume)
 
     @contextmanager
     def _paused(self, was_running: bool) -> Iterator[None]:

@@ -41,6 +41,22 @@ class ManyWorkers(WorkerNames):
         return self._remote.joined
 
     @property
+    def preemptive_threshold(self) -> float:
+        """The argument; 1.0: stragglers are waited for."""
+        preemption = self._remote.preemption
+        return 1.0 if preemption is None else preemption.threshold
+
+    @property
+    def update_at_each_batch(self) -> bool:
+        """Whether workers get the policy's weights without being told."""
+        return self._remote.update_each
+
+    @property
+    def num_sub_threads(self) -> int | None:
+        """Torch threads in each worker."""
+        return self._worker_options.num_threads
+
+    @property
     def create_env_fn(self) -> list[Any]:
         """The entry of each."""
         return [member.plan.spec.entry for member in self._members]

@@ -13,7 +13,9 @@ from pycollect.collectors import ray_arguments as ray_check
 from pycollect.collectors import worker_arguments as parse
 from pycollect.collectors.collector_kwargs import merged_arguments
 from pycollect.collectors.device_arguments import check_devices, check_one_place
+from pycollect.collectors.done import Done
 from pycollect.collectors.elastic import ElasticCollector, Template
+from pycollect.collectors.many_workers import Places
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.ray_engine import RayEngine, actor_options, check_actor_options
 from pycollect.collectors.ray_inference import (
@@ -21,6 +23,7 @@ from pycollect.collectors.ray_inference import (
     is_inference_service,
     update_service,
 )
+from pycollect.collectors.ray_session import import_ray
 from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.collectors.worker_kind import WorkerKind
@@ -320,6 +323,73 @@ class RayCollector(ElasticCollector):
             update_service(self._service, policy_or_weights)
         else:
             super().update_policy_weights_(policy_or_weights, **options)
+
+    @property
+    def num_collectors(self) -> int:
+        """How many actors there are."""
+        return len(self._members)
+
+    @property
+    def update_after_each_batch(self) -> bool:
+        """The argument."""
+        return self._remote.update_each
+
+    @property
+    def max_weight_update_interval(self) -> int:
+        """The argument; -1 where it is off."""
+        return self._remote.update_interval or -1
+
+    @property
+    def collected_frames(self) -> int:
+        """Frames that were delivered."""
+        return self._statistics.frames
+
+    @property
+    def device(self) -> Places:
+        """The argument, for each actor."""
+        return tuple(own.default for own in self._devices_of_each)
+
+    def local_policy(self) -> Any:
+        """`policy`."""
+        return self.policy
+
+    def async_shutdown(  # type: ignore[override]  # as TorchRL's, which differ
+        self,
+        shutdown_ray: bool = False,
+        *,
+        timeout: float | None = None,
+        close_env: bool = True,
+    ) -> Done:
+        """As `shutdown`, with Ray where `shutdown_ray` says so.
+
+        Returns:
+            What can be awaited, as TorchRL's: it is all done by then.
+        """
+        self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
+        return Done()
+
+    def shutdown(
+        self,
+        timeout: float | None = None,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+        *,
+        shutdown_ray: bool = False,
+    ) -> None:
+        """See :meth:`CollectorBase.shutdown`.
+
+        Args:
+            shutdown_ray: leave Ray, whoever joined or started it; with it go other actors that
+                this process has started.
+
+        Raises:
+            TypeError: `shutdown_ray` is no bool.
+        """
+        if not isinstance(shutdown_ray, bool):
+            raise TypeError(f"shutdown_ray: expected True or False, got {shutdown_ray!r}")
+        super().shutdown(timeout, close_env, raise_on_error)
+        if shutdown_ray:
+            import_ray().shutdown()
 
     @property
     def remote_collectors(self) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any, TypeAlias
 import torch
 
 from pycollect._core import RolloutHeader, Uninterrupted
-from pycollect.collectors.asking import Asking
+from pycollect.collectors.asking import Asking, Call
 from pycollect.collectors.assembly import Assembly, Draft, forget_ids, in_flight_bytes
 from pycollect.collectors.base import CollectorBase
 from pycollect.collectors.buffer_delivery import warn_of_slices
@@ -19,8 +20,10 @@ from pycollect.collectors.call_checks import check_open, check_worker_ids, no_we
 from pycollect.collectors.delivery import Batch
 from pycollect.collectors.engine import Engine, Order, Rollout
 from pycollect.collectors.hook_sender import HookSender
+from pycollect.collectors.hooks import POST
 from pycollect.collectors.many_workers import ManyWorkers
 from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.profiling import ProfileConfig, ProfilerHook
 from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.remote_worker import RolloutNote, check_alike
 from pycollect.collectors.single import warn_of_rounding
@@ -587,6 +590,21 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
 
     def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
         self._hook_sender.send(name, hook, self._members)
+
+    def _begin_profile(self, config: ProfileConfig) -> None:
+        for member in self._profiled(config):
+            hook = ProfilerHook(config, member.index, self.post_collect_hook)
+            self._hook_sender.send(POST, hook, [member], alone=True)
+
+    def _end_profile(self, config: ProfileConfig) -> None:
+        stop: Call = ("cascade_execute", ("post_collect_hook.stop",), {})
+        for member in self._profiled(config):
+            with contextlib.suppress(AttributeError):  # it has not begun
+                self._ask({member.index: stop})
+        self._hook_sender.send(POST, self.post_collect_hook, self._members)
+
+    def _profiled(self, config: ProfileConfig) -> list[Member]:
+        return [member for member in self._members if member.index in config.workers]
 
     # Weights
 

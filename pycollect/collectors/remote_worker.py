@@ -32,6 +32,7 @@ from pycollect._core import (
 )
 from pycollect.batch import TRAJ_IDS, BatchLeaves, Target, make_pool, to_tensordict
 from pycollect.collectors.hooks import PRE
+from pycollect.collectors.profiling import ProfilerHook
 from pycollect.devices import CPU
 from pycollect.errors import WorkerError
 from pycollect.extras import Extra, Extras, fitted, joined
@@ -465,6 +466,8 @@ class RemoteWorker:
 
     def close(self) -> None:
         """Close the environments."""
+        if isinstance(self.post_collect_hook, ProfilerHook):
+            self.post_collect_hook.stop()
         if self._worker is not None:
             self._worker.close()
 

@@ -28,6 +28,7 @@ from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.hooks import PRE
 from pycollect.collectors.one_worker import OneWorker
 from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.profiling import ProfileConfig, ProfilerHook
 from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.envs.info import check_info_keys
@@ -208,6 +209,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             check.check_callable("pre_collect_hook", pre_collect_hook),
             check.check_callable("post_collect_hook", post_collect_hook),
         )
+        self._profiler: ProfilerHook | None = None
         self._worker_idx = others.get("worker_idx")
         factories = check.check_factories(policy_factory, policy, 1)
         self._policy_is_ours = factories is not None
@@ -296,6 +298,19 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
     def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
         if name == PRE:
             self._worker.pre_collect_hook = hook
+
+    def _begin_profile(self, config: ProfileConfig) -> None:
+        if 0 in config.workers:
+            self._profiler = ProfilerHook(config, 0, self.post_collect_hook)
+            self.post_collect_hook = self._profiler
+
+    def _end_profile(self, config: ProfileConfig) -> None:
+        profiler = self._profiler
+        if profiler is not None:
+            profiler.stop()
+            inner = profiler.inner
+            if self.post_collect_hook is profiler:
+                self.post_collect_hook = inner
 
     @property
     def requested_frames_per_batch(self) -> int:
@@ -455,6 +470,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         """Here they can stay open: they are the caller's."""
 
     def _shutdown(self, timeout: float | None, close_env: bool) -> None:
+        self.disable_profile()
         if close_env:
             self._worker.close()
 

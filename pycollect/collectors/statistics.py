@@ -70,6 +70,11 @@ class Statistics:
         self._started = self._returned = None
 
     @property
+    def has_begun(self) -> bool:
+        """Whether a batch was asked for."""
+        return self._started is not None
+
+    @property
     def episode_return(self) -> float | None:
         """The mean return of the last 100 episodes, None before the first has ended."""
         return mean(value for _, value, _ in self._recent.copy())
