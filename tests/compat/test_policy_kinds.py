@@ -27,7 +27,7 @@ with warnings.catch_warnings():
         TensorDictPrimer,
         TransformedEnv,
     )
-    from torchrl_support import assert_alike, seeded
+    from torchrl_support import assert_alike, assert_same_entries, seeded
 
 FRAMES = 12
 
@@ -118,3 +118,24 @@ def test_specs_of_a_gymnasium_env(kind: str) -> None:
     assert action.shape == (50, 1)
     assert action.abs().max() <= 2
     assert action.unique().numel() > 25
+
+
+@pytest.mark.processes(usual=1)
+@pytest.mark.parametrize(
+    "kind",
+    ["observation", "counts", "keys not told", "RandomPolicy without a spec", "a tuple"],
+)
+def test_processes_do_what_is_done_here(kind: str) -> None:
+    make_policy = (WRITES_WHAT_IT_READS | TAKES_TENSORDICTS | TAKES_TENSORS)[kind]
+    make_env = ENVS["transformed"]
+    torch.manual_seed(1)
+    policy = make_policy(make_env())
+    arguments: dict[str, Any] = {"frames_per_batch": FRAMES, "max_frames_per_traj": 5}
+    with (
+        pycollect.MultiSyncCollector([make_env], policy, **arguments) as elsewhere,
+        pycollect.Collector(make_env, policy, **arguments) as here,
+    ):
+        for collector in (elsewhere, here):
+            collector.set_seed(7)
+        for _ in range(2):
+            assert_same_entries(next(elsewhere)[0], next(here), ())
