@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -22,16 +22,16 @@ def weights_from(source: Any) -> dict[str, torch.Tensor]:
     """Parameters and buffers by name ("module.0.weight").
 
     Args:
-        source: an nn.Module, a TensorDict of parameters (``TensorDict.from_module``), or a
-            ``state_dict()``.
+        source: an nn.Module; a TensorDict of parameters (``TensorDict.from_module``), also a
+            TensorDictParams; a ``state_dict()``; or nested dicts of tensors.
 
     Raises:
         TypeError: `source` is none of these.
     """
+    if isinstance(source, TensorDictBase):  # a TensorDictParams is a module, too
+        source = source.flatten_keys(".").to_dict()
     if isinstance(source, nn.Module):
         return named_weights(source)
-    if isinstance(source, TensorDictBase):
-        source = source.flatten_keys(".").to_dict()
     if not isinstance(source, Mapping):
         raise TypeError(
             "policy_or_weights: expected an nn.Module, a TensorDict of parameters or a state dict, "
@@ -39,11 +39,14 @@ def weights_from(source: Any) -> dict[str, torch.Tensor]:
         )
     weights = {}
     for name, value in source.items():
-        if not isinstance(value, torch.Tensor):
+        if isinstance(value, (Mapping, TensorDictBase)):
+            weights.update({f"{name}.{sub}": own for sub, own in weights_from(value).items()})
+        elif isinstance(value, torch.Tensor):
+            weights[str(name)] = value.detach()
+        else:
             raise TypeError(
                 f"policy_or_weights: expected tensors, got {type(value).__name__} for {name!r}"
             )
-        weights[str(name)] = value.detach()
     return weights
 
 
@@ -54,20 +57,32 @@ def weights_of(policy: Any) -> dict[str, torch.Tensor]:
 
 def check_same(leaves: Sequence[Leaf], came: Weights) -> None:
     """Raise ValueError that says which names or shapes differ from these."""
+    expected = {leaf.key[0] for leaf in leaves}
+    if expected != came.keys():
+        raise _other_names(expected, came)
+    check_part(leaves, came)
+
+
+def check_part(leaves: Sequence[Leaf], came: Weights) -> None:
+    """Raise ValueError unless these are some of the weights, in their shapes: the others stay."""
     expected = {leaf.key[0]: list(leaf.shape) for leaf in leaves}
-    missing = sorted(expected.keys() - came.keys())
-    unknown = sorted(came.keys() - expected.keys())
-    if missing or unknown:
-        raise ValueError(
-            "policy_or_weights: expected the names of the collector's policy; "
-            f"missing: {missing or 'none'}, unknown: {unknown or 'none'}"
-        )
-    for name, shape in expected.items():
-        if shape != list(came[name].shape):
+    if came.keys() - expected.keys() or (expected and not came):
+        raise _other_names(expected.keys(), came)
+    for name, tensor in came.items():
+        if expected[name] != list(tensor.shape):
             raise ValueError(
-                f"policy_or_weights: expected shape {shape} for {name!r}, "
-                f"got {list(came[name].shape)}"
+                f"policy_or_weights: expected shape {expected[name]} for {name!r}, "
+                f"got {list(tensor.shape)}"
             )
+
+
+def _other_names(expected: Set[str], came: Weights) -> ValueError:
+    missing = sorted(expected - came.keys())
+    unknown = sorted(came.keys() - expected)
+    return ValueError(
+        "policy_or_weights: expected the names of the collector's policy; "
+        f"missing: {missing or 'none'}, unknown: {unknown or 'none'}"
+    )
 
 
 def same_values(ours: Weights, theirs: Weights) -> bool:
@@ -76,12 +91,12 @@ def same_values(ours: Weights, theirs: Weights) -> bool:
 
 
 def load_weights(target: Weights, source: Weights) -> None:
-    """Write `source` into the tensors of `target`, in place, after checking that they fit."""
-    check_same(weight_leaves(target), source)
+    """Write `source` into tensors of `target`, in place, after checking that they are its own."""
+    check_part(weight_leaves(target), source)
     with torch.no_grad():
-        for name, tensor in target.items():
-            if tensor.data_ptr() != source[name].data_ptr():
-                tensor.copy_(source[name])
+        for name, value in source.items():
+            if target[name].data_ptr() != value.data_ptr():
+                target[name].copy_(value)
 
 
 def weight_leaves(weights: Weights) -> tuple[Leaf, ...]:
@@ -89,21 +104,27 @@ def weight_leaves(weights: Weights) -> tuple[Leaf, ...]:
     return tuple(Leaf((name,), dtype_name(t.dtype), tuple(t.shape)) for name, t in weights.items())
 
 
+_GIVEN = ("", "given")  # which of the weights are there; none of them has such a name
+
+
 class WeightSlab:
-    """Packs weights of fixed names, dtypes and shapes into one buffer, and unpacks them.
+    """Packs weights of fixed names, dtypes and shapes, or some of them, into one buffer.
 
     Args:
-        leaves: their form, see :func:`weight_leaves`; at least one.
+        leaves: the form of all, see :func:`weight_leaves`; at least one.
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None:
         self._names = [leaf.key[0] for leaf in leaves]
-        self._pool = SlabPool(Placement(Layout(leaves), 1, 1, 1), 1)
+        layout = Layout([*leaves, Leaf(_GIVEN, "bool", (len(leaves),))])
+        self._pool = SlabPool(Placement(layout, 1, 1, 1), 1)
 
     def pack(self, weights: Weights) -> npt.NDArray[np.uint8]:
         """The values of these weights now, as one array of bytes of its own."""
         slab = self._pool.acquire()
-        load_weights(self._views(slab), weights)
+        views, given = self._views(slab)
+        given.copy_(torch.tensor([name in weights for name in self._names]))
+        load_weights(views, weights)
         packed: npt.NDArray[np.uint8] = slab.array()
         return packed
 
@@ -114,8 +135,11 @@ class WeightSlab:
         if buffer.nbytes != target.nbytes:
             raise ValueError(f"buffer: expected {target.nbytes} bytes, got {buffer.nbytes}")
         target[:] = buffer
-        return self._views(slab)
+        views, given = self._views(slab)
+        there = zip(views.items(), given.tolist(), strict=True)
+        return {name: view for (name, view), is_there in there if is_there}
 
-    def _views(self, slab: Slab) -> dict[str, torch.Tensor]:
-        tensors = slab.tensors([1], torch.Tensor)
-        return {name: t.squeeze(0) for name, t in zip(self._names, tensors, strict=True)}
+    def _views(self, slab: Slab) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        *tensors, given = slab.tensors([1], torch.Tensor)
+        views = {name: t.squeeze(0) for name, t in zip(self._names, tensors, strict=True)}
+        return views, given.squeeze(0)

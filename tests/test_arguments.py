@@ -168,7 +168,11 @@ PROCESSES_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ({"prefetch": -1}, ValueError, "prefetch"),
     ({"sync": True}, ValueError, "sync.*the class says it"),
     ({"num_collectors": 2}, ValueError, "num_collectors.*one entry per worker"),
-    ({"policy": lambda: None, "policy_factory": lambda: None}, ValueError, "policy_factory"),
+    (
+        {"policy": print, "policy_factory": lambda: print, "weight_updater": dict},
+        ValueError,
+        "policy_factory: expected None together with policy",
+    ),
     ({"create_env_fn": [ENV, partial(CountingEnv, threading.Lock())]}, TypeError, "create_env_fn"),
     ({"worker_timeout": 0}, ValueError, "worker_timeout"),
     ({"storing_device": ["cpu", None]}, ValueError, "storing_device"),
@@ -341,12 +345,7 @@ HINTS = (
     "auto_register_policy_transforms",
     "reset_when_done",
 )
-REFUSED = (
-    "interruptor",
-    "weight_updater",
-    "weight_sync_schemes",
-    "weight_recv_schemes",
-)
+REFUSED = ("interruptor",)
 
 
 @pytest.mark.usefixtures("no_actors", "no_processes")

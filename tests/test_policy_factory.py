@@ -169,7 +169,6 @@ def actors(**kwargs: Any) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "error", "match"),
     [
-        ({"policy": make_constant(), "policy_factory": make_constant}, ValueError, "with policy"),
         ({"policy_factory": [make_constant] * 3}, ValueError, "policy_factory: expected one"),
         ({"policy_factory": 3}, TypeError, "policy_factory: expected a callable"),
     ],
@@ -177,6 +176,14 @@ def actors(**kwargs: Any) -> None:
 def test_what_is_refused(create: Any, kwargs: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         create(**kwargs)
+
+
+def test_a_policy_and_a_factory() -> None:
+    both = {"policy": make_constant(), "policy_factory": make_constant}
+    with pytest.raises(ValueError, match="policy_factory: expected None together with policy"):
+        single(**both)
+    with pytest.raises(ValueError, match="policy_factory: expected None together with policy"):
+        actors(**both, weight_updater=dict)
 
 
 def test_some_actors_without_one() -> None:

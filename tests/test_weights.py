@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,10 @@ def test_in_process_the_module_is_live() -> None:
         assert collector.policy_lag == {0: 0}
 
 
-@pytest.mark.parametrize("form", ["module", "tensordict", "state dict"])
+FORMS = ("module", "tensordict", "parameters", "flat", "state dict", "nested dicts")
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_forms_of_weights_in_process(form: str) -> None:
     policy, other = constant_policy(), constant_policy()
     set_policy(other, 6.0)
@@ -83,14 +87,87 @@ def in_form(policy: TensorDictModule, form: str) -> Any:
     return {
         "module": policy,
         "tensordict": TensorDict.from_module(policy),
+        "parameters": TensorDict.from_module(policy, as_module=True),
+        "flat": TensorDict.from_module(policy).data.flatten_keys("."),
         "state dict": policy.state_dict(),
+        "nested dicts": TensorDict.from_module(policy).data.to_dict(),
     }[form]
+
+
+def part(value: float) -> TensorDict:
+    """Weights of which one name alone is given."""
+    return TensorDict({"module": {"weight": torch.full((3,), value / 3)}})
+
+
+def test_names_that_are_missing_stay_as_they_are() -> None:
+    policy = constant_policy(1.0)
+    with collecting(IN_PROCESS, ONE, policy, frames=T) as collector:
+        policy.module.count.fill_(7)
+        collector.update_policy_weights_(part(6.0))
+        assert seen(collector.next()) == {(6.0, 7)}
+
+
+@pytest.mark.parametrize("way", marked(MULTI_STACK, SYNC))
+def test_workers_with_weights_of_their_own(way: Way) -> None:
+    """Also parts of them, one after the other, in a state, and after a new policy for all."""
+    policy, other = constant_policy(), constant_policy()
+    with collecting(way, ONE, policy, frames=T, track_policy_version=True) as collector:
+        set_policy(other, 3.0)
+        collector.update_policy_weights_({1: other})
+        assert collector.policy_version == 1
+        assert [seen(row) for row in collector.next()] == [{(0.0, 0)}, {(3.0, 3)}]
+        collector.update_policy_weights_({0: part(6.0), 1: part(9.0)})
+        collector.update_policy_weights_({0: {"module.count": torch.tensor(2)}, 1: part(3.0)})
+        assert collector.policy_version == 3
+        td = collector.next()
+        assert [seen(row) for row in td] == [{(6.0, 2)}, {(3.0, 3)}]
+        assert (td[VERSION] == 3).all()
+        state = collector.state_dict()
+        set_policy(other, 12.0)
+        collector.update_policy_weights_(other)
+        assert seen(collector.next()) == {(12.0, 12)}
+        collector.load_state_dict(state)
+        assert [seen(row) for row in collector.next()] == [{(6.0, 2)}, {(3.0, 3)}]
+        collector.update_policy_weights_({0: other, 1: part(9.0)}, worker_ids=1)
+        assert [seen(row) for row in collector.next()] == [{(6.0, 2)}, {(9.0, 3)}]
+
+
+@pytest.mark.parametrize("way", marked(MULTI_STACK, SYNC))
+def test_a_policy_beside_a_factory_is_here_for_its_weights(way: Way) -> None:
+    """Workers build theirs, and begin with the weights of the one that stays here."""
+    policy = constant_policy(2.0)
+    policy.module.lock = threading.Lock()  # so that it does not pickle
+    with collecting(way, ONE, policy, frames=T, policy_factory=constant_policy) as collector:
+        assert seen(collector.next()) == {(6.0, 0)}
+        assert collector.policy_version == 0
+        set_policy(policy, 9.0)
+        collector.update_policy_weights_()
+        assert seen(collector.next()) == {(9.0, 9)}
+
+
+@pytest.mark.processes
+def test_weights_from_elsewhere_stay_until_the_policy_changes() -> None:
+    policy, other = constant_policy(), constant_policy()
+    with collecting(MULTI_STACK, ONE, policy, frames=T, update_after_each_batch=True) as collector:
+        collector.next()
+        set_policy(other, 6.0)
+        collector.update_policy_weights_(other)
+        assert [seen(collector.next()) for _ in range(2)] == [{(6.0, 6)}] * 2
+        assert policy.module.count == 0
+        set_policy(policy, 9.0)
+        assert seen(collector.next()) == {(9.0, 9)}
 
 
 MISFITS: list[tuple[Any, type[Exception], str]] = [
     (lambda: constant_policy(size=4), ValueError, r"shape \[3\] for 'module.weight', got \[4\]"),
     (lambda: torch.nn.Linear(2, 2), ValueError, r"missing.*module.weight.*unknown.*bias"),
-    (lambda: {"module.weight": torch.zeros(3)}, ValueError, "missing.*module.count"),
+    (
+        lambda: {"module.weight": torch.zeros(3), "more": torch.zeros(3)},
+        ValueError,
+        "unknown.*more",
+    ),
+    (lambda: {0: {"more": torch.zeros(3)}}, ValueError, "unknown.*more"),
+    (lambda: {0: dict(constant_policy().state_dict()), 7: {}}, ValueError, "worker_ids.*7"),
     (dict, ValueError, "missing"),
     (lambda: 3, TypeError, "policy_or_weights.*int"),
     (lambda: {"module.weight": 3, "module.count": 0}, TypeError, "policy_or_weights.*int"),

@@ -30,9 +30,6 @@ _STRAGGLERS = "use MultiSyncDataCollector or RayCollector(sync=True): only they 
 # TorchRL's arguments that have no meaning here, and what to use.
 REFUSED = {
     "interruptor": "use preemptive_threshold",
-    "weight_updater": "use update_policy_weights_() or update_after_each_batch",
-    "weight_sync_schemes": "use update_policy_weights_() or update_after_each_batch",
-    "weight_recv_schemes": "use update_policy_weights_() or update_after_each_batch",
     "backend": "the collector's class says where it runs",
     "num_collectors": "use a list, one entry per worker, and a collector that has several",
     "sync": "use MultiSyncDataCollector or MultiaSyncDataCollector: the class says it",

@@ -33,6 +33,7 @@ from pycollect.collectors.statistics import Statistics, flat
 from pycollect.collectors.torchrl_names import TorchRLNames
 from pycollect.collectors.turnstile import Turnstile
 from pycollect.collectors.upload import Uploads
+from pycollect.collectors.weight_updates import WeightUpdates
 from pycollect.devices import CPU
 from pycollect.trajectory_queue import TrajectoryQueue
 from pycollect.user_warning import warn_user
@@ -45,7 +46,7 @@ class ShutDownError(RuntimeError):
     """The collector was shut down while, or before, a batch was asked for."""
 
 
-class CollectorBase(TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
+class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
     """A stream of batches: ``iter()``, ``next()`` and ``.next()`` all go on where it stands.
 
     Subclasses set `_batch_frames` (frames of a full batch) before the first batch is asked for and
@@ -62,7 +63,6 @@ class CollectorBase(TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
         self._statistics = Statistics()
         self._ledger = Ledger()
         self._ids = TrajectoryIds()
-        self._policy_version = 0
         self._entropy = secrets.randbits(64)  # what a resumed run's streams come from
         self._seeded = False
         self._failure: BaseException | None = None
@@ -77,6 +77,8 @@ class CollectorBase(TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
         self._cut_frames = 0  # frames of trajectories that were cut there
         self._warned_of_bounds = False
         self._unclaimed: Batch | None = None  # collected, but an interrupt kept it from the caller
+        self._worker_idx = options.ways.worker_idx
+        WeightUpdates.__init__(self, options.ways)
 
     # The stream
 
@@ -556,28 +558,6 @@ class CollectorBase(TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
     @abstractmethod
     def _resume_workers(self, state: CollectorState) -> None:
         """Drop what is in flight; give workers weights, version and generators; reset."""
-
-    @abstractmethod
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        worker_ids: int | Sequence[int] | None = None,
-        wait: bool = False,
-    ) -> None:
-        """Give workers new weights, which they take when they start their next rollout.
-
-        Args:
-            policy_or_weights: an nn.Module, a TensorDict of parameters or a state dict with the
-                names and shapes of the collector's policy. None: the policy that the collector was
-                made with.
-            worker_ids: one id or several; None: all workers.
-            wait: return only when all have got them.
-
-        Raises:
-            ValueError: names or shapes differ, or a worker id is unknown.
-            TypeError: `policy_or_weights` is none of these.
-        """
 
     def start(self) -> None:
         """Collect into the replay buffer in a thread of this process, until the end or `pause`.

@@ -147,7 +147,7 @@ class ElasticCollector(RemoteCollector):
 
     def _begin_with(self, member: Member) -> None:
         """A new worker has the newest weights and, where there is a seed, streams from it."""
-        self._weights.give(member)
+        self._weights.give_newest(member)
         self._hook_sender.give(member)
         if self._seeded:
             seeds = self._seeds_for(member, self._statistics.batches)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -15,6 +16,10 @@ from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.process_engine import ProcessEngine
 from pycollect.collectors.remote_options import RemoteOptions
+from pycollect.collectors.weight_ways import WeightWays
+from pycollect.collectors.worker_pipe import WorkerPipe
+from pycollect.collectors.workforce import Member
+from pycollect.weights import weights_from
 
 
 class _MultiCollector(ElasticCollector):
@@ -53,8 +58,17 @@ class _MultiCollector(ElasticCollector):
             progress=given["progress"],
             observation_dtype=given["observation_dtype"],
             observation_scale=given["observation_scale"],
+            ways=WeightWays.checked(
+                weight_updater=given["weight_updater"],
+                weight_sync_schemes=given["weight_sync_schemes"],
+                weight_recv_schemes=given["weight_recv_schemes"],
+                track_policy_version=given["track_policy_version"],
+                worker_idx=given["others"].get("worker_idx"),
+            ),
         )
-        sources, built_by_workers = parse.policy_sources(arguments, given["policy"])
+        # A policy beside factories is here for its weights; an updater would not know of it.
+        beside = given["weight_updater"] is None
+        sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
         remote = RemoteOptions.checked(
             sync=sync,
             cat_results=given["cat_results"],
@@ -84,6 +98,7 @@ class _MultiCollector(ElasticCollector):
             mask=remote.masked,
         )
         share = -(-options.frames_per_batch // (len(entries) if sync else 1))
+        self._pipes: dict[int, WorkerPipe] = {}
         # What was passed for those that are there gives way to what is passed for new ones.
         template = Template(values, set(), None, share)
         super().__init__(options, remote, plans, given["policy"], ProcessEngine(), template)
@@ -123,6 +138,19 @@ class _MultiCollector(ElasticCollector):
         """The workers' processes, multiprocessing's own, in worker order."""
         handles: list[Any] = [member.handle for member in self._members]
         return [handle.life.process for handle in handles]
+
+    @property
+    def pipes(self) -> list[WorkerPipe]:
+        """One per worker, for weight updaters that send through them."""
+        for member in self._members:
+            give = partial(self._give_to, member)
+            self._pipes.setdefault(member.index, WorkerPipe(give))
+        return [self._pipes[member.index] for member in self._members]
+
+    def _give_to(self, member: Member, source: Any) -> None:
+        weights = weights_from(source)
+        self._weights.check(weights, [member])
+        self._push([(weights, [member])], False, own=True)
 
 
 class MultiSyncDataCollector(_MultiCollector):
@@ -213,6 +241,11 @@ class MultiSyncDataCollector(_MultiCollector):
             it is waited for.
         worker_init_timeout: seconds in which a worker must have built its environments.
         restart_on_error: replace a worker whose environment or policy raised, too.
+        weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
+            each update instead of giving the weights itself.
+        weight_sync_schemes: TorchRL's, of the "policy" alone: has no effect, with a warning, but
+            for a NoWeightSyncScheme, with which updates change no weights.
+        weight_recv_schemes: TorchRL's, by model: bring weights from senders elsewhere.
         others: TorchRL's hints are accepted without effect; what is refused says why.
 
     Yields:
@@ -287,6 +320,9 @@ class MultiSyncDataCollector(_MultiCollector):
         worker_timeout: float | None = None,
         worker_init_timeout: float = 120.0,
         restart_on_error: bool = False,
+        weight_updater: Any = None,
+        weight_sync_schemes: Mapping[str, Any] | None = None,
+        weight_recv_schemes: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
         super().__init__(True, locals())
@@ -366,6 +402,9 @@ class MultiaSyncDataCollector(_MultiCollector):
         worker_timeout: float | None = None,
         worker_init_timeout: float = 120.0,
         restart_on_error: bool = False,
+        weight_updater: Any = None,
+        weight_sync_schemes: Mapping[str, Any] | None = None,
+        weight_recv_schemes: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
         super().__init__(False, locals())

@@ -10,6 +10,7 @@ from tensordict import TensorDictBase
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors.observation_cast import ObservationCast
+from pycollect.collectors.weight_ways import AS_USUAL, WeightWays
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class StreamOptions:
         trajs_per_write: of trajectories that go to a replay buffer, how many at a time; 0: all that
             are complete.
         cast: what becomes of observations; None: they stay as they are.
+        ways: how the policy comes by new weights.
     """
 
     frames_per_batch: int
@@ -38,6 +40,7 @@ class StreamOptions:
     extend_buffer: bool = True
     progress: bool = False
     cast: ObservationCast | None = None
+    ways: WeightWays = AS_USUAL
 
     @classmethod
     def checked(
@@ -57,6 +60,7 @@ class StreamOptions:
         progress: Any,
         observation_dtype: Any = None,
         observation_scale: Any = None,
+        ways: WeightWays = AS_USUAL,
     ) -> StreamOptions:
         """Check each; the errors name the argument."""
         return cls(
@@ -73,4 +77,5 @@ class StreamOptions:
             extend_buffer=bool(extend_buffer),
             progress=bool(progress),
             cast=ObservationCast.checked(observation_dtype, observation_scale),
+            ways=ways,
         )

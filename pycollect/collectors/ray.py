@@ -26,6 +26,7 @@ from pycollect.collectors.ray_inference import (
 from pycollect.collectors.ray_session import import_ray
 from pycollect.collectors.remote_options import RemoteOptions
 from pycollect.collectors.single import SyncDataCollector
+from pycollect.collectors.weight_ways import WeightWays
 from pycollect.collectors.worker_kind import WorkerKind
 from pycollect.worker_devices import Devices
 
@@ -130,6 +131,11 @@ class RayCollector(ElasticCollector):
             it is waited for.
         worker_init_timeout: seconds in which an actor must have built its environments.
         restart_on_error: replace an actor whose environment or policy raised, too.
+        weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
+            each update instead of giving the weights itself.
+        weight_sync_schemes: TorchRL's, of the "policy" alone: has no effect, with a warning, but
+            for a NoWeightSyncScheme, with which updates change no weights.
+        weight_recv_schemes: TorchRL's, by model: bring weights from senders elsewhere.
         others: TorchRL's hints are accepted without effect; what is refused says why.
 
     Yields:
@@ -206,6 +212,9 @@ class RayCollector(ElasticCollector):
         worker_timeout: float | None = None,
         worker_init_timeout: float = 120.0,
         restart_on_error: bool = False,
+        weight_updater: Any = None,
+        weight_sync_schemes: Mapping[str, Any] | None = None,
+        weight_recv_schemes: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
         values = {name: value for name, value in locals().items() if name in parse.WORKER_ARGUMENTS}
@@ -241,8 +250,17 @@ class RayCollector(ElasticCollector):
             progress=progress,
             observation_dtype=parse.common_value("observation_dtype", arguments),
             observation_scale=parse.common_value("observation_scale", arguments),
+            ways=WeightWays.checked(
+                weight_updater=weight_updater,
+                weight_sync_schemes=weight_sync_schemes,
+                weight_recv_schemes=weight_recv_schemes,
+                track_policy_version=track_policy_version,
+                worker_idx=others.get("worker_idx"),
+            ),
         )
-        sources, built_by_workers = parse.policy_sources(arguments, policy)
+        # A policy beside factories is here for its weights; an updater would not know of it.
+        beside = weight_updater is None
+        sources, built_by_workers = parse.policy_sources(arguments, policy, beside)
         share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         remote = RemoteOptions.checked(
             sync=sync,

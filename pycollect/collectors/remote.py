@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -31,16 +32,28 @@ from pycollect.collectors.state import CollectorState, WorkerState, check_genera
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.collectors.upload import DeviceBatches
 from pycollect.collectors.watch import Watch
+from pycollect.collectors.weight_calls import by_worker
 from pycollect.collectors.weight_sender import WeightSender
+from pycollect.collectors.weight_ways import carried, only_carries
 from pycollect.collectors.worker_arguments import check_uneven
 from pycollect.collectors.workforce import Member, WorkerPlan, Workforce
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.generators import derived_seeds, seed_chain
 from pycollect.user_warning import warn_user
-from pycollect.weights import Weights, load_weights, same_values, weights_from, weights_of
+from pycollect.weights import (
+    Weights,
+    check_same,
+    load_weights,
+    same_values,
+    weights_from,
+    weights_of,
+)
 
 Placed: TypeAlias = tuple[RolloutHeader, RolloutNote]
 """A rollout in its row of a batch."""
+
+Gift: TypeAlias = tuple[Weights, Sequence[Member]]
+"""Weights, and the workers that they are for."""
 
 _SILENCE_SECONDS = 60.0
 _LOOK_SECONDS = 0.5  # from one look at whether another thread shut the collector down to the next
@@ -70,7 +83,7 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
         warn_of_slices(options, first.set_truncated)
         self._remote = remote
         self._policy = policy
-        self._first_weights = {name: value.clone() for name, value in weights_of(policy).items()}
+        self._first_weights = self._policy_now()
         self._engine = engine
         self._force = Workforce(engine, remote.init_timeout, remote.max_restarts)
         self._weights = WeightSender(engine.put)
@@ -83,9 +96,15 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
         self._served: Member | None = None  # whose rollout was delivered last, async
         self._changed = False  # sync: the workers are not those that share the frames now
         self._failing: Exception | None = None  # to be raised once what is done was delivered
+        self._overruled: Weights | None = None  # the policy's, when workers were given others
+        self._shared_version: int | None = None  # 0: within an update that gave nothing yet
         try:
             self._start(plans)
             self._warn_of_rounding()
+            if remote.built_by_workers and self._first_weights:  # the policy is here beside
+                self._weights.check(self._first_weights, self._members)
+                self._weights.send(self._first_weights, self._members, self._policy_version)
+            self.register_scheme_receiver(self._ways.receivers)
         except BaseException:
             self.shutdown()
             raise
@@ -537,8 +556,11 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
                 self._replace(member, death, "worker_died")
 
     def _worker_states(self) -> dict[int, WorkerState]:
+        own = self._weights.own
         return {
-            member.index: WorkerState(member.note.generators if member.note else None)
+            member.index: WorkerState(
+                member.note.generators if member.note else None, own.get(member.index, {})
+            )
             for member in self._members
         }
 
@@ -546,7 +568,10 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
         return weights_of(self._policy) or self._weights.newest
 
     def _check_weights(self, weights: Weights) -> None:
-        if weights or not self._remote.built_by_workers:
+        if not self._remote.built_by_workers:
+            for member in self._members:
+                check_same(member.info.weights, weights)
+        elif weights:
             self._weights.check(weights, self._members)
         elif self._weights.newest:
             raise ValueError(
@@ -556,8 +581,10 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
 
     def _check_states(self, states: Mapping[int, WorkerState]) -> None:
         for member in self._members:
-            info = member.info
-            check_generators(member.index, states[member.index], info.processes, info.num_envs)
+            info, state = member.info, states[member.index]
+            check_generators(member.index, state, info.processes, info.num_envs)
+            if state.policy:
+                self._weights.check(state.policy, [member])
 
     def _resume_workers(self, state: CollectorState) -> None:
         self._settle()
@@ -578,6 +605,9 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
         # Now that what was dropped has ended, which might have changed buffers of the policy.
         if state.policy or not any(member.info.weights for member in self._members):
             self._weights.send(state.policy, self._members, state.policy_version)
+        for member in self._members:
+            if own_policy := state.workers[member.index].policy:
+                self._weights.send(own_policy, [member], state.policy_version, own=True)
 
     def _resumption(self, member: Member, generators: Any, moment: int) -> tuple[Any, ...]:
         return ("resume", generators, self._seeds_for(member, moment))
@@ -608,33 +638,60 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
 
     # Weights
 
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        worker_ids: int | Sequence[int] | None = None,
-        wait: bool = False,
-    ) -> None:
-        """See :meth:`CollectorBase.update_policy_weights_`.
-
-        Returns at once, also while rollouts run; a rollout that is queued already takes the new
-        weights when it starts.
-        """
+    def _update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
         check_open(self._closed, None)
-        ids = check_worker_ids(worker_ids, sorted(member.index for member in self._members))
-        if policy_or_weights is None and self._remote.built_by_workers:
-            raise no_weights_given()
-        weights = (
-            weights_of(self._policy)
-            if policy_or_weights is None
-            else weights_from(policy_or_weights)
-        )
-        members = [member for member in self._members if member.index in ids]
-        self._weights.check(weights, members)
-        sent = self._push(weights, members, wait)
+        if not self._ways.sends:
+            return
+        gifts = self._gifts(source, worker_ids)
+        for weights, members in gifts:
+            self._weights.check(weights, members)
+        by_itself = self._remote.update_each or self._remote.update_interval
+        self._overruled = self._policy_now() if by_itself and source is not None else None
+        sent = self._push(gifts, wait, by_worker(source) is not None)
         if wait:
             for member, call in sent:
                 member.handle.answer(call)
+
+    def _take_received(self, source: Any) -> None:
+        self._update(source, None, False)
+
+    def _gifts(self, source: Any, worker_ids: int | Sequence[int] | None) -> list[Gift]:
+        """Which weights go to which workers."""
+        known = sorted(member.index for member in self._members)
+        own = by_worker(source)
+        if own is not None:
+            check_worker_ids(list(own), known)
+            ids = check_worker_ids(list(own) if worker_ids is None else worker_ids, sorted(own))
+            return [(weights_from(own[index]), [self._member(index)]) for index in ids]
+        ids = check_worker_ids(worker_ids, known)
+        if source is None and self._remote.built_by_workers and self._policy is None:
+            raise no_weights_given()
+        weights = weights_of(self._policy) if source is None else weights_from(source)
+        return [(weights, [member for member in self._members if member.index in ids])]
+
+    def _member(self, index: int) -> Member:
+        return next(member for member in self._members if member.index == index)
+
+    def _update_by(
+        self,
+        updater: Any,
+        source: Any,
+        worker_ids: int | Sequence[int] | None,
+        others: Mapping[str, Any],
+    ) -> None:
+        if only_carries(updater):
+            self._update(carried(updater, source), worker_ids, False)
+            updater._call_post_hooks()
+        else:
+            super()._update_by(updater, source, worker_ids, others)
+
+    @contextmanager
+    def _one_version(self) -> Iterator[None]:
+        self._shared_version = 0
+        try:
+            yield
+        finally:
+            self._shared_version = None
 
     def _update_weights(self) -> None:
         """Send what is due by itself: the caller's policy as it is now."""
@@ -643,25 +700,53 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
             due = self._members if self._remote.sync else [self._served] if self._served else []
         every = self._remote.update_interval
         late = [m for m in self._members if every and m.since_update >= every and m not in due]
-        self._push_policy([member for member in (*due, *late) if member in self._members])
+        members = [member for member in (*due, *late) if member in self._members]
+        if self._updater is not None and members:
+            everyone = len(members) == len(self._members)
+            ids = None if everyone else [member.index for member in members]
+            self.update_policy_weights_(worker_ids=ids)
+        elif self._ways.sends:
+            self._push_policy(members)
+
+    def _policy_now(self) -> Weights:
+        return {name: value.clone() for name, value in weights_of(self._policy).items()}
 
     def _push_policy(self, members: Sequence[Member]) -> None:
-        """Send the policy's weights, unless they are the ones that the workers were made with."""
+        """Send the policy's weights, unless they are the ones that the workers were made with.
+
+        Others that workers were given since stay until the policy's change.
+        """
         weights = weights_of(self._policy) if members else {}
         if not weights:
             return
         untouched = self._policy_version == 0 and self._statistics.batches == 0
         if untouched and same_values(weights, self._first_weights):
             return
-        self._push(weights, members, False)
+        if self._overruled is not None and same_values(weights, self._overruled):
+            return
+        self._overruled = None
+        self._push([(weights, members)], False)
 
     def _push(
-        self, weights: Weights, members: Sequence[Member], acknowledge: bool
+        self, gifts: Sequence[Gift], acknowledge: bool, own: bool = False
     ) -> list[tuple[Member, Any]]:
-        """One more version for these workers; the calls that can be waited for."""
+        """One more version for these workers; the calls that can be waited for.
+
+        Args:
+            own: each of them is to have its own weights.
+        """
         with self._pushing:
-            self._policy_version += 1
-            return self._weights.send(weights, members, self._policy_version, acknowledge)
+            if not self._shared_version:
+                self._count_version()
+            if self._shared_version is not None:
+                self._shared_version = self._policy_version
+            return [
+                sent
+                for weights, members in gifts
+                for sent in self._weights.send(
+                    weights, members, self._policy_version, acknowledge, own
+                )
+            ]
 
     def _check_close_env(self, close_env: bool) -> None:
         if not close_env:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -31,6 +32,8 @@ from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.profiling import ProfileConfig, ProfilerHook
 from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
+from pycollect.collectors.weight_calls import by_worker
+from pycollect.collectors.weight_ways import WeightWays
 from pycollect.envs.info import check_info_keys
 from pycollect.errors import WorkerError
 from pycollect.extras import joined
@@ -121,6 +124,11 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             :class:`MultiaSyncDataCollector` (the default with `num_collectors`), "ray", a
             :class:`RayCollector`, or "direct", this class (the default without).
         backend_options: further arguments of that class.
+        weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
+            each update instead of giving the weights itself.
+        weight_sync_schemes: TorchRL's, of the "policy" alone: has no effect, with a warning, but
+            for a NoWeightSyncScheme, with which updates change no weights.
+        weight_recv_schemes: TorchRL's, by model: bring weights from senders elsewhere.
         others: TorchRL's hints are accepted without effect; what is refused says why.
 
     Yields:
@@ -172,6 +180,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         sync: bool | None = None,
         backend: str | None = None,
         backend_options: Mapping[str, Any] | None = None,
+        weight_updater: Any = None,
+        weight_sync_schemes: Mapping[str, Any] | None = None,
+        weight_recv_schemes: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
         check_none_chosen(
@@ -205,12 +216,18 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
                 progress=progress,
                 observation_dtype=observation_dtype,
                 observation_scale=observation_scale,
+                ways=WeightWays.checked(
+                    weight_updater=weight_updater,
+                    weight_sync_schemes=weight_sync_schemes,
+                    weight_recv_schemes=weight_recv_schemes,
+                    track_policy_version=track_policy_version,
+                    worker_idx=others.get("worker_idx"),
+                ),
             ),
             check.check_callable("pre_collect_hook", pre_collect_hook),
             check.check_callable("post_collect_hook", post_collect_hook),
         )
         self._profiler: ProfilerHook | None = None
-        self._worker_idx = others.get("worker_idx")
         factories = check.check_factories(policy_factory, policy, 1)
         self._policy_is_ours = factories is not None
         options = WorkerOptions(
@@ -248,7 +265,8 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         try:
             self._check_environment(self._worker.leaves, self._worker.bounded)
             warn_of_rounding(self._options.frames_per_batch, self._batch_frames)
-        except (UserWarning, ValueError):  # a warning where these are errors
+            self.register_scheme_receiver(self._ways.receivers)
+        except BaseException:  # also a warning, where these are errors
             self.shutdown()
             raise
 
@@ -440,30 +458,33 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             self._worker.resume(own, seeds)
         self._report = None
 
-    def update_policy_weights_(
-        self,
-        policy_or_weights: Any = None,
-        *,
-        worker_ids: int | Sequence[int] | None = None,
-        wait: bool = False,
-    ) -> None:
-        """See :meth:`CollectorBase.update_policy_weights_`.
-
-        The module is live, so that without `policy_or_weights` the call only counts a version;
-        unless it is called on another device than it lies on: that copy gets the weights now.
-        """
+    def _update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
         check_open(self._closed, None)
         check_worker_ids(worker_ids, [0])
-        if policy_or_weights is None and self._policy_is_ours:
+        own = by_worker(source)
+        if own is not None:
+            check_worker_ids(list(own), [0])
+            source = own[0]
+        if source is None and self._policy_is_ours and self._ways.sends:
             raise no_weights_given()
-        if policy_or_weights is not None:
-            load_weights(weights_of(self._policy), weights_from(policy_or_weights))
+        if source is not None and self._ways.sends:
+            load_weights(weights_of(self._policy), weights_from(source))
         self._renew_copy()
-        self._policy_version += 1
+        self._count_version()
+
+    def _take_received(self, source: Any) -> None:
+        load_weights(weights_of(self._policy), weights_from(source))
+        self._renew_copy()
+
+    @contextmanager
+    def _one_version(self) -> Iterator[None]:
+        yield
+        self._renew_copy()
+        self._count_version()
 
     def _renew_copy(self) -> None:
         """Where the policy is called on another device than the caller's lies on, it is a copy."""
-        if self._worker.policy is not self._policy:
+        if self._ways.sends and self._worker.policy is not self._policy:
             self._worker.load_weights(weights_of(self._policy))
 
     def _check_close_env(self, close_env: bool) -> None:

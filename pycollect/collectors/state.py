@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,9 +20,11 @@ class WorkerState:
 
     Attributes:
         generators: None where the worker draws from generators that are not its own.
+        policy: weights by name, where it was given others than the other workers.
     """
 
     generators: GeneratorState | TeamState | None = None
+    policy: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def check_generators(worker: int, state: WorkerState, processes: int, envs: int) -> None:
@@ -81,7 +83,12 @@ class CollectorState:
             "episodes": self.episodes,
             "trajectories": self.trajectories,
             "policy_version": self.policy_version,
-            "policy": {name: value.detach().clone() for name, value in self.policy.items()},
+            "policy": _copied(self.policy),
+            "policies": {
+                str(index): _copied(worker.policy)
+                for index, worker in self.workers.items()
+                if worker.policy
+            },
             "ledger": self.ledger,
             "workers": {
                 str(index): None if worker.generators is None else worker.generators.plain()
@@ -119,6 +126,7 @@ class CollectorState:
 def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
     count = {name: _count(source, name) for name in ("batches", "episodes", "trajectories")}
     own = _mapping(source, "workers")
+    policies = _mapping({"policies": {}, **source}, "policies")
     if sorted(own) != sorted(map(str, ids)):
         raise ValueError(f"state_dict: expected the workers {ids}, got {sorted(own)}")
     return CollectorState(
@@ -127,11 +135,18 @@ def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
         policy=weights_from(_mapping(source, "policy")),
         ledger=_checked_ledger(_mapping(source, "ledger")),
         workers={
-            index: WorkerState(None if own[str(index)] is None else from_plain(own[str(index)]))
+            index: WorkerState(
+                None if own[str(index)] is None else from_plain(own[str(index)]),
+                weights_from(policies.get(str(index), {})),
+            )
             for index in ids
         },
         **count,
     )
+
+
+def _copied(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in weights.items()}
 
 
 def _count(source: Mapping[str, Any], name: str) -> int:

@@ -108,10 +108,6 @@ class TorchRLNames(ABC):
         """`policy_version`."""
         return self.policy_version
 
-    def increment_version(self) -> None:
-        """One more `policy_version`, without weights; workers elsewhere learn it with the next."""
-        self._policy_version += 1
-
     def getattr_rb(self, attr: str) -> Any:
         """An attribute of the replay buffer."""
         return getattr(self.replay_buffer, attr)

@@ -112,11 +112,19 @@ def _of_worker(name: str, value: Any, index: int, workers: int) -> Any:
     return value
 
 
-def policy_sources(arguments: Sequence[Mapping[str, Any]], policy: Any) -> tuple[list[Any], bool]:
-    """What each worker has its policy from, and whether that is a factory."""
+def policy_sources(
+    arguments: Sequence[Mapping[str, Any]], policy: Any, beside: bool = False
+) -> tuple[list[Any], bool]:
+    """What each worker has its policy from, and whether that is a factory.
+
+    Args:
+        policy: goes to workers, unless they have factories.
+        beside: there may be a policy, too, where they have factories.
+    """
     factories = [own["policy_factory"] for own in arguments]
     for factory in factories:
-        check.check_factories(factory, policy, 1)
+        check.check_factories(factory, None if beside else policy, 1)
+    check.check_policy(policy)
     given = [factory is not None for factory in factories]
     if not any(given):
         return [check.check_policy(policy)] * len(arguments), False

@@ -1,0 +1,164 @@
+"""Who gives a collector its policy's weights: schemes and updaters, stood in for by classes here.
+
+`compat/test_torchrl_weights.py` has TorchRL's own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from collect_support import IN_PROCESS, MULTI_STACK, bias_policy, collecting, marked
+from echo_envs import ENTRIES
+
+from pycollect import MultiSyncDataCollector
+
+T = 4
+ONE = ENTRIES["one"]
+
+
+class Updater:
+    """As much of an updater as a collector asks for."""
+
+    def __init__(self) -> None:
+        self.collector: Any = None
+        self.calls: list[Any] = []
+
+    def register_collector(self, collector: Any) -> None:
+        self.collector = collector
+
+    def init(self, *args: Any) -> None:
+        self.calls.append(("init", args))
+
+    def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None, **more: Any) -> None:
+        self.calls.append((policy_or_weights, worker_ids, more))
+
+
+class Piping(Updater):
+    """Sends what it is given through the pipes, a little more to each."""
+
+    def __call__(self, policy_or_weights: Any = None, worker_ids: Any = None, **more: Any) -> None:
+        super().__call__(policy_or_weights, worker_ids, **more)
+        for number, pipe in enumerate(self.collector.pipes):
+            pipe.send(({"module": {"bias": torch.full((1,), 1.0 + number)}}, "update"))
+            assert pipe.poll()
+            assert pipe.recv() == (None, "updated")
+
+
+def test_an_updater_is_called_instead() -> None:
+    updater = Updater()
+    with collecting(IN_PROCESS, ONE, bias_policy(), frames=T, weight_updater=updater) as collector:
+        assert updater.collector is collector
+        assert collector.weight_updater is updater
+        collector.update_policy_weights_()
+        collector.update_policy_weights_("anything", worker_ids=[3], more=1)
+        collector.init_updater(5)
+        assert updater.calls == [(None, None, {}), ("anything", [3], {"more": 1}), ("init", (5,))]
+        assert collector.policy_version == 2
+        for name in ("model_id", "weights_dict"):
+            with pytest.raises(ValueError, match=f"{name}: expected None"):
+                collector.update_policy_weights_(**{name: {"policy": 3}})
+        collector.weight_updater = None
+        with pytest.raises(TypeError, match="'more'"):
+            collector.update_policy_weights_(more=1)
+
+
+def test_what_makes_an_updater_and_what_does_not() -> None:
+    for make in (Updater, lambda: Updater()):
+        with collecting(IN_PROCESS, ONE, None, frames=T, weight_updater=make) as collector:
+            assert isinstance(collector.weight_updater, Updater)
+    bad = partial(collecting, IN_PROCESS, ONE, None, frames=T)
+    with (
+        pytest.raises(TypeError, match="weight_updater: expected a WeightUpdaterBase"),
+        bad(weight_updater=3),
+    ):
+        pass
+    with (
+        pytest.raises(TypeError, match=r"weight_updater: expected None together"),
+        bad(weight_updater=Updater(), weight_sync_schemes={}),
+    ):
+        pass
+    with (
+        pytest.raises(TypeError, match=r"weight_updater: .* that returned dict"),
+        bad(weight_updater=dict),
+    ):
+        pass
+    shared = Updater()
+    shared.register_collector = lambda collector: None  # type: ignore[method-assign]
+    with (
+        pytest.raises(RuntimeError, match="weight_updater: expected one whose `collector`"),
+        bad(weight_updater=shared),
+    ):
+        pass
+
+
+@pytest.mark.processes
+def test_an_updater_sends_through_pipes_and_that_is_one_version() -> None:
+    updater = Piping()
+    with collecting(
+        MULTI_STACK, ONE, bias_policy(), frames=T, weight_updater=updater, track_policy_version=True
+    ) as collector:
+        assert collector.next()["bias"].unique().tolist() == [0.0]
+        collector.update_policy_weights_()
+        td = collector.next()
+        assert td["bias"][:, 0].flatten().tolist() == [1.0, 2.0]
+        assert collector.policy_version == 1
+        assert (td["collector", "policy_version"] == 1).all()
+        pipe = collector.pipes[0]
+        with pytest.raises(ValueError, match="message: expected"):
+            pipe.send(("something", "else"))
+        with pytest.raises(EOFError):
+            pipe.recv()
+        with pytest.raises(ValueError, match="unknown"):
+            pipe.send(({"module": {"other": torch.zeros(1)}}, "update"))
+
+
+class WeightSyncScheme:
+    """What is recognised by its name and place."""
+
+
+WeightSyncScheme.__module__ = "torchrl.weight_update.weight_sync_schemes"
+
+
+def scheme(name: str, place: str = "torchrl.weight_update._shared") -> Any:
+    return type(name, (WeightSyncScheme,), {"__module__": place})()
+
+
+def made(**arguments: Any) -> None:
+    with collecting(IN_PROCESS, ONE, bias_policy(), frames=T, **arguments) as collector:
+        collector.update_policy_weights_({"module.bias": torch.ones(1)})
+        assert collector.policy_version == 1
+        assert collector.next()["bias"].unique().tolist() == [1.0]
+
+
+@pytest.mark.parametrize("name", ["SharedMem", "MultiProcess", "Ray", "RPC", "Distributed"])
+def test_a_scheme_that_only_says_what_carries_the_weights(name: str) -> None:
+    with pytest.warns(UserWarning, match=rf"weight_sync_schemes: {name}.*no effect") as caught:
+        made(weight_sync_schemes={"policy": scheme(f"{name}WeightSyncScheme")})
+    assert len(caught) == 1
+    made(weight_sync_schemes={})
+
+
+@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK))
+def test_a_scheme_that_sends_nothing(way: Any) -> None:
+    schemes = {"policy": scheme("NoWeightSyncScheme")}
+    with collecting(way, ONE, bias_policy(), frames=T, weight_sync_schemes=schemes) as collector:
+        collector.update_policy_weights_({"module.bias": torch.ones(1)})
+        assert collector.next()["bias"].unique().tolist() == [0.0]
+
+
+def test_schemes_that_are_refused() -> None:
+    bad: list[tuple[Any, type[Exception], str]] = [
+        (3, TypeError, "weight_sync_schemes: expected a dict"),
+        ({"policy": 3}, TypeError, "expected a WeightSyncScheme for 'policy', got int"),
+        ({"value": scheme("RayWeightSyncScheme")}, ValueError, r"'policy' alone, got \['value'\]"),
+        ({"policy": scheme("RayModuleTransformScheme")}, ValueError, "RayModuleTransformScheme"),
+        ({"policy": scheme("Mine", "mine")}, ValueError, "got Mine, whose own way.*weight_updater"),
+    ]
+    for schemes, error, text in bad:
+        with pytest.raises(error, match=text):
+            made(weight_sync_schemes=schemes)
+        with pytest.raises(error, match=text):
+            MultiSyncDataCollector([ONE(0)], frames_per_batch=4, weight_sync_schemes=schemes)
