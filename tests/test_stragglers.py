@@ -216,7 +216,7 @@ class Frames:
 def test_what_else_there_is_goes_together_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cat: Any
 ) -> None:
-    """Whole trajectories where workers are stacked, else single frames in a buffer."""
+    """Whole trajectories where workers are stacked, else single steps in a buffer."""
     whole = cat == "stack"
     buffer = None if whole else Frames()
     with one_straggler(
@@ -226,7 +226,7 @@ def test_what_else_there_is_goes_together_with_it(
         3,
         cat_results=cat,
         trajs_per_batch=4 if whole else None,
-        traj_format="cat",
+        traj_format="cat" if whole else None,
         replay_buffer=buffer,
         extend_buffer=False,
         track_policy_version=True,
@@ -238,8 +238,8 @@ def test_what_else_there_is_goes_together_with_it(
         for _ in range(4):
             td = collector.next()
             if buffer is not None:
-                assert {rollout.ndim for rollout in buffer.given} == {1}
-                td = torch.cat(buffer.given)
+                assert {steps.shape[1:] for steps in buffer.given} == {(3,)}  # environments
+                td = torch.cat([steps.reshape(-1) for steps in buffer.given])
                 buffer.given.clear()
             assert td.ndim == 1
             assert (td["collector", "policy_version"] == 0).all()
