@@ -16,7 +16,7 @@ with warnings.catch_warnings():
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl import service_backend
-    from torchrl.collectors import Collector
+    from torchrl.collectors import Collector, MultiSyncCollector
 
 ENV = mock.CountingEnv
 
@@ -171,3 +171,80 @@ def test_backends_that_are_not_there_are_refused_by_name() -> None:
     for name in ("rpc", "distributed", "submitit"):
         with pytest.raises(ValueError, match=f"backend: expected.*'process'.*{name}"):
             pycollect.Collector(ENV, **FRAMES, backend=name)
+
+
+CLASSES = {
+    "Collector": (Collector, pycollect.Collector),
+    "MultiSyncCollector": (MultiSyncCollector, pycollect.MultiSyncCollector),
+    "MultiAsyncCollector": (MultiSyncCollector, pycollect.MultiAsyncCollector),  # hands all on
+    "RayCollector": (None, pycollect.RayCollector),  # theirs needs Ray to be imported
+}
+
+
+class Started(Exception):
+    """All arguments were taken: a worker would be started now."""
+
+
+@pytest.fixture
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*args: Any, **kwargs: Any) -> None:
+        raise Started
+
+    for module, name in (
+        ("pycollect.collectors.single", "Worker"),
+        ("pycollect.collectors.multi", "ProcessEngine"),
+        ("pycollect.collectors.ray", "RayEngine"),
+    ):
+        monkeypatch.setattr(importlib.import_module(module), name, start)
+
+
+def signatures(name: str) -> tuple[Any, Any]:
+    theirs, ours = CLASSES[name]
+    if theirs is None:
+        pytest.importorskip("ray")
+        theirs = importlib.import_module("torchrl.collectors.distributed").RayCollector
+    # A metaclass of theirs hides the constructor's own.
+    own = list(inspect.signature(theirs.__init__).parameters.values())[1:]
+    return inspect.Signature(own), ours
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("name", CLASSES)
+def test_the_defaults_of_all_arguments_are_taken(name: str) -> None:
+    """One by one and together, in the order of TorchRL's positions."""
+    signature, ours = signatures(name)
+    defaults = {
+        own.name: own.default
+        for own in signature.parameters.values()
+        if own.default is not inspect.Parameter.empty and own.kind is not own.VAR_KEYWORD
+    }
+    defaults.pop("policy")
+    assert len(defaults) > 20
+    for one in ({}, defaults, *({key: value} for key, value in defaults.items())):
+        entries = ENV if name == "Collector" else [ENV, ENV]
+        values = {"frames_per_batch": 4, **one}
+        if name == "RayCollector" and values.get("collector_class") is Collector:
+            del values["collector_class"]
+        with pytest.raises(Started):
+            ours(entries, None, **values)
+
+
+@pytest.mark.usefixtures("nothing_starts")
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_argument_is_known_by_name(name: str) -> None:
+    """Whatever comes is taken, or refused in words that name the argument."""
+    signature, ours = signatures(name)
+    entries = ENV if name == "Collector" else [ENV, ENV]
+    for own in signature.parameters.values():
+        if own.kind is own.VAR_KEYWORD:
+            continue
+        values = {"create_env_fn": entries, "frames_per_batch": 4, own.name: Strange()}
+        with pytest.raises((Started, TypeError, ValueError)) as caught:
+            ours(**values)
+        if caught.type is not Started:
+            assert own.name in str(caught.value), own.name
+            assert "unexpected keyword" not in str(caught.value), own.name
+
+
+class Strange:
+    """A value that no argument expects."""
