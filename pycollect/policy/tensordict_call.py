@@ -38,7 +38,7 @@ class TensorDictCall:
         self._left = {}
 
     def tensordict(self, given: Mapping[Key, torch.Tensor] | None = None) -> TensorDictBase:
-        """The policy's inputs, copied: it may keep what it is given.
+        """The policy's inputs, copied, and what it wrote last: it may keep what it is given.
 
         Args:
             given: the same tensors where they have come to the policy's device already.
@@ -47,13 +47,15 @@ class TensorDictCall:
         over, there = self._crossing.over, self._crossing.there
         given = self._inputs.tensors if given is None else given
         entries: dict[Any, Any] = {key: over(tensor) for key, tensor in given.items()}
+        if not self._inputs.extras:
+            entries.update(self._left)
         device = None if there.type == "cpu" else there
         td: TensorDictBase = TensorDict(entries, batch_size=batch, device=device)
         for key, node in env.nodes.items():
             if node.shape and td.get(key, None) is not None:
                 td.get(key).batch_size = torch.Size([*batch, *node.shape])
         if self._inputs.extras:
-            td = with_current(td, self._inputs.extras, env.extras, batch)
+            td = with_current(td, self._inputs.extras, env.extras, batch).update(self._left)
         return td
 
     def new_keys(self, out: TensorDictBase) -> list[Key]:
@@ -81,11 +83,13 @@ class TensorDictCall:
         crosses = self._crossing.is_needed(given.values())
         given = self._crossing.mirrors(given) if crosses else given
         batch = self._inputs.lead
+        ragged = {extra.key for extra in extras if extra.kind is Kind.RAGGED}
 
         def act_with_tensordict() -> tuple[torch.Tensor, ...]:
-            out = returned(policy, self.tensordict(given).update(self._left))
+            out = returned(policy, self.tensordict(given))
             new = self.new_keys(out)
-            self._left = {key: out.get(key) for key in new if key[0] != "next"}
+            found = {key: out.get(key) for key in new if key not in ragged}
+            self._left = {key: value for key, value in found.items() if key[0] != "next"}
             came = {key for key in new if is_delivered(key) or key in expected}
             if came != expected:
                 raise PolicyOutputError(
@@ -94,7 +98,7 @@ class TensorDictCall:
                     f"{show_all(expected - came)} is missing"
                 )
             self.said = read_values(out, extras, batch)
-            values = [out.get(key) for key in wanted]
+            values = [found[key] if key in found else out.get(key) for key in wanted]
             for place, function in finish:
                 values[place] = function(values[place])
             return tuple(values)
