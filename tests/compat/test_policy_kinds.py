@@ -9,12 +9,15 @@ import gymnasium
 import pytest
 import torch
 from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
 
 import pycollect
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
+    import torchrl.testing.mocking_classes as mock
+    from library_policies import LIBRARY
     from policy_kinds import TAKES_TENSORDICTS, TAKES_TENSORS, WRITES_WHAT_IT_READS, Make
     from torchrl.collectors import Collector
     from torchrl.data import Unbounded
@@ -27,6 +30,7 @@ with warnings.catch_warnings():
         TensorDictPrimer,
         TransformedEnv,
     )
+    from torchrl.modules import RandomPolicy
     from torchrl_support import assert_alike, assert_same_entries, seeded
 
 FRAMES = 12
@@ -139,3 +143,46 @@ def test_processes_do_what_is_done_here(kind: str) -> None:
             collector.set_seed(7)
         for _ in range(2):
             assert_same_entries(next(elsewhere)[0], next(here), ())
+
+
+@pytest.mark.parametrize("kind", list(LIBRARY))
+def test_modules_of_the_library(kind: str) -> None:
+    compare(lambda: TransformedEnv(SerialEnv(2, pendulum), InitTracker()), LIBRARY[kind])
+
+
+class OfSpec(TensorDictModuleBase):
+    """Updates nested TensorDicts, of agents that differ in their keys and shapes."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__()
+        self.spec = env.full_action_spec
+
+    def forward(self, td: TensorDictBase) -> TensorDictBase:
+        return td.update(self.spec.zero())
+
+
+class OfSpecByCall(OfSpec):
+    def __call__(self, td: TensorDictBase) -> TensorDictBase:
+        return self.forward(td)
+
+
+NESTED = {
+    "heterogeneous": lambda: mock.HeterogeneousCountingEnv(max_steps=3),
+    "heterogeneous [2]": lambda: mock.HeterogeneousCountingEnv(
+        max_steps=3, batch_size=torch.Size([2])
+    ),
+    "SerialEnv heterogeneous": lambda: SerialEnv(2, mock.HeterogeneousCountingEnv),
+    "multi-key": lambda: mock.MultiKeyCountingEnv(max_steps=3),
+    "multi-agent": lambda: mock.MultiAgentCountingEnv(3),
+    "nested": lambda: mock.NestedCountingEnv(max_steps=3),
+}
+
+
+@pytest.mark.parametrize("env", list(NESTED))
+@pytest.mark.parametrize(
+    "make_policy",
+    [OfSpec, OfSpecByCall, lambda env: env.rand_action, lambda env: RandomPolicy()],
+    ids=["of the spec", "by its own call", "rand_action", "RandomPolicy"],
+)
+def test_nested_environments(make_policy: Make, env: str) -> None:
+    compare(NESTED[env], make_policy, max_frames_per_traj=0)
