@@ -6,7 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pycollect.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector
+    from pycollect.collectors.multi import (
+        AsyncCollector,
+        MultiaSyncDataCollector,
+        MultiCollector,
+        MultiSyncDataCollector,
+    )
     from pycollect.collectors.multi import MultiaSyncDataCollector as MultiAsyncCollector
     from pycollect.collectors.multi import MultiSyncDataCollector as MultiSyncCollector
     from pycollect.collectors.ray import RayCollector
@@ -27,8 +32,10 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncCollector",
     "Collector",
     "MultiAsyncCollector",
+    "MultiCollector",
     "MultiStep",
     "MultiSyncCollector",
     "MultiSyncDataCollector",
@@ -49,8 +56,10 @@ __all__ = [
 # Names are looked up when they are first asked for: the core alone needs no torch, splitting no
 # Gymnasium, and `import pycollect` takes no time.
 _HOMES = {
+    "AsyncCollector": ("pycollect.collectors.multi", "AsyncCollector"),
     "Collector": ("pycollect.collectors.single", "SyncDataCollector"),
     "MultiAsyncCollector": ("pycollect.collectors.multi", "MultiaSyncDataCollector"),
+    "MultiCollector": ("pycollect.collectors.multi", "MultiCollector"),
     "MultiStep": ("pycollect.multistep", "MultiStep"),
     "MultiSyncCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),
     "MultiSyncDataCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),

@@ -73,6 +73,25 @@ def _entries(create_env_fn: Any, count: int | None) -> list[Any]:
     return env_entries(create_env_fn, "num_collectors", count)
 
 
+class ChoosingSync(ABCMeta):
+    """The class of the collectors of processes, of which `sync` makes one."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A collector of this class; of the declared one itself, of the class that `sync` says.
+
+        Raises:
+            TypeError: `sync` is neither True nor False.
+        """
+        if any(isinstance(base, ChoosingSync) for base in cls.__bases__):
+            return super().__call__(*args, **kwargs)
+        from pycollect.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector
+
+        sync = kwargs.pop("sync", None)
+        if not isinstance(sync, bool):
+            raise TypeError(f"sync: expected True or False, got {sync!r}")
+        return (MultiSyncDataCollector if sync else MultiaSyncDataCollector)(*args, **kwargs)
+
+
 def check_none_chosen(cls: type, **chosen: Any) -> None:
     """Raise TypeError where one of the four arguments came as far as the constructor itself."""
     for name, value in chosen.items():

@@ -11,6 +11,7 @@ from tensordict.nn import InteractionType
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors import worker_arguments as parse
+from pycollect.collectors.choice import ChoosingSync
 from pycollect.collectors.device_arguments import check_devices, check_one_place
 from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
@@ -22,8 +23,11 @@ from pycollect.collectors.workforce import Member
 from pycollect.weights import weights_from
 
 
-class _MultiCollector(ElasticCollector):
-    """What both have in common.
+class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
+    """What both have in common; itself it makes one of them.
+
+    ``MultiCollector(..., sync=True)`` is a :class:`MultiSyncDataCollector`, with False a
+    :class:`MultiaSyncDataCollector`.
 
     Args:
         given: the arguments of the subclass by name.
@@ -153,7 +157,7 @@ class _MultiCollector(ElasticCollector):
         self._push([(weights, [member])], False, own=True)
 
 
-class MultiSyncDataCollector(_MultiCollector):
+class MultiSyncDataCollector(MultiCollector):
     """Collects in processes of this machine; a batch is complete when all have delivered.
 
     Workers write into the batch itself, in shared memory that has no name. They are started with
@@ -328,7 +332,7 @@ class MultiSyncDataCollector(_MultiCollector):
         super().__init__(True, locals())
 
 
-class MultiaSyncDataCollector(_MultiCollector):
+class MultiaSyncDataCollector(MultiCollector):
     """Collects in processes of this machine; first ready, first served.
 
     Args:
@@ -408,6 +412,19 @@ class MultiaSyncDataCollector(_MultiCollector):
         **others: Any,
     ) -> None:
         super().__init__(False, locals())
+
+
+class AsyncCollector(MultiaSyncDataCollector):
+    """Collects in one process beside this one.
+
+    Args:
+        create_env_fn: the entry of the only worker.
+        policy: as :class:`MultiaSyncDataCollector` has it.
+        arguments: its others, by name.
+    """
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, **arguments: Any) -> None:
+        super().__init__([create_env_fn], policy, **arguments)
 
 
 def frames_of_workers(value: Any, workers: int, sync: bool) -> list[int]:

@@ -14,6 +14,7 @@ import pycollect
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
+    import torchrl.collectors as torchrl_collectors
     import torchrl.testing.mocking_classes as mock
     from torchrl import service_backend
     from torchrl.collectors import Collector, MultiSyncCollector
@@ -171,6 +172,34 @@ def test_backends_that_are_not_there_are_refused_by_name() -> None:
     for name in ("rpc", "distributed", "submitit"):
         with pytest.raises(ValueError, match=f"backend: expected.*'process'.*{name}"):
             pycollect.Collector(ENV, **FRAMES, backend=name)
+
+
+@pytest.mark.parametrize("kind", ["sync", "async", "one"])
+def test_the_collector_of_processes_that_is_made(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    for module in (torchrl_collectors, pycollect):
+        names = {"sync": "MultiSyncCollector", "async": "MultiAsyncCollector"}
+        for own in {*names.values(), "AsyncCollector"}:
+            cls = getattr(module, own)
+            monkeypatch.setattr(cls, "__init__", lambda self, *args, **kwargs: None)
+            monkeypatch.setattr(cls, "shutdown", lambda self, *args, **kwargs: None)
+            monkeypatch.setattr(cls, "__del__", lambda self: None, raising=False)
+        if kind == "one":
+            made = module.AsyncCollector(ENV, frames_per_batch=4)
+            assert isinstance(made, module.MultiAsyncCollector)
+        else:
+            made = module.MultiCollector([ENV], frames_per_batch=4, sync=kind == "sync")
+            assert type(made) is getattr(module, names[kind])
+        seen.append(isinstance(made, module.MultiCollector))
+    assert seen == [True, True]
+
+
+def test_a_collector_of_processes_has_to_be_told() -> None:
+    for sync in ({}, {"sync": None}, {"sync": 1}):
+        with pytest.raises(TypeError, match="sync: expected True or False"):
+            pycollect.MultiCollector([ENV], frames_per_batch=4, **sync)
 
 
 CLASSES = {
