@@ -111,6 +111,7 @@ class ElasticCollector(RemoteCollector):
                 devices,
                 self._next_index,
                 self._remote.masked,
+                elsewhere,
             )
             plans = kind.plans(plans, self._remote, arguments)
             self._next_index += len(plans)

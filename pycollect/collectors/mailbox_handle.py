@@ -13,7 +13,6 @@ from pycollect._core import Bell, Mailbox, Memory, SharedMemoryError, available_
 from pycollect.batch import Target
 from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.parcel import pack, unpack
-from pycollect.collectors.pickling import pickled_spec
 from pycollect.collectors.process_worker import QUESTIONS, Lease
 from pycollect.collectors.remote_worker import (
     ErrorReport,
@@ -51,6 +50,7 @@ class MailboxHandle:
     """The driver's end of one worker: what was asked of it and not read yet, oldest first.
 
     Args:
+        pickled: the spec, as `ProcessWorker.attach` takes it.
         policy: the pickled policy or its factory.
         mailbox: the one that the worker was told of, not used yet.
         bell: that the worker rings.
@@ -60,7 +60,13 @@ class MailboxHandle:
     in_place: ClassVar[bool] = True
 
     def __init__(
-        self, spec: WorkerSpec, policy: Memory, mailbox: Mailbox, bell: Bell, life: Life
+        self,
+        spec: WorkerSpec,
+        pickled: bytes,
+        policy: Memory,
+        mailbox: Mailbox,
+        bell: Bell,
+        life: Life,
     ) -> None:
         self.index = spec.index
         self.incarnation = spec.incarnation
@@ -74,7 +80,7 @@ class MailboxHandle:
         self._kept: dict[int, tuple[Any, ...]] = {}  # what a question needs until it is answered
         self._answers: dict[int, Any] = {}
         self._unwanted: set[int] = set()
-        question = ("attach", (pickled_spec(spec), policy.address))
+        question = ("attach", (pickled, policy.address))
         self._calls: deque[int] = deque([self._ask(question, policy)])
 
     # What the collector asks

@@ -100,6 +100,7 @@ class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
             [{}] * len(entries),
             devices,
             mask=remote.masked,
+            elsewhere=False,
         )
         share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         self._pipes: dict[int, WorkerPipe] = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import cloudpickle
 
+from pycollect.collectors.inheritance import pickled_apart
 from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.devices import CPU
 from pycollect.policy import placed
@@ -17,10 +18,18 @@ def pickled(name: str, value: Any) -> bytes:
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:
-        raise TypeError(
-            f"{name}: expected something that can be pickled, to be sent to a worker: {error}"
-        ) from error
+        raise _unsent(name, error) from error
     return data
+
+
+def _unsent(name: str, error: Exception) -> TypeError:
+    text = f"{name}: expected something that can be pickled, to be sent to a worker: {error}"
+    if "through inheritance" in str(error):
+        text += (
+            "; values and locks of multiprocessing reach processes of this machine alone: use "
+            "MultiSyncDataCollector or MultiaSyncDataCollector for environments that share them"
+        )
+    return TypeError(text)
 
 
 def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
@@ -34,5 +43,16 @@ def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]
 
 
 def pickled_spec(spec: WorkerSpec) -> bytes:
-    """A worker's spec, pickled."""
+    """A worker's spec, pickled for a process that runs already."""
     return pickled("create_env_fn", spec)
+
+
+def pickled_for_child(spec: WorkerSpec) -> tuple[bytes, tuple[Any, ...]]:
+    """A worker's spec, pickled for a process that is about to be started, and what that inherits.
+
+    Raises TypeError as `pickled`.
+    """
+    try:
+        return pickled_apart(spec)
+    except Exception as error:
+        raise _unsent("create_env_fn", error) from error

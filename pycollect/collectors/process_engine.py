@@ -19,6 +19,7 @@ from pycollect._core import (
 )
 from pycollect.collectors.mailbox_handle import AnswerWaiter, MailboxHandle, check_available
 from pycollect.collectors.parcel import share
+from pycollect.collectors.pickling import pickled_for_child
 from pycollect.collectors.process_worker import QUESTIONS, serve
 from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.worker_log import Inherited, WorkerLog
@@ -64,14 +65,22 @@ class ProcessEngine:
             options: none are known.
         """
         mailbox, log = Mailbox(QUESTIONS), WorkerLog()
+        pickled, inherited = pickled_for_child(spec)
         process = self._context.Process(
             target=serve,
-            args=(mailbox.address, self._bell.address, os.getpid(), Inherited(log.fileno())),
+            args=(
+                mailbox.address,
+                self._bell.address,
+                os.getpid(),
+                Inherited(log.fileno()),
+                inherited,
+            ),
             name=f"pycollect-worker-{spec.index}",
             daemon=False,  # a daemon may not have processes of its own, but environments do
         )
         process.start()
-        handle = MailboxHandle(spec, policy, mailbox, self._bell, ProcessLife(process, log))
+        life = ProcessLife(process, log)
+        handle = MailboxHandle(spec, pickled, policy, mailbox, self._bell, life)
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle
 

@@ -55,26 +55,29 @@ class Lease(NamedTuple):
     row: int
 
 
-def serve(mailbox: Address, bell: Address, driver: int, log: int) -> None:
+def serve(
+    mailbox: Address, bell: Address, driver: int, log: int, inherited: tuple[Any, ...]
+) -> None:
     """Answer what is asked through a mailbox, until `close` is; the main function of a process.
 
     Args:
         driver: the process id of the one that asks. When it ends, this process and all that its
             environments started are killed.
         log: the descriptor of what is to be this process's standard error.
+        inherited: what the worker's spec refers to, see `inheritance`.
     """
     end_with_process(driver)
     log_to(log)
-    answer_all(WorkerMailbox(mailbox, bell))
+    answer_all(WorkerMailbox(mailbox, bell), inherited)
     # All is closed. To take down an interpreter that has torch in it takes a second.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-def answer_all(end: WorkerMailbox) -> None:
+def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
     """Answer what is asked of a worker, from `build` until `close`."""
-    worker = ProcessWorker(end)
+    worker = ProcessWorker(end, inherited)
     # Whoever asks n questions ahead has read the answers before those.
     long_answers: deque[Memory] = deque(maxlen=QUESTIONS)
     method = ""
@@ -98,8 +101,8 @@ def _answer(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> An
 class ProcessWorker(RemoteWorker):
     """A worker that writes into the driver's slabs and finds its weights in shared memory."""
 
-    def __init__(self, mailbox: WorkerMailbox) -> None:
-        super().__init__()
+    def __init__(self, mailbox: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
+        super().__init__(inherited)
         self._mailbox = mailbox
         self._mappings: dict[Address, Memory] = {}
         self._placements: dict[tuple[int, int, str], Placement] = {}

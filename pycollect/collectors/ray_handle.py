@@ -14,6 +14,7 @@ from pycollect.collectors.engine import Order, Rollout
 from pycollect.collectors.mailbox_handle import LOOK_SECONDS, MailboxHandle, Rung
 from pycollect.collectors.other_process import has_pidfd
 from pycollect.collectors.parcel import share
+from pycollect.collectors.pickling import pickled_spec
 from pycollect.collectors.process_worker import QUESTIONS
 from pycollect.collectors.ray_actor import ActorLife, kill_actor, ringing
 from pycollect.collectors.ray_store_handle import StoreHandle, ThreadBell
@@ -82,7 +83,9 @@ class RayHandle:
             mailbox = Mailbox(QUESTIONS)
             serving = actor.serve.remote(at.node, mailbox.address, at.bell.address, os.getpid())
             self._life = ActorLife(ray, actor, ringing(serving, at.bell))
-            self._way = MailboxHandle(spec, policy.memory, mailbox, at.bell, self._life)
+            self._way = MailboxHandle(
+                spec, pickled_spec(spec), policy.memory, mailbox, at.bell, self._life
+            )
         else:
             self._way = by_calls()
         # Also if nobody shuts the collector down: Ray would let it serve for ever.

@@ -32,6 +32,7 @@ from pycollect._core import (
 )
 from pycollect.batch import TRAJ_IDS, BatchLeaves, Target, make_pool, to_tensordict
 from pycollect.collectors.hooks import PRE
+from pycollect.collectors.inheritance import unpickled
 from pycollect.collectors.profiling import ProfilerHook
 from pycollect.devices import CPU
 from pycollect.errors import WorkerError
@@ -257,7 +258,8 @@ class RemoteWorker:
     thread, so that environments see no other; these may come at any time.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inherited: tuple[Any, ...] = ()) -> None:
+        self._inherited = inherited
         self._worker: Worker | Team | None = None
         self._pool: SlabPool | None = None  # of rollouts that travel
         self._weight_slab: WeightSlab | None = None
@@ -283,7 +285,7 @@ class RemoteWorker:
         # A new process starts torch's generator at a constant: all workers would draw alike.
         torch.seed()
         merge_freed_memory()
-        spec: WorkerSpec = cloudpickle.loads(spec_bytes)
+        spec: WorkerSpec = unpickled(spec_bytes, self._inherited)
         if spec.hides_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks when it is first asked
         if spec.options.num_threads is not None:

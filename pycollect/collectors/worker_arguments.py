@@ -7,7 +7,7 @@ from typing import Any
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors import device_arguments
-from pycollect.collectors.pickling import pickled_policies, pickled_spec
+from pycollect.collectors.pickling import pickled_for_child, pickled_policies, pickled_spec
 from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.workforce import WorkerPlan
 from pycollect.envs.info import check_info_keys
@@ -187,6 +187,7 @@ def worker_plans(
     devices: Sequence[Devices],
     first: int = 0,
     mask: bool = False,
+    elsewhere: bool = True,
 ) -> list[WorkerPlan]:
     """What each worker is made from; TypeError by the argument's name for what does not pickle.
 
@@ -196,6 +197,7 @@ def worker_plans(
         devices: of each.
         first: the id of the first one.
         mask: record ("collector", "mask") whatever the environments.
+        elsewhere: they are no children of this process, which inherit what it shares.
     """
     specs = [
         WorkerSpec(
@@ -211,7 +213,7 @@ def worker_plans(
         )
     ]
     for spec in specs:
-        pickled_spec(spec)
+        _ = pickled_spec(spec) if elsewhere else pickled_for_child(spec)
     policies = pickled_policies(sources, built_by_workers)
     return [
         WorkerPlan(spec, policy, own)
