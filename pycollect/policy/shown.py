@@ -36,8 +36,19 @@ class Shown:
         if came is None:
             return False
         if out is self._td and self._is_kept:
-            return came is not self._tensor or came._version != self._version
+            # A view of the same memory is what a policy leaves that changes the TensorDict's shape
+            # for a while, as TorchRL's LSTMModule does.
+            return not _same_memory(came, self._tensor) or came._version != self._version
         return not equal(came, self._copy)
+
+
+def _same_memory(a: Any, b: torch.Tensor) -> bool:
+    """Whether they are the same elements of the same memory."""
+    return a is b or (
+        isinstance(a, torch.Tensor)
+        and (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+        and a.data_ptr() == b.data_ptr()
+    )
 
 
 def equal(a: Any, b: torch.Tensor) -> bool:

@@ -23,14 +23,23 @@ from torchrl.collectors.distributed import RayCollector
 from torchrl.collectors.utils import split_trajectories
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
 from torchrl.envs import (
+    Compose,
     GymEnv,
+    InitTracker,
     RewardSum,
     StepCounter,
     TransformedEnv,
 )
 from torchrl.envs.transforms import NextObservationDelta, NextStateReconstructor
-from torchrl.modules import LSTMModule, RandomPolicy, set_recurrent_mode
+from torchrl.modules import (
+    EGreedyModule,
+    LSTMModule,
+    QValueModule,
+    RandomPolicy,
+    set_recurrent_mode,
+)
 from torchrl.modules.inference_server import InferenceServer
+from torchrl.objectives import DQNLoss
 from torchrl.objectives.value import GAE
 
 import pycollect
@@ -177,7 +186,33 @@ def sequences(library: Library) -> Any:
     return form(batch.exclude(("next", "is_init")))
 
 
-@pytest.mark.parametrize("program", [less_memory, trajectories, sequences])
+def recurrent_q_values(library: Library) -> Any:
+    """An LSTM below Q-values and exploration, its state in the environment's primer."""
+    env = TransformedEnv(cart_pole(), Compose(StepCounter(), InitTracker()))
+    lstm = LSTMModule(input_size=4, hidden_size=8, in_key="observation", out_key="features")
+    env.append_transform(lstm.make_tensordict_primer())
+    head = TensorDictModule(nn.Linear(8, 2), ["features"], ["action_value"])
+    values = TensorDictSequential(lstm, head, QValueModule(action_space=None, spec=env.action_spec))
+    exploration = EGreedyModule(annealing_num_steps=100, spec=env.action_spec, eps_init=0.2)
+    policy = TensorDictSequential(values, exploration)
+    collector = library.collector(env, policy, frames_per_batch=20, total_frames=40)
+    loss = DQNLoss(values, action_space=env.action_spec, delay_value=True)
+    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(10), batch_size=2)
+    seen = []
+    try:
+        for batch in collector:
+            buffer.extend(batch.unsqueeze(0))
+            with set_recurrent_mode(True):
+                loss(buffer.sample())["loss"].backward()
+            exploration.step(batch.numel())
+            collector.update_policy_weights_()
+            seen.append(form(batch.exclude(("next", "is_init"))))
+    finally:
+        collector.shutdown()
+    return collector.total_frames, seen
+
+
+@pytest.mark.parametrize("program", [less_memory, trajectories, sequences, recurrent_q_values])
 def test_in_process(program: Callable[[Library], Any]) -> None:
     assert program(OURS) == program(THEIRS)
 
