@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     import torchrl.testing.mocking_classes as mock
     from torchrl.envs import (
         ActionDiscretizer,
+        ActionMask,
         Compose,
         ConditionalPolicySwitch,
         ConditionalSkip,
@@ -33,6 +34,7 @@ with warnings.catch_warnings():
         Stack,
         StepCounter,
         TerminateTransform,
+        TicTacToeEnv,
         Transform,
         TransformedEnv,
         UnaryTransform,
@@ -200,3 +202,11 @@ OTHERS: dict[str, Make] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_others(name: str) -> None:
     compare(OTHERS[name])
+
+
+def test_random_moves_where_a_transform_changes_the_actions_of_an_env_that_draws_its_own() -> None:
+    def make() -> Any:
+        return TransformedEnv(TicTacToeEnv(), ActionMask(action_key="action", mask_key="mask"))
+
+    for td in collect(pycollect.Collector, make, frames=30, batches=2):
+        assert td["mask"].gather(-1, td["action"].unsqueeze(-1)).all()

@@ -193,7 +193,11 @@ class TorchRLEnv(EnvBatch):
     def random_action(self) -> tuple[torch.Tensor, ...]:
         """The env's own random actions, from torch's global generator."""
         if not self._draws_by_spec:
-            return self._gather_action(self._env.rand_action(self._carrier))
+            try:
+                return self._gather_action(self._env.rand_action(self._carrier))
+            except RuntimeError:  # of a TransformedEnv whose transforms change the action
+                if not _changes_actions(self._env):
+                    raise
         # Leaf by leaf: to draw from the whole spec builds a TensorDict, which takes far longer.
         spec = self._env.input_spec["full_action_spec"]
         values = [draw(spec[name]) for name in self._action_names]
@@ -298,6 +302,12 @@ def _draws_by_spec(env: Any) -> bool:
             return False
         env = env.base_env
     return type(env).rand_action is EnvBase.rand_action
+
+
+def _changes_actions(env: Any) -> bool:
+    if not isinstance(env, TransformedEnv):
+        return False
+    return bool(env.full_action_spec != env.base_env.full_action_spec)
 
 
 def _resets_apart(env: Any) -> bool:
