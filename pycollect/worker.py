@@ -119,6 +119,7 @@ class Worker:
                 calling=options.calling.on(self._policy_device),
                 device=self._policy_device,
                 home=indexed(env.device) if staying else None,
+                told=options.devices.of_policy is not None,
             )
         self._extras.outputs = self._runner.extra_outputs
         self._random = (

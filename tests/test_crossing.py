@@ -36,7 +36,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """Every policy is on another device than its environment."""
     device = FakeDevice()
 
-    def crossing(there: torch.device, home: torch.device) -> Crossing:
+    def crossing(there: torch.device, home: torch.device, told: bool = False) -> Crossing:
         own = Elsewhere(there, home)
         own.uses(device)
         return own

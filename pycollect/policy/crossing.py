@@ -20,10 +20,15 @@ class Crossing:
     Args:
         there: the policy's device.
         home: where outputs are recorded and environments take their actions.
+        told: the caller named the policy's device.
+
+    Attributes:
+        shown: what ``td.device`` says to a policy that is given a TensorDict.
     """
 
-    def __init__(self, there: torch.device, home: torch.device) -> None:
+    def __init__(self, there: torch.device, home: torch.device, told: bool = False) -> None:
         self.there, self.home = there, home
+        self.shown = there if told or there.type != "cpu" else None
         self._inputs: list[_Inward] = []
         self._accelerator: Accelerator | None = None
         self._fetch: Fetch | None = None

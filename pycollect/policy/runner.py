@@ -79,13 +79,14 @@ class PolicyRunner:
         calling: Calling = AS_IT_IS,
         device: torch.device | None = None,
         home: torch.device | None = None,
+        told: bool = False,
     ) -> None:
         self.policy = policy
         self._env = env
         self._calling = calling
         device = CPU if device is None else device
         home = CPU if home is None else home
-        self._crossing = Crossing(device, home)
+        self._crossing = Crossing(device, home, told)
         self._given = PolicyInputs(env, current, extras, counts_steps, home)
         self._call = TensorDictCall(self._given, self._crossing)
         check_on_device(policy, device)
@@ -239,6 +240,7 @@ def make_policy_runner(
     calling: Calling = AS_IT_IS,
     device: torch.device | None = None,
     home: torch.device | None = None,
+    told: bool = False,
 ) -> PolicyRunner | RandomRunner:
     """A runner for a policy in any of the accepted forms.
 
@@ -257,6 +259,7 @@ def make_policy_runner(
         calling: whether its modules are compiled or captured.
         device: where its parameters lie; None: on the CPU.
         home: where the policy's states and what `act` returns lie; None: on the CPU.
+        told: the caller named that device, so that TensorDicts for the policy say it.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often
@@ -276,5 +279,5 @@ def make_policy_runner(
             f"but {policy!r} came"
         )
     return PolicyRunner(
-        policy, env, current, policy_state, extras, counts_steps, calling, device, home
+        policy, env, current, policy_state, extras, counts_steps, calling, device, home, told
     )

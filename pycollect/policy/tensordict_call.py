@@ -44,12 +44,11 @@ class TensorDictCall:
             given: the same tensors where they have come to the policy's device already.
         """
         env, batch = self._inputs.env, self._inputs.lead
-        over, there = self._crossing.over, self._crossing.there
+        over, device = self._crossing.over, self._crossing.shown
         given = self._inputs.tensors if given is None else given
         entries: dict[Any, Any] = {key: over(tensor) for key, tensor in given.items()}
         if not self._inputs.extras:
             entries.update(self._left)
-        device = None if there.type == "cpu" else there
         td: TensorDictBase = TensorDict(entries, batch_size=batch, device=device)
         for key, node in env.nodes.items():
             if node.shape and td.get(key, None) is not None:

@@ -150,6 +150,30 @@ def test_devices_are_theirs(env_device: str | None, policy: str) -> None:
         assert seen[0] == seen[1], given
 
 
+def noting(seen: list[str]) -> Callable[[Any], Any]:
+    def act(td: Any) -> Any:
+        seen.append(str(td.device))
+        return td.set("action", torch.zeros(1))
+
+    return act
+
+
+@pytest.mark.parametrize("env_device", [None, "cpu"])
+def test_a_policy_is_told_its_device_as_there(env_device: str | None) -> None:
+    """What `td.device` says to a policy that takes a TensorDict."""
+    for given in DEVICES:
+        seen: list[str] = []
+        act = noting(seen)
+        last = []
+        for home in BOTH:
+            env = partial(pendulum, device=env_device)
+            kwargs = {"policy": act, "frames_per_batch": 2, "total_frames": 2}
+            with made(home, "Collector", env, **kwargs, **given) as collector:
+                next(iter(collector))
+            last.append(seen[-1])
+        assert last[0] == last[1], given
+
+
 def test_the_environment_is_the_callers() -> None:
     env = TransformedEnv(pendulum(), StepCounter())
     with made(pycollect, "Collector", env) as collector:
