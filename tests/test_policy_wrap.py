@@ -505,6 +505,13 @@ def test_random_actions(num_envs):
 def test_random_actions_in_place_of_a_policy():
     runner, _ = make(lambda x: torch.zeros(4, 1), BATCH)
     extra = type(runner.outputs[0])(("value",), "float64", (2,))
+    current = {("observation",): torch.zeros(4, 3)}
+    seen = type(extra)(("observation",), "float64", (3,))
+    stand_in = RandomRunner(BATCH, np.random.default_rng(0), (seen,), current)
+    stand_in.refresh(2)
+    for value in (1, 2):
+        current[("observation",)].fill_(value)
+        assert torch.equal(stand_in.act()[0], torch.full((4, 3), value, dtype=torch.float64))
     stand_in = RandomRunner(BATCH, np.random.default_rng(0), (extra, *runner.outputs))
     stand_in.refresh(2)
     value, action = stand_in.act()

@@ -59,6 +59,7 @@ class RandomRunner:
         self._places = [places.get(leaf.key) for leaf in self.outputs]
         self.extra_outputs = env.action_extras
         self.said = env.draw_extras
+        self._casts: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._absent = [self._shown(leaf, current) for leaf in self.outputs]
         self._dtypes = [torch_dtype(leaf.dtype) for leaf in self.outputs]
         self._reshapes = [
@@ -67,7 +68,7 @@ class RandomRunner:
         ]
         self._has_other_shapes = any(self._reshapes)
         self._sampler = env.action_sampler() if env.draws_ahead else None
-        self.act: Callable[[], tuple[Row, ...]] = self._draw_next
+        self.act: Callable[[], tuple[Row, ...]] = self._showing(self._draw_next)
 
     def refresh(self, steps: int) -> None:
         """The next `steps` steps, at least one, are to come; earlier draws that are left go.
@@ -78,7 +79,7 @@ class RandomRunner:
         if self._sampler is not None:
             rows = self._draw(self._sampler, steps)
             rows.reverse()
-            self.act = rows.pop
+            self.act = self._showing(rows.pop)
 
     def _check_shapes(self) -> None:
         for leaf, place, reshapes in zip(self.outputs, self._places, self._reshapes, strict=True):
@@ -121,10 +122,26 @@ class RandomRunner:
         """What stands there beside a random action: the observation itself, where it fits."""
         shape, dtype = (*self._batch, *leaf.shape), torch_dtype(leaf.dtype)
         own = current.get(leaf.key)
-        if own is not None and own.shape == shape and own.dtype is dtype:
+        if own is not None and (own.shape, own.dtype) == (shape, dtype):
             return own
         place = self._env.device if self._env.takes_tensors else "cpu"
-        return torch.zeros(shape, dtype=dtype, device=place)
+        value = torch.zeros(shape, dtype=dtype, device=place)
+        if own is not None and own.shape == shape:
+            self._casts.append((value, own))
+        return value
+
+    def _showing(self, act: Callable[[], tuple[Row, ...]]) -> Callable[[], tuple[Row, ...]]:
+        """`act`, with the observation as it is now where that stands in another dtype."""
+        casts = self._casts
+        if not casts:
+            return act
+
+        def show_and_act() -> tuple[Row, ...]:
+            for target, source in casts:
+                target.copy_(source)
+            return act()
+
+        return show_and_act
 
 
 def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
