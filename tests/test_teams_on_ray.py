@@ -233,6 +233,25 @@ def test_a_process_that_hangs_is_ended_by_its_team(tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", [STACK, Inner(-1), FIRST], ids=str)
+def test_a_buffer_gets_the_rollouts_of_each_process(inner: Inner) -> None:
+    taken: list[Any] = []
+
+    class Buffer(list[Any]):
+        def extend(self, td: Any) -> None:
+            taken.append(td)
+
+    with collecting(inner, 2, parity_policy(), sync=True, replay_buffer=Buffer()) as collector:
+        for _ in range(2):
+            collector.next()
+        assert sum(td.numel() for td in taken) == check_ledger(collector)["total"]["delivered"]
+    for td in taken:
+        assert td.ndim == 1
+        assert (td["observation"][:, 0] == td["observation"][0, 0]).all()  # its environment
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [STACK, Inner(-1), FIRST], ids=str)
 def test_whole_trajectories_from_teams(inner: Inner) -> None:
     with collecting(
         inner, 2, parity_policy(), sync=True, trajs_per_batch=5, max_frames_per_traj=10

@@ -17,7 +17,7 @@ from pycollect._core import TrajectoryIds, Uninterrupted
 from pycollect.batch import BatchLeaves
 from pycollect.collectors import arguments as check
 from pycollect.collectors.background import Background
-from pycollect.collectors.buffer_delivery import extend, whole_rollouts, written_before
+from pycollect.collectors.buffer_delivery import extend, pieces, written_before
 from pycollect.collectors.call_checks import check_open
 from pycollect.collectors.delivery import Batch, assembled, finished, rollouts_of
 from pycollect.collectors.filling import Filling
@@ -167,11 +167,11 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         with self._filling() as filling:
             filling.expect(batch.frames_of)
             self._claim()
-            for worker, frames, rollout in whole_rollouts(td, batch):
-                done = finished(rollout, self._options, batch.joined.tensors)
+            for frames_of, piece in pieces(td, batch, self._options):
+                done = finished(piece, self._options, batch.joined.tensors)
                 self._before_delivery(done)
                 extend(done, self._options)
-                filling.count({worker: frames})
+                filling.count(frames_of)
 
     def _fill_with_trajectories(self) -> None:
         """What a batch completes goes to the replay buffer, one trajectory after the other."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from tensordict import TensorDictBase
@@ -13,18 +13,47 @@ from pycollect.collectors.options import StreamOptions
 from pycollect.user_warning import warn_user
 
 
-def whole_rollouts(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
-    """The rollouts in a batch: worker, number of frames, and these, [T] or [*P, T].
+def pieces(
+    td: TensorDictBase, batch: Batch, options: StreamOptions
+) -> Iterator[tuple[Mapping[int, int], TensorDictBase]]:
+    """What a batch is given to the buffer in: frames of each worker, and these.
+
+    That is each rollout, [T] or [*P, T]; or all of a sync batch one after the other, without a
+    copy, where the buffer takes items only and could not tell.
+    """
+    if batch.joined.how == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
+        td.names = None
+        yield batch.frames_of, td.flatten(0, 2 if batch.beside else 1)
+        return
+    for worker, frames, rollout in _rollouts(td, batch):
+        yield {worker: frames}, rollout
+
+
+def _takes_items(options: StreamOptions, td: TensorDictBase) -> bool:
+    buffer = options.replay_buffer
+    transform = getattr(buffer, "transform", None)
+    return (
+        options.extend_buffer
+        and options.postproc is None
+        and getattr(buffer, "dim_extend", None) == 0
+        and (transform is not None and len(transform) == 0)
+        and getattr(buffer.storage, "max_size", 0) >= td.numel()
+    )
+
+
+def _rollouts(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
+    """Worker, number of frames, and these, of each rollout.
 
     Empty cells behind the last step of one that ended before the others are left out.
     """
     for worker, _, rollout in rollouts_of(td, batch):
-        rollout.names = None  # of a buffer's items, none is the time
-        mask = rollout.get(MASK, None)
-        if mask is None:
-            yield worker, rollout.numel(), rollout
-        elif frames := int(mask.sum()):
-            yield worker, frames, _without_end(rollout, mask)
+        for own in rollout.unbind(0) if batch.beside else (rollout,):
+            own.names = None  # of a buffer's items, none is the time
+            mask = own.get(MASK, None)
+            if mask is None:
+                yield worker, own.numel(), own
+            elif frames := int(mask.sum()):
+                yield worker, frames, _without_end(own, mask)
 
 
 def extend(td: TensorDictBase, options: StreamOptions) -> None:

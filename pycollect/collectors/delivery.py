@@ -55,6 +55,7 @@ class Batch:
         place: where it is to lie.
         told: what ``td.device`` says; None: nobody asked for a device.
         there: tensors that lie in no slab but on the environments' device, by key.
+        beside: the first dimension of each worker's rollout is that of its own processes.
     """
 
     joined: Joined
@@ -64,6 +65,7 @@ class Batch:
     place: torch.device = CPU
     told: torch.device | None = None
     there: Mapping[Key, torch.Tensor] = field(default_factory=dict)
+    beside: bool = False
 
 
 def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:

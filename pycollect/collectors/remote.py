@@ -208,7 +208,10 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
             self._take_off(member, header, note)
         frames_of = {m.index: header.frames for m, (header, _) in zip(members, placed, strict=True)}
         episodes = [episode for note in notes.values() for episode in note.episodes]
-        return Batch(joined, frames_of, episodes, members[0].info.leaves, *places_of(members[0]))
+        first, team = members[0], members[0].plan.spec.team
+        beside = team is not None and team.joined == "stack"
+        places = places_of(first)
+        return Batch(joined, frames_of, episodes, first.info.leaves, *places, beside=beside)
 
     def _stop_stragglers(self, waiting: Sequence[Member], workers: int) -> None:
         """Once enough of so many workers are done, the others end their rollouts."""
