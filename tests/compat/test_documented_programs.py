@@ -5,6 +5,7 @@ Every program is run with TorchRL's classes and with ours, and tells what it saw
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +23,7 @@ from torchrl.collectors import Collector, MultiAsyncCollector
 from torchrl.collectors.distributed import RayCollector
 from torchrl.collectors.utils import split_trajectories
 from torchrl.data import LazyTensorStorage, ReplayBuffer, SliceSampler, TensorDictReplayBuffer
+from torchrl.data.replay_buffers.ray_buffer import RayReplayBuffer
 from torchrl.envs import (
     Compose,
     GymEnv,
@@ -305,6 +307,32 @@ def local_makers() -> tuple[Callable[[], GymEnv], Callable[[], TensorDictModule]
     return make_env, make_policy
 
 
+def a_buffer_in_an_actor(library: Library) -> Any:
+    """It is filled in the background, until the program has seen enough."""
+    buffer = RayReplayBuffer(storage=partial(LazyTensorStorage, 1000))
+
+    async def main() -> Any:
+        collector = library.on_ray(
+            [local_makers()[0]],
+            linear(),
+            total_frames=600,
+            frames_per_batch=200,
+            remote_configs={"num_cpus": 1, "num_gpus": 0},
+            replay_buffer=buffer,
+        )
+        collector.start()
+        while not len(buffer):
+            await asyncio.sleep(0.1)
+        sample = buffer.sample(32)
+        await collector.async_shutdown(shutdown_ray=False)
+        return sample.shape, set(map(str, sample.keys(True, True)))
+
+    try:
+        return asyncio.run(main())
+    finally:
+        buffer.close()
+
+
 def a_policy_in_an_actor(library: Library) -> Any:
     """The policy and the buffer have actors of their own, whose clients the collector gets."""
     make_env, make_policy = local_makers()
@@ -338,7 +366,8 @@ def a_policy_in_an_actor(library: Library) -> Any:
             nn.init.zeros_(weights.module.weight)
             nn.init.constant_(weights.module.bias, 2.0)
             collector.update_policy_weights_(weights)
-        return set(map(str, buffer.sample().keys(True, True)))
+        sample = buffer.sample()
+        return len(buffer), sample.shape, set(map(str, sample.keys(True, True)))
     finally:
         collector.shutdown()
         service.shutdown()
@@ -347,7 +376,7 @@ def a_policy_in_an_actor(library: Library) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("program", [a_policy_in_an_actor])
+@pytest.mark.parametrize("program", [a_policy_in_an_actor, a_buffer_in_an_actor])
 def test_on_ray(program: Callable[[Library], Any], ray_cluster: Any) -> None:
     assert program(OURS) == program(THEIRS)
 
