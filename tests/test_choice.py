@@ -74,8 +74,9 @@ def test_only_the_class_itself_chooses() -> None:
 
 
 def test_the_signature_is_the_constructors() -> None:
-    own = inspect.signature(Collector).parameters
-    assert list(own) == list(inspect.signature(Collector.__init__).parameters)[1:]
+    for cls in (Collector, MultiSyncDataCollector, MultiaSyncDataCollector, RayCollector):
+        own = inspect.signature(cls).parameters
+        assert list(own) == list(inspect.signature(cls.__init__).parameters)[1:]
     with pytest.raises(TypeError, match=re.escape("frames_per_batch")):
         Collector(ENV, None, num_collectors=2)
 

@@ -16,17 +16,21 @@ _ALIASES = {"multiprocessing": "process", "threading": "thread"}
 _BACKENDS = ("direct", "process", "ray")
 
 
-class Choosing(ABCMeta):
+class _Signed(ABCMeta):
+    """A class whose signature is that of its constructor, which a `__call__` would hide."""
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """Without `self`."""
+        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class Choosing(_Signed):
     """The class of a collector that `num_collectors`, `sync` and `backend` make one of another.
 
     Only the class that was declared with it chooses; those derived from it make themselves.
     """
-
-    @property
-    def __signature__(cls) -> inspect.Signature:
-        """That of the constructor, which a `__call__` would hide."""
-        signature = inspect.signature(cls.__init__)  # type: ignore[misc]
-        return signature.replace(parameters=list(signature.parameters.values())[1:])
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         """A collector of this class, or of the one that the four arguments ask for.
@@ -73,7 +77,7 @@ def _entries(create_env_fn: Any, count: int | None) -> list[Any]:
     return env_entries(create_env_fn, "num_collectors", count)
 
 
-class ChoosingSync(ABCMeta):
+class ChoosingSync(_Signed):
     """The class of the collectors of processes, of which `sync` makes one."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
