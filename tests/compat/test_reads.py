@@ -629,6 +629,16 @@ def test_every_public_name_of_ray_is_there_or_in_the_table() -> None:
     assert {own for own in missing if f"`{own}`" not in table} == set()
 
 
+@pytest.mark.processes
+def test_what_was_not_given_reads_as_what_is_done() -> None:
+    with made(pycollect, "Collector", pendulum, policy=None) as collector:
+        assert collector.policy is None
+    with made(pycollect, "MultiSyncCollector", [pendulum]) as collector:
+        assert collector.cat_results == "stack"
+    with made(torchrl.collectors, "Collector", pendulum, policy=None) as collector:
+        assert collector.policy is not None
+
+
 @pytest.mark.ray
 def test_actors_are_asked_hooked_and_shut_down() -> None:
     def write(td: Any) -> None:
