@@ -25,7 +25,7 @@ def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
 def nested(
     flat: TensorDict, offsets: torch.Tensor, lengths: torch.Tensor, layout: torch.layout
 ) -> TensorDict:
-    """The leaves of `flat` [F] as nested tensors of N rows, views of the same memory.
+    """The leaves of `flat` [F] as nested tensors of N rows; jagged ones view the same memory.
 
     Args:
         offsets: int64 [N + 1], where each row begins in F, and where the last ends.
@@ -38,6 +38,7 @@ def nested(
 
     Raises:
         ValueError: no row, of which torch makes no strided nested tensor.
+        TypeError: a dtype of which it makes none.
     """
     longest = int(lengths.max()) if len(lengths) else 0
     shortest = int(lengths.min()) if len(lengths) else 0
@@ -56,11 +57,16 @@ def nested(
             "as_nested: expected at least one trajectory, got none; torch.jagged takes none, too"
         )
 
+    sizes = lengths.tolist()
+
     def strided(leaf: torch.Tensor) -> torch.Tensor:
-        sizes = torch.tensor([[0, *leaf.shape[1:]]]).repeat(len(lengths), 1)
-        sizes[:, 0] = lengths
-        places = torch._nested_compute_contiguous_strides_offsets(sizes)
-        return torch._nested_view_from_buffer(leaf.reshape(-1), sizes, *places)
+        try:
+            return torch.nested.as_nested_tensor(list(torch.split(leaf, sizes)))
+        except NotImplementedError as error:
+            raise TypeError(
+                f"as_nested: expected a dtype that torch makes strided nested tensors of, got "
+                f"{leaf.dtype}; torch.jagged takes it"
+            ) from error
 
     return _applied(flat, strided, [len(lengths), longest if longest == shortest else -1])
 

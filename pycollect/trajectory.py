@@ -123,7 +123,8 @@ def split_trajectories(
             dtype or shape, a `padding_id` that the ids' dtype cannot hold.
         KeyError: neither ids nor dones, or no entry of the given `done_key`.
         TypeError: no TensorDict; a tensor that is not a strided one; a `padding_id` that is no
-            integer; with `as_nested`, entries that are no tensors, or ragged.
+            integer; with `as_nested`, entries that are no tensors, or ragged, and strided ones of a
+            dtype that torch does not make such tensors of.
     """
     td = rollout_tensordict
     if not isinstance(td, TensorDictBase):

@@ -91,6 +91,15 @@ def test_what_is_no_tensor_is_named() -> None:
         split_trajectories(td, as_nested=True)
 
 
+def test_a_dtype_that_strided_tensors_cannot_have() -> None:
+    td = make(BATCHES["of any length"])
+    td["depth"] = td["scalar"].to(torch.uint16)
+    with pytest.raises(TypeError, match=r"as_nested: .*got torch\.uint16; torch\.jagged takes it"):
+        split_trajectories(td, as_nested=True)
+    depth = split_trajectories(td, as_nested=torch.jagged)["depth"]
+    assert [row.tolist() for row in depth.unbind()] == [[0, 1, 2], [3, 4], [5], [6, 7, 8, 9]]
+
+
 @pytest.mark.parametrize("padding_id", [0, -1, 7])
 @pytest.mark.parametrize("ids", [torch.int64, torch.int32, None])
 def test_padding_has_the_id_that_is_asked_for(padding_id: int, ids: torch.dtype | None) -> None:
