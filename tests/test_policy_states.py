@@ -83,7 +83,7 @@ def test_any_schedule_follows_the_loop(
     fns = [partial(EchoEnv, p, tuple(own)) for p, own in enumerate(lengths)]
     loop = Loop(fns, policy, zeros(shapes), batched=True, cut=cut)
     with SyncDataCollector(
-        fns,
+        [fns],  # a batch of one, too: a list of one callable is that environment itself
         policy,
         frames_per_batch=steps * len(fns),
         max_frames_per_traj=cut,
