@@ -33,7 +33,10 @@ class TorchRLKin:
         relate()
         return type(self)
 
-    __class__ = property(_noticed)
+    def _become(self, cls: type) -> None:
+        object.__dict__["__class__"].__set__(self, cls)
+
+    __class__ = property(_noticed, _become)
 
 
 IterableDataset.register(TorchRLKin)  # as TorchRL's collectors are: a DataLoader iterates them

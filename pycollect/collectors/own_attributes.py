@@ -18,7 +18,7 @@ class OwnAttributes:
     """
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name[0] != "_" and not hasattr(type(self), name):
+        if name[:1] != "_" and not hasattr(type(self), name):
             _check_declared(type(self), name)
         super().__setattr__(name, value)
 

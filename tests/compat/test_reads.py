@@ -370,6 +370,22 @@ def test_a_class_of_the_users_sets_its_own() -> None:
     collector.shutdown()
 
 
+def test_a_name_that_is_empty_is_refused() -> None:
+    with made(pycollect, "Collector") as collector, pytest.raises(AttributeError, match="''"):
+        setattr(collector, "", 1)
+
+
+@pytest.mark.parametrize("home", BOTH)
+def test_the_class_of_a_collector_can_be_set(home: Any) -> None:
+    class Mine(home.Collector):  # type: ignore[misc] # a base that is a variable
+        pass
+
+    with made(home, "Collector") as collector:
+        collector.__class__ = Mine
+        assert type(collector) is collector.__class__ is Mine
+        assert next(iter(collector)).numel()
+
+
 @pytest.mark.parametrize(("case"), ["nothing", "no end", "limits"])
 def test_counts_are_theirs(case: str) -> None:
     reports = []
