@@ -36,7 +36,9 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"backend": name}, ValueError, "backend: expected None or one of .*'process', 'ray'")
         for name in ("rpc", "distributed", "submitit", "thread", "monarch", "no such", 3)
     ],
+    ({"backend": ["process"]}, ValueError, "backend: expected None or one of"),
     ({"num_collectors": 2, "backend_options": 3}, TypeError, "backend_options: expected a dict"),
+    ({"num_collectors": 2, "backend_options": {1: 2}}, TypeError, r"options: expected names .*\[1"),
     *[
         ({"num_collectors": 2, "backend_options": {name: 2}}, ValueError, rf"no \['{name}'\]")
         for name in ("sync", "num_collectors", "num_workers", "backend_options")

@@ -111,7 +111,8 @@ def _backend(given: Any, count: int | None) -> str:
     backend = given if given is not None else _surrounding_backend()
     if backend is None:
         return "direct" if count is None else "process"
-    backend = _ALIASES.get(backend, backend)
+    if isinstance(backend, str):
+        backend = _ALIASES.get(backend, backend)
     if backend not in _BACKENDS:
         raise ValueError(
             f"backend: expected None or one of {list(_BACKENDS)}, got {backend!r}, which is not "
@@ -133,6 +134,8 @@ def _checked_options(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(value, Mapping | None):
         raise TypeError(f"backend_options: expected a dict or None, got {type(value).__name__}")
     options = dict(value or {})
+    if unnamed := [key for key in options if not isinstance(key, str)]:
+        raise TypeError(f"backend_options: expected names of arguments, got {unnamed}")
     if reserved := sorted({*_SELECTORS, "num_workers"} & options.keys()):
         raise ValueError(f"backend_options: expected no {reserved}, which are arguments themselves")
     if twice := sorted(options.keys() & given.keys()):
