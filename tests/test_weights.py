@@ -167,7 +167,7 @@ MISFITS: list[tuple[Any, type[Exception], str]] = [
         "unknown.*more",
     ),
     (lambda: {0: {"more": torch.zeros(3)}}, ValueError, "unknown.*more"),
-    (lambda: {0: dict(constant_policy().state_dict()), 7: {}}, ValueError, "worker_ids.*7"),
+    (lambda: {0: dict(constant_policy().state_dict()), 7: {}}, ValueError, "policy_or_weights.*7"),
     (dict, ValueError, "missing"),
     (lambda: 3, TypeError, "policy_or_weights.*int"),
     (lambda: {"module.weight": 3, "module.count": 0}, TypeError, "policy_or_weights.*int"),

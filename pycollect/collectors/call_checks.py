@@ -26,16 +26,22 @@ def no_weights_given() -> ValueError:
     )
 
 
-def check_worker_ids(worker_ids: int | Sequence[int] | None, known: Sequence[int]) -> list[int]:
-    """The ids as a list, all of `known` for None; ValueError for an unknown one."""
+def check_worker_ids(
+    worker_ids: int | Sequence[int] | None, known: Sequence[int], name: str = "worker_ids"
+) -> list[int]:
+    """The ids as a list, all of `known` for None; ValueError for an unknown one.
+
+    Args:
+        name: of the argument that they came in.
+    """
     if worker_ids is None:
         return list(known)
     if not isinstance(worker_ids, int | Sequence) or isinstance(worker_ids, str):
-        raise TypeError(f"worker_ids: expected an int, several or None, got {worker_ids!r}")
+        raise TypeError(f"{name}: expected an int, several or None, got {worker_ids!r}")
     ids = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
     unknown = [index for index in ids if isinstance(index, bool) or index not in known]
     if unknown:
-        raise ValueError(f"worker_ids: expected ids among {list(known)}, got {unknown}")
+        raise ValueError(f"{name}: expected ids among {list(known)}, got {unknown}")
     return ids
 
 

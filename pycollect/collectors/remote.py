@@ -663,7 +663,7 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
         known = sorted(member.index for member in self._members)
         own = by_worker(source)
         if own is not None:
-            check_worker_ids(list(own), known)
+            check_worker_ids(list(own), known, "policy_or_weights")
             ids = check_worker_ids(list(own) if worker_ids is None else worker_ids, sorted(own))
             return [(weights_from(own[index]), [self._member(index)]) for index in ids]
         ids = check_worker_ids(worker_ids, known)

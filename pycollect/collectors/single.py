@@ -463,7 +463,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         check_worker_ids(worker_ids, [0])
         own = by_worker(source)
         if own is not None:
-            check_worker_ids(list(own), [0])
+            check_worker_ids(list(own), [0], "policy_or_weights")
             source = own[0]
         if source is None and self._policy_is_ours and self._ways.sends:
             raise no_weights_given()
