@@ -204,11 +204,17 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         self._statistics.count_batch(sum(frames_of.values()))
 
     def _assembled(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
-        """The next batch as it was collected; it is not claimed yet."""
-        with self._fatal():
+        """The next batch as it was collected; it is not claimed yet.
+
+        What is raised here is raised again by every later call.
+        """
+        try:  # as `_fatal`, which would cost microseconds of every batch
             batch = self._collected()
             with self._statistics.timed("deliver"):
                 return batch, assembled(batch, self._options, uploads)
+        except Exception as error:
+            self._failure = error
+            raise
 
     def _enqueue(self) -> None:
         """Collect a batch, whose rollouts go on with the trajectories that they belong to."""

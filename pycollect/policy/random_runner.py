@@ -75,7 +75,8 @@ class RandomRunner:
 
         Raises ValueError where random actions have not the form in which the policy's are recorded.
         """
-        self._check_shapes()
+        if self._has_other_shapes:
+            self._check_shapes()
         if self._sampler is not None:
             rows = self._draw(self._sampler, steps)
             rows.reverse()
