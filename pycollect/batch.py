@@ -48,7 +48,8 @@ class BatchLeaves:
         is_init: whether a frame is the first of its trajectory.
         extras: what lies beside the slab, by its key in a batch.
         nodes: nested TensorDicts of a form of their own, by the environment's key.
-        compact: ("next", key) of observations and states is left out; flags stay.
+        compact: ("next", key) of observations and states is left out; flags stay. The count of
+            steps is recorded there, as it is at the root, and not delivered.
     """
 
     observation: tuple[Leaf, ...]
@@ -113,7 +114,11 @@ class BatchLeaves:
     @cached_property
     def keys(self) -> tuple[Key | None, ...]:
         """The keys of all leaves, in the order of the layout; None for what is not delivered."""
-        return tuple(leaf.key if is_delivered(leaf.key) else None for leaf in self.all)
+        left_out = {("next", "step_count")} if self.compact and self.step_count else set()
+        return tuple(
+            leaf.key if is_delivered(leaf.key) and leaf.key not in left_out else None
+            for leaf in self.all
+        )
 
     @cached_property
     def shapes(self) -> dict[Key, tuple[int, ...]]:

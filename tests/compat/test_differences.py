@@ -19,7 +19,7 @@ from echo_envs import GateEnv, TallyEnv, wait_until
 from envs_for_tests import CountingEnv, DiscreteEnv, ReusedBufferEnv
 from gymnasium import spaces
 from tensordict import LazyStackedTensorDict, TensorDict
-from tensordict.nn import InteractionType, TensorDictModule
+from tensordict.nn import InteractionType, TensorDictModule, TensorDictSequential
 
 import pycollect
 
@@ -28,7 +28,16 @@ with warnings.catch_warnings():
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
-    from torchrl.envs import GymWrapper, MultiAction, SerialEnv, TransformedEnv
+    from torchrl.envs import (
+        Compose,
+        GymEnv,
+        GymWrapper,
+        InitTracker,
+        MultiAction,
+        SerialEnv,
+        TransformedEnv,
+    )
+    from torchrl.modules import LSTMModule
     from torchrl_support import IDS
 
 T = 12
@@ -304,3 +313,29 @@ def test_nobody_waits_for_the_learner_or_for_a_rollout(ray_cluster: Any, tmp_pat
         wait_until(gate.with_suffix(".reached").exists)
         collector.update_policy_weights_()
         gate.touch()
+
+
+@pytest.mark.parametrize("transforms", ["none", "primer"])
+@pytest.mark.parametrize("cut", [None, 3])
+def test_compact_batches_have_no_successors(transforms: str, cut: int | None) -> None:
+    lstm = LSTMModule(3, 4, in_key="observation", out_key="embed")
+    head = TensorDictModule(torch.nn.Linear(4, 1), ["embed"], ["action"])
+    primed = transforms == "primer"
+
+    def make() -> Any:
+        env = GymEnv("Pendulum-v1")
+        if not primed:
+            return env
+        return TransformedEnv(env, Compose(InitTracker(), lstm.make_tensordict_primer()))
+
+    policy = TensorDictSequential(lstm, head) if primed else None
+    keys = []
+    for collector_class in (pycollect.SyncDataCollector, Collector):
+        collector = collector_class(
+            make(), policy, frames_per_batch=T, compact_obs=True, max_frames_per_traj=cut
+        )
+        keys.append(set(next(iter(collector))["next"].keys()))
+        collector.shutdown()
+    assert keys[0] == {"reward", "done", "terminated", "truncated"}
+    kept = {"recurrent_state_h", "recurrent_state_c"} if primed else set()
+    assert keys[1] == keys[0] | kept
