@@ -90,7 +90,9 @@ def test_categorical_mean_is_the_distributions_own():
     assert_follows(runner, current, lambda td: policy(td), env, "mean", steps=1)
 
 
-def test_logits_that_cannot_be_drawn_from():
+def test_logits_that_cannot_be_drawn_from(monkeypatch):
+    # TorchRL turns that off for the whole process when its modules are imported.
+    monkeypatch.setattr(dists.Distribution, "_validate_args", True)
     policy = categorical()
     runner, current = make(policy, discrete(5))
     current[("observation",)].fill_(float("nan"))

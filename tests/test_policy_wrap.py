@@ -87,6 +87,7 @@ def test_parameters_that_do_not_fit_are_named(policy, words):
     with pytest.raises(ValueError, match="policy:") as error:
         make(policy, TWO)
     assert all(word in str(error.value) for word in words), error.value
+    assert isinstance(error.value, TypeError)  # which TorchRL raises
 
 
 def by_annotation(data: TensorDictBase) -> TensorDictBase:

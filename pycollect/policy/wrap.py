@@ -15,7 +15,13 @@ from pycollect.policy.own_entries import IS_INIT
 from pycollect.policy.steps import CallStep, Program, show_all
 
 _TENSORDICT_NAMES = ("td", "tensordict")
+# In the words of TorchRL's error, whose programs may look for them.
+_MISFIT = "policy: Arguments to policy.forward are incompatible with entries in the observation"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class PolicyInputError(TypeError, ValueError):
+    """A policy over tensors does not fit the observation. TorchRL has a TypeError for that."""
 
 
 def wants_tensordict(policy: Any) -> bool:
@@ -43,7 +49,7 @@ def wrap(policy: Any, observation: Sequence[Key], action: Sequence[Key]) -> Prog
 
     Parameters are matched with the observation keys by name (`camera_rgb` for ("camera", "rgb")),
     or, where no name matches, by position in the space's order; one that is named `is_init` gets
-    that, unless the observation has it. Raises ValueError that names the
+    that, unless the observation has it. Raises PolicyInputError that names the
     parameters and keys that do not fit.
     """
     keys, names = _match(policy, tuple(observation))
@@ -71,16 +77,16 @@ def _match(
         return keys, None if leading == matched else matched
     positional = [p for p in named if p.kind in _POSITIONAL]
     if len(unknown) < len(required):
-        raise ValueError(
-            f"policy: the parameter(s) {', '.join(map(repr, unknown))} are no observation keys; "
+        raise PolicyInputError(
+            f"{_MISFIT}: {', '.join(map(repr, unknown))} are no observation keys; "
             f"the environment has {show_all(observation)}"
         )
     if len(required) <= len(observation) <= len(positional) and all(
         p.kind in _POSITIONAL for p in named if p.default is p.empty
     ):
         return observation, None
-    raise ValueError(
-        f"policy: its parameters ({', '.join(p.name for p in named) or 'none'}) fit the "
+    raise PolicyInputError(
+        f"{_MISFIT}: they ({', '.join(p.name for p in named) or 'none'}) fit the "
         f"{len(observation)} observation key(s) {show_all(observation)} neither by name nor by "
         "position; name its parameters after the keys, or use a TensorDictModule with in_keys"
     )

@@ -299,6 +299,17 @@ def test_a_ray_collector_with_few_arguments(ray_cluster: Any) -> None:
     assert shapes == [(2, 2, 2)] * 3
 
 
+def test_a_policy_without_an_action_is_found_out_at_once() -> None:
+    """There, whoever asks for the first batch is told that a key is missing."""
+    policy = TensorDictModule(lambda x: x.sum(), in_keys=["observation"], out_keys=["value"])
+    with pytest.raises(ValueError, match="returns no 'action', which the environment needs"):
+        pycollect.Collector(CountingEnv, policy, frames_per_batch=T)
+    collector = Collector(index(CountingEnv), policy, frames_per_batch=T, total_frames=T)
+    with pytest.raises(KeyError, match="action"):
+        next(iter(collector))
+    collector.shutdown()
+
+
 @pytest.mark.ray
 def test_nobody_waits_for_the_learner_or_for_a_rollout(ray_cluster: Any, tmp_path: Path) -> None:
     """There, an actor idles until it is asked again, and an update waits for running rollouts."""
