@@ -245,3 +245,64 @@ def test_what_a_buffer_refuses_is_lost_by_name() -> None:
         assert (total["delivered"], total["reasons"]) == (td.numel(), {"replay_buffer": lost})
         assert collector.stats()["frames"] == td.numel()
         collector.shutdown()
+
+
+@pytest.mark.parametrize("trajectories", [None, 1])
+@pytest.mark.parametrize("name", ["set_seed", "reset", "shutdown"])
+def test_a_buffer_may_call_its_collector(name: str, trajectories: int | None) -> None:
+    """What is on its way into the buffer is not in flight any more, and not lost."""
+
+    class Calling:
+        taken = 0
+
+        def extend(self, td: Any) -> None:
+            if not self.taken:
+                getattr(collector, name)(*([3] if name == "set_seed" else []))
+            self.taken += td.numel()
+
+    buffer = Calling()
+    collector = SyncDataCollector(
+        partial(CountingEnv, 0, (3,)),
+        None,
+        frames_per_batch=10,
+        replay_buffer=buffer,
+        trajs_per_batch=trajectories,
+        trajs_per_write=trajectories,
+        max_frames_per_traj=20,
+    )
+    collector.next()
+    total = check(collector.ledger())
+    assert 0 < total["delivered"] == buffer.taken == collector.stats()["frames"]
+    assert min(total["in_flight"], *total["reasons"].values(), 0) == 0
+    collector.shutdown()
+    assert check(collector.ledger())["in_flight"] == 0
+
+
+@pytest.mark.parametrize("name", ["set_seed", "reset", "shutdown"])
+def test_a_hook_may_call_its_collector(name: str) -> None:
+    """What it drops is lost once; trajectories of it are not delivered."""
+    calls: list[int] = []
+
+    def hook(td: Any) -> None:
+        calls.append(td.numel())
+        if len(calls) == 2:
+            getattr(collector, name)(*([3] if name == "set_seed" else []))
+
+    collector = SyncDataCollector(
+        partial(CountingEnv, 0, (3,)),
+        None,
+        frames_per_batch=4,
+        total_frames=24,
+        post_collect_hook=hook,
+        trajs_per_batch=2,
+        max_frames_per_traj=20,
+    )
+    if name == "shutdown":
+        with pytest.raises(RuntimeError, match="shut down"):
+            collector.next()
+    else:
+        list(collector)
+    total = check(collector.ledger())
+    assert total["reasons"][name] == 8
+    assert total["in_flight"] == 0
+    collector.shutdown()

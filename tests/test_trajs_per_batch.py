@@ -164,3 +164,21 @@ def test_a_vector_env_that_skips_cells() -> None:
         assert last.all()
         check(collector.ledger())
     collector.shutdown()
+
+
+def test_the_end_is_the_end() -> None:
+    """What is lost there is not collected again by whoever asks once more."""
+    with SyncDataCollector(
+        partial(CountingEnv, 0, (3,)),
+        None,
+        frames_per_batch=T,
+        total_frames=4 * T,
+        trajs_per_batch=N,
+        max_frames_per_traj=20,
+    ) as collector:
+        assert len(list(collector)) == 1
+        total = check(collector.ledger())
+        assert (total["issued"], total["delivered"]) == (4 * T, 12)
+        assert list(collector) == []
+        assert collector.stats()["completed"]
+        assert check(collector.ledger()) == total

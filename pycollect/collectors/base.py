@@ -178,7 +178,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         assert self._queue is not None
         self._enqueue()
         with self._filling() as filling:
-            while waiting := self._queue.complete:
+            while not self._released and (waiting := self._queue.complete):
                 popped = self._queue.pop(min(waiting, self._options.trajs_per_write or waiting))
                 assert popped is not None  # so many are there
                 filling.expect(popped.frames)
@@ -221,6 +221,10 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         assert self._queue is not None
         batch, td = self._assembled(None)
         self._before_delivery(td)
+        if self._released:  # by the hook: another thread would wait for the batch
+            self._check_not_closed()
+        if self._unclaimed is not batch:  # the hook dropped it, by a seed for example
+            return
         with self._statistics.timed("deliver"), self._fatal():
             self._claim()
             self._place = batch.place, batch.told
@@ -312,6 +316,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def _end(self) -> None:
         """All frames were delivered; what whole trajectories left over is lost."""
         if self._queue is not None and not self._closed:
+            self._cut_frames += sum(self._queue.held.values())  # else it were not the end any more
             self._drop_all("incomplete")
         self._close_progress()
 
@@ -536,6 +541,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._statistics.restore(self._ledger.delivered, state.batches, state.episodes)
             self._ids = TrajectoryIds.from_state((state.trajectories, []))
             self._queue = self._new_queue(state.trajectories)
+            self._cut_frames = 0
             self._entropy, self._seeded = state.entropy, True
             self._policy_version = state.policy_version
             self._resume_workers(state)

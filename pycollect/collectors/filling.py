@@ -26,15 +26,21 @@ class Filling:
         self.frames = 0
 
     def expect(self, frames_of: Mapping[int, int]) -> None:
-        """So many frames of each worker are to go there."""
-        self._expected.update(frames_of)
+        """So many frames of each worker are to go there.
+
+        They count as delivered from now on: the buffer may shut the collector down, or seed it,
+        which loses what is in flight.
+        """
+        with Uninterrupted():
+            for worker, frames in frames_of.items():
+                self._expected[worker] += frames
+                self._ledger.deliver(worker, frames)
 
     def count(self, frames_of: Mapping[int, int]) -> None:
         """So many of them are there."""
         with Uninterrupted():
             for worker, frames in frames_of.items():
                 self._expected[worker] -= frames
-                self._ledger.deliver(worker, frames)
                 self.frames += frames
 
     def __enter__(self) -> Filling:
@@ -47,4 +53,5 @@ class Filling:
         trace: TracebackType | None,
     ) -> None:
         for worker, frames in self._expected.items():
+            self._ledger.deliver(worker, -frames)
             self._ledger.lose(worker, frames, "replay_buffer")
