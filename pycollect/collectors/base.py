@@ -17,7 +17,7 @@ from pycollect._core import TrajectoryIds, Uninterrupted
 from pycollect.batch import BatchLeaves
 from pycollect.collectors import arguments as check
 from pycollect.collectors.background import Background
-from pycollect.collectors.buffer_delivery import extend, pieces, written_before
+from pycollect.collectors.buffer_delivery import extend, pieces, put, written_before
 from pycollect.collectors.call_checks import check_open
 from pycollect.collectors.delivery import Batch, assembled, finished, rollouts_of
 from pycollect.collectors.filling import Filling
@@ -183,7 +183,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 assert popped is not None  # so many are there
                 filling.expect(popped.frames)
                 td = self._uploads.moved(popped.td, *self._place)
-                self._options.replay_buffer.extend(finished(td, self._options, {}))
+                put(finished(td, self._options, {}), self._options.replay_buffer)
                 filling.count(popped.frames)
 
     @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -62,7 +63,18 @@ def extend(td: TensorDictBase, options: StreamOptions) -> None:
     Step by step, an item is what all environments of the worker did in one step: [] or [*P]. Steps
     in which none of them did anything are left out.
     """
-    options.replay_buffer.extend(td if options.extend_buffer else _steps(td, options.replay_buffer))
+    put(td if options.extend_buffer else _steps(td, options.replay_buffer), options.replay_buffer)
+
+
+def put(td: TensorDictBase, buffer: Any) -> None:
+    """Extend the buffer by frames, which say the device that its storage names, if they say none.
+
+    Where the storage does not name one ("auto", say), they say what they said.
+    """
+    device = getattr(getattr(buffer, "storage", None), "device", None)
+    if isinstance(device, torch.device) and isinstance(td, TensorDictBase) and td.device is None:
+        td = td.to(device)
+    buffer.extend(td)
 
 
 def written_before(options: StreamOptions) -> int:

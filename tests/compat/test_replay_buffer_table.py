@@ -188,6 +188,21 @@ def test_transforms_of_a_buffer_see_what_torchrls_see() -> None:
 
 
 @pytest.mark.parametrize("cls", [Collector, pycollect.Collector])
+@pytest.mark.parametrize("arguments", [{}, {"trajs_per_batch": 1}], ids=str)
+def test_frames_say_the_device_that_the_storage_names(cls: Any, arguments: dict[str, Any]) -> None:
+    replay, devices = buffer(storage=partial(LazyTensorStorage, device="cpu")), []
+    extend = replay.extend
+
+    def noting(td: Any) -> Any:
+        devices.append(td.device)
+        return extend(td)
+
+    replay.extend = noting
+    in_process(cls, one, replay, postproc=lambda td: td.clear_device_(), **arguments)
+    assert set(devices) == {torch.device("cpu")}
+
+
+@pytest.mark.parametrize("cls", [Collector, pycollect.Collector])
 def test_frames_that_are_there_already_count_as_random_ones(cls: Any) -> None:
     random = []
     for arguments in ({}, {"init_random_frames": 2 * SHARE}):
