@@ -26,6 +26,7 @@ from collect_support import (
 from echo_envs import PATIENCE, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError, RaisingEnv
 from test_ledger import check
+from torch import nn
 
 from pycollect import SyncDataCollector
 from pycollect.collectors.turnstile import Turnstile
@@ -38,6 +39,35 @@ class Buffer(list[Any]):
 
     def extend(self, td: Any) -> None:
         self.append(td)
+
+
+class Estimator(nn.Module):
+    """Has its network as TorchRL's value estimators do: out of sight of `parameters()`."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["network"] = network
+        self.thread = ""
+
+    def forward(self, td: Any) -> Any:
+        self.thread = threading.current_thread().name
+        return td
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_what_is_trained_beside_it_is_warned_about(
+    frozen: bool, recwarn: pytest.WarningsRecorder
+) -> None:
+    estimator, taken = Estimator(nn.Linear(1, 1).requires_grad_(not frozen)), Buffer()
+    with SyncDataCollector(
+        CountingEnv, None, frames_per_batch=T, postproc=estimator, replay_buffer=taken
+    ) as collector:
+        collector.start()
+        collector.start()
+        wait_until(lambda: len(taken) >= 1)
+    assert estimator.thread == "pycollect"
+    told = [str(warning.message) for warning in recwarn]
+    assert sum("start: postproc has parameters" in text for text in told) == (not frozen)
 
 
 WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])

@@ -17,7 +17,13 @@ from pycollect._core import TrajectoryIds, Uninterrupted
 from pycollect.batch import BatchLeaves
 from pycollect.collectors import arguments as check
 from pycollect.collectors.background import Background
-from pycollect.collectors.buffer_delivery import extend, pieces, put, written_before
+from pycollect.collectors.buffer_delivery import (
+    extend,
+    pieces,
+    put,
+    warn_of_training,
+    written_before,
+)
 from pycollect.collectors.call_checks import check_open
 from pycollect.collectors.delivery import Batch, assembled, finished, rollouts_of
 from pycollect.collectors.filling import Filling
@@ -576,7 +582,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
         Where the program ends while it runs, the collector is shut down.
         An exception ends the thread and is shown there; the next call of this or of `next()` raises
-        it again, also where it is the buffer's.
+        it again, also where it is the buffer's. `postproc` runs in that thread: it should have a
+        copy of what is trained meanwhile.
 
         Raises:
             RuntimeError: there is no replay buffer, or the collector was shut down.
@@ -585,6 +592,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             raise RuntimeError("start: expected a collector with a replay_buffer, which fills")
         self._check_open()
         self._background.check()
+        if not self._background.running:
+            warn_of_training(self._options)
         self._background.start(self._fill, self.shutdown)
 
     def pause(

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from tensordict import TensorDictBase
+from torch import nn
 
 from pycollect.batch import MASK
 from pycollect.collectors.delivery import Batch, rollouts_of
@@ -96,6 +97,21 @@ def warn_of_slices(options: StreamOptions, set_truncated: bool) -> None:
             "replay_buffer: its sampler finds trajectories by their done flags, but rollouts of "
             'several workers follow each other there; use traj_key=("collector", "traj_ids"), '
             "trajs_per_batch or set_truncated=True"
+        )
+
+
+def warn_of_training(options: StreamOptions) -> None:
+    """Warn where `start` would run, beside the learner, modules that the learner may train.
+
+    A value estimator, for one, switches off the gradients of its network while it runs.
+    """
+    postproc = options.postproc
+    inside = vars(postproc).values() if isinstance(postproc, nn.Module) else ()
+    modules = [one for one in (postproc, *inside) if isinstance(one, nn.Module)]
+    if any(own.requires_grad for one in modules for own in one.parameters()):
+        warn_user(
+            "start: postproc has parameters, and runs in a thread beside this one, which may "
+            "train them meanwhile; give it a copy (copy.deepcopy) of what is trained"
         )
 
 
