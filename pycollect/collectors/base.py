@@ -21,9 +21,9 @@ from pycollect.collectors.buffer_delivery import (
     extend,
     pieces,
     put,
-    warn_of_training,
     written_before,
 )
+from pycollect.collectors.buffer_warnings import warn_of_training
 from pycollect.collectors.call_checks import check_open
 from pycollect.collectors.delivery import Batch, assembled, finished, rollouts_of
 from pycollect.collectors.filling import Filling

@@ -16,7 +16,7 @@ from pycollect._core import RolloutHeader, Uninterrupted
 from pycollect.collectors.asking import Asking, Call
 from pycollect.collectors.assembly import Assembly, Draft, forget_ids, in_flight_bytes
 from pycollect.collectors.base import CollectorBase
-from pycollect.collectors.buffer_delivery import warn_of_slices
+from pycollect.collectors.buffer_warnings import warn_of_slices
 from pycollect.collectors.call_checks import check_open, check_worker_ids, no_weights_given
 from pycollect.collectors.delivery import Batch
 from pycollect.collectors.engine import Engine, Order, Rollout
