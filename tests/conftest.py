@@ -8,6 +8,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ _RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.p
 # has changed the start method.
 _PYTHONS_OWN = ("multiprocessing.resource_tracker",)
 
+# Threads that live as long as this process: of Ray, of multiprocessing (hands files over), of tqdm.
+_LASTING_THREADS = ("PythonGCThread", "ray_", "(_serve)", "tqdm_monitor")
+
 # Ray's store; semaphores of multiprocessing, of which we have none, but programs beside us may.
 _OTHERS_NAMES = ("plasma", "sem.mp-")
 
@@ -51,6 +55,12 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: as many as there are cores, of which the tests' workers take their part."""
+    return min(max(2, len(os.sched_getaffinity(0))), 8)
+
+
 @pytest.hookimpl(tryfirst=True)  # before the marker expression chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of a test's cases with workers elsewhere one runs in the usual run, the others are slow.
@@ -61,6 +71,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if item.get_closest_marker("ray"):  # side by side, they share one Ray in one process
+            item.add_marker(pytest.mark.xdist_group("ray"))
         if _elsewhere(item) and not item.get_closest_marker("slow"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, cases in tests.items():
@@ -105,19 +117,21 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
 
 @pytest.fixture(autouse=True)
 def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test after which a process or a piece of named shared memory is still there."""
+    """Fail a test after which a process, a thread or named shared memory is still there."""
     if request.node.get_closest_marker("ray"):
         request.getfixturevalue("ray_cluster")
-    processes, shared = _processes(), _shared_memory()
+    processes, shared, threads = _processes(), _shared_memory(), set(threading.enumerate())
     yield
     deadline = time.monotonic() + _LEAK_SECONDS
     while True:
         left = {pid: name for pid, name in _processes().items() if pid not in processes}
         names = _not_of_others(_shared_memory() - shared)
-        if not left and not names:
+        running = [thread.name for thread in threading.enumerate() if thread not in threads]
+        running = [name for name in running if not any(part in name for part in _LASTING_THREADS)]
+        if not left and not names and not running:
             return
         if time.monotonic() > deadline:
-            pytest.fail(f"left behind: processes {left}, shared memory {sorted(names)}")
+            pytest.fail(f"left: processes {left}, threads {running}, shared memory {sorted(names)}")
         time.sleep(0.05)
 
 

@@ -35,7 +35,7 @@ def test_the_two_commands_set_up_alike() -> None:
     set_ups = {line.rpartition(" && ")[0] for line in commands}
     assert [line.rpartition(" && ")[2] for line in commands] == [
         ".venv/bin/python -m pycollect demo",
-        ".venv/bin/python -m pytest",
+        ".venv/bin/python -m pytest -n auto --dist loadgroup",
     ]
     assert len(set_ups) == 1
 

@@ -656,6 +656,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
     def _end_all(self, timeout: float | None, close_env: bool) -> None:
         self._closed = True
+        self._stop_receiving()
         self._background.end()
         with self._stream:
             if self._released:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from pycollect.collectors.weight_calls import source_of
-from pycollect.collectors.weight_ways import WeightWays, made_updater
+from pycollect.collectors.weight_ways import WeightWays, end_receiver, made_updater
 
 
 class WeightUpdates(ABC):
@@ -178,6 +178,14 @@ class WeightUpdates(ABC):
                 scheme.receive()
         elif source is not None:
             self._take_received(source)
+
+    def _stop_receiving(self) -> None:
+        """End the threads of the schemes that receive.
+
+        Their queues are the sender's: a scheme's own `shutdown` would stop all of its receivers.
+        """
+        for scheme in self._receivers.values():
+            end_receiver(scheme)
 
     @abstractmethod
     def _take_received(self, source: Any) -> None:

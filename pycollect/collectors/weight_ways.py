@@ -116,6 +116,13 @@ def _is_torchrls(value: Any, name: str) -> bool:
     )
 
 
+def end_receiver(scheme: Any) -> None:
+    """End the thread that receives, by the base class's `shutdown`, which does nothing else."""
+    for base in type(scheme).__mro__:
+        if base.__name__ == "WeightSyncScheme":
+            base.shutdown(scheme)  # type: ignore[attr-defined]
+
+
 def only_carries(updater: Any) -> bool:
     """Whether an updater is one of TorchRL's that reach its own workers, and no others."""
     method = getattr(type(updater), "_sync_weights_with_worker", None)
