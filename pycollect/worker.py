@@ -224,11 +224,6 @@ class Worker:
         return weight_leaves(weights_of(self.policy))
 
     @property
-    def processes(self) -> int:
-        """How many collect for it: none, it does so itself."""
-        return 0
-
-    @property
     def bounded(self) -> bool:
         """Whether its episodes are known to end."""
         return bool(self.options.max_frames_per_traj) or self.env.time_limit

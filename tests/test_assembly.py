@@ -18,9 +18,8 @@ from pycollect._core import RolloutControl, SharedNumber, Slab, TrajectoryIds
 from pycollect.batch import Target
 from pycollect.collectors.assembly import Assembly
 from pycollect.collectors.delivery import Batch, assembled, rollouts_of
-from pycollect.collectors.engine import Order, Rollout
+from pycollect.collectors.messages import Order, Rollout, RolloutNote, WorkerInfo, pickled_extras
 from pycollect.collectors.options import StreamOptions
-from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, pickled_extras
 from pycollect.step_timer import WorkerSeconds
 from pycollect.worker import Worker
 from pycollect.worker_options import WorkerOptions

@@ -11,10 +11,10 @@ from collect_support import parity_policy
 from echo_envs import echo_fns
 
 from pycollect.collectors.device_arguments import check_devices
-from pycollect.collectors.pickling import pickled_policies, pickled_spec
+from pycollect.collectors.messages import WorkerInfo, pickled_spec
 from pycollect.collectors.ray_engine import actor_options
-from pycollect.collectors.remote_worker import RemoteWorker, WorkerInfo
-from pycollect.collectors.worker_arguments import WORKER_ARGUMENTS, worker_plans
+from pycollect.collectors.remote_worker import RemoteWorker
+from pycollect.collectors.worker_arguments import WORKER_ARGUMENTS, pickled_policies, worker_plans
 from pycollect.devices import why_not
 from pycollect.worker_devices import Devices
 

@@ -21,10 +21,10 @@ from torch import nn
 
 from pycollect._core import Placement, SharedSlabPool, Slab
 from pycollect.batch import Target, slab_tensors
-from pycollect.collectors.engine import Order
-from pycollect.collectors.mailbox_handle import AnswerWaiter, MailboxHandle
+from pycollect.collectors.mailbox_handle import MailboxHandle
+from pycollect.collectors.messages import Order, WorkerInfo, WorkerSpec
 from pycollect.collectors.process_engine import ProcessEngine
-from pycollect.collectors.remote_worker import WorkerInfo, WorkerSpec
+from pycollect.collectors.waiting import AnswerWaiter
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.weights import WeightSlab, weight_leaves, weights_from
 from pycollect.worker_options import WorkerOptions

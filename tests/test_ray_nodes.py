@@ -36,8 +36,8 @@ from test_stragglers import check_batches, one_straggler
 from pycollect import RayCollector
 from pycollect._core import Bell, Mailbox
 from pycollect.collectors.ray_handle import Here
-from pycollect.collectors.ray_store_handle import ThreadBell
 from pycollect.collectors.ray_worker import RayWorker
+from pycollect.collectors.waiting import ThreadBell
 
 T = 5
 HERE = {"num_cpus": 1, "memory": 1024**3}

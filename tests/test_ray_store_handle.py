@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from pycollect.collectors.engine import Order
-from pycollect.collectors.ray_store_handle import StoreHandle, ThreadBell
-from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.collectors.messages import Order, WorkerSpec
+from pycollect.collectors.ray_store_handle import StoreHandle
+from pycollect.collectors.waiting import ThreadBell
 from pycollect.worker_options import WorkerOptions
 
 

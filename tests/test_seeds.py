@@ -20,8 +20,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 from pycollect._core import Mailbox
+from pycollect.collectors.messages import RolloutNote
 from pycollect.collectors.parcel import pack
-from pycollect.collectors.remote_worker import RolloutNote
 from pycollect.generators import Generators, GeneratorState
 from pycollect.step_timer import WorkerSeconds
 

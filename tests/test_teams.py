@@ -30,9 +30,9 @@ from pycollect import (
 from pycollect._core import RolloutControl, SharedNumber
 from pycollect.batch import make_pool, slab_tensors, to_tensordict
 from pycollect.collectors.mailbox_handle import MailboxHandle
+from pycollect.collectors.messages import WorkerSpec
 from pycollect.collectors.preemption import Preemption
 from pycollect.collectors.remote_options import RemoteOptions
-from pycollect.collectors.remote_worker import WorkerSpec
 from pycollect.collectors.team import Team
 from pycollect.worker import Worker
 from pycollect.worker_options import WorkerOptions
@@ -63,7 +63,7 @@ def team_of(
     if preemption is not None:
         options = replace(options, preemption=preemption, uneven=True, padded=True)
     own = WorkerOptions(frames=inner.frames, num_threads=1, mask=preemption is not None)
-    team = Team(WorkerSpec(1, list(entries), None, own, team=options), cloudpickle.dumps(policy))
+    team = Team(WorkerSpec(1, list(entries), None, own), cloudpickle.dumps(policy), options)
     try:
         yield team
     finally:

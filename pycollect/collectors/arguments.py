@@ -11,8 +11,6 @@ from typing import Any
 
 from tensordict.nn import InteractionType
 
-from pycollect.envs.vector_api import parse_autoreset
-
 # TorchRL's arguments that only hint at how to go about it.
 HINTS = frozenset(
     {
@@ -183,12 +181,6 @@ def check_seed(value: Any) -> int:
     if seed < 0:
         raise ValueError(f"seed: expected an int >= 0, got {seed}")
     return seed
-
-
-def check_autoreset_mode(value: Any) -> Any:
-    """None, or NEXT_STEP, SAME_STEP or DISABLED: Gymnasium's enum or its name in any case."""
-    parse_autoreset(value, "autoreset_mode")
-    return value
 
 
 def check_exploration(value: Any) -> InteractionType:

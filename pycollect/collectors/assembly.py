@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import cloudpickle
 import torch
 
 from pycollect._core import (
@@ -20,10 +21,10 @@ from pycollect._core import (
 )
 from pycollect.batch import TRAJ_IDS, Target, make_pool, slab_tensors
 from pycollect.collectors.delivery import Joined
-from pycollect.collectors.engine import Order, Rollout
-from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, join_extras
+from pycollect.collectors.messages import Order, Rollout, RolloutNote, WorkerInfo
 from pycollect.collectors.shared_slabs import SharedSlabs
 from pycollect.collectors.upload import DeviceBatches
+from pycollect.extras import Extras, fitted, joined
 from pycollect.layout import Key
 from pycollect.leaves import spare_memory
 
@@ -269,3 +270,22 @@ def in_flight_bytes(infos: Mapping[int, WorkerInfo], rollouts: int) -> int:
 def _numbering(worker: int, source: int) -> int:
     """By what the ids of one process of a worker are told from those of all others."""
     return worker + _PROCESSES * source
+
+
+def join_extras(
+    pickled: Sequence[bytes | None],
+    join: str | int,
+    info: WorkerInfo,
+    steps: Sequence[int] | None = None,
+) -> Extras | None:
+    """The extras of several workers' rollouts, in their order, as those of a batch.
+
+    Args:
+        steps: how many each is to have in the batch, cut or padded; None: as many as it has.
+    """
+    if not info.leaves.extras:
+        return None
+    rollouts = [cloudpickle.loads(data) for data in pickled]
+    if steps is not None:
+        rollouts = [fitted(own, count) for own, count in zip(rollouts, steps, strict=True)]
+    return joined(rollouts, join, info.batch_size)

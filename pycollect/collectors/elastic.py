@@ -13,10 +13,9 @@ from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.engine import Engine
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.remote import RemoteCollector
-from pycollect.collectors.remote_options import RemoteOptions
-from pycollect.collectors.remote_worker import check_alike
+from pycollect.collectors.remote_options import RemoteOptions, check_uneven
 from pycollect.collectors.worker_kind import WorkerKind
-from pycollect.collectors.workforce import Member, WorkerPlan
+from pycollect.collectors.workforce import Member, WorkerPlan, check_alike
 from pycollect.user_warning import warn_user
 from pycollect.worker_devices import Devices
 
@@ -130,7 +129,7 @@ class ElasticCollector(RemoteCollector):
             if self._remote.sync:
                 check_alike({**present, **infos})
             for info in infos.values():
-                parse.check_uneven(self._remote.joined, self._remote.uneven, bool(info.batch_size))
+                check_uneven(self._remote.joined, self._remote.uneven, bool(info.batch_size))
                 self._check_environment(info.leaves, info.bounded)
             for member in members:
                 if self._current_weights():

@@ -3,42 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from pycollect.batch import Target
-from pycollect.collectors.remote_worker import Buffer, RolloutNote, WorkerInfo, WorkerSpec
-
-
-@dataclass(frozen=True)
-class Order:
-    """One rollout, as it is asked for.
-
-    Attributes:
-        random: with random actions instead of the policy's.
-        target: where it is to lie. A worker that writes in place uses these rows until the rollout
-            is there, also if it is dropped, or its process is gone. None: a slab is found once the
-            rollout is there, and it comes with its own bytes.
-        min_steps: it has so many steps at least, also where it is stopped.
-    """
-
-    random: bool
-    target: Target | None = None
-    min_steps: int = 1
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """A rollout that arrived: its note, and its bytes, read-only.
-
-    Attributes:
-        buffer: None where the worker wrote it into its order's target.
-    """
-
-    worker: int
-    incarnation: int
-    note: RolloutNote
-    buffer: Buffer | None
+from pycollect.collectors.messages import Order, Rollout, WorkerInfo, WorkerSpec
 
 
 class WorkerHandle(Protocol):

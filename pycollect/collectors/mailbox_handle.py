@@ -6,27 +6,24 @@ import contextlib
 import pickle
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
 
-from pycollect._core import Bell, Mailbox, Memory, SharedMemoryError, available_memory
+from pycollect._core import Bell, Mailbox, Memory, SharedMemoryError
 from pycollect.batch import Target
-from pycollect.collectors.engine import Order, Rollout
-from pycollect.collectors.parcel import pack, unpack
-from pycollect.collectors.process_worker import QUESTIONS, Lease
-from pycollect.collectors.remote_worker import (
+from pycollect.collectors.messages import (
     ErrorReport,
+    Lease,
+    Order,
+    Rollout,
     RolloutNote,
     WorkerInfo,
     WorkerSpec,
 )
+from pycollect.collectors.parcel import pack, unpack
+from pycollect.collectors.process_worker import QUESTIONS
+from pycollect.collectors.waiting import LOOK_SECONDS
 from pycollect.errors import WorkerDied
-
-LOOK_SECONDS = 0.02
-"""How often a driver that waits looks whether its workers live."""
-
-_HEAR_SECONDS = 5.0  # until a worker that is asked to close has ended its last step
-_CLOSE_SECONDS = 30.0  # and its environments are closed, which may have processes of their own
 
 
 class Life(Protocol):
@@ -287,100 +284,6 @@ class MailboxHandle:
         return WorkerDied(text, self.index, self.incarnation, account)
 
 
-H = TypeVar("H", bound="Waited")
-
-
-class Waited(Protocol):
-    """What an AnswerWaiter waits for."""
-
-    @property
-    def has_answer(self) -> bool:
-        """Whether the oldest call has an answer. Does not wait."""
-
-    @property
-    def is_dead(self) -> bool:
-        """Whether nothing more can come from it. Does not wait."""
-
-    @property
-    def is_closing(self) -> bool:
-        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
-
-
-class Rung(Protocol):
-    """A Bell, or what stands for one."""
-
-    @property
-    def count(self) -> int:
-        """How often it was rung."""
-
-    def ring(self) -> None:
-        """Wake whoever waits."""
-
-    def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` is no longer `seen`; return whether it is not."""
-
-
-class AnswerWaiter:
-    """Waits for the first of many workers, all of which ring one bell."""
-
-    def __init__(self, bell: Rung) -> None:
-        self._bell = bell
-        self._looked = 0.0
-
-    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
-        """One whose oldest call has an answer, the first such in the order given; None: none has.
-
-        A dead worker's call counts as answered.
-        """
-        deadline = time.monotonic() + timeout
-        while True:
-            seen = self._bell.count
-            dead = self._one_that_died(handles)
-            if dead is not None:
-                return dead
-            for handle in handles:
-                if handle.has_answer:
-                    return handle
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return None
-            self._bell.wait_ring(seen, min(left, LOOK_SECONDS))
-
-    def _one_that_died(self, handles: Sequence[H]) -> H | None:
-        """Looks every now and then, also while others ring all the time."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return None
-        self._looked = now
-        return next((handle for handle in handles if handle.is_dead), None)
-
-    def wait_closed(self, handles: Sequence[Waited], timeout: float | None) -> None:
-        """Until those that were asked to close are gone; those that do not hear it are given up.
-
-        Args:
-            timeout: for both together, seconds; None: the usual ones.
-        """
-        began = time.monotonic()
-        self._wait_dead(handles, _least(_HEAR_SECONDS, timeout))
-        left = None if timeout is None else timeout - (time.monotonic() - began)
-        closing = [handle for handle in handles if handle.is_closing]
-        self._wait_dead(closing, _least(_CLOSE_SECONDS, left))
-
-    def _wait_dead(self, handles: Sequence[Waited], timeout: float) -> None:
-        """Until nothing more can come from any of them, or that time is over."""
-        deadline = time.monotonic() + timeout
-        waiting = list(handles)
-        while waiting and time.monotonic() < deadline:
-            seen = self._bell.count
-            waiting = [handle for handle in waiting if not handle.is_dead]
-            if waiting:
-                self._bell.wait_ring(seen, LOOK_SECONDS)
-
-
-def _least(usual: float, given: float | None) -> float:
-    return usual if given is None else min(usual, given)
-
-
 def _lease(target: Target) -> Lease:
     """The rows of a slab in shared memory, as another process is told of them."""
     slab = target.slab
@@ -390,13 +293,3 @@ def _lease(target: Target) -> Lease:
     return Lease(
         address, slab.generation, placement.workers, placement.steps, target.order, target.row
     )
-
-
-def check_available(needed: int) -> None:
-    """Raise ValueError if that many bytes of rollouts in flight cannot be shared."""
-    limit, source = available_memory()
-    if needed > limit:
-        raise ValueError(
-            f"frames_per_batch, prefetch: rollouts in flight take up to {needed} bytes, "
-            f"{limit} can still be taken ({source})"
-        )

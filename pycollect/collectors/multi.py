@@ -16,7 +16,7 @@ from pycollect.collectors.device_arguments import check_devices, check_one_place
 from pycollect.collectors.elastic import ElasticCollector, Template
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.process_engine import ProcessEngine
-from pycollect.collectors.remote_options import RemoteOptions
+from pycollect.collectors.remote_options import RemoteOptions, check_uneven
 from pycollect.collectors.weight_ways import WeightWays
 from pycollect.collectors.worker_pipe import WorkerPipe
 from pycollect.collectors.workforce import Member
@@ -90,7 +90,7 @@ class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
             restart_on_error=given["restart_on_error"],
         )
         lists = any(isinstance(entry, list) for entry in entries)
-        parse.check_uneven(remote.joined, remote.uneven, batched=lists)
+        check_uneven(remote.joined, remote.uneven, batched=lists)
         plans = parse.worker_plans(
             entries,
             arguments,

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from pycollect.collectors import arguments as check
 from pycollect.collectors.observation_cast import ObservationCast
 from pycollect.collectors.weight_ways import AS_USUAL, WeightWays
+from pycollect.user_warning import warn_user
 
 
 @dataclass(frozen=True)
@@ -78,4 +79,13 @@ class StreamOptions:
             progress=bool(progress),
             cast=ObservationCast.checked(observation_dtype, observation_scale),
             ways=ways,
+        )
+
+
+def warn_of_rounding(asked: int, real: int) -> None:
+    """Say what a batch really holds, if that is not what was asked for."""
+    if asked != real:
+        warn_user(
+            f"frames_per_batch={asked} is not divisible by the number of environments: "
+            f"batches have {real} frames"
         )

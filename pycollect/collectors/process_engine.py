@@ -17,11 +17,11 @@ from pycollect._core import (
     SharedMemoryError,
     shared_memory_why_not,
 )
-from pycollect.collectors.mailbox_handle import AnswerWaiter, MailboxHandle, check_available
+from pycollect.collectors.mailbox_handle import MailboxHandle
+from pycollect.collectors.messages import WorkerSpec, pickled_for_child
 from pycollect.collectors.parcel import share
-from pycollect.collectors.pickling import pickled_for_child
 from pycollect.collectors.process_worker import QUESTIONS, serve
-from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.collectors.waiting import AnswerWaiter, check_available
 from pycollect.collectors.worker_log import Inherited, WorkerLog
 
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import sys
 from collections import deque
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from pycollect._core import (
     Mailbox,
@@ -18,41 +18,17 @@ from pycollect._core import (
     end_with_process,
 )
 from pycollect.batch import Target
+from pycollect.collectors.messages import Address, Buffer, ErrorReport, Lease, WorkerInfo
 from pycollect.collectors.parcel import pack, unpack
-from pycollect.collectors.remote_worker import (
-    Buffer,
-    ErrorReport,
-    RemoteWorker,
-    WorkerInfo,
-)
+from pycollect.collectors.remote_worker import RemoteWorker
+from pycollect.collectors.rollout_worker import RolloutWorker
 from pycollect.collectors.worker_log import log_to
-from pycollect.worker import Worker
-
-if TYPE_CHECKING:
-    from pycollect.collectors.team import Team
-
-Address = tuple[int, int, int, int, int]
 
 QUESTIONS = 64
 """How many questions a worker's mailbox has room for."""
 
 _PATIENCE = 10.0
 _MAPPINGS_KEPT = 64
-
-
-class Lease(NamedTuple):
-    """One worker's rows of a slab in shared memory, as another process is told of them.
-
-    Attributes:
-        workers, steps, order: of the slab's placement; the rest of it the worker knows.
-    """
-
-    address: Address
-    generation: int
-    workers: int
-    steps: int
-    order: str
-    row: int
 
 
 def serve(
@@ -143,7 +119,7 @@ class ProcessWorker(RemoteWorker):
         slab = memory.slab(self._placements[form], lease.generation)
         return Target(slab, lease.row, lease.order)
 
-    def _take_weights(self, worker: Worker | Team) -> None:
+    def _take_weights(self, worker: RolloutWorker) -> None:
         """Load the weights, and call the hooks, that were published last, if they are new."""
         while message := self._mailbox.published():
             edition, version, address, hooks = pickle.loads(message)

@@ -24,7 +24,7 @@ from pycollect.collectors.ray_inference import (
     update_service,
 )
 from pycollect.collectors.ray_session import import_ray
-from pycollect.collectors.remote_options import RemoteOptions
+from pycollect.collectors.remote_options import RemoteOptions, check_uneven
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.collectors.weight_ways import WeightWays
 from pycollect.collectors.worker_kind import WorkerKind
@@ -279,7 +279,7 @@ class RayCollector(ElasticCollector):
             restart_on_error=restart_on_error,
         )
         lists = any(isinstance(entry, list) for entry in entries)
-        parse.check_uneven(remote.joined, remote.uneven, batched=lists)
+        check_uneven(remote.joined, remote.uneven, batched=lists)
         configs = ray_check.check_remote_configs(remote_configs, len(entries))
         plans = parse.worker_plans(
             entries,

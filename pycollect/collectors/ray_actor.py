@@ -9,8 +9,8 @@ from concurrent.futures import wait as wait_futures
 from pathlib import Path
 from typing import Any
 
-from pycollect.collectors.mailbox_handle import Rung
 from pycollect.collectors.other_process import OtherProcess
+from pycollect.collectors.waiting import Rung
 
 _LOG_CHARACTERS = 2000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")

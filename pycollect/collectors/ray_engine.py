@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pycollect.collectors.mailbox_handle import AnswerWaiter, check_available
+from pycollect.collectors.messages import WorkerSpec
 from pycollect.collectors.ray_handle import RayHandle, Shipment, here
 from pycollect.collectors.ray_session import SESSION, import_ray
 from pycollect.collectors.ray_worker import RayWorker
-from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.collectors.waiting import AnswerWaiter, check_available
 from pycollect.worker_devices import Devices
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}

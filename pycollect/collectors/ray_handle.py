@@ -10,15 +10,14 @@ from functools import cached_property
 from typing import Any
 
 from pycollect._core import Bell, Mailbox, Memory, shared_memory_why_not
-from pycollect.collectors.engine import Order, Rollout
-from pycollect.collectors.mailbox_handle import LOOK_SECONDS, MailboxHandle, Rung
+from pycollect.collectors.mailbox_handle import MailboxHandle
+from pycollect.collectors.messages import Order, Rollout, WorkerInfo, WorkerSpec, pickled_spec
 from pycollect.collectors.other_process import has_pidfd
 from pycollect.collectors.parcel import share
-from pycollect.collectors.pickling import pickled_spec
 from pycollect.collectors.process_worker import QUESTIONS
 from pycollect.collectors.ray_actor import ActorLife, kill_actor, ringing
-from pycollect.collectors.ray_store_handle import StoreHandle, ThreadBell
-from pycollect.collectors.remote_worker import WorkerInfo, WorkerSpec
+from pycollect.collectors.ray_store_handle import StoreHandle
+from pycollect.collectors.waiting import LOOK_SECONDS, Rung, ThreadBell
 
 
 class Shipment:

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import wait as wait_futures
 from typing import Any, ClassVar
 
-from pycollect.collectors.engine import Order, Rollout
-from pycollect.collectors.mailbox_handle import Rung
-from pycollect.collectors.pickling import pickled_spec
+from pycollect.collectors.messages import (
+    ErrorReport,
+    Order,
+    Rollout,
+    WorkerInfo,
+    WorkerSpec,
+    pickled_spec,
+)
 from pycollect.collectors.ray_actor import end_of, kill_actor, log_lines, ringing
-from pycollect.collectors.remote_worker import ErrorReport, WorkerInfo, WorkerSpec
+from pycollect.collectors.waiting import Rung
 from pycollect.errors import WorkerDied
-
-
-class ThreadBell:
-    """What a Bell is, where memory cannot be shared: only threads of this process ring it."""
-
-    def __init__(self) -> None:
-        self._condition = threading.Condition()
-        self._count = 0
-
-    @property
-    def count(self) -> int:
-        """How often it was rung."""
-        return self._count
-
-    def ring(self) -> None:
-        """Wake whoever waits."""
-        with self._condition:
-            self._count += 1
-            self._condition.notify_all()
-
-    def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` is no longer `seen`; return whether it is not."""
-        with self._condition:
-            return self._condition.wait_for(lambda: self._count != seen, seconds)
 
 
 class StoreHandle:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
-from pycollect.collectors.process_worker import Address, answer_all
+from pycollect.collectors.messages import Address
+from pycollect.collectors.process_worker import answer_all
 from pycollect.collectors.ray_session import import_ray
 from pycollect.collectors.remote_worker import RemoteWorker
 

@@ -19,15 +19,14 @@ from pycollect.collectors.base import CollectorBase
 from pycollect.collectors.buffer_warnings import warn_of_slices
 from pycollect.collectors.call_checks import check_open, check_worker_ids, no_weights_given
 from pycollect.collectors.delivery import Batch
-from pycollect.collectors.engine import Engine, Order, Rollout
+from pycollect.collectors.engine import Engine
 from pycollect.collectors.hook_sender import HookSender
 from pycollect.collectors.hooks import POST
 from pycollect.collectors.many_workers import ManyWorkers
-from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.messages import Order, Rollout, RolloutNote
+from pycollect.collectors.options import StreamOptions, warn_of_rounding
 from pycollect.collectors.profiling import ProfileConfig, ProfilerHook
-from pycollect.collectors.remote_options import RemoteOptions
-from pycollect.collectors.remote_worker import RolloutNote, check_alike
-from pycollect.collectors.single import warn_of_rounding
+from pycollect.collectors.remote_options import RemoteOptions, check_uneven
 from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.collectors.upload import DeviceBatches
@@ -35,8 +34,7 @@ from pycollect.collectors.watch import Watch
 from pycollect.collectors.weight_calls import by_worker
 from pycollect.collectors.weight_sender import WeightSender
 from pycollect.collectors.weight_ways import carried, only_carries
-from pycollect.collectors.worker_arguments import check_uneven
-from pycollect.collectors.workforce import Member, WorkerPlan, Workforce
+from pycollect.collectors.workforce import Member, WorkerPlan, Workforce, check_alike
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.generators import derived_seeds, seed_chain
 from pycollect.user_warning import warn_user
@@ -208,9 +206,8 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
             self._take_off(member, header, note)
         frames_of = {m.index: header.frames for m, (header, _) in zip(members, placed, strict=True)}
         episodes = [episode for note in notes.values() for episode in note.episodes]
-        first, team = members[0], members[0].plan.spec.team
-        beside = team is not None and team.joined == "stack"
-        places = places_of(first)
+        first = members[0]
+        places, beside = places_of(first), first.info.beside
         return Batch(joined, frames_of, episodes, first.info.leaves, *places, beside=beside)
 
     def _stop_stragglers(self, waiting: Sequence[Member], workers: int) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors.preemption import Preemption
-from pycollect.collectors.worker_arguments import check_cat_results, check_prefetch
 
 
 @dataclass(frozen=True)
@@ -99,3 +98,40 @@ class RemoteOptions:
     def masked(self) -> bool:
         """Whether batches tell which of their cells have a frame, since some may have none."""
         return self.uneven and self.joined == "stack"
+
+
+def check_cat_results(value: Any, sync: bool) -> str | int | None:
+    """How sync results are joined, "stack" for None; None where they are not.
+
+    There "stack" is taken, without effect: programs choose the class by a flag.
+    """
+    if not sync:
+        if value not in (None, "stack"):
+            raise ValueError(
+                f"cat_results: expected None or 'stack' where workers are not sync, got {value!r}"
+            )
+        return None
+    choice: str | int = check.check_choice(
+        "cat_results", "stack" if value is None else value, ("stack", 0, -1)
+    )
+    return choice
+
+
+def check_uneven(joined: str | int | None, uneven: bool, batched: bool) -> None:
+    """Raise ValueError where rollouts of different lengths cannot be joined."""
+    if uneven and batched and joined == 0:
+        raise ValueError(
+            "cat_results: expected 'stack' or -1 where workers step a batch of environments and "
+            "their rollouts may differ in length (preemptive_threshold, frames_per_batch as a "
+            "list), got 0"
+        )
+
+
+def check_prefetch(value: Any, sync: bool) -> int:
+    """Rollouts per worker beyond the one being consumed: by default 2, and 0 where sync."""
+    if value is None:
+        return 0 if sync else 2
+    number = check.check_integer("prefetch", value)
+    if number < 0:
+        raise ValueError(f"prefetch: expected an int >= 0, got {number}")
+    return number

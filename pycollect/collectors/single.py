@@ -28,19 +28,19 @@ from pycollect.collectors.delivery import Batch, Joined, assembled, finished
 from pycollect.collectors.device_arguments import check_devices
 from pycollect.collectors.hooks import PRE
 from pycollect.collectors.one_worker import OneWorker
-from pycollect.collectors.options import StreamOptions
+from pycollect.collectors.options import StreamOptions, warn_of_rounding
 from pycollect.collectors.profiling import ProfileConfig, ProfilerHook
 from pycollect.collectors.state import CollectorState, WorkerState, check_generators
 from pycollect.collectors.statistics import count_slow_paths
 from pycollect.collectors.weight_calls import by_worker
 from pycollect.collectors.weight_ways import WeightWays
+from pycollect.collectors.worker_arguments import check_autoreset_mode
 from pycollect.envs.info import check_info_keys
 from pycollect.errors import WorkerError
 from pycollect.extras import joined
 from pycollect.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.policy import Calling, build, check_policy_state
 from pycollect.rollout_report import RolloutReport
-from pycollect.user_warning import warn_user
 from pycollect.weights import (
     Weights,
     check_same,
@@ -232,7 +232,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         self._policy_is_ours = factories is not None
         options = WorkerOptions(
             frames=self._options.frames_per_batch,
-            autoreset_mode=check.check_autoreset_mode(autoreset_mode),
+            autoreset_mode=check_autoreset_mode(autoreset_mode),
             info_keys=check_info_keys(info_keys),
             max_frames_per_traj=check.check_count("max_frames_per_traj", max_frames_per_traj),
             reset_at_each_iter=bool(reset_at_each_iter),
@@ -501,12 +501,3 @@ def _only_entry(create_env_fn: Any) -> Any:
     if isinstance(create_env_fn, (list, tuple)) and len(create_env_fn) == 1:
         create_env_fn = create_env_fn[0]
     return check.check_entry(create_env_fn)
-
-
-def warn_of_rounding(asked: int, real: int) -> None:
-    """Say what a batch really holds, if that is not what was asked for."""
-    if asked != real:
-        warn_user(
-            f"frames_per_batch={asked} is not divisible by the number of environments: "
-            f"batches have {real} frames"
-        )

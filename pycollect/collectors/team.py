@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect._core import Leaf, Placement, RolloutControl, Slab, join_rollouts
 from pycollect.collectors.delivery import Batch
-from pycollect.collectors.mailbox_handle import LOOK_SECONDS
+from pycollect.collectors.face import Face
+from pycollect.collectors.messages import WorkerInfo, WorkerSpec
 from pycollect.collectors.options import StreamOptions
 from pycollect.collectors.process_engine import ProcessEngine
 from pycollect.collectors.remote import RemoteCollector
 from pycollect.collectors.remote_options import RemoteOptions
-from pycollect.collectors.remote_worker import WorkerInfo, WorkerSpec, check_alike
-from pycollect.collectors.workforce import Member, WorkerPlan
+from pycollect.collectors.team_face import TeamFace
+from pycollect.collectors.waiting import LOOK_SECONDS
+from pycollect.collectors.workforce import Member, WorkerPlan, check_alike
 from pycollect.errors import WorkerError
 from pycollect.extras import Extras
 from pycollect.generators import GeneratorState, TeamState
@@ -25,6 +27,21 @@ from pycollect.step_timer import WorkerSeconds
 from pycollect.weights import Weights
 
 _TOLD = ("worker_died", "worker_timeout", "env_error")  # losses that whoever asks is to know
+
+
+@dataclass(frozen=True)
+class TeamMaker:
+    """Makes the team of a worker in the worker's process.
+
+    Attributes:
+        options: how its processes collect.
+    """
+
+    options: RemoteOptions
+
+    def __call__(self, spec: WorkerSpec, policy: bytes) -> Team:
+        """The team of that spec, with a pickled policy or factory."""
+        return Team(spec, policy, self.options)
 
 
 @dataclass(frozen=True)
@@ -45,18 +62,21 @@ class Team:
     as large; the cells to which a process did not come are uncollected, wherever they are.
 
     Args:
-        spec: its `team` says how they collect, its `entry` has one entry for each.
+        spec: its `entry` has one entry for each.
         policy: pickled, or its factory; nothing here looks into it.
+        options: how they collect.
 
     Raises:
         SharedMemoryError: processes cannot share memory here.
         ValueError: they are not alike, also where they are not sync.
     """
 
-    def __init__(self, spec: WorkerSpec, policy: bytes) -> None:
-        assert spec.team is not None
+    # Hooks run in the processes.
+    post_collect_hook: Callable[[Any], Any] | None = None
+
+    def __init__(self, spec: WorkerSpec, policy: bytes, options: RemoteOptions) -> None:
         self.index, self.incarnation = spec.index, spec.incarnation
-        self._options = spec.team
+        self._options = options
         self._size = len(spec.entry)
         self._sequence = 0
         self._fresh: Weights | None = None
@@ -113,9 +133,13 @@ class Team:
         return self._size
 
     @property
-    def collector(self) -> RemoteCollector:
-        """Of its processes, to be asked what they are."""
-        return self._processes
+    def beside(self) -> bool:
+        """Whether these are stacked in a rollout, each a part of its own."""
+        return self._options.joined == "stack"
+
+    def face(self, version: int) -> Face:
+        """What it shows of its processes to whoever asks by name."""
+        return TeamFace(self.index, self._processes)
 
     @property
     def batch_shape(self) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pycollect._core import Leaf
-from pycollect.collectors.remote_worker import Buffer
+from pycollect.collectors.messages import Buffer
 from pycollect.collectors.workforce import Member
 from pycollect.weights import Weights, WeightSlab, check_part
 

@@ -7,11 +7,12 @@ from typing import Any
 
 from pycollect.collectors import arguments as check
 from pycollect.collectors import device_arguments
-from pycollect.collectors.pickling import pickled_for_child, pickled_policies, pickled_spec
-from pycollect.collectors.remote_worker import WorkerSpec
+from pycollect.collectors.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
 from pycollect.collectors.workforce import WorkerPlan
+from pycollect.devices import CPU
 from pycollect.envs.info import check_info_keys
-from pycollect.policy import Calling, check_policy_state
+from pycollect.envs.vector_api import parse_autoreset
+from pycollect.policy import Calling, check_policy_state, placed
 from pycollect.worker_devices import Devices
 from pycollect.worker_options import WorkerOptions
 
@@ -147,7 +148,7 @@ def worker_options(
     return WorkerOptions(
         frames=frames,
         devices=devices,
-        autoreset_mode=check.check_autoreset_mode(arguments["autoreset_mode"]),
+        autoreset_mode=check_autoreset_mode(arguments["autoreset_mode"]),
         info_keys=check_info_keys(arguments["info_keys"]),
         max_frames_per_traj=check.check_count(
             "max_frames_per_traj", arguments["max_frames_per_traj"]
@@ -240,38 +241,17 @@ def common_value(name: str, arguments: Sequence[Mapping[str, Any]]) -> Any:
     return first
 
 
-def check_cat_results(value: Any, sync: bool) -> str | int | None:
-    """How sync results are joined, "stack" for None; None where they are not.
-
-    There "stack" is taken, without effect: programs choose the class by a flag.
-    """
-    if not sync:
-        if value not in (None, "stack"):
-            raise ValueError(
-                f"cat_results: expected None or 'stack' where workers are not sync, got {value!r}"
-            )
-        return None
-    choice: str | int = check.check_choice(
-        "cat_results", "stack" if value is None else value, ("stack", 0, -1)
-    )
-    return choice
+def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
+    """Each actor's policy or factory, pickled; those that are the same object share their bytes."""
+    name = "policy_factory" if are_factories else "policy"
+    known = {id(source): source for source in sources}
+    if not are_factories:  # a worker may lack the device that the caller's lies on
+        known = {key: placed(source, CPU) for key, source in known.items()}
+    data = {key: pickled(name, source) for key, source in known.items()}
+    return [data[id(source)] for source in sources]
 
 
-def check_uneven(joined: str | int | None, uneven: bool, batched: bool) -> None:
-    """Raise ValueError where rollouts of different lengths cannot be joined."""
-    if uneven and batched and joined == 0:
-        raise ValueError(
-            "cat_results: expected 'stack' or -1 where workers step a batch of environments and "
-            "their rollouts may differ in length (preemptive_threshold, frames_per_batch as a "
-            "list), got 0"
-        )
-
-
-def check_prefetch(value: Any, sync: bool) -> int:
-    """Rollouts per worker beyond the one being consumed: by default 2, and 0 where sync."""
-    if value is None:
-        return 0 if sync else 2
-    number = check.check_integer("prefetch", value)
-    if number < 0:
-        raise ValueError(f"prefetch: expected an int >= 0, got {number}")
-    return number
+def check_autoreset_mode(value: Any) -> Any:
+    """None, or NEXT_STEP, SAME_STEP or DISABLED: Gymnasium's enum or its name in any case."""
+    parse_autoreset(value, "autoreset_mode")
+    return value

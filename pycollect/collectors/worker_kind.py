@@ -9,7 +9,8 @@ from typing import Any
 from pycollect.collectors import arguments as check
 from pycollect.collectors import worker_arguments as parse
 from pycollect.collectors.collector_kwargs import batched
-from pycollect.collectors.remote_options import RemoteOptions
+from pycollect.collectors.remote_options import RemoteOptions, check_cat_results, check_prefetch
+from pycollect.collectors.team import TeamMaker
 from pycollect.collectors.workforce import WorkerPlan
 
 
@@ -88,7 +89,7 @@ class WorkerKind:
         result = []
         for plan, own in zip(plans, arguments, strict=True):
             check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
-            team = _team_options(self.team == "sync", remote, own)
+            team = TeamMaker(_team_options(self.team == "sync", remote, own))
             result.append(replace(plan, spec=replace(plan.spec, team=team)))
         return result
 
@@ -115,8 +116,8 @@ def _check_team_entry(entry: Any) -> Any:
 
 def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> RemoteOptions:
     try:
-        joined = parse.check_cat_results(own.get("cat_results"), sync)
-        prefetch = parse.check_prefetch(own.get("prefetch"), sync)
+        joined = check_cat_results(own.get("cat_results"), sync)
+        prefetch = check_prefetch(own.get("prefetch"), sync)
     except (TypeError, ValueError) as error:
         raise type(error)(f"collector_kwargs: {error}") from None
     return replace(

@@ -8,9 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pycollect.collectors.engine import Engine, Order, WorkerHandle
-from pycollect.collectors.remote_worker import RolloutNote, WorkerInfo, WorkerSpec
+from pycollect._core import (
+    Leaf,
+)
+from pycollect.collectors.engine import Engine, WorkerHandle
+from pycollect.collectors.messages import Order, RolloutNote, WorkerInfo, WorkerSpec
 from pycollect.errors import WorkerDied, WorkerError
+from pycollect.extras import Extra
+from pycollect.layout import dotted
 
 _BATCHES_REMEMBERED = 100  # a death is forgotten after so many delivered batches
 
@@ -179,3 +184,27 @@ def _with_words(death: WorkerDied, text: str, words: str) -> WorkerError:
         death.incarnation,
         death.remote_traceback,
     )
+
+
+def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
+    """Raise ValueError if workers of a sync collector deliver different things."""
+    (first, reference), *others = infos.items()
+    for index, info in others:
+        if info.batch_size != reference.batch_size:
+            raise ValueError(
+                "create_env_fn: expected environments alike in all workers of a sync collector; "
+                f"worker {first} has the batch size {list(reference.batch_size)}, "
+                f"worker {index} {list(info.batch_size)}"
+            )
+        ours: tuple[Leaf | Extra, ...] = (
+            *reference.leaves.layout().leaves,
+            *reference.leaves.extras,
+        )
+        theirs: tuple[Leaf | Extra, ...] = (*info.leaves.layout().leaves, *info.leaves.extras)
+        if ours != theirs:
+            odd = [leaf for leaf in [*ours, *theirs] if (leaf in ours) != (leaf in theirs)]
+            raise ValueError(
+                "create_env_fn: expected the same keys, dtypes and shapes from all workers of a "
+                f"sync collector; worker {index} differs from worker {first} in "
+                f"{sorted({dotted(leaf.key) for leaf in odd})}"
+            )
