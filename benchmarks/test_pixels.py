@@ -100,8 +100,8 @@ def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> 
 def recorded() -> Iterator[int]:
     """One worker of pycollect writes slab after slab of shared memory, which nobody reads."""
     from pycollect._core import SharedSlabPool
-    from pycollect.worker import Worker
-    from pycollect.worker_options import WorkerOptions
+    from pycollect.worker.options import WorkerOptions
+    from pycollect.worker.worker import Worker
 
     worker = Worker(0, workloads.FreePixels, None, None, WorkerOptions(FRAMES))
     pool = SharedSlabPool(worker.placement, 3, 0)

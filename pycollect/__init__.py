@@ -6,6 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pycollect.collectors.helpers import (
+        OffPolicyCollectorConfig,
+        OnPolicyCollectorConfig,
+        make_collector_offpolicy,
+        make_collector_onpolicy,
+        sync_async_collector,
+        sync_sync_collector,
+    )
     from pycollect.collectors.multi import (
         AsyncCollector,
         MultiaSyncDataCollector,
@@ -17,18 +25,10 @@ if TYPE_CHECKING:
     from pycollect.collectors.ray import RayCollector
     from pycollect.collectors.single import SyncDataCollector
     from pycollect.collectors.single import SyncDataCollector as Collector
+    from pycollect.collectors.stats_writer import StatsWriter
     from pycollect.errors import WorkerError
-    from pycollect.helpers import (
-        OffPolicyCollectorConfig,
-        OnPolicyCollectorConfig,
-        make_collector_offpolicy,
-        make_collector_onpolicy,
-        sync_async_collector,
-        sync_sync_collector,
-    )
-    from pycollect.multistep import MultiStep
-    from pycollect.stats_writer import StatsWriter
-    from pycollect.trajectory import split_trajectories
+    from pycollect.trajectories.multistep import MultiStep
+    from pycollect.trajectories.split import split_trajectories
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,21 +60,21 @@ _HOMES = {
     "Collector": ("pycollect.collectors.single", "SyncDataCollector"),
     "MultiAsyncCollector": ("pycollect.collectors.multi", "MultiaSyncDataCollector"),
     "MultiCollector": ("pycollect.collectors.multi", "MultiCollector"),
-    "MultiStep": ("pycollect.multistep", "MultiStep"),
+    "MultiStep": ("pycollect.trajectories.multistep", "MultiStep"),
     "MultiSyncCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),
     "MultiSyncDataCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),
     "MultiaSyncDataCollector": ("pycollect.collectors.multi", "MultiaSyncDataCollector"),
-    "OffPolicyCollectorConfig": ("pycollect.helpers", "OffPolicyCollectorConfig"),
-    "OnPolicyCollectorConfig": ("pycollect.helpers", "OnPolicyCollectorConfig"),
+    "OffPolicyCollectorConfig": ("pycollect.collectors.helpers", "OffPolicyCollectorConfig"),
+    "OnPolicyCollectorConfig": ("pycollect.collectors.helpers", "OnPolicyCollectorConfig"),
     "RayCollector": ("pycollect.collectors.ray", "RayCollector"),
-    "StatsWriter": ("pycollect.stats_writer", "StatsWriter"),
+    "StatsWriter": ("pycollect.collectors.stats_writer", "StatsWriter"),
     "SyncDataCollector": ("pycollect.collectors.single", "SyncDataCollector"),
     "WorkerError": ("pycollect.errors", "WorkerError"),
-    "make_collector_offpolicy": ("pycollect.helpers", "make_collector_offpolicy"),
-    "make_collector_onpolicy": ("pycollect.helpers", "make_collector_onpolicy"),
-    "split_trajectories": ("pycollect.trajectory", "split_trajectories"),
-    "sync_async_collector": ("pycollect.helpers", "sync_async_collector"),
-    "sync_sync_collector": ("pycollect.helpers", "sync_sync_collector"),
+    "make_collector_offpolicy": ("pycollect.collectors.helpers", "make_collector_offpolicy"),
+    "make_collector_onpolicy": ("pycollect.collectors.helpers", "make_collector_onpolicy"),
+    "split_trajectories": ("pycollect.trajectories.split", "split_trajectories"),
+    "sync_async_collector": ("pycollect.collectors.helpers", "sync_async_collector"),
+    "sync_sync_collector": ("pycollect.collectors.helpers", "sync_sync_collector"),
 }
 
 

@@ -110,8 +110,8 @@ def ray_cluster() -> Iterator[Any]:
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """ "cuda" is there, and is this one."""
     device = FakeDevice()
-    monkeypatch.setattr("pycollect.collectors.device_arguments.why_not", lambda _: "")
-    monkeypatch.setattr("pycollect.collectors.upload.accelerator", lambda _: device)
+    monkeypatch.setattr("pycollect.collectors.arguments.devices.why_not", lambda _: "")
+    monkeypatch.setattr("pycollect.batch.upload.accelerator", lambda _: device)
     return device
 
 

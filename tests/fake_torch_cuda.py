@@ -120,7 +120,8 @@ def install() -> CudaAccelerator:
         setattr(torch.cuda, name, value)
     torch.empty = empty  # type: ignore[assignment]
     torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
-    from pycollect.collectors import device_arguments, upload
+    from pycollect.batch import upload
+    from pycollect.collectors.arguments import devices as device_arguments
 
     assert cuda.available()
     accelerator = CudaAccelerator(DEVICE)

@@ -24,7 +24,7 @@ from pycollect import (
     RayCollector,
     SyncDataCollector,
 )
-from pycollect.collectors.process_engine import ProcessEngine
+from pycollect.engines.processes.engine import ProcessEngine
 
 ENV = echo_fns(0)[0]
 

@@ -15,14 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollect._core import RolloutControl, SharedNumber, Slab, TrajectoryIds
-from pycollect.batch import Target
-from pycollect.collectors.assembly import Assembly
-from pycollect.collectors.delivery import Batch, assembled, rollouts_of
-from pycollect.collectors.messages import Order, Rollout, RolloutNote, WorkerInfo, pickled_extras
-from pycollect.collectors.options import StreamOptions
-from pycollect.step_timer import WorkerSeconds
-from pycollect.worker import Worker
-from pycollect.worker_options import WorkerOptions
+from pycollect.batch.slab_views import Target
+from pycollect.engines.messages import Order, Rollout, RolloutNote, WorkerInfo, pickled_extras
+from pycollect.scheduler.assembly import Assembly
+from pycollect.stream.delivery import assembled, rollouts_of
+from pycollect.stream.options import StreamOptions
+from pycollect.stream.source import Batch
+from pycollect.worker.options import WorkerOptions
+from pycollect.worker.step_timer import WorkerSeconds
+from pycollect.worker.worker import Worker
 
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")

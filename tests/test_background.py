@@ -29,7 +29,7 @@ from test_ledger import check
 from torch import nn
 
 from pycollect import SyncDataCollector
-from pycollect.collectors.turnstile import Turnstile
+from pycollect.stream.background import Turnstile
 
 T = 5
 

@@ -10,7 +10,7 @@ import pytest
 from echo_envs import echo_fns
 
 from pycollect import Collector, MultiaSyncDataCollector, MultiSyncDataCollector, RayCollector
-from pycollect.collectors.process_engine import ProcessEngine
+from pycollect.engines.processes.engine import ProcessEngine
 
 ENV = echo_fns(0)[0]
 

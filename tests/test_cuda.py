@@ -29,8 +29,8 @@ from torch import nn
 
 from pycollect import MultiStep, SyncDataCollector, split_trajectories
 from pycollect._core import Layout, Leaf, Placement
-from pycollect.batch import make_shared_pool
-from pycollect.collectors.upload import DeviceBatches
+from pycollect.batch.slab_views import make_shared_pool
+from pycollect.batch.upload import DeviceBatches
 from pycollect.devices import CudaAccelerator, StreamAccelerator, accelerator
 
 pytestmark = [
@@ -170,7 +170,7 @@ def test_the_cores_copies_are_those_of_torch(
     way: Way, kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = kind(torch.device("cuda", 0))
-    monkeypatch.setattr("pycollect.collectors.upload.accelerator", lambda _: own)
+    monkeypatch.setattr("pycollect.batch.upload.accelerator", lambda _: own)
     came = batches(way, table_policy(), 12, storing_device="cuda")
     for ours, theirs in zip(came, batches(way, table_policy(), 12), strict=True):
         assert_equal(ours, theirs, "cuda")

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from pycollect import MultiStep, split_trajectories
-from pycollect.device_gather import on_one_device
+from pycollect.trajectories.on_cuda import on_one_device
 
 pytestmark = [
     pytest.mark.cuda,

@@ -10,13 +10,12 @@ import torch
 from collect_support import parity_policy
 from echo_envs import echo_fns
 
-from pycollect.collectors.device_arguments import check_devices
-from pycollect.collectors.messages import WorkerInfo, pickled_spec
-from pycollect.collectors.ray_engine import actor_options
-from pycollect.collectors.remote_worker import RemoteWorker
-from pycollect.collectors.worker_arguments import WORKER_ARGUMENTS, pickled_policies, worker_plans
-from pycollect.devices import why_not
-from pycollect.worker_devices import Devices
+from pycollect.collectors.arguments.devices import check_devices
+from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS, pickled_policies, worker_plans
+from pycollect.devices import Devices, why_not
+from pycollect.engines.messages import WorkerInfo, pickled_spec
+from pycollect.engines.ray.engine import actor_options
+from pycollect.engines.remote_worker import RemoteWorker
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 

@@ -26,8 +26,8 @@ from echo_envs import wait_until
 from envs_for_tests import CountingEnv
 from test_ledger import check
 
-from pycollect.collectors.elastic import Template
-from pycollect.generators import next_seed
+from pycollect.collectors.adding import WorkerTemplate
+from pycollect.worker.generators import next_seed
 
 T = 4
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
@@ -168,6 +168,6 @@ def test_whoever_is_leaving_has_no_part_in_a_new_seed() -> None:
 
 def test_what_each_of_the_first_had_is_not_passed_to_new_ones() -> None:
     values = {"policy_factory": [int, int], "device": "cpu"}
-    template = Template(values, {"policy_factory", "device"}, None, T)
+    template = WorkerTemplate(values, {"policy_factory", "device"}, None, T)
     own = {"policy_factory": float, "device": "meta"}
     assert template.arguments(own, 1) == [{"policy_factory": float, "device": "cpu"}]

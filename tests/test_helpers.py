@@ -20,12 +20,12 @@ from pycollect import (
     OffPolicyCollectorConfig,
     OnPolicyCollectorConfig,
     SyncDataCollector,
-    helpers,
     make_collector_offpolicy,
     make_collector_onpolicy,
     sync_async_collector,
     sync_sync_collector,
 )
+from pycollect.collectors import helpers
 
 Config = OnPolicyCollectorConfig | OffPolicyCollectorConfig
 

@@ -19,7 +19,10 @@ from collect_support import (
 from echo_envs import echo_fns
 
 from pycollect._core import Uninterrupted
-from pycollect.collectors import assembly, base, remote, single
+from pycollect.collectors import single
+from pycollect.scheduler import assembly
+from pycollect.scheduler import scheduler as remote
+from pycollect.stream import collector as base
 
 
 def interrupt(*_: Any) -> None:

@@ -10,7 +10,7 @@ from policy_support import ShapeOnly, assert_follows, assert_same, box, make, ob
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 
-from pycollect.policy.plan import make_plan
+from pycollect.policy.program.plan import make_plan
 
 ACTIVATIONS = [
     nn.Tanh(), nn.ReLU(), nn.ReLU(inplace=True), nn.Sigmoid(), nn.ELU(0.7), nn.GELU(),

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pycollect._core import Placement, RolloutControl, SharedNumber, Slab, SlabPool, compact
-from pycollect.batch import slab_tensors
-from pycollect.worker import Worker
-from pycollect.worker_options import WorkerOptions
+from pycollect.batch.slab_views import slab_tensors
+from pycollect.worker.options import WorkerOptions
+from pycollect.worker.worker import Worker
 from tests.envs_for_tests import CountingEnv
 
 STEPS = 6

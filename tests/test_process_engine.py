@@ -20,14 +20,14 @@ import torch
 from torch import nn
 
 from pycollect._core import Placement, SharedSlabPool, Slab
-from pycollect.batch import Target, slab_tensors
-from pycollect.collectors.mailbox_handle import MailboxHandle
-from pycollect.collectors.messages import Order, WorkerInfo, WorkerSpec
-from pycollect.collectors.process_engine import ProcessEngine
-from pycollect.collectors.waiting import AnswerWaiter
+from pycollect.batch.slab_views import Target, slab_tensors
+from pycollect.batch.weights import WeightSlab, weight_leaves, weights_from
+from pycollect.engines.messages import Order, WorkerInfo, WorkerSpec
+from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.engines.processes.handle import MailboxHandle
+from pycollect.engines.waiting import AnswerWaiter
 from pycollect.errors import WorkerDied, WorkerError
-from pycollect.weights import WeightSlab, weight_leaves, weights_from
-from pycollect.worker_options import WorkerOptions
+from pycollect.worker.options import WorkerOptions
 from tests.echo_envs import GateEnv, wait_until
 from tests.envs_for_tests import CountingEnv, EnvBrokeError
 
@@ -350,7 +350,7 @@ def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:
 
 DRIVER = """
 import multiprocessing, sys
-from pycollect.collectors.process_engine import ProcessEngine
+from pycollect.engines.processes.engine import ProcessEngine
 from tests.test_process_engine import ParentEnv, Started, start
 def main():
     engine = ProcessEngine()

@@ -35,9 +35,9 @@ from test_stragglers import check_batches, one_straggler
 
 from pycollect import RayCollector
 from pycollect._core import Bell, Mailbox
-from pycollect.collectors.ray_handle import Here
-from pycollect.collectors.ray_worker import RayWorker
-from pycollect.collectors.waiting import ThreadBell
+from pycollect.engines.ray.handle import Here
+from pycollect.engines.ray.serve import RayWorker
+from pycollect.engines.waiting import ThreadBell
 
 T = 5
 HERE = {"num_cpus": 1, "memory": 1024**3}
@@ -163,7 +163,7 @@ def far_away(ray: Any) -> Here:
 @pytest.mark.parametrize("way", [STACK, AHEAD, CAT_TIME, ASYNC[2]], ids=lambda way: way.name)
 def test_the_object_store(way: Way, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody can share memory, or nobody is here."""
-    monkeypatch.setattr("pycollect.collectors.ray_engine.here", where)
+    monkeypatch.setattr("pycollect.engines.ray.engine.here", where)
     seen, *_ = follow(way, "list", 8)
     assert seen == ["object store"] * 2
 
@@ -183,7 +183,7 @@ class LostMailbox(Mailbox):  # type: ignore[misc]
 def test_actors_here_that_cannot_attach_take_the_object_store(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pycollect.collectors.ray_handle.Mailbox", LostMailbox)
+    monkeypatch.setattr("pycollect.engines.ray.handle.Mailbox", LostMailbox)
     seen, *_ = follow(way, "list", 8)
     assert seen == ["object store"] * 2
 
@@ -191,7 +191,7 @@ def test_actors_here_that_cannot_attach_take_the_object_store(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_more_than_the_object_store_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pycollect.collectors.ray_engine.here", far_away)
+    monkeypatch.setattr("pycollect.engines.ray.engine.here", far_away)
     with pytest.raises(ValueError, match=r"take up to \d+ bytes, the object store has \d+"):
         RayCollector([CountingEnv], frames_per_batch=40_000_000, prefetch=3, remote_configs=HERE)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pycollect.collectors.messages import Order, WorkerSpec
-from pycollect.collectors.ray_store_handle import StoreHandle
-from pycollect.collectors.waiting import ThreadBell
-from pycollect.worker_options import WorkerOptions
+from pycollect.engines.messages import Order, WorkerSpec
+from pycollect.engines.ray.store_handle import StoreHandle
+from pycollect.engines.waiting import ThreadBell
+from pycollect.worker.options import WorkerOptions
 
 
 class Method:

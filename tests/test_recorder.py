@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollect._core import Leaf, Placement, Recorder, SlabPool
-from pycollect.batch import BatchLeaves, slab_tensors
-from pycollect.layout import Key
+from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.layout import Key
+from pycollect.batch.slab_views import slab_tensors
 
 FILL = 0xEE
 SHAPES: list[tuple[int, ...]] = [(), (3,), (2, 2), (0,), (17,)]

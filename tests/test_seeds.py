@@ -20,10 +20,10 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 from pycollect._core import Mailbox
-from pycollect.collectors.messages import RolloutNote
-from pycollect.collectors.parcel import pack
-from pycollect.generators import Generators, GeneratorState
-from pycollect.step_timer import WorkerSeconds
+from pycollect.engines.messages import RolloutNote
+from pycollect.engines.processes.wire import pack
+from pycollect.worker.generators import Generators, GeneratorState
+from pycollect.worker.step_timer import WorkerSeconds
 
 T = 6
 ASYNC_ONE = Way("async, one actor", 1, {"prefetch": 2})

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollect._core import Leaf
+from pycollect.batch.extras import Extra, Kind
 from pycollect.envs.random_actions import ActionSampler
 from pycollect.envs.spaces import (
     RESERVED_KEYS,
@@ -24,7 +25,6 @@ from pycollect.envs.spaces import (
     observation_extras,
     observation_leaves,
 )
-from pycollect.extras import Extra, Kind
 
 BOX = spaces.Box(-1, 1, (3,), np.float32)
 

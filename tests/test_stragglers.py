@@ -16,8 +16,8 @@ from envs_for_tests import CountingEnv
 from test_ledger import check as check_ledger
 
 from pycollect import MultiSyncDataCollector, RayCollector
-from pycollect.collectors.mailbox_handle import MailboxHandle
-from pycollect.collectors.ray_store_handle import StoreHandle
+from pycollect.engines.processes.handle import MailboxHandle
+from pycollect.engines.ray.store_handle import StoreHandle
 
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")

@@ -14,7 +14,7 @@ from pycollect import (
     RayCollector,
     SyncDataCollector,
 )
-from pycollect.collectors.worker_kind import WorkerKind
+from pycollect.collectors.arguments.kinds import WorkerKind
 
 ENVS = [partial(CountingEnv), partial(CountingEnv)]
 REFUSED: list[tuple[dict[str, Any], Any, str]] = [

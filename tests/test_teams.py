@@ -28,14 +28,13 @@ from pycollect import (
     WorkerError,
 )
 from pycollect._core import RolloutControl, SharedNumber
-from pycollect.batch import make_pool, slab_tensors, to_tensordict
-from pycollect.collectors.mailbox_handle import MailboxHandle
-from pycollect.collectors.messages import WorkerSpec
-from pycollect.collectors.preemption import Preemption
-from pycollect.collectors.remote_options import RemoteOptions
-from pycollect.collectors.team import Team
-from pycollect.worker import Worker
-from pycollect.worker_options import WorkerOptions
+from pycollect.batch.slab_views import make_pool, slab_tensors, to_tensordict
+from pycollect.engines.messages import WorkerSpec
+from pycollect.engines.processes.handle import MailboxHandle
+from pycollect.scheduler.options import Preemption, RemoteOptions
+from pycollect.scheduler.team import Team
+from pycollect.worker.options import WorkerOptions
+from pycollect.worker.worker import Worker
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from pycollect import (
     RayCollector,
     WorkerError,
 )
-from pycollect.generators import next_seed
+from pycollect.worker.generators import next_seed
 
 CONFIG = {"num_cpus": 1, "memory": 1024**3}
 

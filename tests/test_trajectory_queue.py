@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from pycollect.trajectory_queue import TrajectoryQueue
+from pycollect.trajectories.queue import TrajectoryQueue
 
 
 def rollout(frames: list[int], ids: list[int], dones: list[int]) -> TensorDict:

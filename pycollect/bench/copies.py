@@ -11,16 +11,16 @@ import torch
 
 from pycollect import cuda
 from pycollect._core import Placement, Slab, place_rollout
-from pycollect.batch import make_pool, make_shared_pool, slab_tensors
+from pycollect.batch.cast import scaled
+from pycollect.batch.layout import Key
+from pycollect.batch.slab_views import make_pool, make_shared_pool, slab_tensors
+from pycollect.batch.upload import Allocate, DeviceBatches
 from pycollect.bench.clock import Learner, median_seconds
 from pycollect.bench.environment import FreeFrames, Still
 from pycollect.bench.rows import Row, missing
-from pycollect.collectors.observation_cast import scaled
-from pycollect.collectors.upload import Allocate, DeviceBatches
 from pycollect.devices import CPU, StreamAccelerator, accelerator
-from pycollect.layout import Key
-from pycollect.worker import Worker
-from pycollect.worker_options import WorkerOptions
+from pycollect.worker.options import WorkerOptions
+from pycollect.worker.worker import Worker
 
 MEMORY_COPY, PINNED_COPY, DEVICE_COPY = "memory copy", "copy, pinned", "device memory copy"
 _OF_TORCH, _SHARED = "upload, by torch", "upload, shared slab"

@@ -10,15 +10,15 @@ from tensordict import TensorDict
 
 from pycollect import cuda
 from pycollect._core import SplitPlan
-from pycollect.batch import to_tensordict
+from pycollect.batch.layout import Key
+from pycollect.batch.slab_views import to_tensordict
+from pycollect.batch.tensordicts import as_signal
 from pycollect.bench.clock import median_seconds, seconds_of
 from pycollect.bench.copies import DEVICE_COPY, Sizes
 from pycollect.bench.rows import Row, missing
-from pycollect.device_gather import split_on_device
 from pycollect.devices import CPU
-from pycollect.layout import Key
-from pycollect.leaves import as_signal
-from pycollect.trajectory import split_trajectories
+from pycollect.trajectories.on_cuda import split_on_device
+from pycollect.trajectories.split import split_trajectories
 
 FRAME_BYTES = 128
 _SPLIT, _KERNEL, _TORCHRL = "split", "split, the launch alone", "split, TorchRL"

@@ -8,8 +8,8 @@ from abc import ABCMeta
 from collections.abc import Mapping
 from typing import Any
 
-from pycollect.collectors import arguments as check
-from pycollect.collectors.worker_arguments import env_entries
+from pycollect import checks as check
+from pycollect.collectors.arguments.workers import env_entries
 
 _SELECTORS = ("backend", "backend_options", "num_collectors", "sync")
 _ALIASES = {"multiprocessing": "process", "threading": "thread"}

@@ -9,18 +9,20 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from pycollect.collectors import arguments as check
-from pycollect.collectors import worker_arguments as parse
+from pycollect import checks as check
+from pycollect.batch.weights import weights_from
+from pycollect.collectors.adding import NewWorkers, WorkerTemplate
+from pycollect.collectors.arguments import workers as parse
+from pycollect.collectors.arguments.devices import check_devices, check_one_place
+from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.choice import ChoosingSync
-from pycollect.collectors.device_arguments import check_devices, check_one_place
-from pycollect.collectors.elastic import ElasticCollector, Template
-from pycollect.collectors.options import StreamOptions
-from pycollect.collectors.process_engine import ProcessEngine
-from pycollect.collectors.remote_options import RemoteOptions, check_uneven
-from pycollect.collectors.weight_ways import WeightWays
-from pycollect.collectors.worker_pipe import WorkerPipe
-from pycollect.collectors.workforce import Member
-from pycollect.weights import weights_from
+from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.scheduler.elastic import ElasticCollector
+from pycollect.scheduler.options import RemoteOptions, check_uneven
+from pycollect.scheduler.worker_pipe import WorkerPipe
+from pycollect.scheduler.workers import Member
+from pycollect.stream.options import StreamOptions
+from pycollect.stream.weight_ways import WeightWays
 
 
 class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
@@ -39,7 +41,7 @@ class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
             values["num_threads"] = check.check_positive(
                 "num_sub_threads", given["num_sub_threads"]
             )
-        check.check_others(type(self), given["others"])
+        check_others(type(self), given["others"])
         _check_collector_class(given["collector_class"])
         entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
         shares = frames_of_workers(given["frames_per_batch"], len(entries), sync)
@@ -105,8 +107,8 @@ class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
         share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         self._pipes: dict[int, WorkerPipe] = {}
         # What was passed for those that are there gives way to what is passed for new ones.
-        template = Template(values, set(), None, share)
-        super().__init__(options, remote, plans, given["policy"], ProcessEngine(), template)
+        self._template = WorkerTemplate(values, set(), None, share)
+        super().__init__(options, remote, plans, given["policy"], ProcessEngine())
 
     def add_collectors(
         self,
@@ -134,9 +136,10 @@ class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
             ValueError: also for workers that deliver other things than those of a sync collector.
         """
         none: Mapping[str, Any] = {}
-        return self._recruit(
-            create_env_fn, num_envs, policy, collector_kwargs, lambda new: [none] * len(new)
+        new = NewWorkers(
+            create_env_fn, num_envs, policy, collector_kwargs, lambda devices: [none] * len(devices)
         )
+        return self._recruit(partial(new.plans, self._template, self._remote, self._policy))
 
     @property
     def remote_collectors(self) -> list[Any]:

@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from pycollect.collectors import arguments as check
-from pycollect.collectors import ray_arguments as ray_check
-from pycollect.collectors import worker_arguments as parse
-from pycollect.collectors.collector_kwargs import merged_arguments
-from pycollect.collectors.device_arguments import check_devices, check_one_place
+from pycollect.collectors.adding import NewWorkers, WorkerTemplate
+from pycollect.collectors.arguments import ray as ray_check
+from pycollect.collectors.arguments import workers as parse
+from pycollect.collectors.arguments.devices import check_devices, check_one_place
+from pycollect.collectors.arguments.kinds import WorkerKind
+from pycollect.collectors.arguments.kwargs import merged_arguments
+from pycollect.collectors.arguments.names import check_others, remembers_passed
 from pycollect.collectors.done import Done
-from pycollect.collectors.elastic import ElasticCollector, Template
-from pycollect.collectors.many_workers import Places
-from pycollect.collectors.options import StreamOptions
-from pycollect.collectors.ray_engine import RayEngine, actor_options, check_actor_options
-from pycollect.collectors.ray_inference import (
-    client_factories,
-    is_inference_service,
-    update_service,
-)
-from pycollect.collectors.ray_session import import_ray
-from pycollect.collectors.remote_options import RemoteOptions, check_uneven
 from pycollect.collectors.single import SyncDataCollector
-from pycollect.collectors.weight_ways import WeightWays
-from pycollect.collectors.worker_kind import WorkerKind
-from pycollect.worker_devices import Devices
+from pycollect.devices import Devices
+from pycollect.engines.ray.engine import RayEngine, actor_options, check_actor_options
+from pycollect.engines.ray.inference import client_factories, is_inference_service, update_service
+from pycollect.engines.ray.session import import_ray
+from pycollect.scheduler.elastic import ElasticCollector
+from pycollect.scheduler.many_workers import Places
+from pycollect.scheduler.options import RemoteOptions, check_uneven
+from pycollect.stream.options import StreamOptions
+from pycollect.stream.weight_ways import WeightWays
 
 
 class RayCollector(ElasticCollector):
@@ -153,7 +151,7 @@ class RayCollector(ElasticCollector):
 
     _passed: set[str]
 
-    @check.remembers_passed
+    @remembers_passed
     def __init__(
         self,
         create_env_fn: Any,
@@ -218,7 +216,7 @@ class RayCollector(ElasticCollector):
         **others: Any,
     ) -> None:
         values = {name: value for name, value in locals().items() if name in parse.WORKER_ARGUMENTS}
-        check.check_others(type(self), others)
+        check_others(type(self), others)
         kind = WorkerKind.checked(collector_class)
         sync = bool(sync)
         entries = kind.entries(
@@ -293,12 +291,12 @@ class RayCollector(ElasticCollector):
         )
         plans = kind.plans(plans, remote, arguments)
         self._remote_configs = remote_configs
-        template = Template(
+        self._template = WorkerTemplate(
             values, self._passed, collector_kwargs, share, elsewhere=True, kind=kind
         )
         init_config = ray_check.check_init_config(ray_init_config)
         check_actor_options(configs)
-        super().__init__(options, remote, plans, policy, RayEngine(init_config), template)
+        super().__init__(options, remote, plans, policy, RayEngine(init_config))
 
     def add_collectors(
         self,
@@ -333,7 +331,8 @@ class RayCollector(ElasticCollector):
             check_actor_options(configs)
             return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 
-        return self._recruit(create_env_fn, num_envs, policy, collector_kwargs, options)
+        new = NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, options)
+        return self._recruit(partial(new.plans, self._template, self._remote, self._policy))
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **options: Any) -> None:
         """As the other collectors'; an inference service is given the weights itself, at once."""

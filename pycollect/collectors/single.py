@@ -9,39 +9,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from pycollect import checks as check
 from pycollect._core import Slab, Uninterrupted
-from pycollect.batch import TRAJ_IDS, check_lease, make_pool, slab_tensors
-from pycollect.collectors import arguments as check
-from pycollect.collectors.base import CollectorBase
-from pycollect.collectors.blank import blank_batch
-from pycollect.collectors.call_checks import (
-    check_open,
-    check_worker_ids,
-    no_weights_given,
-    rows_at,
-)
-from pycollect.collectors.choice import Choosing, check_none_chosen
-from pycollect.collectors.delivery import Batch, Joined, assembled, finished
-from pycollect.collectors.device_arguments import check_devices
-from pycollect.collectors.hooks import PRE
-from pycollect.collectors.one_worker import OneWorker
-from pycollect.collectors.options import StreamOptions, warn_of_rounding
-from pycollect.collectors.profiling import ProfileConfig, ProfilerHook
-from pycollect.collectors.state import CollectorState, WorkerState, check_generators
-from pycollect.collectors.statistics import count_slow_paths
-from pycollect.collectors.weight_calls import by_worker
-from pycollect.collectors.weight_ways import WeightWays
-from pycollect.collectors.worker_arguments import check_autoreset_mode
-from pycollect.envs.info import check_info_keys
-from pycollect.errors import WorkerError
-from pycollect.extras import joined
-from pycollect.generators import GeneratorState, derived_seeds, seed_chain
-from pycollect.policy import Calling, build, check_policy_state
-from pycollect.rollout_report import RolloutReport
-from pycollect.weights import (
+from pycollect.batch.extras import joined
+from pycollect.batch.frame import TRAJ_IDS
+from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors
+from pycollect.batch.weights import (
     Weights,
     check_same,
     load_weights,
@@ -49,8 +26,31 @@ from pycollect.weights import (
     weights_from,
     weights_of,
 )
-from pycollect.worker import Worker
-from pycollect.worker_options import WorkerOptions
+from pycollect.checks import check_open, check_worker_ids, no_weights_given
+from pycollect.collectors.arguments.devices import check_devices
+from pycollect.collectors.arguments.names import check_others
+from pycollect.collectors.arguments.workers import check_autoreset_mode
+from pycollect.collectors.choice import Choosing, check_none_chosen
+from pycollect.envs import EnvBatch
+from pycollect.envs.info import check_info_keys
+from pycollect.errors import WorkerError
+from pycollect.policy import Calling, build, check_policy_state
+from pycollect.stream.blank import blank_batch
+from pycollect.stream.collector import CollectorBase
+from pycollect.stream.delivery import assembled, finished
+from pycollect.stream.options import StreamOptions, warn_of_rounding
+from pycollect.stream.source import Batch, Joined
+from pycollect.stream.state import CollectorState, WorkerState, check_generators
+from pycollect.stream.statistics import count_slow_paths
+from pycollect.stream.weight_calls import by_worker
+from pycollect.stream.weight_ways import WeightWays
+from pycollect.worker.generators import GeneratorState, derived_seeds, seed_chain
+from pycollect.worker.hooks import PRE
+from pycollect.worker.one_worker import OneWorker
+from pycollect.worker.options import WorkerOptions
+from pycollect.worker.profiling import ProfileConfig, ProfilerHook
+from pycollect.worker.report import RolloutReport
+from pycollect.worker.worker import Worker
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
 _SLABS_KEPT = 3
@@ -192,7 +192,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             backend=backend,
             backend_options=backend_options,
         )
-        check.check_others(type(self), others)
+        check_others(type(self), others)
         devices = {
             "device": device,
             "storing_device": storing_device,
@@ -501,3 +501,20 @@ def _only_entry(create_env_fn: Any) -> Any:
     if isinstance(create_env_fn, (list, tuple)) and len(create_env_fn) == 1:
         create_env_fn = create_env_fn[0]
     return check.check_entry(create_env_fn)
+
+
+def rows_at(env: EnvBatch, index: Any) -> list[int]:
+    """Which of P environments stand at an index into their batch dimensions.
+
+    Raises:
+        RuntimeError: they are no batch, or cannot be reset one by one.
+        IndexError: it is out of their range.
+    """
+    if not env.batch_size:
+        raise RuntimeError("index: expected None, as there is one environment alone")
+    if not env.can_reset:
+        raise RuntimeError(
+            "index: expected None, as this vector environment does not honour reset_mask"
+        )
+    rows = torch.arange(env.num_envs).view(env.batch_size)
+    return sorted(set(rows[index].reshape(-1).tolist()))

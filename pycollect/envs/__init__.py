@@ -7,8 +7,8 @@ from typing import Any
 
 import gymnasium
 
-from pycollect.layout import Key
-from pycollect.worker_devices import Devices
+from pycollect.batch.layout import Key
+from pycollect.devices import Devices
 
 from .base import Arrays, EnvBatch
 from .callables import CallablesEnv

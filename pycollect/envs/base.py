@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import Leaf
-from pycollect.extras import Extra, ExtraValues
-from pycollect.layout import Key, Node
+from pycollect.batch.extras import Extra, ExtraValues
+from pycollect.batch.layout import Key, Node
 
 from .random_actions import ActionSampler
 

@@ -9,8 +9,8 @@ import gymnasium
 import numpy as np
 
 from pycollect._core import StepEach
-from pycollect.extras import ExtraValues
-from pycollect.layout import Key
+from pycollect.batch.extras import ExtraValues
+from pycollect.batch.layout import Key
 
 from .base import Arrays, BoolArray, EnvBatch, check_seeds, observation_of
 from .info import Tap, entry_of

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from pycollect._core import Leaf
-from pycollect.extras import Extra, ExtraValues
-from pycollect.layout import Key, dotted, dtype_name
-from pycollect.user_warning import warn_user
+from pycollect.batch.extras import Extra, ExtraValues
+from pycollect.batch.layout import Key, dotted, dtype_name
+from pycollect.errors import warn_user
 
 from .base import Arrays, BoolArray, EnvBatch, Sampler
 from .spaces import RESERVED_KEYS, Array, describe

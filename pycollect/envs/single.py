@@ -11,8 +11,8 @@ import numpy as np
 from gymnasium import spaces
 
 from pycollect._core import Leaf
-from pycollect.extras import ExtraValues
-from pycollect.layout import Key
+from pycollect.batch.extras import ExtraValues
+from pycollect.batch.layout import Key
 
 from .base import Arrays, BoolArray, Direct, EnvBatch, check_seeds, observation_of
 from .info import Tap, entry_of

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-from pycollect.extras import ExtraValues
-from pycollect.layout import Key
-from pycollect.user_warning import warn_user
+from pycollect.batch.extras import ExtraValues
+from pycollect.batch.layout import Key
+from pycollect.errors import warn_user
 
 from .base import Arrays, BoolArray, EnvBatch
 from .info import Tap, rows_of, rows_of_step

@@ -11,7 +11,7 @@ import numpy as np
 from gymnasium import error, spaces
 from gymnasium.vector import VectorEnv
 
-from pycollect.user_warning import warn_user
+from pycollect.errors import warn_user
 
 from .base import BoolArray, check_seeds, observation_of
 from .random_actions import ActionSampler

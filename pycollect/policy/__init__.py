@@ -1,12 +1,11 @@
 """Policies: any accepted policy as a function from the current observation to what is recorded."""
 
+from pycollect.batch.weights import device_of, named_weights, placed
 from pycollect.policy.calling import AS_IT_IS, Calling
-from pycollect.policy.factory import build
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.runner import PolicyRunner, make_policy_runner
+from pycollect.policy.runner import PolicyRunner, build, make_policy_runner
 from pycollect.policy.specs import told_of_actions
 from pycollect.policy.states import PolicyState, check_policy_state
-from pycollect.policy.weights import device_of, named_weights, placed
 
 __all__ = [
     "AS_IT_IS",

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from pycollect.devices import CapturedCall, is_available
-from pycollect.policy.steps import CallStep, Program
-from pycollect.user_warning import warn_user
+from pycollect.errors import warn_user
+from pycollect.policy.program.steps import CallStep, Program
 
 Function = Callable[..., Any]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
+from pycollect.batch.layout import Key
 from pycollect.devices import Accelerator, Fetch, accelerator
-from pycollect.layout import Key
-from pycollect.policy.assemble import Act
+from pycollect.policy.program.compile import Act
 
 
 class Crossing:

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 
 from pycollect._core import Leaf
-from pycollect.layout import Key, torch_dtype
-from pycollect.policy.assemble import Finishers
-from pycollect.policy.steps import PolicyOutputError, show
+from pycollect.batch.layout import Key, torch_dtype
+from pycollect.policy.program.compile import Finishers
+from pycollect.policy.program.steps import PolicyOutputError, show
 
 
 class Raw(NamedTuple):

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
+from pycollect.batch.extras import ExtraValues
+from pycollect.batch.layout import Key
 from pycollect.envs.base import EnvBatch
-from pycollect.extras import ExtraValues
-from pycollect.layout import Key
-from pycollect.policy.assemble import Act
 from pycollect.policy.own_entries import OwnEntries
+from pycollect.policy.program.compile import Act
 from pycollect.policy.states import Form, PolicyState
 
 

@@ -9,12 +9,12 @@ import torch
 from gymnasium import spaces
 
 from pycollect._core import Leaf
+from pycollect.batch.extras import Kind
+from pycollect.batch.layout import Key, dtype_name, is_delivered, torch_dtype
 from pycollect.devices import CPU
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.spaces import RESERVED_KEYS
-from pycollect.extras import Kind
-from pycollect.layout import Key, dtype_name, is_delivered, torch_dtype
-from pycollect.policy.steps import show, show_all
+from pycollect.policy.program.steps import show, show_all
 
 _RESERVED_ROOTS = RESERVED_KEYS - {"action", "reward"}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from pycollect.batch.layout import Key
 from pycollect.envs.base import EnvBatch
-from pycollect.layout import Key
 
 IS_INIT: Key = ("is_init",)
 STEP_COUNT: Key = ("step_count",)

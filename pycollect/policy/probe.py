@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pycollect.extras import Extra, Kind
-from pycollect.layout import Key, is_delivered
-from pycollect.policy.assemble import Samples, run_plainly
+from pycollect.batch.extras import Extra, Kind
+from pycollect.batch.layout import Key, is_delivered
 from pycollect.policy.crossing import Crossing
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_output_keys
+from pycollect.policy.program.compile import Samples, run_plainly
+from pycollect.policy.program.steps import CannotUnwrapError, Program, Values, show, show_all
+from pycollect.policy.program.undisturbed import undisturbed
 from pycollect.policy.shown import Shown, equal
 from pycollect.policy.signature import Forms, is_envs, overlaps
 from pycollect.policy.states import PolicyState
-from pycollect.policy.steps import CannotUnwrapError, Program, Values, show, show_all
 from pycollect.policy.tensordict_call import TensorDictCall, returned
-from pycollect.policy.undisturbed import undisturbed
 
 _MOST_TRIES = 64  # of the forms that the states may have
 

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import Leaf
+from pycollect.batch.layout import Key, torch_dtype
 from pycollect.envs.base import EnvBatch, Sampler
-from pycollect.layout import Key, torch_dtype
 from pycollect.policy.outputs import fits
-from pycollect.policy.steps import show
+from pycollect.policy.program.steps import show
 
 Row: TypeAlias = torch.Tensor | npt.NDArray[Any]
 

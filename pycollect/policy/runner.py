@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from pycollect._core import Leaf
+from pycollect.batch.extras import Extra, ExtraValues, Kind
+from pycollect.batch.layout import Key, is_delivered
+from pycollect.batch.weights import check_on_device
 from pycollect.devices import CPU
 from pycollect.envs.base import EnvBatch
-from pycollect.extras import Extra, ExtraValues, Kind
-from pycollect.layout import Key, is_delivered
-from pycollect.policy.assemble import Act, assemble
 from pycollect.policy.calling import AS_IT_IS, Calling
 from pycollect.policy.crossing import Crossing
 from pycollect.policy.finish import Raw, finishers
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_output_keys, output_leaves
 from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
-from pycollect.policy.plan import Fingerprint
 from pycollect.policy.probe import Probe, source_of
+from pycollect.policy.program.compile import Act, assemble
+from pycollect.policy.program.plan import Fingerprint
+from pycollect.policy.program.steps import PolicyOutputError, Program, Values, show_all
+from pycollect.policy.program.undisturbed import undisturbed
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.signature import (
     announced_states,
@@ -30,10 +33,7 @@ from pycollect.policy.signature import (
     watched_modules,
 )
 from pycollect.policy.states import PolicyState
-from pycollect.policy.steps import PolicyOutputError, Program, Values, show_all
 from pycollect.policy.tensordict_call import TensorDictCall
-from pycollect.policy.undisturbed import undisturbed
-from pycollect.policy.weights import check_on_device
 
 
 class PolicyRunner:
@@ -281,3 +281,13 @@ def make_policy_runner(
     return PolicyRunner(
         policy, env, current, policy_state, extras, counts_steps, calling, device, home, told
     )
+
+
+def build(factory: Callable[[], Any]) -> Any:
+    """What the factory returns; TypeError if that is no policy."""
+    policy = factory()
+    if not callable(policy) or isinstance(policy, type):
+        raise TypeError(
+            f"policy_factory: expected it to return a module or a callable, but {policy!r} came"
+        )
+    return policy

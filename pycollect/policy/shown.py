@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from pycollect.layout import Key
+from pycollect.batch.layout import Key
 
 
 class Shown:

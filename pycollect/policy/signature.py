@@ -8,16 +8,16 @@ from typing import Any, TypeAlias
 from tensordict.nn import TensorDictModuleBase
 from torch import nn
 
+from pycollect.batch.layout import Key
 from pycollect.envs.base import EnvBatch
-from pycollect.layout import Key
 from pycollect.policy.inputs import PolicyInputs
-from pycollect.policy.modules import unwrap
 from pycollect.policy.outputs import check_inputs, check_output_keys
 from pycollect.policy.own_entries import IS_INIT
-from pycollect.policy.plan import chain_of
+from pycollect.policy.program.callables import wants_tensordict, wrap
+from pycollect.policy.program.plan import chain_of
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, as_key
+from pycollect.policy.program.tensordict_modules import unwrap
 from pycollect.policy.states import Form, StateForms
-from pycollect.policy.steps import CallStep, CannotUnwrapError, Program, as_key
-from pycollect.policy.wrap import wants_tensordict, wrap
 
 Forms: TypeAlias = dict[Key, Sequence[Form]]
 """The states of a policy by key, with the forms that each may have."""

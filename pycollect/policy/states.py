@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from pycollect._core import Leaf
+from pycollect.batch.layout import Key, dtype_name
 from pycollect.envs.base import EnvBatch
-from pycollect.layout import Key, dtype_name
 from pycollect.policy.own_entries import IS_INIT
-from pycollect.policy.steps import as_key, show
+from pycollect.policy.program.steps import as_key, show
 
 
 @dataclass(frozen=True)

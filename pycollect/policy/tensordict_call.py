@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from pycollect.extras import Extra, ExtraValues, Kind
-from pycollect.extras_delivery import read_values, with_current
-from pycollect.layout import Key, is_delivered
-from pycollect.policy.assemble import Act, Finishers
+from pycollect.batch.extras import Extra, ExtraValues, Kind
+from pycollect.batch.extras_in_batches import read_values, with_current
+from pycollect.batch.layout import Key, is_delivered
 from pycollect.policy.crossing import Crossing
 from pycollect.policy.inputs import PolicyInputs
-from pycollect.policy.steps import PolicyOutputError, as_key, show_all
+from pycollect.policy.program.compile import Act, Finishers
+from pycollect.policy.program.steps import PolicyOutputError, as_key, show_all
 
 
 class TensorDictCall:

@@ -45,7 +45,7 @@ from torchrl.objectives import DQNLoss
 from torchrl.objectives.value import GAE
 
 import pycollect
-from pycollect.collectors.ray_inference import update_service
+from pycollect.engines.ray.inference import update_service
 
 IDS = ("collector", "traj_ids")
 OBSERVATION = ("next", "observation")

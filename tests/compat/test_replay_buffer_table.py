@@ -12,7 +12,7 @@ import torch
 from tensordict.nn import TensorDictModule
 
 import pycollect
-from pycollect.collectors.process_engine import ProcessEngine
+from pycollect.engines.processes.engine import ProcessEngine
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch

@@ -314,8 +314,8 @@ def test_one_tensordict_per_step_is_counted() -> None:
 
 
 def test_env_device_moves_an_env_and_device_only_one_that_says_nothing() -> None:
+    from pycollect.devices import Devices
     from pycollect.envs.torchrl import _moved
-    from pycollect.worker_devices import Devices
 
     cpu, gpu = torch.device("cpu"), torch.device("cuda", 0)
     env = SpeedEnv()

@@ -7,9 +7,8 @@ from typing import Any
 
 from torchrl.envs import SerialEnv
 
-from pycollect.devices import CPU
+from pycollect.devices import CPU, Devices
 from pycollect.envs.base import EnvBatch
-from pycollect.worker_devices import Devices
 
 from .adapter import TorchRLEnv
 from .gym import unwrapped

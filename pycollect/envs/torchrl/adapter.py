@@ -10,13 +10,13 @@ from tensordict import TensorDictBase
 from torchrl.envs import EnvBase, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 
 from pycollect._core import Leaf
-from pycollect.batch import FLAGS
+from pycollect.batch.extras import Extra, ExtraValues, Kind
+from pycollect.batch.extras_in_batches import read_values, write_values
+from pycollect.batch.frame import FLAGS
+from pycollect.batch.layout import Key, torch_dtype
 from pycollect.devices import CPU, Fetch, accelerator
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
 from pycollect.envs.single import close_quietly
-from pycollect.extras import Extra, ExtraValues, Kind
-from pycollect.extras_delivery import read_values, write_values
-from pycollect.layout import Key, torch_dtype
 
 from .hooks import changed_by_hooks, has_hooks
 from .specs import (

@@ -14,11 +14,11 @@ from torchrl.data import Binary, Bounded, Categorical, OneHot, Unbounded
 from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
+from pycollect.batch.layout import Key
 from pycollect.envs.base import Arrays, EnvBatch, Sampler, check_seeds
 from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly, same
 from pycollect.envs.spaces import Array
-from pycollect.layout import Key
-from pycollect.user_warning import warn_user
+from pycollect.errors import warn_user
 
 from .specs import check_device, spec_leaves
 

@@ -9,7 +9,7 @@ import torch
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from pycollect._core import Leaf
-from pycollect.layout import Key, dtype_name
+from pycollect.batch.layout import Key, dtype_name
 
 from .specs import as_key
 

@@ -10,11 +10,11 @@ import torch
 from torchrl.envs import GymEnv, GymWrapper, SerialEnv, Transform, TransformedEnv
 
 from pycollect._core import Leaf
+from pycollect.batch.extras import ExtraValues
+from pycollect.batch.layout import Key, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
 from pycollect.envs.callables import CallablesEnv
 from pycollect.envs.single import close_quietly, same
-from pycollect.extras import ExtraValues
-from pycollect.layout import Key, torch_dtype
 
 from .adapter import TorchRLEnv
 from .gym import Form, form_of, one_hot_sampler, the_action

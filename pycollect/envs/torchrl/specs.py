@@ -14,9 +14,9 @@ from torchrl.data.tensor_specs import Stacked
 from torchrl.envs import EnvBase
 
 from pycollect._core import Leaf
+from pycollect.batch.extras import Extra, Kind
+from pycollect.batch.layout import Key, Node, dotted, dtype_name, torch_dtype
 from pycollect.devices import why_not
-from pycollect.extras import Extra, Kind
-from pycollect.layout import Key, Node, dotted, dtype_name, torch_dtype
 
 _DRAWN = (torch.float32, torch.float64, torch.float16)
 _COLLECTORS = ("collector", "next")

@@ -14,9 +14,9 @@ from tensordict import TensorDict
 from torchrl.envs import Compose, EnvBase, Transform, TransformedEnv
 
 from pycollect._core import Leaf
-from pycollect.batch import set_unchecked, unchecked_tensordict
+from pycollect.batch.layout import Key, dotted, torch_dtype
+from pycollect.batch.slab_views import set_unchecked, unchecked_tensordict
 from pycollect.devices import CPU
-from pycollect.layout import Key, dotted, torch_dtype
 
 from .gym import form_of, unwrapped_by
 from .specs import as_key, name_of, spec_leaves

@@ -1,0 +1,193 @@
+"""Batches on their way to a device: one copy each, while the batch before is used."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDictBase
+
+from pycollect._core import CudaError, SharedSlabPool, Slab
+from pycollect.batch.extras_in_batches import with_extras, without_extras
+from pycollect.batch.layout import Key
+from pycollect.batch.slab_views import to_tensordict
+from pycollect.batch.tensordicts import flatten, refuse, restore_nested
+from pycollect.devices import Accelerator, Event, accelerator
+from pycollect.errors import warn_user
+
+Tensors = dict[Key, torch.Tensor]
+Allocate = Callable[[int], npt.NDArray[np.uint8]]
+
+_ALIGNMENT = 64  # of any dtype's items, and of a cache line
+
+MOST_IN_FLIGHT = 2
+"""Slabs whose copies may be under way; past that, the host waits for the oldest."""
+
+
+class DeviceBatches:
+    """Carries the slabs of batches to a device.
+
+    The whole slab goes in one copy beside the device's current stream, which waits for it without
+    holding the host up: what the stream was given before goes on meanwhile. A slab is held until
+    its copy has ended on the host's side, so that nobody writes into it before.
+
+    Args:
+        accelerator: of the device.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._in_flight: deque[tuple[object, Event]] = deque()  # what holds the memory
+        self._has_warned = False
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches go."""
+        return self._accelerator.device
+
+    def allocate(self, bytes: int) -> npt.NDArray[np.uint8]:
+        """Host memory for slabs, of which copies run at the bus's speed and beside other work."""
+        memory: npt.NDArray[np.uint8] = self._accelerator.pinned([bytes], torch.uint8).numpy()
+        return memory
+
+    def pin(self, pool: SharedSlabPool) -> bool:
+        """Whether the device reads slabs that other processes write where they are, from now on.
+
+        The first time that the driver refuses is a warning.
+        """
+        try:
+            return self._accelerator.pin(pool)
+        except CudaError as error:
+            if not self._has_warned:
+                self._has_warned = True
+                warn_user(
+                    "the memory that workers write into could not be pinned, each batch is copied "
+                    f"once more on the host: {error}"
+                )
+            return False
+
+    def upload(
+        self,
+        slab: Slab,
+        tensors: Mapping[Key, torch.Tensor],
+        finish: Callable[[Tensors], Tensors] | None = None,
+    ) -> Tensors:
+        """The tensors of a slab on the device, ready for its current stream.
+
+        Args:
+            slab: not to be written any more by the caller.
+            tensors: contiguous views of it.
+            finish: what becomes of them there, casts for one, before they are used.
+        """
+        self._retire()
+        host = torch.from_numpy(slab.array())
+        start = host.data_ptr()
+        places = {key: (own.data_ptr() - start, own) for key, own in tensors.items()}
+        return self._upload(slab, host, places, finish)
+
+    def gather(self, tensors: Mapping[Key, torch.Tensor]) -> Tensors:
+        """Tensors of the host that lie in no slab, on the device: side by side in pinned memory
+        first, they go in one copy, as a slab does.
+        """
+        self._retire()
+        ends = list(accumulate((_aligned(own.nbytes) for own in tensors.values()), initial=0))
+        host = self._accelerator.pinned([ends.pop()], torch.uint8)
+        places = {key: (at, own) for at, (key, own) in zip(ends, tensors.items(), strict=True)}
+        for key, view in _views(host, places).items():
+            view.copy_(tensors[key])
+        return self._upload(host, host, places)
+
+    def _upload(
+        self,
+        holder: object,
+        host: torch.Tensor,
+        places: Mapping[Key, tuple[int, torch.Tensor]],
+        finish: Callable[[Tensors], Tensors] | None = None,
+    ) -> Tensors:
+        def lay_out(target: torch.Tensor) -> Tensors:
+            views = _views(target, places)
+            return views if finish is None else finish(views)
+
+        result, copied, ready = self._accelerator.upload(host, lay_out)
+        self._in_flight.append((holder, copied))
+        blocks = {own.untyped_storage().data_ptr(): own for own in result.values()}
+        self._accelerator.hand_over(blocks.values(), ready)
+        return result
+
+    def _retire(self) -> None:
+        """Let slabs go whose copies have ended; wait for the oldest where there are too many."""
+        while self._in_flight:
+            _, copied = self._in_flight[0]
+            if len(self._in_flight) >= MOST_IN_FLIGHT:
+                copied.synchronize()
+            elif not copied.query():
+                return
+            self._in_flight.popleft()
+
+    def close(self) -> None:
+        """Wait for the copies that are under way, and let their slabs go."""
+        while self._in_flight:
+            self._in_flight[0][1].synchronize()
+            self._in_flight.popleft()
+
+
+def _aligned(bytes: int) -> int:
+    return -(-bytes // _ALIGNMENT) * _ALIGNMENT
+
+
+def _views(memory: torch.Tensor, places: Mapping[Key, tuple[int, torch.Tensor]]) -> Tensors:
+    """Tensors in that memory, of bytes, each at its offset and of another one's form."""
+    return {
+        key: memory[at : at + own.nbytes].view(own.dtype).view(own.shape)
+        for key, (at, own) in places.items()
+    }
+
+
+class Uploads:
+    """The way to each device that batches go to."""
+
+    def __init__(self) -> None:
+        self._by_device: dict[torch.device, DeviceBatches] = {}
+
+    def to(self, device: torch.device) -> DeviceBatches:
+        """The way to that device, one for all batches."""
+        if device not in self._by_device:
+            self._by_device[device] = DeviceBatches(accelerator(device))
+        return self._by_device[device]
+
+    def way(self, place: torch.device) -> DeviceBatches | None:
+        """The way to that place; None: batches lie there already, on the CPU."""
+        return None if place.type == "cpu" else self.to(place)
+
+    def moved(
+        self, td: TensorDictBase, place: torch.device, told: torch.device | None
+    ) -> TensorDictBase:
+        """A TensorDict that lies in no slab, at its place.
+
+        Args:
+            told: what ``td.device`` is to say.
+
+        Raises:
+            TypeError: an entry that is neither a strided tensor nor one of the extras.
+        """
+        if place.type == "cpu":
+            return td
+        way = self.to(place)
+        dense, parcel = without_extras(td)
+        leaves, nested, others = flatten(dense)
+        refuse(others)
+        size = tuple(td.batch_size)
+        there: TensorDictBase = to_tensordict(way.gather(leaves), size, way.device)
+        restore_nested(there, nested, size, len(size))
+        if parcel:
+            there = with_extras(there, parcel)
+        return there if told is not None else there.clear_device_()
+
+    def close(self) -> None:
+        """Wait for what is under way."""
+        for batches in self._by_device.values():
+            batches.close()

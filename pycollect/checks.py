@@ -1,0 +1,217 @@
+"""Arguments of the collectors: what is known, and how each value is checked."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from tensordict.nn import InteractionType
+
+
+def check_integer(name: str, value: Any) -> int:
+    """A Python or numpy integer as an int; TypeError for anything else, bools included."""
+    if isinstance(value, bool):
+        raise TypeError(f"{name}: expected an int, got {value!r}")
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {value!r}") from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{name}: expected an int of at most 64 bits, got {number}")
+    return number
+
+
+def check_positive(name: str, value: Any) -> int:
+    """An integer >= 1."""
+    number = check_integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name}: expected an int >= 1, got {number}")
+    return number
+
+
+def check_count(name: str, value: Any) -> int:
+    """A count that None, 0 and negative numbers switch off: 0 then. Also a float like 1e6."""
+    return 0 if value is None else max(check_integer(name, _without_point(value)), 0)
+
+
+def _without_point(value: Any) -> Any:
+    """A float without a fraction as the int that it is, all else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """A number of seconds > 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{name}: expected a number of seconds > 0, got {value!r}")
+    return float(value)
+
+
+def check_traj_format(value: Any, trajs_per_batch: Any) -> str:
+    """How whole trajectories are put together: "padded", also for None, or "cat"."""
+    form: str = check_choice("traj_format", "padded" if value is None else value, ("padded", "cat"))
+    if form == "cat" and not check_count("trajs_per_batch", trajs_per_batch):
+        raise ValueError(
+            "traj_format: expected 'cat' with trajs_per_batch only, which is not given"
+        )
+    return form
+
+
+def check_total_frames(value: Any) -> int | None:
+    """None for a collector without an end; 0 means that nothing is collected. Also 1e6."""
+    number = -1 if value is None else check_integer("total_frames", _without_point(value))
+    return None if number < 0 else number
+
+
+def check_callable(name: str, value: Any) -> Any:
+    """None or a callable."""
+    if value is not None and not callable(value):
+        raise TypeError(f"{name}: expected a callable or None, got {type(value).__name__}")
+    return value
+
+
+def check_policy(value: Any) -> Any:
+    """None, a module or a callable."""
+    if isinstance(value, type):
+        raise TypeError(f"policy: expected a module or a callable, got the class {value.__name__}")
+    return check_callable("policy", value)
+
+
+def check_replay_buffer(value: Any) -> Any:
+    """None, or something with a method `extend`."""
+    if value is not None and not callable(getattr(value, "extend", None)):
+        raise TypeError(
+            f"replay_buffer: expected an object with extend(), got {type(value).__name__}"
+        )
+    return value
+
+
+def check_factories(value: Any, policy: Any, workers: int) -> list[Callable[[], Any]] | None:
+    """None, or one callable per worker that builds its policy.
+
+    Raises:
+        ValueError: together with `policy`, or a list of another length than `workers`.
+        TypeError: something that cannot be called.
+    """
+    if value is None:
+        return None
+    if policy is not None:
+        raise ValueError("policy_factory: expected None together with policy; pass one of the two")
+    if not isinstance(value, (list, tuple)):
+        return [check_callable("policy_factory", value)] * workers
+    if len(value) != workers:
+        raise ValueError(
+            f"policy_factory: expected one callable per worker ({workers}), got {len(value)}"
+        )
+    for factory in value:
+        if not callable(factory):
+            raise TypeError(
+                f"policy_factory: expected callables in the list, got {type(factory).__name__}"
+            )
+    return list(value)
+
+
+def check_threads(value: Any) -> int | None:
+    """None or a number of threads."""
+    return None if value is None else check_positive("num_threads", value)
+
+
+def check_seed(value: Any) -> int:
+    """An integer >= 0."""
+    seed = check_integer("seed", value)
+    if seed < 0:
+        raise ValueError(f"seed: expected an int >= 0, got {seed}")
+    return seed
+
+
+def check_exploration(value: Any) -> InteractionType:
+    """One of DETERMINISTIC, RANDOM, MODE, MEAN: the enum's member or its name in any case."""
+    allowed = ("DETERMINISTIC", "RANDOM", "MODE", "MEAN")
+    name = value if isinstance(value, str) else getattr(value, "name", None)
+    if value is None:
+        name = "RANDOM"
+    if not isinstance(name, str) or name.upper() not in allowed:
+        raise ValueError(
+            f"exploration_type: expected one of {', '.join(allowed)} or ExplorationType's member, "
+            f"got {value!r}"
+        )
+    return InteractionType[name.upper()]
+
+
+def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
+    """None, a dict, or a list with one dict per worker."""
+    if isinstance(value, (list, tuple)):
+        if workers is not None and len(value) != workers:
+            raise ValueError(
+                f"create_env_kwargs: expected one dict per worker ({workers}), got {len(value)}"
+            )
+        for item in value:
+            check_env_kwargs(item)
+        return list(value)
+    if value is not None and not isinstance(value, Mapping):
+        raise TypeError(
+            f"create_env_kwargs: expected a dict or one per worker, got {type(value).__name__}"
+        )
+    return value
+
+
+def check_entry(entry: Any) -> Any:
+    """One entry of create_env_fn: a callable, a list of callables, or an environment."""
+    if isinstance(entry, (list, tuple)):
+        if not entry:
+            raise ValueError("create_env_fn: expected at least one env callable, got an empty list")
+        for item in entry:
+            if not callable(item):
+                raise TypeError(
+                    f"create_env_fn: expected env callables in a list, got {type(item).__name__}"
+                )
+        return list(entry)
+    if not callable(entry) and not hasattr(entry, "step"):
+        raise TypeError(
+            "create_env_fn: expected a callable, a list of callables or an environment, got "
+            f"{type(entry).__name__}"
+        )
+    return entry
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
+    """One of a few values."""
+    choices = list(allowed)
+    if not any(type(value) is type(choice) and value == choice for choice in choices):
+        raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
+    return value
+
+
+def check_open(closed: bool, failure: BaseException | None) -> None:
+    """Raise where nothing can be asked of the workers any more."""
+    if closed:
+        raise RuntimeError("the collector was shut down")
+    if failure is not None:
+        raise failure
+
+
+def no_weights_given() -> ValueError:
+    """What an update without weights raises where the caller has no policy."""
+    return ValueError(
+        "policy_or_weights: expected a module or weights, got None; policy_factory builds the "
+        "policy in the worker, so that there are none here to take"
+    )
+
+
+def check_worker_ids(
+    worker_ids: int | Sequence[int] | None, known: Sequence[int], name: str = "worker_ids"
+) -> list[int]:
+    """The ids as a list, all of `known` for None; ValueError for an unknown one.
+
+    Args:
+        name: of the argument that they came in.
+    """
+    if worker_ids is None:
+        return list(known)
+    if not isinstance(worker_ids, int | Sequence) or isinstance(worker_ids, str):
+        raise TypeError(f"{name}: expected an int, several or None, got {worker_ids!r}")
+    ids = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
+    unknown = [index for index in ids if isinstance(index, bool) or index not in known]
+    if unknown:
+        raise ValueError(f"{name}: expected ids among {list(known)}, got {unknown}")
+    return ids

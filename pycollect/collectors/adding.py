@@ -1,0 +1,96 @@
+"""Workers that are added to a collector: with the arguments of those that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycollect.collectors.arguments import workers as parse
+from pycollect.collectors.arguments.devices import check_devices
+from pycollect.collectors.arguments.kinds import WorkerKind
+from pycollect.collectors.arguments.kwargs import merged_arguments
+from pycollect.devices import Devices
+from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.workers import WorkerPlan
+
+_SINGLE = WorkerKind()
+
+
+@dataclass(frozen=True)
+class WorkerTemplate:
+    """What the workers of a collector are made of, but for their environments and the policy.
+
+    Attributes:
+        values: of WORKER_ARGUMENTS, as the collector was given them.
+        passed: which of them the caller really gave, and which go before `collector_kwargs`.
+        collector_kwargs: None, a dict, or one per worker.
+        share: frames of one rollout of each.
+        elsewhere: they may be on machines that have other devices.
+        kind: what each of them runs.
+    """
+
+    values: Mapping[str, Any]
+    passed: set[str]
+    collector_kwargs: Any
+    share: int
+    elsewhere: bool = False
+    kind: WorkerKind = _SINGLE
+
+    def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
+        """Those of so many new workers; None: as the first ones, unless each had its own."""
+        values = {name: parse.one_for_all(None, value) for name, value in self.values.items()}
+        passed = {name for name in self.passed if values.get(name) is self.values.get(name)}
+        kwargs = parse.one_for_all(collector_kwargs, self.collector_kwargs)
+        return merged_arguments(values, passed, kwargs, workers, self.kind.arguments)
+
+
+@dataclass(frozen=True)
+class NewWorkers:
+    """What `add_collectors` was given.
+
+    Attributes:
+        options: gives those of the engine for workers with these devices, checked.
+    """
+
+    create_env_fn: Any
+    num_envs: Any
+    policy: Any
+    collector_kwargs: Any
+    options: Callable[[Sequence[Devices]], Sequence[Mapping[str, Any]]]
+
+    def plans(
+        self, template: WorkerTemplate, remote: RemoteOptions, policy: Any, first: int
+    ) -> list[WorkerPlan]:
+        """Check all of it, and say what the workers are made from.
+
+        Args:
+            policy: the collector's, None where workers built it.
+            first: the id of the first one.
+        """
+        many = isinstance(self.create_env_fn, (list, tuple))
+        kind, elsewhere = template.kind, template.elsewhere
+        entries = kind.entries(self.create_env_fn, None if many else 1, self.num_envs, "num_envs")
+        arguments = template.arguments(self.collector_kwargs, len(entries))
+        devices = [check_devices(own, elsewhere=elsewhere) for own in arguments]
+        factory = any(own["policy_factory"] is not None for own in arguments)
+        given = policy if self.policy is None and not factory else self.policy
+        if given is None and remote.built_by_workers and not factory:
+            raise ValueError(
+                "policy: expected one, or a policy_factory in collector_kwargs, as the "
+                "collector was made with one policy_factory for each worker"
+            )
+        sources, built_by_workers = parse.policy_sources(arguments, given)
+        plans = parse.worker_plans(
+            entries,
+            arguments,
+            sources,
+            built_by_workers,
+            [template.share] * len(entries),
+            self.options(devices),
+            devices,
+            first,
+            remote.masked,
+            elsewhere,
+        )
+        return kind.plans(plans, remote, arguments)

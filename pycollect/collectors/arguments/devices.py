@@ -1,0 +1,67 @@
+"""The four arguments that name devices, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pycollect.devices import Devices, why_not
+
+NAMES = ("device", "storing_device", "env_device", "policy_device")
+
+
+def check_devices(
+    given: Mapping[str, Any], workers: int | None = None, *, elsewhere: bool = False
+) -> Devices:
+    """Check the arguments of one worker.
+
+    Args:
+        given: by name.
+        workers: how long a list has to be; None: any length.
+        elsewhere: environments and policy are on another machine, perhaps, which knows by itself
+            what it has.
+
+    Raises:
+        ValueError: no device, one that is not here (with the reason), a list of another length.
+    """
+    default, storing, env, policy = (_checked(name, given[name], workers) for name in NAMES)
+    devices = Devices(default, storing, env, policy)
+    ours: tuple[str, ...] = NAMES
+    if elsewhere:  # what says where batches lie
+        ours = ("storing_device" if storing else "device" if default else "env_device",)
+    for name, device in zip(NAMES, (default, storing, env, policy), strict=True):
+        reason = why_not(device) if device is not None and name in ours else ""
+        if reason:
+            raise ValueError(f"{name}: expected a device that is here, got {device}: {reason}")
+    return devices
+
+
+def _checked(name: str, value: Any, workers: int | None) -> torch.device | None:
+    """A device, or a list with one per worker, of which this is the first one's."""
+    if isinstance(value, (list, tuple)):
+        if workers is not None and len(value) != workers:
+            raise ValueError(
+                f"{name}: expected one device per worker ({workers}), got {len(value)}"
+            )
+        devices = [_checked(name, item, None) for item in value]
+        return devices[0] if devices else None
+    if value is None:
+        return None
+    try:
+        return torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"{name}: expected a device, got {value!r} ({error})") from None
+
+
+def check_one_place(devices: Sequence[Devices]) -> None:
+    """Raise ValueError where the rollouts of several workers would have to be joined over places.
+
+    Sync collectors join them.
+    """
+    if any(own.told != devices[0].told for own in devices):
+        raise ValueError(
+            "storing_device: expected one device for all workers of a sync collector, got "
+            f"{[str(own.told) for own in devices]}"
+        )

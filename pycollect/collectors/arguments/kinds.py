@@ -1,0 +1,133 @@
+"""What each worker of a collector runs: one collector of its process, or one of several."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pycollect import checks as check
+from pycollect.collectors.arguments import workers as parse
+from pycollect.collectors.arguments.kwargs import batched
+from pycollect.scheduler.options import RemoteOptions, check_cat_results, check_prefetch
+from pycollect.scheduler.team import TeamMaker
+from pycollect.scheduler.workers import WorkerPlan
+
+
+@dataclass(frozen=True)
+class WorkerKind:
+    """What `collector_class` says.
+
+    Attributes:
+        team: how processes of its own collect for each worker, "sync" or "async"; None: there are
+            none.
+    """
+
+    team: str | None = None
+
+    @classmethod
+    def checked(cls, value: Any) -> WorkerKind:
+        """One of our classes, its name, or one of TorchRL's of that name."""
+        name = value if isinstance(value, str) else getattr(value, "__name__", None)
+        if not isinstance(name, str) or name not in _KINDS:
+            raise ValueError(
+                "collector_class: expected SyncDataCollector, a multi-process collector, or one of "
+                f"'single', 'sync', 'async', got {value!r}"
+            )
+        return _KINDS[name]
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """What `collector_kwargs` may hold."""
+        own = () if self.team is None else ("cat_results", "prefetch")
+        return (*parse.WORKER_ARGUMENTS, *own)
+
+    def entries(self, create_env_fn: Any, number: Any, count: Any, name: str) -> list[Any]:
+        """The entry of each worker: what is stepped as a batch, or a list of its processes' ones.
+
+        Args:
+            number: of workers, where `create_env_fn` is not a list.
+            count: of environments, or of processes, in each.
+            name: of the argument that tells that count.
+
+        Raises:
+            ValueError: a list as an entry, and a count beside it.
+        """
+        if self.team is None:
+            return batched(parse.env_entries(create_env_fn, "num_collectors", number), count, name)
+        entries = parse.env_entries(create_env_fn, "num_collectors", number, _check_team_entry)
+        processes = check.check_positive(name, count)
+        if processes != 1 and any(isinstance(entry, list) for entry in entries):
+            raise ValueError(
+                f"{name}: expected 1 where create_env_fn has lists as entries, got {processes}"
+            )
+        return [entry if isinstance(entry, list) else [entry] * processes for entry in entries]
+
+    def plans(
+        self,
+        plans: Sequence[WorkerPlan],
+        remote: RemoteOptions,
+        arguments: Sequence[Mapping[str, Any]],
+    ) -> list[WorkerPlan]:
+        """The plans of workers of this kind, from those of workers that collect themselves.
+
+        Args:
+            remote: of the collector of all workers; what concerns deaths holds inside them, too.
+            arguments: of each worker.
+
+        Raises:
+            ValueError: also where rollouts may be short but are not stacked.
+        """
+        if self.team is None:
+            return list(plans)
+        if remote.preemption is not None and remote.joined != "stack":
+            raise ValueError(
+                "cat_results: expected 'stack' where stragglers with processes of their own are "
+                "stopped (preemptive_threshold, collector_class), each of which ends at another "
+                f"step; got {remote.joined}"
+            )
+        result = []
+        for plan, own in zip(plans, arguments, strict=True):
+            check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
+            team = TeamMaker(_team_options(self.team == "sync", remote, own))
+            result.append(replace(plan, spec=replace(plan.spec, team=team)))
+        return result
+
+
+_KINDS = {
+    name: kind
+    for kind, names in {
+        WorkerKind(): ("single", "SyncDataCollector", "Collector"),
+        WorkerKind("sync"): ("sync", "MultiSyncDataCollector", "MultiSyncCollector"),
+        WorkerKind("async"): ("async", "MultiaSyncDataCollector", "MultiAsyncCollector"),
+    }.items()
+    for name in names
+}
+
+
+def _check_team_entry(entry: Any) -> Any:
+    """The entry of each process of a worker, or a list with one per process."""
+    if not isinstance(entry, (list, tuple)):
+        return check.check_entry(entry)
+    if not entry:
+        raise ValueError("create_env_fn: expected at least one entry per worker, got an empty list")
+    return [check.check_entry(item) for item in entry]
+
+
+def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> RemoteOptions:
+    try:
+        joined = check_cat_results(own.get("cat_results"), sync)
+        prefetch = check_prefetch(own.get("prefetch"), sync)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"collector_kwargs: {error}") from None
+    return replace(
+        remote,
+        sync=sync,
+        joined=joined,
+        # Whoever asks the team says when it is to end; its processes only make their least.
+        preemption=remote.preemption and replace(remote.preemption, threshold=1.0),
+        padded=remote.uneven,
+        prefetch=prefetch,
+        update_each=False,
+        update_interval=0,
+    )

@@ -1,0 +1,81 @@
+"""The arguments of each worker: the collector's own values, and its `collector_kwargs`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pycollect import checks as check
+from pycollect.collectors.arguments.names import check_others
+from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS, of_each_worker, per_worker
+
+# What collector_kwargs may not hold.
+_OURS_ALONE = (
+    "create_env_fn",
+    "policy",
+    "frames_per_batch",
+    "total_frames",
+    "postproc",
+    "split_trajs",
+    "replay_buffer",
+    "sync",
+)
+
+
+def batched(
+    entries: Sequence[Any], envs: Any, name: str = "num_workers_per_collector"
+) -> list[Any]:
+    """The entries, or of each so many copies that are stepped as a batch.
+
+    Raises:
+        ValueError: an entry that cannot be repeated, by the name of the argument.
+    """
+    return [_batched(entry, name, envs) for entry in entries]
+
+
+def _batched(entry: Any, name: str, envs: Any) -> Any:
+    """The entry itself, or so many copies of its callable that are stepped as a batch."""
+    if check.check_positive(name, envs) == 1:
+        return entry
+    if isinstance(entry, list):
+        raise ValueError(f"{name}: expected 1 where create_env_fn has lists as entries, got {envs}")
+    if not callable(entry):
+        raise ValueError(f"{name}: expected env callables in create_env_fn, got an environment")
+    return [entry] * envs
+
+
+def merged_arguments(
+    values: Mapping[str, Any],
+    passed: set[str],
+    collector_kwargs: Any,
+    workers: int,
+    names: Sequence[str] = WORKER_ARGUMENTS,
+) -> list[dict[str, Any]]:
+    """The arguments of each worker: defaults, then `collector_kwargs`, then what was passed.
+
+    Args:
+        values: the top-level values of WORKER_ARGUMENTS.
+        passed: which of them the caller really gave.
+        collector_kwargs: None, a dict, or one per worker.
+        names: what these may hold.
+    """
+    given = per_worker("collector_kwargs", collector_kwargs, workers)
+    result = []
+    for own, top in zip(given, of_each_worker(values, workers), strict=True):
+        check_collector_kwargs(own, names)
+        known = {name: value for name, value in own.items() if name in names}
+        result.append({**top, **known, **{name: top[name] for name in passed if name in top}})
+    return result
+
+
+def check_collector_kwargs(own: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse keys that are the outer collector's own, and unknown ones."""
+    from pycollect.collectors.single import SyncDataCollector
+
+    for name in own:
+        if name in _OURS_ALONE:
+            raise ValueError(
+                f"collector_kwargs: {name!r} belongs to the collector of all workers; pass it there"
+            )
+    others = {name: value for name, value in own.items() if name not in names}
+    check_others(SyncDataCollector, others)

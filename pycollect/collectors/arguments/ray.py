@@ -1,0 +1,40 @@
+"""The arguments that only a RayCollector has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pycollect.collectors.arguments.workers import per_worker
+
+
+def check_init_config(value: Any) -> dict[str, Any] | None:
+    """None or the arguments of ``ray.init`` as a dict of its own."""
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
+        raise TypeError(f"ray_init_config: expected a dict or None, got {type(value).__name__}")
+    return dict(value)
+
+
+def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
+    """One dict of actor options per actor."""
+    configs = per_worker("remote_configs", value, actors)
+    for config in configs:
+        for name in ("max_restarts", "max_task_retries"):
+            if name in config:
+                raise ValueError(
+                    f"remote_configs: {name!r} is not taken; the collector replaces workers itself"
+                )
+        custom = config.get("resources")
+        if not isinstance(custom, Mapping | None):
+            raise ValueError(f"remote_configs: expected a dict for 'resources', got {custom!r}")
+        amounts = {name: config.get(name) for name in ("num_cpus", "num_gpus", "memory")}
+        for name, amount in {**amounts, **(custom or {})}.items():
+            if amount is not None and (
+                isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0
+            ):
+                raise ValueError(
+                    f"remote_configs: expected a number >= 0 for {name!r}, got {amount!r}"
+                )
+    return configs

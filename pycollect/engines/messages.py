@@ -1,0 +1,275 @@
+"""All that crosses to a worker elsewhere and back, and how it pickles."""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import cloudpickle
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from pycollect._core import (
+    Leaf,
+    Placement,
+)
+from pycollect.batch.extras import Extras
+from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.layout import dotted
+from pycollect.batch.slab_views import Target
+from pycollect.devices import CPU
+from pycollect.engines.inheritance import pickled_apart
+from pycollect.engines.rollout_worker import RolloutWorker
+from pycollect.errors import WorkerError
+from pycollect.worker.generators import GeneratorState, TeamState
+from pycollect.worker.options import WorkerOptions
+from pycollect.worker.report import Episode, TeamReport
+from pycollect.worker.step_timer import WorkerSeconds
+
+Buffer = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class WorkerSpec:
+    """What a worker is made from, in any process.
+
+    Attributes:
+        builds_policy: what comes beside it is a factory, not the policy itself. Either is pickled
+            apart, since workers share it.
+        hides_gpus: its process is not to see any.
+        team: makes what collects there, of this spec and the pickled policy: processes of its own,
+            one for each item of `entry`; `env_kwargs` may be a list of as many. None: it collects
+            itself.
+    """
+
+    index: int
+    entry: Any
+    env_kwargs: Any
+    options: WorkerOptions
+    incarnation: int = 0
+    builds_policy: bool = False
+    hides_gpus: bool = False
+    team: Callable[[WorkerSpec, bytes], RolloutWorker] | None = None
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """What a worker turned out to be once it was built.
+
+    Attributes:
+        num_seeds: how many its environments are reset with.
+        bounded: its episodes are known to end.
+        weights: names, dtypes and shapes of the policy's parameters and buffers.
+        device: where its environments lie.
+        processes: how many of its own collect for it; 0: it does so itself.
+        beside: these are stacked in a rollout, each a part of its own.
+    """
+
+    leaves: BatchLeaves
+    num_envs: int
+    num_seeds: int
+    batch_size: tuple[int, ...]
+    steps: int
+    pid: int
+    node: str
+    bounded: bool
+    weights: tuple[Leaf, ...] = ()
+    device: torch.device = CPU
+    processes: int = 0
+    beside: bool = False
+
+    @property
+    def frames(self) -> int:
+        """Frames of one full rollout."""
+        return self.num_envs * self.steps
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where the leaves of one rollout lie. Made once, by whoever asks: it does not pickle."""
+        return Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
+
+
+class RolloutNote(NamedTuple):
+    """What travels beside a rollout's bytes.
+
+    Attributes:
+        extras: pickled; None where there are none.
+        generator_state: where the worker's own stand at its end, pickled, as few are ever looked
+            at; None if it has none.
+        team: None where the worker collected it itself.
+    """
+
+    episodes: list[Episode]
+    seconds: WorkerSeconds
+    stepped: int
+    slow_paths: tuple[str, ...]
+    extras: bytes | None = None
+    generator_state: bytes | None = None
+    team: TeamReport | None = None
+
+    @classmethod
+    def from_plain(cls, plain: tuple[Any, ...]) -> RolloutNote:
+        """The note that `plain` was of."""
+        episodes, seconds, *others = plain
+        return cls(episodes, WorkerSeconds(*seconds), *others)
+
+    def plain(self) -> tuple[Any, ...]:
+        """As plain tuples: to pickle classes, once per rollout, takes ten times as long."""
+        return (self.episodes, tuple(self.seconds), *self[2:])
+
+    @property
+    def generators(self) -> GeneratorState | TeamState | None:
+        """Where the worker's own generators stand at its end; None if it has none."""
+        if self.generator_state is None:
+            return None
+        state: GeneratorState | TeamState = pickle.loads(self.generator_state)
+        return state
+
+
+def pickled_extras(extras: Extras | None) -> bytes | None:
+    """The extras of a rollout as they travel; TypeError that names one that does not pickle."""
+    if extras is None:
+        return None
+    try:
+        data: bytes = cloudpickle.dumps(extras)
+        return data
+    except Exception:
+        for key, cells in extras.items():
+            try:
+                cloudpickle.dumps(cells)
+            except Exception as error:
+                raise TypeError(
+                    f"{dotted(key)}: expected values that pickle, as they leave their process: "
+                    f"{error}"
+                ) from error
+        raise
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """An exception on its way to the caller.
+
+    Attributes:
+        pickled: the exception, None if it does not survive pickling.
+    """
+
+    pickled: bytes | None
+    text: str
+    remote_traceback: str
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorReport:
+        """The report of an exception that is being handled."""
+        text = f"{type(error).__name__}: {error}"
+        try:
+            pickled = cloudpickle.dumps(error)
+            cloudpickle.loads(pickled)
+        except Exception:  # whatever its __reduce__ or __init__ do
+            pickled = None
+        return cls(pickled, text, traceback.format_exc())
+
+    def rebuild(self, worker: int, incarnation: int) -> BaseException:
+        """The exception with a WorkerError as its cause, or the WorkerError itself."""
+        failure = WorkerError(
+            f"worker {worker} raised {self.text}\n{self.remote_traceback}",
+            worker,
+            incarnation,
+            self.remote_traceback,
+        )
+        if self.pickled is None:
+            return failure
+        try:
+            error: BaseException = cloudpickle.loads(self.pickled)
+        except Exception:  # a class that exists only over there
+            return failure
+        error.__cause__ = failure
+        return error
+
+
+@dataclass(frozen=True)
+class Order:
+    """One rollout, as it is asked for.
+
+    Attributes:
+        random: with random actions instead of the policy's.
+        target: where it is to lie. A worker that writes in place uses these rows until the rollout
+            is there, also if it is dropped, or its process is gone. None: a slab is found once the
+            rollout is there, and it comes with its own bytes.
+        min_steps: it has so many steps at least, also where it is stopped.
+    """
+
+    random: bool
+    target: Target | None = None
+    min_steps: int = 1
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A rollout that arrived: its note, and its bytes, read-only.
+
+    Attributes:
+        buffer: None where the worker wrote it into its order's target.
+    """
+
+    worker: int
+    incarnation: int
+    note: RolloutNote
+    buffer: Buffer | None
+
+
+Address = tuple[int, int, int, int, int]
+
+
+class Lease(NamedTuple):
+    """One worker's rows of a slab in shared memory, as another process is told of them.
+
+    Attributes:
+        workers, steps, order: of the slab's placement; the rest of it the worker knows.
+    """
+
+    address: Address
+    generation: int
+    workers: int
+    steps: int
+    order: str
+    row: int
+
+
+def pickled(name: str, value: Any) -> bytes:
+    """The value, pickled for another process; TypeError that names the argument if it cannot."""
+    try:
+        data: bytes = cloudpickle.dumps(value)
+    except Exception as error:
+        raise _unsent(name, error) from error
+    return data
+
+
+def _unsent(name: str, error: Exception) -> TypeError:
+    text = f"{name}: expected something that can be pickled, to be sent to a worker: {error}"
+    if "through inheritance" in str(error):
+        text += (
+            "; values and locks of multiprocessing reach processes of this machine alone: use "
+            "MultiSyncDataCollector or MultiaSyncDataCollector for environments that share them"
+        )
+    return TypeError(text)
+
+
+def pickled_spec(spec: WorkerSpec) -> bytes:
+    """A worker's spec, pickled for a process that runs already."""
+    return pickled("create_env_fn", spec)
+
+
+def pickled_for_child(spec: WorkerSpec) -> tuple[bytes, tuple[Any, ...]]:
+    """A worker's spec, pickled for a process that is about to be started, and what that inherits.
+
+    Raises TypeError as `pickled`.
+    """
+    try:
+        return pickled_apart(spec)
+    except Exception as error:
+        raise _unsent("create_env_fn", error) from error

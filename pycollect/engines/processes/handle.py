@@ -1,0 +1,295 @@
+"""The driver's end of workers that share memory with it: asked through mailboxes, awaited."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from pycollect._core import Bell, Mailbox, Memory, SharedMemoryError
+from pycollect.batch.slab_views import Target
+from pycollect.engines.messages import (
+    ErrorReport,
+    Lease,
+    Order,
+    Rollout,
+    RolloutNote,
+    WorkerInfo,
+    WorkerSpec,
+)
+from pycollect.engines.processes.serve import QUESTIONS
+from pycollect.engines.processes.wire import pack, unpack
+from pycollect.engines.waiting import LOOK_SECONDS
+from pycollect.errors import WorkerDied
+
+
+class Life(Protocol):
+    """Of the process that has a mailbox's other end."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is gone, or answers nothing more. Does not wait."""
+
+    def end(self) -> tuple[str, str]:
+        """How it ended, once it is over: in a line, and all that is known of it."""
+
+    def last_words(self) -> str:
+        """The last lines that it logged, as far as they can be had."""
+
+    def kill(self) -> None:
+        """End it, and all that its environments started; it is gone then. Idempotent."""
+
+
+class MailboxHandle:
+    """The driver's end of one worker: what was asked of it and not read yet, oldest first.
+
+    Args:
+        pickled: the spec, as `ProcessWorker.attach` takes it.
+        policy: the pickled policy or its factory.
+        mailbox: the one that the worker was told of, not used yet.
+        bell: that the worker rings.
+        life: of its process.
+    """
+
+    in_place: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        pickled: bytes,
+        policy: Memory,
+        mailbox: Mailbox,
+        bell: Bell,
+        life: Life,
+    ) -> None:
+        self.index = spec.index
+        self.incarnation = spec.incarnation
+        self.ended = False
+        self.life = life
+        self._mailbox = mailbox
+        self._bell = bell
+        self._weights: tuple[int, int, Memory | None] = (0, 0, None)
+        self._hooks: dict[str, tuple[int, Memory]] = {}
+        self._taken = 0
+        self._kept: dict[int, tuple[Any, ...]] = {}  # what a question needs until it is answered
+        self._answers: dict[int, Any] = {}
+        self._unwanted: set[int] = set()
+        question = ("attach", (pickled, policy.address))
+        self._calls: deque[int] = deque([self._ask(question, policy)])
+
+    # What the collector asks
+
+    def read_info(self) -> WorkerInfo:
+        """The answer to the building of the worker, its first call. Waits."""
+        info: WorkerInfo = self._read(self._calls[0])
+        self.pop()
+        return info
+
+    def submit(self, order: Order) -> None:
+        """Queue one rollout."""
+        target = order.target
+        lease = None if target is None else tuple(_lease(target))  # see RolloutNote.plain
+        question = ("write", (order.random, order.min_steps, lease))
+        self._calls.append(self._ask(question, target))
+
+    def stop(self) -> None:
+        """The oldest rollout is to end after its current step. Does not wait; may come again."""
+        if self._calls:
+            self._mailbox.stop(self._calls[0])
+
+    def assign(self, edition: int, version: int, weights: Memory, acknowledge: bool) -> None:
+        """Give the worker weights for the next rollout that it starts, also one that is queued.
+
+        It has them when this returns, so that there is nothing to wait for.
+        """
+        self._publish((edition, version, weights), self._hooks)
+
+    def set_hooks(self, hooks: Mapping[str, tuple[int, Memory]]) -> None:
+        """Give the worker hooks for the next rollout that it starts, also one that is queued.
+
+        Args:
+            hooks: by name, an edition that grows, and the hook as the engine's `put` returned it.
+        """
+        self._publish(self._weights, {**self._hooks, **hooks})
+
+    def _publish(
+        self, weights: tuple[int, int, Memory | None], hooks: dict[str, tuple[int, Memory]]
+    ) -> None:
+        """One message tells all that is new; what it names stays until the next one is there."""
+        edition, version, packed = weights
+        places = [(name, (number, hook.address)) for name, (number, hook) in hooks.items()]
+        told = (edition, version, None if packed is None else packed.address, places)
+        self._mailbox.publish(pickle.dumps(told))
+        self._weights, self._hooks = weights, hooks
+
+    def rollout(self) -> Rollout:
+        """The oldest rollout, which stays the oldest until `pop`. Waits.
+
+        An interrupt between the two loses nothing: the same rollout is given again.
+        """
+        note, buffer = self._read(self._calls[0])
+        return Rollout(self.index, self.incarnation, RolloutNote.from_plain(note), buffer)
+
+    def pop(self) -> None:
+        """The oldest rollout is done with."""
+        self._forget(self._calls.popleft())
+
+    def drop_rollouts(self) -> None:
+        """Forget the rollouts that were not read; those that run end after their current step."""
+        if self._calls:
+            self._mailbox.stop(self._calls[-1])
+        for number in self._calls:
+            if number not in self._answers:
+                self._unwanted.add(number)
+            self._forget(number)
+        self._calls.clear()
+
+    def request(self, method: str, *arguments: Any) -> int:
+        """Queue a call of one of RemoteWorker's methods behind what is queued already."""
+        return self._ask((method, arguments))
+
+    def await_answer(self, call: int, seconds: float) -> bool:
+        """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
+
+        It ends after that time.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            seen = self._bell.count
+            self._take_answers()
+            if call in self._answers or self.is_dead:
+                return True
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._bell.wait_ring(seen, min(left, LOOK_SECONDS))
+
+    def answer(self, call: int | None) -> Any:
+        """What a call of `request` returned. Waits."""
+        if call is None:
+            return None
+        answer = self._read(call)
+        self._forget(call)
+        return answer
+
+    def steps(self) -> int:
+        """Steps of its environments so far. Does not wait."""
+        return self._mailbox.steps
+
+    def last_words(self) -> str:
+        """The last lines that its process logged, as far as they can be had."""
+        return self.life.last_words()
+
+    def ask_close(self) -> bool:
+        """Ask it to close its environments and to end; return whether it can still do so."""
+        if self.is_dead:
+            return False
+        self._mailbox.stop(self._mailbox.asked)
+        with contextlib.suppress(Exception):  # it has died, or does not answer any more
+            self._ask(("close", ()), wait=False)
+            return True
+        return False
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+        self._take_answers()
+        return self._taken == self._mailbox.asked - 1
+
+    def kill(self) -> None:
+        """End the process and all that its environments started. Idempotent."""
+        if self.ended:
+            return
+        self.ended = True
+        self.life.kill()
+        self._calls.clear()
+        self._kept.clear()
+        self._answers.clear()
+        self._weights = (0, 0, None)
+        self._hooks.clear()
+
+    # What it has answered
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the oldest call has an answer. Does not wait."""
+        self._take_answers()
+        return bool(self._calls) and self._calls[0] in self._answers
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing more can come from it. Does not wait."""
+        return self.ended or self.life.is_over
+
+    def _ask(self, question: tuple[str, tuple[Any, ...]], *kept: Any, wait: bool = True) -> int:
+        message, memory = pack(question, Mailbox.ASK_BYTES)
+        self._take_answers()
+        while wait and self._mailbox.asked - self._taken >= QUESTIONS:  # dropped ones, for the most
+            self._wait_more()
+        number = self._mailbox.ask(message)
+        self._kept[number] = (*kept, memory)
+        return number
+
+    def _read(self, number: int) -> Any:
+        while number not in self._answers:
+            self._wait_more()
+        answer = self._answers[number]
+        if isinstance(answer, ErrorReport):
+            raise answer.rebuild(self.index, self.incarnation)
+        if isinstance(answer, WorkerDied):
+            raise answer
+        return answer
+
+    def _wait_more(self) -> None:
+        """Wait until there is one more answer; WorkerDied if none can come any more."""
+        while True:
+            seen = self._bell.count
+            if self._take_answers():
+                return
+            if not self._bell.wait_ring(seen, LOOK_SECONDS) and self.is_dead:
+                if self._take_answers():  # its last, in between
+                    return
+                raise self._death()
+
+    def _take_answers(self) -> bool:
+        """Take what was answered; return whether there was anything."""
+        before = self._taken
+        while not self.ended and self._mailbox.has_answer:
+            message = self._mailbox.take_answer()
+            self._taken += 1
+            self._kept.pop(self._taken, None)
+            if self._taken in self._unwanted:
+                self._unwanted.remove(self._taken)
+                continue
+            try:
+                self._answers[self._taken] = unpack(message)
+            except SharedMemoryError:  # it died just now, its memory with it
+                self._answers[self._taken] = self._death()
+        return self._taken > before
+
+    def _forget(self, number: int) -> None:
+        self._answers.pop(number, None)
+
+    def _death(self) -> WorkerDied:
+        end, account = self.life.end()
+        if self._taken == 0 and end.endswith("exit code 1") and not self.life.last_words():
+            end += (
+                " before it was one: if the program starts processes while it is imported, which "
+                'they do, too, put what it does under if __name__ == "__main__":'
+            )
+        text = f"worker {self.index} died: {end}"
+        return WorkerDied(text, self.index, self.incarnation, account)
+
+
+def _lease(target: Target) -> Lease:
+    """The rows of a slab in shared memory, as another process is told of them."""
+    slab = target.slab
+    address = slab.memory.address
+    assert address is not None, "slab: expected one in shared memory"
+    placement = slab.placement
+    return Lease(
+        address, slab.generation, placement.workers, placement.steps, target.order, target.row
+    )

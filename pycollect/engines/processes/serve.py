@@ -1,0 +1,144 @@
+"""What runs in a worker process: a RemoteWorker that is asked through a mailbox."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from collections import deque
+from typing import Any
+
+from pycollect._core import (
+    Mailbox,
+    Memory,
+    Placement,
+    RolloutControl,
+    SharedMemoryError,
+    WorkerMailbox,
+    end_with_process,
+)
+from pycollect.batch.slab_views import Target
+from pycollect.engines.messages import Address, Buffer, ErrorReport, Lease, WorkerInfo
+from pycollect.engines.processes.log import log_to
+from pycollect.engines.processes.wire import pack, unpack
+from pycollect.engines.remote_worker import RemoteWorker
+from pycollect.engines.rollout_worker import RolloutWorker
+
+QUESTIONS = 64
+"""How many questions a worker's mailbox has room for."""
+
+_PATIENCE = 10.0
+_MAPPINGS_KEPT = 64
+
+
+def serve(
+    mailbox: Address, bell: Address, driver: int, log: int, inherited: tuple[Any, ...]
+) -> None:
+    """Answer what is asked through a mailbox, until `close` is; the main function of a process.
+
+    Args:
+        driver: the process id of the one that asks. When it ends, this process and all that its
+            environments started are killed.
+        log: the descriptor of what is to be this process's standard error.
+        inherited: what the worker's spec refers to, see `inheritance`.
+    """
+    end_with_process(driver)
+    log_to(log)
+    answer_all(WorkerMailbox(mailbox, bell), inherited)
+    # All is closed. To take down an interpreter that has torch in it takes a second.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
+    """Answer what is asked of a worker, from `build` until `close`."""
+    worker = ProcessWorker(end, inherited)
+    # Whoever asks n questions ahead has read the answers before those.
+    long_answers: deque[Memory] = deque(maxlen=QUESTIONS)
+    method = ""
+    while method != "close":
+        while not end.wait_ask(_PATIENCE):
+            pass
+        method, arguments = unpack(end.question())
+        message, memory = pack(_answer(worker, method, arguments), Mailbox.ANSWER_BYTES)
+        if memory is not None:
+            long_answers.append(memory)
+        end.answer(message)
+
+
+def _answer(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:
+    try:
+        return getattr(worker, method)(*arguments)
+    except Exception as error:  # carried to the driver, who raises it
+        return ErrorReport.of(error)
+
+
+class ProcessWorker(RemoteWorker):
+    """A worker that writes into the driver's slabs and finds its weights in shared memory."""
+
+    def __init__(self, mailbox: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
+        super().__init__(inherited)
+        self._mailbox = mailbox
+        self._mappings: dict[Address, Memory] = {}
+        self._placements: dict[tuple[int, int, str], Placement] = {}
+
+    def attach(self, spec: bytes, policy: Address) -> WorkerInfo | ErrorReport:
+        """Build, with a policy that lies in shared memory."""
+        return self.build(spec, Memory.attach(policy).array().tobytes())
+
+    def write(
+        self, random: bool, min_steps: int, lease: tuple[Any, ...] | None
+    ) -> tuple[tuple[Any, ...], Buffer | None]:
+        """One rollout, into the driver's slab; returns its note, plain.
+
+        Args:
+            min_steps: it has so many at least if it is stopped.
+            lease: a Lease's fields; None: as its own slab's bytes.
+        """
+        mailbox = self._mailbox
+        control = RolloutControl(mailbox.stop, mailbox.number, min_steps, mailbox.steps)
+        if lease is None:
+            note, buffer = self._collect(random, control)
+            return note.plain(), buffer
+        return self._collect_into(self._target(Lease(*lease)), random, control).plain(), None
+
+    def _target(self, lease: Lease) -> Target:
+        """The driver's slab. Mapped once: to map it costs more than to fill a part of it."""
+        memory = self._mappings.get(lease.address)
+        if memory is None:
+            memory = self._mappings[lease.address] = Memory.attach(lease.address)
+            if len(self._mappings) > _MAPPINGS_KEPT:
+                del self._mappings[next(iter(self._mappings))]
+        own = self._built.placement
+        form = (lease.workers, lease.steps, lease.order)
+        if form not in self._placements:
+            self._placements[form] = Placement(
+                own.layout, lease.workers, own.envs, lease.steps, lease.order
+            )
+        slab = memory.slab(self._placements[form], lease.generation)
+        return Target(slab, lease.row, lease.order)
+
+    def _take_weights(self, worker: RolloutWorker) -> None:
+        """Load the weights, and call the hooks, that were published last, if they are new."""
+        while message := self._mailbox.published():
+            edition, version, address, hooks = pickle.loads(message)
+            new = [name for name, (number, _) in hooks if number > self._hooks_taken.get(name, 0)]
+            if edition <= self._edition and not new:
+                return
+            try:
+                packed = Memory.attach(address).array() if edition > self._edition else None
+                pickled = {
+                    name: (number, Memory.attach(place).array())
+                    for name, (number, place) in hooks
+                    if name in new
+                }
+            except SharedMemoryError:
+                if self._mailbox.published() == message:
+                    raise
+                continue  # others took their place in between
+            if packed is not None:
+                if self._weight_slab is not None:
+                    worker.load_weights(self._weight_slab.unpack(packed))
+                self._edition, self._version = edition, version
+            self._take_hooks(worker, pickled)

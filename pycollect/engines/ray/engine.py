@@ -1,0 +1,137 @@
+"""What a collector asks of Ray: resources, actors, waiting for them, ending them."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pycollect.devices import Devices
+from pycollect.engines.messages import WorkerSpec
+from pycollect.engines.ray.handle import RayHandle, Shipment, here
+from pycollect.engines.ray.serve import RayWorker
+from pycollect.engines.ray.session import SESSION, import_ray
+from pycollect.engines.waiting import AnswerWaiter, check_available
+
+DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
+
+_GIB = 1024**3
+_PART_OF_A_GPU = 0.2
+
+
+class RayEngine:
+    """Ray, joined or started for one collector.
+
+    Args:
+        init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
+    """
+
+    def __init__(self, init_config: Mapping[str, Any] | None) -> None:
+        SESSION.enter(init_config)
+        self._ray = import_ray()
+        # Also for a collector that is dropped without shutdown(). At exit Ray ends by itself.
+        self._leave = weakref.finalize(self, SESSION.leave)
+        self._leave.atexit = False
+        self._here = here(self._ray)
+        self._waiter = AnswerWaiter(self._here.bell)
+
+    def leave(self) -> None:
+        """Shut Ray down if a collector started it and this was the last one. Idempotent."""
+        self._leave()
+
+    def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """Raise ValueError that names a resource of which the cluster has too little in total."""
+        total = self._ray.cluster_resources()
+        wanted: dict[str, float] = {}
+        for actor in options:
+            for name, amount in _resources(actor).items():
+                wanted[name] = wanted.get(name, 0.0) + amount
+        for name, amount in wanted.items():
+            if amount > total.get(name, 0.0):
+                raise ValueError(
+                    f"remote_configs: {_amount(name, amount)} of {name} are asked for in all "
+                    f"(actors: {len(options)}), the cluster has "
+                    f"{_amount(name, total.get(name, 0.0))}"
+                )
+
+    def check_memory(self, needed: int, in_place: bool) -> None:
+        """Raise ValueError if memory, or the object store, cannot hold that many bytes."""
+        if in_place:
+            check_available(needed)
+            return
+        capacity = int(self._ray.cluster_resources().get("object_store_memory", 0))
+        if needed > capacity:
+            raise ValueError(
+                f"frames_per_batch, prefetch: rollouts in flight take up to {needed} bytes, "
+                f"the object store has {capacity}"
+            )
+
+    def put(self, value: Any) -> Shipment:
+        """Bytes, or an array of them, for workers of either way."""
+        return Shipment(self._ray, value)
+
+    def start(self, spec: WorkerSpec, policy: Shipment, options: Mapping[str, Any]) -> RayHandle:
+        """Start the actor of one worker, which builds its environments at once.
+
+        Args:
+            policy: the pickled policy or its factory, as `put` returned it.
+            options: the actor's options.
+        """
+        actor = _actor_class().options(**options).remote()
+        return RayHandle(self._ray, spec, policy, actor, self._here)
+
+    def wait_any(self, handles: Sequence[RayHandle], timeout: float) -> RayHandle | None:
+        """One whose oldest call has an answer, the first such in the order given; None: none has.
+
+        A dead worker's call counts as answered.
+        """
+        return self._waiter.wait_any(handles, timeout)
+
+    def wait_closed(self, handles: Sequence[RayHandle], timeout: float | None = None) -> None:
+        """Let workers close their environments, then end those that are still there."""
+        if sys.is_finalizing():  # Ray ends its processes by itself, and nothing can be imported
+            return
+        if not self._ray.is_initialized():
+            return
+        self._waiter.wait_closed([handle for handle in handles if handle.ask_close()], timeout)
+        for handle in handles:
+            handle.kill()
+
+
+def _actor_class() -> Any:
+    return import_ray().remote(concurrency_groups={"control": 1})(RayWorker)
+
+
+def check_actor_options(configs: Sequence[Mapping[str, Any]]) -> None:
+    """Raise ValueError for actor options that Ray does not know, or of a wrong kind."""
+    for config in configs:
+        try:
+            _actor_class().options(**actor_options(config))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"remote_configs: {error}") from error
+
+
+def actor_options(
+    config: Mapping[str, Any] | None, devices: Devices | None = None
+) -> dict[str, Any]:
+    """The options of one actor: the defaults, overridden by what the caller gave.
+
+    Args:
+        devices: of its worker; one that uses a GPU asks for a part of it.
+    """
+    uses_gpu = devices is not None and "cuda" in devices.of_worker
+    gpus = _PART_OF_A_GPU if uses_gpu else 0
+    return {**DEFAULT_ACTOR_OPTIONS, "num_gpus": gpus, **(config or {})}
+
+
+def _resources(options: Mapping[str, Any]) -> dict[str, float]:
+    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+    resources = {name: float(options.get(key) or 0) for name, key in named.items()}
+    for name, amount in (options.get("resources") or {}).items():
+        resources[name] = float(amount)
+    return {name: amount for name, amount in resources.items() if amount > 0}
+
+
+def _amount(resource: str, amount: float) -> str:
+    return f"{amount / _GIB:.1f} GiB" if resource == "memory" else f"{amount:g}"

@@ -1,0 +1,35 @@
+"""The class that runs inside an actor."""
+
+from __future__ import annotations
+
+from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
+from pycollect.engines.messages import Address
+from pycollect.engines.processes.serve import answer_all
+from pycollect.engines.ray.session import import_ray
+from pycollect.engines.remote_worker import RemoteWorker
+
+
+class RayWorker(RemoteWorker):
+    """A worker that is asked by calls of Ray, or through a mailbox where it shares memory."""
+
+    def serve(self, node: str, mailbox: Address, bell: Address, driver: int) -> str:
+        """Answer what is asked through a mailbox, until `close` is.
+
+        Args:
+            node: Ray's id of the node of the one that asks.
+            driver: its process id. When it ends, this process and all that its environments
+                started are killed.
+
+        Returns:
+            Why it cannot, at once; the other methods are to be called then. Else nothing.
+        """
+        if import_ray().get_runtime_context().get_node_id() != node:
+            return "it is on another node"
+        try:
+            end = WorkerMailbox(mailbox, bell)
+            end_with_process(driver)
+        except (SharedMemoryError, ValueError, RuntimeError) as error:
+            # A container, or another user's process, for one.
+            return str(error)
+        answer_all(end)
+        return ""

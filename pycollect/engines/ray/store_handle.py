@@ -1,0 +1,177 @@
+"""The driver's end of an actor that shares no memory with it: asked by calls of Ray."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import wait as wait_futures
+from typing import Any, ClassVar
+
+from pycollect.engines.messages import (
+    ErrorReport,
+    Order,
+    Rollout,
+    WorkerInfo,
+    WorkerSpec,
+    pickled_spec,
+)
+from pycollect.engines.ray.actor import end_of, kill_actor, log_lines, ringing
+from pycollect.engines.waiting import Rung
+from pycollect.errors import WorkerDied
+
+
+class StoreHandle:
+    """The driver's end of an actor that is asked by calls of Ray, and answers the same way."""
+
+    in_place: ClassVar[bool] = False
+
+    def __init__(self, ray: Any, spec: WorkerSpec, policy: Any, actor: Any, bell: Rung) -> None:
+        self.index = spec.index
+        self.incarnation = spec.incarnation
+        self._ray = ray
+        self._actor = actor
+        self._bell = bell
+        self._assigned: tuple[int, int, Any] = (0, 0, None)
+        self._sent_edition = 0
+        self._steps_call: Any = None
+        self._closing: Any = None
+        self._pid: int | None = None
+        self._calls: deque[Any] = deque([self.request("build", pickled_spec(spec), policy)])
+        self._asked = 0  # rollouts
+        self._stopped = 0  # up to which
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the oldest call has an answer, or can have none any more. Does not wait."""
+        return bool(self._calls) and self._calls[0].done()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it was asked to close, and has, or cannot any more. Does not wait."""
+        return self._closing is not None and self._closing.done()
+
+    def read_info(self) -> WorkerInfo:
+        """The answer to the building of the worker, its first call. Waits."""
+        info: WorkerInfo = self.answer(self._calls[0])
+        self.pop()
+        self._pid = info.pid
+        return info
+
+    def submit(self, order: Order) -> None:
+        """Queue one rollout; weights that were assigned since the last one travel with it."""
+        edition, version, weights = self._assigned
+        sent = edition <= self._sent_edition
+        self._sent_edition = edition
+        self._asked += 1
+        asked = (self._asked, order.random, order.min_steps)
+        weights = None if sent else weights
+        self._calls.append(self.request("collect", *asked, edition, version, weights))
+
+    def stop(self) -> None:
+        """The oldest rollout is to end after its current step: one message, past the queue."""
+        self._stop_up_to(self._asked - len(self._calls) + 1)
+
+    def _stop_up_to(self, number: int) -> None:
+        if self._stopped < number <= self._asked:
+            self._stopped = number
+            self._past_the_queue("stop", number)
+
+    def assign(self, edition: int, version: int, weights: Any, acknowledge: bool) -> Any:
+        """Give the worker weights for the next rollout that it starts.
+
+        They travel with the next rollout that is queued here. If some are queued already, or with
+        `acknowledge`, they are also sent past these.
+
+        Returns:
+            What to wait for until the worker has them, or None if nothing was sent now.
+        """
+        self._assigned = (edition, version, weights)
+        if not (self._calls or acknowledge):
+            return None
+        return self._past_the_queue("set_weights", edition, version, weights)
+
+    def set_hooks(self, hooks: Mapping[str, tuple[int, Any]]) -> None:
+        """Give the worker hooks for the next rollout that it starts: past its queue."""
+        for name, (edition, hook) in hooks.items():
+            self._past_the_queue("set_hook", name, edition, hook)
+
+    def rollout(self) -> Rollout:
+        """The oldest rollout, which stays the oldest until `pop`. Waits.
+
+        An interrupt between the two loses nothing: the same rollout is given again.
+        """
+        note, buffer = self.answer(self._calls[0])
+        return Rollout(self.index, self.incarnation, note, buffer)
+
+    def pop(self) -> None:
+        """The oldest call is done with."""
+        self._calls.popleft()
+
+    def drop_rollouts(self) -> None:
+        """Forget the rollouts that were not read; those that run end after their current step."""
+        if self._calls:
+            self._stop_up_to(self._asked)
+        self._calls.clear()
+
+    def request(self, method: str, *arguments: Any) -> Any:
+        """Queue a call of one of RemoteWorker's methods behind what is queued already."""
+        return ringing(getattr(self._actor, method).remote(*arguments), self._bell)
+
+    def _past_the_queue(self, method: str, *arguments: Any) -> Any:
+        """Call a method that may run beside a rollout."""
+        call = getattr(self._actor, method).options(concurrency_group="control")
+        return ringing(call.remote(*arguments), self._bell)
+
+    def await_answer(self, call: Any, seconds: float) -> bool:
+        """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
+
+        It ends after that time.
+        """
+        done, _ = wait_futures([call], seconds)
+        return bool(done)
+
+    def answer(self, call: Any) -> Any:
+        """What a call returned; what went wrong in the worker is raised. Waits."""
+        try:
+            answer = call.result()
+        except self._ray.exceptions.RayError as error:
+            raise WorkerDied(
+                f"worker {self.index} died: {end_of(error)}",
+                self.index,
+                self.incarnation,
+                str(error),
+            ) from error
+        if isinstance(answer, ErrorReport):
+            raise answer.rebuild(self.index, self.incarnation)
+        return answer
+
+    def steps(self) -> int | None:
+        """Steps of the worker's life so far, None if no answer came yet. Does not wait."""
+        if self._steps_call is None:
+            self._steps_call = self._past_the_queue("steps")
+        if not self._steps_call.done():
+            return None
+        call, self._steps_call = self._steps_call, None
+        with contextlib.suppress(WorkerDied):  # who waits for its rollout will hear of it
+            return int(self.answer(call))
+        return None
+
+    def last_words(self) -> str:
+        """The end of what the actor's process logged, if it ran on this machine; else nothing."""
+        return log_lines(self._ray, self._pid)
+
+    def ask_close(self) -> bool:
+        """Ask it to close its environments, behind what is queued."""
+        self._closing = self.request("close")
+        return True
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+        return self._closing is not None and not self._calls
+
+    def kill(self) -> None:
+        """End the actor's process."""
+        self._calls.clear()
+        kill_actor(self._ray, self._actor)

@@ -1,0 +1,250 @@
+"""Hosts what collects in another process; each answer says whether it went well.
+
+It is plain on purpose: no ``__len__``, ``__bool__``, ``__repr__`` or ``__getattr__`` that could
+raise, because Ray then reports a dead actor and the error is lost. Exceptions are caught here and
+travel as an :class:`ErrorReport`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import cloudpickle
+import torch
+
+from pycollect._core import (
+    RolloutControl,
+    SharedNumber,
+    SlabPool,
+    merge_freed_memory,
+)
+from pycollect.batch.frame import TRAJ_IDS
+from pycollect.batch.layout import Key
+from pycollect.batch.slab_views import Target, make_pool, to_tensordict
+from pycollect.batch.weights import WeightSlab
+from pycollect.engines.face import answered
+from pycollect.engines.inheritance import unpickled
+from pycollect.engines.messages import (
+    Buffer,
+    ErrorReport,
+    RolloutNote,
+    WorkerInfo,
+    WorkerSpec,
+    pickled_extras,
+)
+from pycollect.engines.rollout_worker import RolloutWorker
+from pycollect.engines.single_worker import SingleWorker
+
+T = TypeVar("T")
+
+
+class RemoteWorker:
+    """A worker behind calls from another process.
+
+    Every method but `set_weights`, `set_hook`, `steps` and `stop` is to run in one and the same
+    thread, so that environments see no other; these may come at any time.
+    """
+
+    def __init__(self, inherited: tuple[Any, ...] = ()) -> None:
+        self._inherited = inherited
+        self._worker: RolloutWorker | None = None
+        self._pool: SlabPool | None = None  # of rollouts that travel
+        self._weight_slab: WeightSlab | None = None
+        self._lock = threading.Lock()
+        self._given: tuple[int, int, Buffer | None] = (0, 0, None)
+        self._edition = 0
+        self._version = 0
+        self._hooks_given: dict[str, tuple[int, Buffer]] = {}
+        self._hooks_taken: dict[str, int] = {}
+        self._stop = SharedNumber()  # up to which rollout they are to end
+
+    def build(self, spec: bytes, policy: bytes) -> WorkerInfo | ErrorReport:
+        """Make the environments and try the policy once.
+
+        Args:
+            spec: a WorkerSpec, pickled.
+            policy: the policy or its factory, pickled.
+        """
+        return _answer(lambda: self._build(spec, policy))
+
+    def _build(self, spec_bytes: bytes, policy_bytes: bytes) -> WorkerInfo:
+        # A new process starts torch's generator at a constant: all workers would draw alike.
+        torch.seed()
+        merge_freed_memory()
+        spec: WorkerSpec = unpickled(spec_bytes, self._inherited)
+        if spec.hides_gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks when it is first asked
+        if spec.options.num_threads is not None:
+            torch.set_num_threads(spec.options.num_threads)
+        made_by: Callable[[WorkerSpec, bytes], RolloutWorker] = spec.team or SingleWorker
+        worker = made_by(spec, policy_bytes)
+        self._worker = worker
+        self._weight_slab = WeightSlab(worker.weights) if worker.weights else None
+        return self._info()
+
+    def _info(self) -> WorkerInfo:
+        worker = self._built
+        return WorkerInfo(
+            leaves=worker.leaves,
+            num_envs=worker.env.num_envs,
+            num_seeds=worker.env.num_seeds,
+            batch_size=worker.env.batch_size,
+            steps=worker.steps,
+            pid=os.getpid(),
+            node=socket.gethostname(),
+            bounded=worker.bounded,
+            weights=worker.weights,
+            device=worker.device,
+            processes=worker.processes,
+            beside=worker.beside,
+        )
+
+    def collect(
+        self,
+        number: int,
+        random: bool,
+        min_steps: int,
+        edition: int,
+        version: int,
+        weights: Buffer | None,
+    ) -> tuple[RolloutNote, Buffer] | ErrorReport:
+        """One rollout, as its slab's bytes.
+
+        Args:
+            number: the how many-th it is that was asked for; see `stop`.
+            random: random actions instead of the policy's.
+            min_steps: it has so many at least if it is stopped.
+            edition: of the weights that the caller knows to be the newest.
+            version: the policy version that they make.
+            weights: these, None if they were sent before or never changed.
+        """
+        self.set_weights(edition, version, weights)
+        control = RolloutControl(self._stop, number, min_steps)
+        return _answer(lambda: self._collect(random, control))
+
+    def _collect(self, random: bool, control: RolloutControl) -> tuple[RolloutNote, Buffer]:
+        if self._pool is None:
+            self._pool = make_pool(self._built.placement, 2)
+        slab = self._pool.acquire()
+        note = self._collect_into(Target(slab), random, control)
+        return note, slab.array()
+
+    def stop(self, number: int) -> None:
+        """Rollouts up to this one of `collect` are to end after their current step."""
+        with self._lock:
+            self._stop.value = max(self._stop.value, number)
+
+    def _collect_into(self, target: Target, random: bool, control: RolloutControl) -> RolloutNote:
+        worker = self._built
+        self._take_weights(worker)
+        self._take_hooks(worker, self._hooks_given)
+        report = worker.collect(target.slab, target.row, self._version, random, control)
+        _bring(report.there, worker, target)
+        target.header()
+        self._show(worker, target)
+        generators = worker.generator_state()
+        return RolloutNote(
+            report.episodes,
+            report.seconds,
+            report.stepped,
+            report.slow_paths,
+            pickled_extras(report.extras),
+            None if generators is None else pickle.dumps(generators),
+            report.team,
+        )
+
+    def _show(self, worker: RolloutWorker, target: Target) -> None:
+        """The hook's rollout is the one that is delivered: what it writes there arrives."""
+        hook = worker.post_collect_hook
+        if hook is not None:
+            tensors = target.tensors(worker.env.batch_size, worker.leaves.keys)
+            shape = [*worker.env.batch_size, tensors[TRAJ_IDS].shape[-1]]
+            hook(to_tensordict(tensors, shape))
+
+    def set_weights(self, edition: int, version: int, weights: Buffer | None) -> None:
+        """Keep weights for the next rollout to start, if they are newer than what is there."""
+        with self._lock:
+            if weights is not None and edition > self._given[0]:
+                self._given = (edition, version, weights)
+
+    def _take_weights(self, worker: RolloutWorker) -> None:
+        with self._lock:
+            edition, version, buffer = self._given
+        if buffer is not None and edition > self._edition:
+            if self._weight_slab is not None:
+                worker.load_weights(self._weight_slab.unpack(buffer))
+            self._edition, self._version = edition, version
+
+    def set_hook(self, name: str, edition: int, pickled: Buffer) -> None:
+        """Keep a hook for the next rollout to start."""
+        with self._lock:
+            self._hooks_given = {**self._hooks_given, name: (edition, pickled)}
+
+    def _take_hooks(self, worker: RolloutWorker, hooks: Mapping[str, tuple[int, Buffer]]) -> None:
+        """Call from now on those of them that are new."""
+        for name, (edition, pickled) in hooks.items():
+            if edition > self._hooks_taken.get(name, 0):
+                worker.set_hook(name, cloudpickle.loads(pickled))
+                self._hooks_taken[name] = edition
+
+    def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
+        """Seed and reset everything."""
+        return _answer(lambda: self._built.set_seed(seeds, root))
+
+    def resume(self, state: Any, seeds: Sequence[int]) -> ErrorReport | None:
+        """Reset everything, and go on with generators that stood so."""
+        return _answer(lambda: self._built.resume(state, seeds))
+
+    def resize(self, frames: int) -> WorkerInfo | ErrorReport:
+        """Collect that many frames per rollout from now on."""
+        return _answer(lambda: self._resize(frames))
+
+    def _resize(self, frames: int) -> WorkerInfo:
+        self._built.set_share(frames)
+        self._pool = None
+        return self._info()
+
+    def reset(self) -> ErrorReport | None:
+        """Reset all environments."""
+        return _answer(lambda: self._built.reset())
+
+    def ask(self, question: bytes) -> bytes | ErrorReport:
+        """What the worker shows of itself, see :func:`answered`."""
+        return _answer(lambda: self._shown(question))
+
+    def _shown(self, question: bytes) -> bytes:
+        return answered(self._built.face(self._version), question)
+
+    def steps(self) -> int:
+        """Steps of single environments recorded so far. May be asked at any time."""
+        return 0 if self._worker is None else self._worker.stepped
+
+    @property
+    def _built(self) -> RolloutWorker:
+        assert self._worker is not None
+        return self._worker
+
+    def close(self) -> None:
+        """Close the environments."""
+        if self._worker is not None:
+            self._worker.close()
+
+
+def _bring(there: Mapping[Key, torch.Tensor], worker: RolloutWorker, target: Target) -> None:
+    """Copy what was recorded on a device to its place in the slab, once for a whole rollout."""
+    if there:
+        tensors = target.tensors(worker.env.batch_size, worker.leaves.keys)
+        for key, recorded in there.items():
+            tensors[key].copy_(recorded)
+
+
+def _answer(function: Callable[[], T]) -> T | ErrorReport:
+    try:
+        return function()
+    except Exception as error:  # carried to the caller, who raises it
+        return ErrorReport.of(error)

@@ -1,0 +1,117 @@
+"""Policies that are plain modules or callables: which observation goes to which parameter."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase, is_tensor_collection
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+
+from pycollect.batch.layout import Key
+from pycollect.policy.own_entries import IS_INIT
+from pycollect.policy.program.steps import CallStep, Program, show_all
+
+_TENSORDICT_NAMES = ("td", "tensordict")
+# In the words of TorchRL's error, whose programs may look for them.
+_MISFIT = "policy: Arguments to policy.forward are incompatible with entries in the observation"
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class PolicyInputError(TypeError, ValueError):
+    """A policy over tensors does not fit the observation. TorchRL has a TypeError for that."""
+
+
+def wants_tensordict(policy: Any) -> bool:
+    """True for a policy that is called with the TensorDict itself.
+
+    Those are every TensorDictModuleBase, compiled or not, everything else with `in_keys` and
+    `out_keys`, and callables whose only parameter without a default is named `td` or `tensordict`,
+    or annotated as one; where all have defaults, the first of them.
+    """
+    if isinstance(_inside(policy), TensorDictModuleBase):
+        return True
+    if hasattr(policy, "in_keys") and hasattr(policy, "out_keys"):
+        return True
+    positional = [p for p in _parameters(policy) or () if p.kind in _POSITIONAL]
+    given = [p for p in positional if p.default is p.empty] or positional[:1]
+    if len(given) != 1:
+        return False
+    return given[0].name in _TENSORDICT_NAMES or _is_tensordict_type(given[0].annotation)
+
+
+def wrap(policy: Any, observation: Sequence[Key], action: Sequence[Key]) -> Program:
+    """A module or callable over tensors as a program of one call that returns the action keys.
+
+    What it returns beyond these is named when it was called: see `Program.widened`.
+
+    Parameters are matched with the observation keys by name (`camera_rgb` for ("camera", "rgb")),
+    or, where no name matches, by position in the space's order; one that is named `is_init` gets
+    that, unless the observation has it. Raises PolicyInputError that names the
+    parameters and keys that do not fit.
+    """
+    keys, names = _match(policy, tuple(observation))
+    step = CallStep(policy, keys, tuple(action), names=names, lenient=True)
+    return Program((step,))
+
+
+def _match(
+    policy: Any, observation: tuple[Key, ...]
+) -> tuple[tuple[Key, ...], tuple[str, ...] | None]:
+    parameters = _parameters(policy)
+    if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return observation, None
+    by_name = {"_".join(key): key for key in observation}
+    if any(p.name == IS_INIT[0] for p in parameters):
+        by_name.setdefault(IS_INIT[0], IS_INIT)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    required = [p.name for p in named if p.default is p.empty]
+    unknown = [name for name in required if name not in by_name]
+    matched = tuple(by_name) if takes_any else tuple(p.name for p in named if p.name in by_name)
+    if matched and not unknown:
+        keys = tuple(by_name[name] for name in matched)
+        leading = tuple(p.name for p in named if p.kind in _POSITIONAL)[: len(matched)]
+        return keys, None if leading == matched else matched
+    positional = [p for p in named if p.kind in _POSITIONAL]
+    if len(unknown) < len(required):
+        raise PolicyInputError(
+            f"{_MISFIT}: {', '.join(map(repr, unknown))} are no observation keys; "
+            f"the environment has {show_all(observation)}"
+        )
+    if len(required) <= len(observation) <= len(positional) and all(
+        p.kind in _POSITIONAL for p in named if p.default is p.empty
+    ):
+        return observation, None
+    raise PolicyInputError(
+        f"{_MISFIT}: they ({', '.join(p.name for p in named) or 'none'}) fit the "
+        f"{len(observation)} observation key(s) {show_all(observation)} neither by name nor by "
+        "position; name its parameters after the keys, or use a TensorDictModule with in_keys"
+    )
+
+
+def _parameters(policy: Any) -> list[inspect.Parameter] | None:
+    """The parameters of the call, without `self`; None where Python cannot tell."""
+    target: Callable[..., Any] = policy.forward if isinstance(policy, nn.Module) else policy
+    try:
+        return list(inspect.signature(target).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _inside(policy: Any) -> Any:
+    """The module inside what `torch.compile` or TorchRL's CloudpickleWrapper made of it."""
+    if isinstance(policy, nn.Module):
+        return getattr(policy, "_orig_mod", policy)
+    return policy.fn if type(policy).__name__ == "CloudpickleWrapper" else policy
+
+
+def _is_tensordict_type(annotation: Any) -> bool:
+    if isinstance(annotation, str):
+        name = annotation.strip("'\" ").split(".")[-1]
+        return name in ("TensorDict", "TensorDictBase", "LazyStackedTensorDict")
+    if not isinstance(annotation, type):
+        return False
+    return issubclass(annotation, TensorDictBase) or is_tensor_collection(annotation)

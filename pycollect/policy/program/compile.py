@@ -1,0 +1,255 @@
+"""From a program to the function that is called at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from tensordict.nn import InteractionType, set_interaction_type
+
+from pycollect.batch.layout import Key
+from pycollect.policy.program.distributions import (
+    CategoricalSampler,
+    Sampler,
+    Tensors,
+    head_sampler,
+    is_exact,
+)
+from pycollect.policy.program.plan import Plan, make_plan
+from pycollect.policy.program.recurrent import RecurrentStep
+from pycollect.policy.program.steps import (
+    CallStep,
+    CannotUnwrapError,
+    HeadStep,
+    Program,
+    Values,
+    other_keys,
+    spread,
+)
+from pycollect.policy.program.tensordict_modules import forward_of
+
+Act: TypeAlias = Callable[[], Tensors]
+Samples: TypeAlias = dict[int, Tensors]
+"""By step, what it was given at the first call: plans and distributions are proven on it."""
+
+Finishers: TypeAlias = Sequence[tuple[int, Callable[[torch.Tensor], torch.Tensor]]]
+_Run: TypeAlias = Callable[[Values], None]
+
+
+def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Values]:
+    """Run every step once by the policy's own modules; `values` is the observation, and is used up.
+
+    Returns the program with names for all that came, copies of what each step was given, and all
+    values. Raises CannotUnwrapError where a step cannot do without a TensorDict, also where
+    sampling differs from the module's.
+    """
+    samples: Samples = {}
+    for number, step in enumerate(program.steps):
+        inputs = tuple(values[key] for key in step.in_keys)
+        samples[number] = tuple(tensor.detach().clone() for tensor in inputs)
+        if isinstance(step, CallStep):
+            _check_recurrent(step, samples[number])
+            out = _caller(step)(*inputs)
+            others = other_keys(out, step)
+            program, step = program.widened(others), step.widened(others)
+            outs = spread(out, step)
+        else:
+            sampler = head_sampler(step)
+            if not is_exact(sampler, step, samples[number]):
+                raise CannotUnwrapError("a distribution that is sampled in another way")
+            outs = sampler(*inputs)
+        values.update(zip(step.out_keys, outs, strict=True))
+    return program, samples, values
+
+
+def _check_recurrent(step: CallStep, inputs: Tensors) -> None:
+    function = step.function
+    if isinstance(function, RecurrentStep) and not function.agrees(
+        step.in_keys, step.out_keys, inputs
+    ):
+        raise CannotUnwrapError("a recurrent module that does something else")
+
+
+def assemble(
+    program: Program,
+    current: Mapping[Key, torch.Tensor],
+    wanted: Sequence[Key],
+    samples: Samples,
+    finish: Finishers,
+) -> tuple[Act, bool]:
+    """The function that runs the program on `current`, and whether it reuses its tensors' memory.
+
+    Its result has the tensors in the order of `wanted`, after `finish` was applied to single ones.
+    """
+    if len(program.steps) == 1 and not finish and isinstance(program.steps[0], CallStep):
+        act = _single(program.steps[0], current, wanted, samples.get(0))
+        if act is not None:
+            return act
+    runs = _runs(program, current, samples)
+    base = {key: current[key] for key in program.read}
+
+    def act_in_steps() -> Tensors:
+        values: Values = dict(base)
+        for run in runs:
+            run(values)
+        return tuple([values[key] for key in wanted])
+
+    if not finish:
+        return act_in_steps, False
+
+    def act_and_finish() -> Tensors:
+        outs = list(act_in_steps())
+        for place, function in finish:
+            outs[place] = function(outs[place])
+        return tuple(outs)
+
+    return act_and_finish, False
+
+
+def _single(
+    step: CallStep,
+    current: Mapping[Key, torch.Tensor],
+    wanted: Sequence[Key],
+    sample: Tensors | None,
+) -> tuple[Act, bool] | None:
+    """One call of one tensor with one output, the commonest policy, without the dictionary."""
+    if len(step.in_keys) != 1 or step.out_keys != tuple(wanted) or step.names is not None:
+        return None
+    source = current[step.in_keys[0]]
+    plan = _plan(step, sample)
+    if plan is not None and plan.tail is None and len(step.out_keys) == 1:
+        return _planned(plan, source), True
+    function, copy = forward_of(step.function), _copier(source)
+    if len(step.out_keys) != 1:
+        return lambda: spread(function(copy()), step), False
+
+    def act() -> Tensors:
+        out = function(copy())
+        return (out,) if isinstance(out, torch.Tensor) else spread(out, step)
+
+    return act, False
+
+
+def _copier(source: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """What copies `source`: by numpy, which takes half as long as torch for a small array."""
+    if source.dtype == torch.bfloat16 or source.device.type != "cpu":  # unknown to numpy
+        return source.clone
+    array, from_numpy = source.numpy(), torch.from_numpy
+    return lambda: from_numpy(array.copy())
+
+
+def _planned(plan: Plan, source: torch.Tensor) -> Act:
+    first, rest, outs = partial(plan.first, source), plan.rest, (plan.out,)
+
+    def act_once() -> Tensors:
+        first()
+        return outs
+
+    def act() -> Tensors:
+        first()
+        for operation in rest:
+            operation()
+        return outs
+
+    return act if rest else act_once
+
+
+def _runs(program: Program, current: Mapping[Key, torch.Tensor], samples: Samples) -> list[_Run]:
+    """One function over the dictionary of values per step.
+
+    An opaque function may keep what it is given, so it gets copies of the current observation and
+    of what a plan wrote. A distribution may hand on its parameters as the sample: it gets copies of
+    the observation, which the collector rewrites while it records.
+    """
+    observed, reused = set(current), set[Key]()
+    runs: list[_Run] = []
+    for number, step in enumerate(program.steps):
+        run, kind = _run(step, samples.get(number))
+        copied: set[Key] = set()
+        if kind not in ("plan", "recurrent"):
+            copied = observed & set(step.in_keys)
+        if kind == "opaque":
+            copied |= reused & set(step.in_keys)
+        observed -= copied
+        reused -= copied
+        if copied:
+            runs.append(partial(_copy, tuple(copied)))
+        runs.append(run)
+        writes_anew = kind in ("opaque", "recurrent") or (
+            kind == "head" and not reused & set(step.in_keys)
+        )
+        reused = reused - set(step.out_keys) if writes_anew else reused | set(step.out_keys)
+    return runs
+
+
+def _copy(keys: tuple[Key, ...], values: Values) -> None:
+    for key in keys:
+        values[key] = values[key].clone()
+
+
+def _run(step: CallStep | HeadStep, sample: Tensors | None) -> tuple[_Run, str]:
+    if isinstance(step, HeadStep):
+        categorical = _categorical(step, sample)
+        if categorical is not None:
+            return _store(categorical, step), "plan"
+        return _store(head_sampler(step), step), "head"
+    plan = _plan(step, sample)
+    if plan is not None:
+        return _store_spread(plan.run, step), "plan"
+    kind = "recurrent" if isinstance(step.function, RecurrentStep) else "opaque"
+    return _store_spread(_caller(step), step), kind
+
+
+def _store(sampler: Sampler, step: HeadStep) -> _Run:
+    in_keys, out_keys = step.in_keys, step.out_keys
+
+    def run(values: Values) -> None:
+        outs = sampler(*[values[key] for key in in_keys])
+        values.update(zip(out_keys, outs, strict=True))
+
+    return run
+
+
+def _store_spread(function: Callable[..., object], step: CallStep) -> _Run:
+    in_keys, out_keys = step.in_keys, step.out_keys
+    if len(in_keys) == 1 and len(out_keys) == 1:
+        (source,), (target,) = in_keys, out_keys
+
+        def run_single(values: Values) -> None:
+            out = function(values[source])
+            values[target] = out if isinstance(out, torch.Tensor) else spread(out, step)[0]
+
+        return run_single
+
+    def run(values: Values) -> None:
+        out = function(*[values[key] for key in in_keys])
+        values.update(zip(out_keys, spread(out, step), strict=True))
+
+    return run
+
+
+def _caller(step: CallStep) -> Callable[..., object]:
+    """The step's function with positional arguments, also where it takes them by name."""
+    function, names = forward_of(step.function), step.names
+    if names is None:
+        return function
+    return lambda *inputs: function(**dict(zip(names, inputs, strict=True)))
+
+
+def _plan(step: CallStep, sample: Tensors | None) -> Plan | None:
+    module = step.module
+    if module is None or sample is None:
+        return None
+    plan = make_plan(module, sample[0])
+    outputs = 1 if plan is None or plan.tail is None else 2
+    return plan if outputs == len(step.out_keys) else None
+
+
+def _categorical(step: HeadStep, sample: Tensors | None) -> CategoricalSampler | None:
+    if sample is None or not CategoricalSampler.fits(step, sample):
+        return None
+    sampler = CategoricalSampler(step, sample[0])
+    with set_interaction_type(InteractionType.RANDOM):
+        return sampler if is_exact(sampler, step, sample) else None

@@ -1,0 +1,168 @@
+"""Sampling from a policy's distribution as tensordict's ProbabilisticTensorDictModule does."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDict
+from tensordict.nn import InteractionType
+from tensordict.nn.probabilistic import interaction_type
+
+from pycollect.devices import CPU, generator_state
+from pycollect.policy.program.steps import CannotUnwrapError, HeadStep, show_all
+from pycollect.policy.program.tensordict_modules import torchrl_head_forward
+from pycollect.policy.program.undisturbed import undisturbed
+
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+Sampler: TypeAlias = Callable[..., Tensors]
+
+_RANDOM = InteractionType.RANDOM
+
+
+def head_sampler(step: HeadStep) -> Sampler:
+    """A function from the distribution's parameters to samples and, if asked, their log-prob.
+
+    The distribution is built and sampled by the head's own methods, for the interaction type that
+    is set when it is called; only the TensorDict around them is left out.
+    """
+    head = step.head
+    names = tuple(key[-1] if isinstance(key, tuple) else key for key in head.dist_keys)
+    # tensordict before 0.14 knows no generators of its own
+    generator = getattr(head, "_generator", None)
+    options = {} if generator is None else {"generator": generator}
+    atomic = _atomic_sampler(step)
+
+    def sample(*parameters: torch.Tensor) -> Tensors:
+        kind = interaction_type() or step.default
+        dist = head.distribution_class(
+            **dict(zip(names, parameters, strict=True)), **head.distribution_kwargs
+        )
+        if atomic is not None and kind is _RANDOM:
+            return atomic(dist)
+        samples = _as_tuple(head._dist_sample(dist, interaction_type=kind, **options), step)
+        return samples if step.log_prob_key is None else (*samples, dist.log_prob(*samples))
+
+    return sample
+
+
+def _atomic_sampler(step: HeadStep) -> Callable[[Any], Tensors] | None:
+    """TorchRL's way of drawing a sample and its log-probability in one go, where the head does it.
+
+    It lies in the globals of the `forward` that would be called, so that TorchRL is not imported.
+    """
+    forward = torchrl_head_forward(step.head)
+    if forward is None or step.log_prob_key is None:
+        return None
+    names = getattr(inspect.unwrap(forward), "__globals__", {})
+    if "sample_and_log_prob" not in names or "use_generator" not in names:
+        raise CannotUnwrapError("a SafeProbabilisticModule that samples in another way")
+    draw, use_generator = names["sample_and_log_prob"], names["use_generator"]
+    generator = getattr(step.head, "_generator", None)
+
+    def atomic(dist: Any) -> Tensors:
+        with use_generator(generator):
+            out, log_prob = draw(dist, torch.Size(), reparameterize=dist.has_rsample)
+        return (*_as_tuple(out, step), log_prob)
+
+    return atomic
+
+
+def _as_tuple(out: Any, step: HeadStep) -> Tensors:
+    samples = (out,) if isinstance(out, torch.Tensor) else out
+    if not isinstance(samples, tuple) or len(samples) != len(step.sample_keys):
+        raise CannotUnwrapError(f"samples of {show_all(step.sample_keys)} that are no tensors")
+    return samples
+
+
+def is_exact(sampler: Sampler, step: HeadStep, parameters: Tensors) -> bool:
+    """True if the sampler does what the module does: same bits, and the same random stream after.
+
+    Generators are put back. `parameters` are those of a real observation.
+    """
+    td = TensorDict(dict(zip(step.in_keys, parameters, strict=True)), batch_size=[])
+    device = parameters[0].device if parameters else CPU
+    with undisturbed(step.head, device):
+        out = step.head(td.clone())
+        expected = tuple(out.get(key) for key in step.out_keys)
+        after = _streams(device)
+    with undisturbed(step.head, device):
+        came = sampler(*(parameter.clone() for parameter in parameters))
+        same_stream = all(map(torch.equal, after, _streams(device)))
+    return same_stream and same_bits(expected, came)
+
+
+def _streams(device: torch.device) -> list[torch.Tensor]:
+    """Where the global generators stand that a distribution draws from."""
+    own = generator_state(device)
+    return [torch.get_rng_state()] if own is None else [torch.get_rng_state(), own]
+
+
+def same_bits(expected: Tensors, came: Tensors) -> bool:
+    """True if two tuples of tensors agree in number, shapes, dtypes and every bit."""
+    return len(expected) == len(came) and all(
+        a.shape == b.shape and a.dtype == b.dtype and _bytes(a) == _bytes(b)
+        for a, b in zip(expected, came, strict=True)
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu().numpy().tobytes()
+
+
+class CategoricalSampler:
+    """torch.distributions.Categorical written out: the same actions, log-probs and random stream.
+
+    For logits of one fixed shape [n] or [P, n] and dtype; its tensors are written anew by each
+    call. Interaction types other than RANDOM, and logits that torch refuses to draw from, go
+    through the distribution, whose errors are the ones that a user knows.
+    """
+
+    def __init__(self, step: HeadStep, logits: torch.Tensor) -> None:
+        self._general = head_sampler(step)
+        self._default = step.default
+        self._normal = torch.empty_like(logits)
+        self._probs = torch.empty_like(logits)
+        self._total = logits.new_empty((*logits.shape[:-1], 1))
+        rows = self._probs.reshape(-1, logits.shape[-1])
+        self._rows = rows
+        self._drawn = torch.empty((rows.shape[0], 1), dtype=torch.int64)
+        self._index = self._drawn.reshape(*logits.shape[:-1], 1)
+        self._log_prob = torch.empty_like(self._total)
+        action = self._index.squeeze(-1)
+        self._actions = (action,)
+        self._both = (action, self._log_prob.squeeze(-1))
+        self._with_log_prob = step.log_prob_key is not None
+
+    @staticmethod
+    def fits(step: HeadStep, parameters: Tensors) -> bool:
+        """True for a head that is torch's Categorical over logits, with nothing added to it."""
+        head = step.head
+        return (
+            head.distribution_class is torch.distributions.Categorical
+            and tuple(head.dist_keys) == ("logits",)
+            and not head.distribution_kwargs
+            and getattr(head, "_generator", None) is None
+            and len(step.sample_keys) == 1
+            and parameters[0].ndim in (1, 2)
+            and parameters[0].device.type == "cpu"
+            and parameters[0].dtype in (torch.float32, torch.float64)
+        )
+
+    def __call__(self, logits: torch.Tensor) -> Tensors:
+        """Actions int64 [] or [P], and their log-probabilities in the dtype of the logits."""
+        if (interaction_type() or self._default) is not _RANDOM:
+            return self._general(logits)
+        torch.logsumexp(logits, -1, True, out=self._total)
+        torch.sub(logits, self._total, out=self._normal)
+        torch.softmax(self._normal, -1, out=self._probs)
+        try:
+            torch.multinomial(self._rows, 1, True, out=self._drawn)
+        except RuntimeError:
+            return self._general(logits)
+        if not self._with_log_prob:
+            return self._actions
+        torch.gather(self._normal, -1, self._index, out=self._log_prob)
+        return self._both

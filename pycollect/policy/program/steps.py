@@ -1,0 +1,220 @@
+"""What a policy is taken apart into: calls of functions over tensors, and distributions to sample.
+
+A `Program` is a list of steps over one dictionary from key to tensor. It says what is computed; how
+(by the module itself, or by a plan) is decided in `assemble.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
+from torch import nn
+
+from pycollect.batch.layout import Key
+
+Values: TypeAlias = dict[Key, torch.Tensor]
+
+IGNORED: Key = ("_",)  # tensordict's name for an output that nobody wants
+
+
+class CannotUnwrapError(Exception):
+    """The policy does something that only a TensorDict can carry; it is then called with one."""
+
+
+class PolicyOutputError(ValueError):
+    """A policy returned something else than what it returned, or was asked for, at construction."""
+
+
+@dataclass(frozen=True)
+class CallStep:
+    """One call `function(*inputs)`, or `function(**inputs)` where `names` is given.
+
+    `lenient` turns numpy arrays and Python numbers that come back into tensors; without it they
+    raise `CannotUnwrapError`, as TensorDictModule has its own rules for them.
+
+    Attributes:
+        others: the last of the `out_keys`, which the function did not give, see `other_keys`.
+    """
+
+    function: Callable[..., Any]
+    in_keys: tuple[Key, ...]
+    out_keys: tuple[Key, ...]
+    names: tuple[str, ...] | None = None
+    lenient: bool = False
+    others: tuple[Key, ...] = ()
+
+    def widened(self, others: tuple[Key, ...]) -> CallStep:
+        """The step with keys for further outputs."""
+        if not others:
+            return self
+        return replace(self, out_keys=(*self.out_keys, *others), others=others)
+
+    @property
+    def module(self) -> nn.Module | None:
+        """The nn.Module that is called with one tensor, if it is that simple: a plan may do it."""
+        simple = isinstance(self.function, nn.Module) and len(self.in_keys) == 1
+        return self.function if simple and self.names is None else None  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class HeadStep:
+    """Sampling of one ProbabilisticTensorDictModule; `default` holds where no type is set."""
+
+    head: ProbabilisticTensorDictModule
+    in_keys: tuple[Key, ...]
+    sample_keys: tuple[Key, ...]
+    log_prob_key: Key | None
+    default: InteractionType
+
+    @property
+    def out_keys(self) -> tuple[Key, ...]:
+        """Samples first, then the log-probability."""
+        return self.sample_keys + ((self.log_prob_key,) if self.log_prob_key else ())
+
+
+Step: TypeAlias = CallStep | HeadStep
+
+
+@dataclass(frozen=True)
+class Program:
+    """A policy taken apart. `selected`: the keys that it lets out, None for all that it writes.
+
+    `watched` are the modules whose change (hooks, children, attributes) makes the program untrue.
+    """
+
+    steps: tuple[Step, ...]
+    selected: frozenset[Key] | None = None
+    watched: tuple[nn.Module, ...] = ()
+
+    @property
+    def others(self) -> tuple[Key, ...]:
+        """The keys of outputs that the policy itself does not name."""
+        steps = (step for step in self.steps if isinstance(step, CallStep))
+        return tuple(key for step in steps for key in step.others)
+
+    def widened(self, others: tuple[Key, ...]) -> Program:
+        """The program of a policy over tensors, with keys for further outputs."""
+        steps = tuple(
+            step.widened(others) if isinstance(step, CallStep) and step.lenient else step
+            for step in self.steps
+        )
+        return replace(self, steps=steps)
+
+    @property
+    def written(self) -> tuple[Key, ...]:
+        """Every key that is written and let out, in the order of first writing."""
+        keys = dict.fromkeys(key for step in self.steps for key in step.out_keys if key != IGNORED)
+        return tuple(key for key in keys if self.selected is None or key in self.selected)
+
+    @property
+    def read(self) -> tuple[Key, ...]:
+        """Every key that has to be there before the first step, in the order of first reading."""
+        keys: dict[Key, None] = {}
+        known: set[Key] = set()
+        for step in self.steps:
+            keys.update(dict.fromkeys(key for key in step.in_keys if key not in known))
+            known.update(step.out_keys)
+        return tuple(keys)
+
+
+def as_key(key: Any) -> Key:
+    """A tensordict key (a string, or a nested tuple of strings) as a flat tuple of strings."""
+    if isinstance(key, str):
+        return (key,)
+    return tuple(part for entry in key for part in as_key(entry))
+
+
+def show(key: Key) -> str:
+    """A key as a user would write it: 'action', or ('next', 'reward')."""
+    return repr(key[0] if len(key) == 1 else key)
+
+
+def show_all(keys: Any) -> str:
+    """Several keys for an error text; 'none' for no keys."""
+    return ", ".join(show(key) for key in keys) or "none"
+
+
+def other_keys(out: Any, step: CallStep) -> tuple[Key, ...]:
+    """Keys for what a function over tensors returned beyond those it was asked for.
+
+    TorchRL names them: output1, output2, ..., and what is in a tuple ("output1", "0"), ...
+    """
+    if not step.lenient or isinstance(out, Mapping | TensorDictBase):
+        return ()
+    others = _as_tuple(out, step)[len(step.out_keys) :]
+    return tuple(
+        key
+        for number, value in enumerate(others, 1)
+        for key, _ in _parts(value, (f"output{number}",))
+    )
+
+
+def _parts(value: Any, key: Key) -> list[tuple[Key, Any]]:
+    if value is None:
+        return [(IGNORED, None)]
+    if not isinstance(value, tuple):
+        return [(key, value)]
+    parts = enumerate(value)
+    return [pair for place, part in parts for pair in _parts(part, (*key, str(place)))]
+
+
+def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
+    """What a call returned as one tensor per output key.
+
+    Raises PolicyOutputError where the number does not fit, CannotUnwrapError where something is no
+    tensor and the step is not lenient.
+    """
+    keys = step.out_keys
+    if isinstance(out, Mapping | TensorDictBase):
+        out = _by_key(out, keys, CannotUnwrapError if not step.lenient else PolicyOutputError)
+    else:
+        out = _as_tuple(out, step)
+    if step.others:
+        named = len(keys) - len(step.others)
+        out = (*out[:named], *(part for _, part in _parts(tuple(out[named:]), ())))
+    if len(out) != len(keys):
+        raise PolicyOutputError(
+            f"policy: expected {len(keys)} output(s), for the key(s) {show_all(keys)}, "
+            f"but {len(out)} came"
+        )
+    return tuple(_as_tensor(o, key, step.lenient) for o, key in zip(out, keys, strict=True))
+
+
+def _as_tuple(out: Any, step: CallStep) -> tuple[Any, ...]:
+    if isinstance(out, torch.Tensor):
+        return (out,)
+    if out is None:
+        return ()
+    if isinstance(out, list) and step.lenient and any(isinstance(o, torch.Tensor) for o in out):
+        return tuple(out)
+    return out if isinstance(out, tuple) else (out,)
+
+
+def _by_key(
+    out: Mapping[Any, Any] | TensorDictBase, keys: tuple[Key, ...], error: type[Exception]
+) -> tuple[Any, ...]:
+    if isinstance(out, TensorDictBase):
+        out = dict(out.items(include_nested=True))
+    entries = {as_key(key): value for key, value in out.items()}
+    missing = [key for key in keys if key not in entries]
+    if missing:
+        raise error(f"policy: it returned no {show_all(missing)}; it returned {show_all(entries)}")
+    return tuple(entries[key] for key in keys)
+
+
+def _as_tensor(value: Any, key: Key, lenient: bool) -> Any:
+    if isinstance(value, torch.Tensor) or key == IGNORED:
+        return value
+    if not lenient:
+        raise CannotUnwrapError(f"{show(key)} is a {type(value).__name__}, not a tensor")
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise PolicyOutputError(
+            f"policy: expected a tensor for {show(key)}, but a {type(value).__name__} came"
+        ) from error

@@ -1,0 +1,197 @@
+"""Taking the TensorDictModule family apart, so that no TensorDict is built per step.
+
+Only what is known to be the library's own code is taken apart: a class that overrides a method, a
+module with hooks, or an option that changes what later modules see raises CannotUnwrapError, and
+the policy is called with a TensorDict. TorchRL's classes are recognised without importing it: most
+inherit these methods, and `SafeProbabilisticModule.forward` is known by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tensordict.nn import (
+    CompositeDistribution,
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+    TensorDictSequential,
+)
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from pycollect.batch.layout import Key
+from pycollect.policy.program.recurrent import RecurrentStep, recurrent_keys, recurrent_layer
+from pycollect.policy.program.steps import (
+    CallStep,
+    CannotUnwrapError,
+    HeadStep,
+    Program,
+    Step,
+    as_key,
+)
+
+_TORCHRL_HEAD = (
+    "torchrl.modules.tensordict_module.probabilistic",
+    "SafeProbabilisticModule.forward",
+)
+_CALL = nn.Module.__call__, nn.Module._call_impl  # before anybody patches them
+_HEAD_METHODS = ("forward", "get_dist", "_dist_sample", "log_prob_key", "dist_sample_keys")
+_CALL_METHODS = ("_call_module", "_write_to_tensordict")
+
+
+def unwrap(policy: nn.Module) -> Program:
+    """A TensorDictModule, a sequence of them, or a probabilistic one as a Program.
+
+    Raises CannotUnwrapError with the reason where only a TensorDict will do.
+    """
+    watched: list[nn.Module] = []
+    steps = tuple(_steps(policy, watched, None))
+    selected = None
+    if isinstance(policy, TensorDictSequential) and policy._select_before_return:
+        selected = frozenset(as_key(key) for key in policy.out_keys)
+    return Program(steps, selected, tuple(watched))
+
+
+def is_plain(module: nn.Module) -> bool:
+    """True if calling the module runs its class's `forward` and nothing else.
+
+    Backward hooks, which see nothing where there are no gradients, do not count.
+    """
+    kind = type(module)
+    return not (
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or "forward" in vars(module)
+        or "_call_impl" in vars(module)
+        or (kind.__call__, kind._call_impl) != _CALL
+        or getattr(module, "_compiled_call_impl", None) is not None
+        or torch_module._global_forward_hooks
+        or torch_module._global_forward_pre_hooks
+    )
+
+
+def forward_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What a call runs: of a plain module its `forward` itself.
+
+    To look for hooks at each call takes as long as the arithmetic of a small policy.
+    """
+    if isinstance(function, nn.Module) and is_plain(function):
+        forward: Callable[..., Any] = function.forward
+        return forward
+    return function
+
+
+def torchrl_head_forward(head: ProbabilisticTensorDictModule) -> Any:
+    """TorchRL's own `forward` of a probabilistic module, None where the head has another one."""
+    forward: Any = type(head).forward
+    return forward if (forward.__module__, forward.__qualname__) == _TORCHRL_HEAD else None
+
+
+def _steps(
+    module: nn.Module, watched: list[nn.Module], default: InteractionType | None
+) -> Iterable[Step]:
+    """The steps of one member of the family. `default`: interaction type set by an outer module."""
+    watched.append(module)
+    if not is_plain(module):
+        raise CannotUnwrapError(f"{type(module).__name__} has hooks or a forward of its own")
+    if isinstance(module, ProbabilisticTensorDictModule):
+        return [_head(module, default)]
+    if isinstance(module, ProbabilisticTensorDictSequential):
+        return _probabilistic_sequence(module, watched, default)
+    if isinstance(module, TensorDictSequential):
+        return _sequence(module, watched, default)
+    if isinstance(module, TensorDictModule):
+        return [_call(module)]
+    layer = recurrent_layer(module)
+    if layer is not None:
+        watched.append(layer)
+        step = RecurrentStep(module, layer, is_plain(layer))
+        return [CallStep(step, *recurrent_keys(module))]
+    raise CannotUnwrapError(f"{type(module).__name__} is not a TensorDictModule")
+
+
+def _call(module: TensorDictModule) -> CallStep:
+    _require_inherited(module, TensorDictModule, ("forward", *_CALL_METHODS))
+    options = vars(module)
+    if module.inplace is not True or options.get("_get_kwargs") or options.get("method_kwargs"):
+        raise CannotUnwrapError("TensorDictModule with inplace, get_kwargs or method_kwargs")
+    method = options.get("method")
+    function = getattr(module.module, method) if method else module.module
+    names = getattr(module, "_kwargs", None)
+    return CallStep(
+        function,
+        _keys(module.in_keys),
+        _keys(module.out_keys_source),
+        names=tuple(names) if names is not None else None,
+    )
+
+
+def _sequence(
+    module: TensorDictSequential, watched: list[nn.Module], default: InteractionType | None
+) -> list[Step]:
+    _require_inherited(module, TensorDictSequential, ("forward", "_run_module", "_module_iter"))
+    return _chain(module, module._module_iter(), watched, default)
+
+
+def _probabilistic_sequence(
+    module: ProbabilisticTensorDictSequential,
+    watched: list[nn.Module],
+    default: InteractionType | None,
+) -> list[Step]:
+    names = ("forward", "get_dist_params", "det_part", "_last_module", "_module_iter")
+    _require_inherited(module, ProbabilisticTensorDictSequential, names)
+    if not module._requires_sample:
+        raise CannotUnwrapError("a sequence whose samples are outputs of its own modules")
+    if module.return_composite:
+        return _chain(module, module._module_iter(), watched, default)
+    inner = default or module.default_interaction_type
+    steps = _chain(module, [module.det_part], watched, inner)
+    return [*steps, *_steps(module._last_module, watched, default)]
+
+
+def _chain(
+    module: TensorDictSequential,
+    members: Iterable[nn.Module],
+    watched: list[nn.Module],
+    default: InteractionType | None,
+) -> list[Step]:
+    if module.inplace is not None or module.partial_tolerant:
+        raise CannotUnwrapError("a sequence with inplace or partial_tolerant")
+    if isinstance(module.module, nn.Module):
+        watched.append(module.module)
+    steps: list[Step] = []
+    for member in members:
+        if isinstance(member, TensorDictSequential) and member._select_before_return:
+            raise CannotUnwrapError("a sequence in a sequence that selects its outputs")
+        steps.extend(_steps(member, watched, default))
+    return steps
+
+
+def _head(head: ProbabilisticTensorDictModule, default: InteractionType | None) -> HeadStep:
+    methods = _HEAD_METHODS[1:] if torchrl_head_forward(head) else _HEAD_METHODS
+    _require_inherited(head, ProbabilisticTensorDictModule, methods)
+    if head.distribution_class is CompositeDistribution:
+        raise CannotUnwrapError("a composite distribution")
+    if head.num_samples is not None or getattr(head, "_generator_key", None) is not None:
+        raise CannotUnwrapError("a probabilistic module with num_samples or a generator key")
+    return HeadStep(
+        head,
+        _keys(head.in_keys),
+        _keys(head.dist_sample_keys),
+        as_key(head.log_prob_key) if head.return_log_prob else None,
+        default or head.default_interaction_type,
+    )
+
+
+def _require_inherited(module: nn.Module, base: type, names: Iterable[str]) -> None:
+    """Raise CannotUnwrapError if the module's class defines one of these methods anew."""
+    for name in names:
+        if getattr(type(module), name, None) is not getattr(base, name, None):
+            raise CannotUnwrapError(f"{type(module).__name__} overrides {name}")
+
+
+def _keys(keys: Iterable[Any]) -> tuple[Key, ...]:
+    return tuple(as_key(key) for key in keys)

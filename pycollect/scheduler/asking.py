@@ -1,0 +1,105 @@
+"""Questions to workers elsewhere, between two of their rollouts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from pycollect.scheduler.workers import Member
+from pycollect.worker.paths import called, calls, resolved
+
+Call = tuple[str, Sequence[Any], Mapping[str, Any]]
+
+
+class Asking(ABC):
+    """What is asked of workers by name; each answers once the rollouts before are done.
+
+    No rollout is lost by it. What a worker raises is raised here, same type, once all who were
+    asked have answered; a worker that dies meanwhile is replaced, and the asker told.
+    """
+
+    def getattr_env(self, attr: str) -> Any:
+        """An attribute of the first worker's environment, as a copy.
+
+        Raises:
+            AttributeError: there is none of that name.
+            TypeError: it does not pickle.
+            WorkerError: the worker died.
+            TimeoutError: it did not answer within `worker_timeout`.
+        """
+        return self._ask_first("getattr_env", attr)
+
+    def getattr_policy(self, attr: str) -> Any:
+        """An attribute of the first worker's policy, as `getattr_env`."""
+        return self._ask_first("getattr_policy", attr)
+
+    def get_distant_attr(self, attr: str) -> list[Any]:
+        """What stands at a path in each worker: "env.action_spec", "policy.module[0]"."""
+        members = self._in_order()
+        question: Call = ("get_distant_attr", (attr,), {})
+        return self._ask({member.index: question for member in members})
+
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Any]:
+        """What a method returns in each worker, in their order.
+
+        Args:
+            method_name: its path in a worker, like "env.close" or "get_distant_attr".
+            list_of_args, list_of_kwargs: of each worker; None: none.
+
+        Raises:
+            ValueError: not one entry for each worker.
+            AttributeError: there is no such method, or it is one that the collector has to call.
+        """
+        members = self._in_order()
+        each = calls(list_of_args, list_of_kwargs, len(members))
+        if method_name == "update_policy_weights_":  # which the collector gives to one worker
+            update = resolved(self, method_name)
+            return [
+                update(*args, **{**kwargs, "worker_ids": member.index})
+                for member, (args, kwargs) in zip(members, each, strict=True)
+            ]
+        return self._ask(
+            {
+                member.index: ("cascade_execute", (method_name, *args), kwargs)
+                for member, (args, kwargs) in zip(members, each, strict=True)
+            }
+        )
+
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Call what stands at a path from the collector on; return it, where it is no function."""
+        return called(self, attr_path, *args, **kwargs)
+
+    def get_model(self, model_id: str) -> Any:
+        """The caller's policy for "policy"; for anything else what stands at that path."""
+        return resolved(self, model_id)
+
+    def fake_tensordict(self) -> Any:
+        """Of a collector in this process alone, as the environments are not here."""
+        raise NotImplementedError(
+            f"{type(self).__name__}.fake_tensordict: the environments are in other processes; use "
+            "Collector(...).fake_tensordict() with one of them"
+        )
+
+    def _ask_first(self, method: str, attr: str) -> Any:
+        first, *_ = self._in_order()
+        return self._ask({first.index: (method, (attr,), {})})[0]
+
+    def _ask(self, questions: Mapping[int, Call]) -> list[Any]:
+        packed = {index: cloudpickle.dumps(question) for index, question in questions.items()}
+        return [cloudpickle.loads(answer) for answer in self._answers(packed)]
+
+    @abstractmethod
+    def _in_order(self) -> list[Member]:
+        """The workers that are there by id; RuntimeError where there are none."""
+
+    @abstractmethod
+    def _answers(self, questions: Mapping[int, bytes]) -> list[bytes]:
+        """What these workers answer, both pickled."""

@@ -1,0 +1,99 @@
+"""What TorchRL's collectors with several workers tell of them, under TorchRL's names."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+
+from pycollect.devices import Devices
+from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.workers import Member
+from pycollect.worker.names import WorkerNames
+from pycollect.worker.options import WorkerOptions
+
+Places = tuple[torch.device | None, ...]
+
+
+class ManyWorkers(WorkerNames):
+    """The workers that there are, and the arguments of each, in the order of their ids."""
+
+    _remote: RemoteOptions
+
+    @property
+    @abstractmethod
+    def _members(self) -> list[Member]:
+        """The workers."""
+
+    @property
+    def _worker_options(self) -> WorkerOptions:
+        return self._members[0].plan.spec.options
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        return len(self._members)
+
+    @property
+    def cat_results(self) -> str | int | None:
+        """How their rollouts are joined; None where they are not."""
+        return self._remote.joined
+
+    @property
+    def preemptive_threshold(self) -> float:
+        """The argument; 1.0: stragglers are waited for."""
+        preemption = self._remote.preemption
+        return 1.0 if preemption is None else preemption.threshold
+
+    @property
+    def update_at_each_batch(self) -> bool:
+        """Whether workers get the policy's weights without being told."""
+        return self._remote.update_each
+
+    @property
+    def num_sub_threads(self) -> int | None:
+        """Torch threads in each worker."""
+        return self._worker_options.num_threads
+
+    @property
+    def create_env_fn(self) -> list[Any]:
+        """The entry of each."""
+        return [member.plan.spec.entry for member in self._members]
+
+    @property
+    def create_env_kwargs(self) -> list[Any]:
+        """The keyword arguments of each."""
+        return [member.plan.spec.env_kwargs or {} for member in self._members]
+
+    @property
+    def storing_device(self) -> Places:
+        """For each, what ``td.device`` of its batches says."""
+        return tuple(own.told for own in self._devices_of_each)
+
+    @property
+    def env_device(self) -> Places:
+        """Where the environments of each were told to lie."""
+        return tuple(own.of_env for own in self._devices_of_each)
+
+    @property
+    def policy_device(self) -> Places:
+        """Where the policy of each was told to lie."""
+        return tuple(own.of_policy for own in self._devices_of_each)
+
+    def frames_per_batch_worker(self, *, worker_idx: int | None = None) -> int:
+        """Frames of one rollout of a worker.
+
+        Args:
+            worker_idx: its id; None: the first one's.
+        """
+        index = self._members[0].index if worker_idx is None else worker_idx
+        for member in self._members:
+            if member.index == index:
+                return member.info.frames
+        known = [member.index for member in self._members]
+        raise ValueError(f"worker_idx: expected one of {known}, got {worker_idx!r}")
+
+    @property
+    def _devices_of_each(self) -> list[Devices]:
+        return [member.plan.spec.options.devices for member in self._members]

@@ -1,0 +1,114 @@
+"""Weights on their way to the workers: packed once per version and form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pycollect._core import Leaf
+from pycollect.batch.weights import Weights, WeightSlab, check_part
+from pycollect.engines.messages import Buffer
+from pycollect.scheduler.workers import Member
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What workers were given, all of it: later weights may be some of the names only.
+
+    Attributes:
+        edition: counts what was sent; 0: nothing yet.
+        version: the policy version that they make.
+        references: to what was packed, by the form of the worker's weights.
+    """
+
+    edition: int = 0
+    version: int = 0
+    weights: Weights = field(default_factory=dict)
+    references: dict[tuple[Leaf, ...], Any] = field(default_factory=dict)
+
+
+_NOTHING = Assignment()
+
+
+class WeightSender:
+    """Sends weights to workers, and remembers them for those that take a worker's place.
+
+    Args:
+        put: of the engine: what stands for a packed buffer in several calls.
+    """
+
+    def __init__(self, put: Callable[[Any], Any]) -> None:
+        self._put = put
+        self._slabs: dict[tuple[Leaf, ...], WeightSlab] = {}
+        self._newest = _NOTHING
+        self._of: dict[int, Assignment] = {}
+        self._own: set[int] = set()
+
+    @property
+    def own(self) -> dict[int, Weights]:
+        """Of workers that were given weights of their own: these, by id."""
+        return {index: self._of[index].weights for index in sorted(self._own)}
+
+    @property
+    def newest(self) -> Weights:
+        """The weights that were sent last, which a new worker gets; none before the first time."""
+        return self._newest.weights
+
+    def check(self, weights: Weights, members: Sequence[Member]) -> None:
+        """Raise ValueError if names or shapes are not those of the workers' policies."""
+        for member in members:
+            check_part(member.info.weights, weights)
+
+    def send(
+        self,
+        weights: Weights,
+        members: Sequence[Member],
+        version: int,
+        acknowledge: bool = False,
+        own: bool = False,
+    ) -> list[tuple[Member, Any]]:
+        """Give weights to these workers; the calls that can be waited for.
+
+        Args:
+            own: others are to have others.
+        """
+        copies = {name: value.detach().clone() for name, value in weights.items()}
+        edition = self._newest.edition + 1
+        before = [self._of.get(member.index, _NOTHING) for member in members]
+        following = {  # workers that had the same have the same again
+            id(had): Assignment(edition, version, {**had.weights, **copies})
+            for had in (self._newest, *before)
+        }
+        self._newest = following[id(self._newest)]
+        for member, had in zip(members, before, strict=True):
+            self._of[member.index] = following[id(had)]
+            (self._own.add if own else self._own.discard)(member.index)
+        sent = [(member, self.give(member, acknowledge)) for member in members]
+        return [(member, call) for member, call in sent if call is not None]
+
+    def give_newest(self, member: Member) -> None:
+        """Give a new worker the newest weights, if there are any."""
+        self._of[member.index] = self._newest
+        self.give(member)
+
+    def give(self, member: Member, acknowledge: bool = False) -> Any:
+        """Give a worker all that it was given before, if there is anything."""
+        own = self._of.get(member.index, _NOTHING)
+        if own.edition == 0:
+            return None
+        form = member.info.weights
+        if form not in own.references:
+            own.references[form] = self._put(self._packed(form, own.weights))
+        member.since_update = 0
+        return member.handle.assign(own.edition, own.version, own.references[form], acknowledge)
+
+    def _packed(self, form: tuple[Leaf, ...], weights: Weights) -> Buffer:
+        """The weights as bytes, in the dtypes that a worker's policy has."""
+        if not form:
+            return np.empty(0, np.uint8)
+        if form not in self._slabs:
+            self._slabs[form] = WeightSlab(form)
+        return self._slabs[form].pack(weights)

@@ -1,0 +1,140 @@
+"""A thread that moves a stream on by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from multiprocessing import util
+
+_BEFORE_WORKERS_END = 200  # a ProcessEngine ends them at exit with a lower priority
+
+_ends: dict[threading.Thread, Callable[[], None]] = {}
+
+
+def _end_all() -> None:
+    """What still runs when the program ends would go on while the interpreter is taken down."""
+    for end in list(_ends.values()):
+        end()
+
+
+util.Finalize(None, _end_all, exitpriority=_BEFORE_WORKERS_END)
+
+
+class Background:
+    """Calls a function again and again in a thread of its own, until it returns False.
+
+    What the function raises ends the thread; it is shown by ``threading.excepthook``, and kept for
+    `check`. The function is held only while it runs: it may be its owner's method. Any thread may
+    call the methods.
+    """
+
+    def __init__(self) -> None:
+        self._changing = threading.Lock()  # held by whoever starts or stops the thread
+        self._stopping = threading.Event()  # of the present thread alone
+        self._thread: threading.Thread | None = None
+        self._over = False
+        self._error: Exception | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is there."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    def start(self, step: Callable[[], bool], at_exit: Callable[[], None]) -> None:
+        """Go on with that function. Nothing happens if it runs already, or after `end`.
+
+        Args:
+            at_exit: called where the program ends while it runs; it is to call `end`.
+        """
+        if self._thread is threading.current_thread():
+            return
+        with self._changing:
+            if not self.running and not self._over:
+                self._stopping = threading.Event()
+                self._thread = threading.Thread(
+                    target=self._run, args=(step, self._stopping), name="pycollect", daemon=True
+                )
+                _ends[self._thread] = at_exit
+                self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Wait for the call that runs, and make no more. Whether it was running.
+
+        Raises:
+            TimeoutError: it takes longer than so many seconds; it goes on then.
+        """
+        if self._thread is threading.current_thread():
+            return False
+        with self._changing:
+            was_running = self.running
+            self._stopping.set()
+            if self._thread is not None:
+                self._thread.join(timeout)
+                if self._thread.is_alive():
+                    self._stopping.clear()
+                    raise TimeoutError(f"pause: the batch took longer than {timeout} s")
+            self._thread = None
+            return was_running
+
+    def end(self) -> None:
+        """As `stop`; it is never started again."""
+        self._over = True
+        self.stop()
+
+    def check(self) -> None:
+        """Raise what the function raised, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, step: Callable[[], bool], stopping: threading.Event) -> None:
+        try:
+            while not stopping.is_set() and step():
+                pass
+        except Exception as error:
+            self._error = error
+            raise
+        finally:
+            del _ends[threading.current_thread()]
+
+
+class Turnstile:
+    """Reentrant. Unlike ``threading.RLock`` it lets nobody starve behind a thread that comes again.
+
+    To be used in a ``with`` statement.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._line: list[int] = []  # tickets; whose is the first is in
+        self._tickets = 0
+        self._owner: int | None = None
+        self._depth = 0
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        if self._owner == me:
+            self._depth += 1
+            return
+        with self._changed:
+            ticket = self._tickets
+            self._tickets += 1
+            self._line.append(ticket)
+            try:
+                while self._line[0] != ticket:
+                    self._changed.wait()
+            except BaseException:  # an interrupt: whoever is next must not wait for us
+                self._line.remove(ticket)
+                self._changed.notify_all()
+                raise
+            self._owner, self._depth = me, 1
+
+    def __exit__(self, *exception: object) -> None:
+        self._depth -= 1
+        if self._depth:
+            return
+        with self._changed:
+            self._owner = None
+            self._line.pop(0)
+            self._changed.notify_all()

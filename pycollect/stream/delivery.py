@@ -1,0 +1,91 @@
+"""What becomes of an assembled batch on its way to the caller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+
+import torch
+from tensordict import TensorDictBase
+
+from pycollect.batch.extras_in_batches import with_extras
+from pycollect.batch.frame import TRAJ_IDS
+from pycollect.batch.layout import Key
+from pycollect.batch.slab_views import to_tensordict
+from pycollect.batch.upload import Uploads
+from pycollect.stream.options import StreamOptions
+from pycollect.stream.source import Batch
+from pycollect.trajectories.split import split_with_plan
+
+
+def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> TensorDictBase:
+    """The batch as a TensorDict, its observations in the dtype that was asked for.
+
+    Args:
+        uploads: what brings it to its place; None: it stays on the host.
+    """
+    cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
+    joined, device = batch.joined, batch.told
+    tensors = joined.tensors
+    if batch.place.type == "cpu" or uploads is None:
+        tensors = tensors if cast is None else cast(tensors)
+        device = device if batch.place.type == "cpu" else None
+    else:
+        there = uploads.to(batch.place)
+        tensors = there.upload(joined.slab, tensors, cast)
+        device = there.device
+    if batch.there:
+        place = next(iter(tensors.values())).device
+        own = {key: tensor.to(place) for key, tensor in batch.there.items()}
+        tensors = {**tensors, **(own if cast is None else cast(own))}
+        tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}
+    td: TensorDictBase = to_tensordict(tensors, joined.shape, device, batch.leaves.shapes)
+    if parcel := batch.leaves.parcel(joined.extras):
+        td = with_extras(td, parcel)  # those of tensors follow to its device
+    return td if device is None or batch.told is not None else td.clear_device_()
+
+
+def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
+    """The rollouts in a batch: worker, which of its processes, and its frames, [T] or [*P, T]."""
+    workers, how = list(batch.frames_of), batch.joined.how
+    if how is None:
+        parts: Iterable[TensorDictBase] = [td]
+    elif how == "stack":
+        parts = td.unbind(0)
+    else:
+        parts = td.split(list(batch.joined.parts), td.ndim - 1 if how == -1 else 0)
+    for worker, part in zip(workers, parts, strict=True):
+        sources = batch.joined.sources.get(worker, (0,))
+        if len(sources) == 1:
+            yield worker, sources[0], part
+            continue
+        steps = part.shape[-1] // len(sources)
+        for source, own in zip(sources, part.split(steps, part.ndim - 1), strict=True):
+            yield worker, source, own
+
+
+def finished(
+    td: TensorDictBase, options: StreamOptions, host: Mapping[Key, torch.Tensor]
+) -> TensorDictBase:
+    """What the caller gets: split, without ids where they are not wanted, processed.
+
+    Args:
+        host: leaves of the batch by key, as far as they are on the host, where trajectories are
+            looked for.
+    """
+    if options.split_trajs and not options.trajs_per_batch:
+        td, _ = split_with_plan(td, "padded", signals=host)
+    if not options.track_traj_ids:
+        td = _without_ids(td)
+    if options.postproc is not None:
+        td = options.postproc(td)
+        if td is None:
+            raise TypeError("postproc: expected it to return the batch, got None")
+    return td
+
+
+def _without_ids(td: TensorDictBase) -> TensorDictBase:
+    td = td.exclude(TRAJ_IDS)
+    if td.get("collector").is_empty():
+        td = td.exclude("collector")
+    return td

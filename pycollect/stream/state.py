@@ -1,0 +1,206 @@
+"""What a collector's state consists of, and how it is checked when it comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pycollect.batch.weights import weights_from
+from pycollect.worker.generators import GeneratorState, TeamState, from_plain
+
+_FORMAT = "pycollect 1"
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """Of one worker, at the end of its last delivered rollout.
+
+    Attributes:
+        generators: None where the worker draws from generators that are not its own.
+        policy: weights by name, where it was given others than the other workers.
+    """
+
+    generators: GeneratorState | TeamState | None = None
+    policy: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def check_generators(worker: int, state: WorkerState, processes: int, envs: int) -> None:
+    """Raise ValueError unless a state is of a worker of this form.
+
+    Args:
+        processes: of its own; 0: it collects itself.
+        envs: that it steps as a batch. Where processes follow each other along time, each has so
+            many; else they share them.
+    """
+    own = state.generators
+    if own is None:
+        return
+    came = len(own.processes) if isinstance(own, TeamState) else 0
+    if came != processes:
+        raise ValueError(
+            f"state_dict: expected generators of {processes} processes for worker {worker}, got "
+            f"those of {came}"
+        )
+    each = [own] if isinstance(own, GeneratorState) else own.processes
+    for state_of_one in each:
+        actions = len(state_of_one.actions)
+        if actions != envs and actions * processes != envs:
+            raise ValueError(
+                f"state_dict: expected generators of the random actions of {envs} environments "
+                f"for worker {worker}, got those of {actions * len(each)}"
+            )
+
+
+@dataclass(frozen=True)
+class CollectorState:
+    """Where a collector's stream stands after a delivered batch.
+
+    Attributes:
+        entropy: where resumed streams come from that no worker's generators give.
+        trajectories: how many ids were given.
+        policy: weights by name; empty where the collector knows none.
+        ledger: as :meth:`Ledger.state` makes it.
+    """
+
+    entropy: int
+    batches: int
+    episodes: int
+    trajectories: int
+    policy_version: int
+    policy: dict[str, torch.Tensor]
+    ledger: dict[str, Any]
+    workers: dict[int, WorkerState]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Tensors, numbers, strings, lists and dicts only, none shared with the collector."""
+        return {
+            "format": _FORMAT,
+            "entropy": self.entropy,
+            "batches": self.batches,
+            "episodes": self.episodes,
+            "trajectories": self.trajectories,
+            "policy_version": self.policy_version,
+            "policy": _copied(self.policy),
+            "policies": {
+                str(index): _copied(worker.policy)
+                for index, worker in self.workers.items()
+                if worker.policy
+            },
+            "ledger": self.ledger,
+            "workers": {
+                str(index): None if worker.generators is None else worker.generators.plain()
+                for index, worker in self.workers.items()
+            },
+        }
+
+    @classmethod
+    def from_dict(cls, source: Any, workers: Iterable[int]) -> CollectorState:
+        """What `to_dict` returned, or a state of TorchRL's.
+
+        Args:
+            workers: the ids that the state must be of.
+
+        Raises:
+            TypeError: not a dict nor a list of dicts.
+            ValueError: entries are missing, of a wrong kind, or of other workers.
+        """
+        ids = sorted(workers)
+        if isinstance(source, Sequence) and not isinstance(source, str):
+            return _from_torchrl(list(source), ids)
+        if not isinstance(source, Mapping):
+            raise TypeError(
+                f"state_dict: expected a dict, or TorchRL's list, got {type(source).__name__}"
+            )
+        if "format" not in source and "iter" in source:
+            return _from_torchrl([source], ids)
+        if source.get("format") != _FORMAT:
+            raise ValueError(
+                f"state_dict: expected the format {_FORMAT!r}, got {source.get('format')!r}"
+            )
+        return _checked(source, ids)
+
+
+def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
+    count = {name: _count(source, name) for name in ("batches", "episodes", "trajectories")}
+    own = _mapping(source, "workers")
+    policies = _mapping({"policies": {}, **source}, "policies")
+    if sorted(own) != sorted(map(str, ids)):
+        raise ValueError(f"state_dict: expected the workers {ids}, got {sorted(own)}")
+    return CollectorState(
+        entropy=_count(source, "entropy"),
+        policy_version=_count(source, "policy_version"),
+        policy=weights_from(_mapping(source, "policy")),
+        ledger=_checked_ledger(_mapping(source, "ledger")),
+        workers={
+            index: WorkerState(
+                None if own[str(index)] is None else from_plain(own[str(index)]),
+                weights_from(policies.get(str(index), {})),
+            )
+            for index in ids
+        },
+        **count,
+    )
+
+
+def _copied(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in weights.items()}
+
+
+def _count(source: Mapping[str, Any], name: str) -> int:
+    value = source.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(f"state_dict: expected an int >= 0 for {name!r}, got {value!r}")
+    if value >= 2**63 and name != "entropy":  # any seed there; what counts is an int64 elsewhere
+        raise ValueError(f"state_dict: expected an int < 2**63 for {name!r}, got {value!r}")
+    return value
+
+
+def _mapping(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = source.get(name)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"state_dict: expected a dict for {name!r}, got {type(value).__name__}")
+    return value
+
+
+def _checked_ledger(source: Mapping[str, Any]) -> dict[str, Any]:
+    accounts = {}
+    for worker, account in source.items():
+        if not (isinstance(worker, str) and worker.isdigit() and isinstance(account, Mapping)):
+            raise ValueError(f"state_dict: expected accounts by worker in 'ledger', got {worker!r}")
+        reasons = _mapping(account, "reasons")
+        accounts[worker] = {
+            "delivered": _count(account, "delivered"),
+            "reasons": {reason: _count(reasons, reason) for reason in reasons},
+        }
+    return accounts
+
+
+def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
+    """Weights of the first, counters of all: TorchRL keeps no generators and no ids."""
+    for source in sources:
+        if not (isinstance(source, Mapping) and "iter" in source):
+            raise TypeError("state_dict: expected TorchRL's dicts with an entry 'iter'")
+    if len(sources) not in (1, len(ids)):
+        raise ValueError(
+            f"state_dict: expected one dict or one per worker ({len(ids)}), got {len(sources)}"
+        )
+    frames = [_count(source, "frames") if "frames" in source else 0 for source in sources]
+    first = _mapping({"policy_state_dict": {}, **sources[0]}, "policy_state_dict")
+    # A TensorDict's own state_dict() describes itself in entries such as "__batch_size".
+    first = {name: value for name, value in first.items() if "__" not in name}
+    return CollectorState(
+        entropy=sum(frames),
+        batches=max(_count(source, "iter") for source in sources),
+        episodes=0,
+        trajectories=0,
+        policy_version=0,
+        policy=weights_from(first),
+        ledger={
+            str(index): {"delivered": count, "reasons": {}}
+            for index, count in zip(ids, frames, strict=False)
+        },
+        workers={index: WorkerState() for index in ids},
+    )

@@ -1,0 +1,131 @@
+"""What TorchRL's collectors have under names of their own, for its trainers and for programs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from pycollect import checks as check
+from pycollect.stream.background import Background
+from pycollect.stream.options import StreamOptions
+
+
+class TorchRLNames(ABC):
+    """Other names of what a stream is and does; each says which."""
+
+    _options: StreamOptions
+    _policy: Any
+    _closed: bool
+    _background: Background
+    _policy_version: int
+    _worker_idx: int | None = None
+
+    @property
+    def policy(self) -> Any:
+        """The policy that the collector was made with, None without one.
+
+        In process it is the one that is called, on its device; a `policy_factory`'s too.
+        """
+        return self._policy
+
+    @property
+    def replay_buffer(self) -> Any:
+        """The buffer that batches go to, None without one."""
+        return self._options.replay_buffer
+
+    @property
+    def extend_buffer(self) -> bool:
+        """The argument."""
+        return self._options.extend_buffer
+
+    @property
+    def requested_frames_per_batch(self) -> int:
+        """The frames of a batch, in this process after rounding up; elsewhere as asked for."""
+        return self._options.frames_per_batch
+
+    @property
+    def init_random_frames(self) -> int:
+        """The argument, 0 where it is off."""
+        return self._options.init_random_frames
+
+    @property
+    def postproc(self) -> Callable[[TensorDictBase], TensorDictBase] | None:
+        """The argument. Another may be set, for batches that are delivered from then on."""
+        return self._options.postproc
+
+    @postproc.setter
+    def postproc(self, function: Callable[[TensorDictBase], TensorDictBase] | None) -> None:
+        function = check.check_callable("postproc", function)
+        self._options = replace(self._options, postproc=function)
+
+    @property
+    def split_trajs(self) -> bool:
+        """The argument."""
+        return self._options.split_trajs
+
+    @property
+    def trajs_per_batch(self) -> int | None:
+        """The argument, None where it is off."""
+        return self._options.trajs_per_batch or None
+
+    @property
+    def traj_format(self) -> str:
+        """The argument."""
+        return self._options.traj_format
+
+    @property
+    def track_traj_ids(self) -> bool:
+        """The argument."""
+        return self._options.track_traj_ids
+
+    @property
+    def closed(self) -> bool:
+        """Whether the collector was shut down."""
+        return self._closed
+
+    @property
+    def worker_idx(self) -> int | None:
+        """The argument: as which of somebody's workers it collects; None: nobody told."""
+        return self._worker_idx
+
+    @worker_idx.setter
+    def worker_idx(self, index: int | None) -> None:
+        self._worker_idx = index
+
+    def is_running(self) -> bool:
+        """Whether `start` began something that goes on."""
+        return self._background.running
+
+    def iterator(self) -> Iterator[TensorDictBase | None]:
+        """The stream itself, as ``iter()``."""
+        return iter(self)
+
+    def get_policy_version(self) -> int:
+        """`policy_version`."""
+        return self.policy_version
+
+    def getattr_rb(self, attr: str) -> Any:
+        """An attribute of the replay buffer."""
+        return getattr(self.replay_buffer, attr)
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> Any:
+        """As `shutdown`, which ends what `start` began."""
+        self.shutdown(timeout, close_env)
+
+    @property
+    @abstractmethod
+    def policy_version(self) -> int:
+        """0 at first, one more with each weight update."""
+
+    @abstractmethod
+    def shutdown(
+        self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
+    ) -> None:
+        """Close environments and end workers."""
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[TensorDictBase | None]: ...

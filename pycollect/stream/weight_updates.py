@@ -1,0 +1,201 @@
+"""New weights of the policy: who gives them to a collector, by which of TorchRL's ways."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from pycollect.stream.weight_calls import source_of
+from pycollect.stream.weight_ways import WeightWays, end_receiver, made_updater
+
+
+class WeightUpdates(ABC):
+    """What a collector is told of new weights. Subclasses give them to whoever collects.
+
+    Args:
+        ways: how weights come, as the constructor was told.
+    """
+
+    _policy: Any
+    _policy_version: int
+    worker_idx: Any
+
+    def __init__(self, ways: WeightWays) -> None:
+        self._ways = ways
+        self._updater: Any = None
+        self._receivers: dict[str, Any] = {}
+        first = getattr(ways.tracker, "version", 0)
+        self._policy_version = first if isinstance(first, int) else 0
+        if ways.updater is not None:
+            self.weight_updater = ways.updater
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        policy_weights: Any = None,
+        worker_ids: int | Sequence[int] | None = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+        wait: bool = False,
+        **others: Any,
+    ) -> None:
+        """Give workers new weights, which they take when they start their next rollout.
+
+        In this process the policy is live: without weights the call only counts a version, unless
+        the policy is called on another device than the caller's lies on; that copy gets them now.
+        Elsewhere it returns at once, also while rollouts run; a rollout that is queued already
+        takes the new weights when it starts.
+
+        Args:
+            policy_or_weights: an nn.Module, a TensorDict of parameters (nested, as
+                ``TensorDict.from_module`` makes it, or flat), a state dict or nested dicts, with
+                names and shapes of the collector's policy; names that are missing stay as they
+                are. Or a dict of these by worker id. None: the policy that the collector was made
+                with.
+            weights, policy, policy_weights: the same under TorchRL's other names.
+            worker_ids: one id or several; None: all workers.
+            model_id: "policy" or None: there are no others.
+            weights_dict: ``{"policy": weights}``, instead of both.
+            wait: return only when all have got them.
+            others: what the `weight_updater` takes beside, if there is one.
+
+        Raises:
+            ValueError: names or shapes differ, a worker id or a model is unknown, or arguments
+                exclude each other.
+            TypeError: `policy_or_weights` is none of these.
+        """
+        given = {
+            "policy_or_weights": policy_or_weights,
+            "weights": weights,
+            "policy": policy,
+            "policy_weights": policy_weights,
+        }
+        if self._updater is not None:
+            for name, value in (("model_id", model_id), ("weights_dict", weights_dict)):
+                if value is not None:
+                    raise ValueError(f"{name}: expected None where there is a weight_updater")
+            self._update_by(self._updater, source_of(given, None, None), worker_ids, others)
+        elif others:
+            name = next(iter(others))
+            raise TypeError(f"update_policy_weights_() got an unexpected keyword argument {name!r}")
+        else:
+            self._update(source_of(given, model_id, weights_dict), worker_ids, wait)
+
+    @abstractmethod
+    def _update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
+        """Give these workers weights from a source, or by worker; None: the policy's."""
+
+    def _update_by(
+        self,
+        updater: Any,
+        source: Any,
+        worker_ids: int | Sequence[int] | None,
+        others: Mapping[str, Any],
+    ) -> None:
+        """Let an updater of the user's give the workers their weights."""
+        with self._one_version():
+            updater(policy_or_weights=source, worker_ids=worker_ids, **others)
+
+    @abstractmethod
+    def _one_version(self) -> AbstractContextManager[None]:
+        """What is given within is one update, whatever the number of workers."""
+
+    @property
+    def weight_updater(self) -> Any:
+        """What `update_policy_weights_` calls instead of giving the weights itself; None: nothing.
+
+        A WeightUpdaterBase of TorchRL's, or a callable that makes one. It is called as there:
+        `register_collector` when it is set, then, for each update, itself with
+        `policy_or_weights` and `worker_ids`.
+        """
+        return self._updater
+
+    @weight_updater.setter
+    def weight_updater(self, value: Any) -> None:
+        if value is not None:
+            value = made_updater(value)
+            value.register_collector(self)
+            if value.collector is not self:
+                raise RuntimeError(
+                    "weight_updater: expected one whose `collector` is the one it was registered "
+                    f"with, got {value.collector!r}"
+                )
+        self._updater = value
+
+    def init_updater(self, *args: Any, **kwargs: Any) -> None:
+        """Call the updater's `init`, if there is an updater."""
+        if self._updater is not None:
+            self._updater.init(*args, **kwargs)
+
+    def register_scheme_receiver(
+        self, weight_recv_schemes: Mapping[str, Any], *, synchronize_weights: bool = True
+    ) -> None:
+        """Let schemes of TorchRL's bring weights from their senders elsewhere.
+
+        Each finds its model as an attribute of the collector ("policy"), and writes into it in a
+        thread of its own; what it brings for the policy is given to the workers, too.
+
+        Args:
+            weight_recv_schemes: by model.
+            synchronize_weights: connect them now, which waits for the sender.
+        """
+        for model, scheme in weight_recv_schemes.items():
+            before = self._receivers.get(model)
+            if before is not None and before is not scheme:
+                before.shutdown()
+            if not scheme.initialized_on_receiver:
+                scheme.init_on_receiver(model_id=model, context=self, worker_idx=self.worker_idx)
+            self._receivers[model] = scheme
+        if synchronize_weights:
+            for scheme in weight_recv_schemes.values():
+                if not scheme.synchronized_on_receiver:
+                    scheme.connect(worker_idx=self.worker_idx)
+
+    def receive_weights(
+        self, policy_or_weights: Any = None, *, weights: Any = None, policy: Any = None
+    ) -> None:
+        """Take weights as if a sender had brought them: past the `weight_updater`.
+
+        Args:
+            policy_or_weights: as `update_policy_weights_` takes them. None: what the schemes of
+                `weight_recv_schemes` have received.
+            weights, policy: the same under other names.
+
+        Raises:
+            ValueError: names or shapes differ; or weights, where schemes bring them.
+        """
+        given = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
+        source = source_of(given, None, None)
+        if self._receivers:
+            if source is not None:
+                raise ValueError("policy_or_weights: expected None with weight_recv_schemes")
+            for scheme in self._receivers.values():
+                scheme.receive()
+        elif source is not None:
+            self._take_received(source)
+
+    def _stop_receiving(self) -> None:
+        """End the threads of the schemes that receive.
+
+        Their queues are the sender's: a scheme's own `shutdown` would stop all of its receivers.
+        """
+        for scheme in self._receivers.values():
+            end_receiver(scheme)
+
+    @abstractmethod
+    def _take_received(self, source: Any) -> None:
+        """Take weights from a source, whatever brings them."""
+
+    def increment_version(self) -> None:
+        """One more `policy_version`, without weights; workers elsewhere learn it with the next."""
+        self._count_version()
+
+    def _count_version(self) -> None:
+        self._policy_version += 1
+        if self._ways.tracker is not None:
+            self._ways.tracker.increment_version()

@@ -1,0 +1,148 @@
+"""How the policy comes by new weights: `weight_sync_schemes`, `weight_updater` and their kin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pycollect.errors import warn_user
+
+# TorchRL's that only say what carries the weights.
+_SCHEMES = (
+    "SharedMemWeightSyncScheme",
+    "MultiProcessWeightSyncScheme",
+    "RayWeightSyncScheme",
+    "RPCWeightSyncScheme",
+    "DistributedWeightSyncScheme",
+)
+_POLICY = "policy"
+
+
+@dataclass(frozen=True)
+class WeightWays:
+    """What a collector was told of its policy's weights.
+
+    Attributes:
+        sends: whether an update changes weights; False for a NoWeightSyncScheme.
+        updater: the user's own, or what makes it.
+        receivers: schemes that bring weights from elsewhere, by the model that they are of.
+        tracker: counts versions beside the collector, as TorchRL's PolicyVersion does.
+        worker_idx: the collector's own number, by which receivers find what is meant for it.
+    """
+
+    sends: bool = True
+    updater: Any = None
+    receivers: Mapping[str, Any] = field(default_factory=dict)
+    tracker: Any = None
+    worker_idx: int | None = None
+
+    @classmethod
+    def checked(
+        cls,
+        *,
+        weight_updater: Any = None,
+        weight_sync_schemes: Any = None,
+        weight_recv_schemes: Any = None,
+        track_policy_version: Any = False,
+        worker_idx: Any = None,
+    ) -> WeightWays:
+        """Check each; the errors name the argument. What changes nothing is warned about, once."""
+        if weight_updater is not None and weight_sync_schemes is not None:
+            raise TypeError("weight_updater: expected None together with weight_sync_schemes")
+        if weight_updater is not None and not callable(weight_updater):
+            raise TypeError(
+                "weight_updater: expected a WeightUpdaterBase or a callable that returns one, got "
+                f"{type(weight_updater).__name__}"
+            )
+        scheme = _policy_scheme(_schemes("weight_sync_schemes", weight_sync_schemes))
+        tracked = callable(getattr(track_policy_version, "increment_version", None))
+        return cls(
+            sends=scheme is None or not _is_torchrls(scheme, "NoWeightSyncScheme"),
+            updater=weight_updater,
+            receivers=_schemes("weight_recv_schemes", weight_recv_schemes),
+            tracker=track_policy_version if tracked else None,
+            worker_idx=worker_idx,
+        )
+
+
+AS_USUAL = WeightWays()
+
+
+def _schemes(name: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping | None):
+        raise TypeError(f"{name}: expected a dict by model, got {type(value).__name__}")
+    schemes = dict(value or {})
+    for model, scheme in schemes.items():
+        if not _is_torchrls(scheme, "WeightSyncScheme"):
+            raise TypeError(
+                f"{name}: expected a WeightSyncScheme for {model!r}, got {type(scheme).__name__}"
+            )
+    return schemes
+
+
+def _policy_scheme(schemes: Mapping[str, Any]) -> Any:
+    """The one of the policy, None without one."""
+    others = [model for model in schemes if model != _POLICY]
+    if others:
+        raise ValueError(
+            f"weight_sync_schemes: expected the model 'policy' alone, got {others}: weights of "
+            "other models are not sent to workers. What is in this process, a replay buffer's "
+            "transform say, can be written to; an environment can load its own in "
+            "pre_collect_hook"
+        )
+    scheme = schemes.get(_POLICY)
+    if scheme is None or _is_torchrls(scheme, "NoWeightSyncScheme"):
+        return scheme
+    own = type(scheme)
+    if own.__name__ not in _SCHEMES or not own.__module__.startswith("torchrl.weight_update"):
+        raise ValueError(
+            f"weight_sync_schemes: expected one of {', '.join(_SCHEMES)} or NoWeightSyncScheme, "
+            f"got {own.__name__}, whose own way of sending would not be called; pass a "
+            "weight_updater, or the weights to update_policy_weights_()"
+        )
+    warn_user(
+        f"weight_sync_schemes: {own.__name__} says what carries the weights, which has no effect: "
+        "they travel in shared memory, and in Ray's object store to other nodes"
+    )
+    return scheme
+
+
+def _is_torchrls(value: Any, name: str) -> bool:
+    """Whether it is of TorchRL's class of that name, which need not be imported for it."""
+    return any(
+        base.__name__ == name and base.__module__.partition(".")[0] == "torchrl"
+        for base in type(value).__mro__
+    )
+
+
+def end_receiver(scheme: Any) -> None:
+    """End the thread that receives, by the base class's `shutdown`, which does nothing else."""
+    for base in type(scheme).__mro__:
+        if base.__name__ == "WeightSyncScheme":
+            base.shutdown(scheme)  # type: ignore[attr-defined]
+
+
+def only_carries(updater: Any) -> bool:
+    """Whether an updater is one of TorchRL's that reach its own workers, and no others."""
+    method = getattr(type(updater), "_sync_weights_with_worker", None)
+    return getattr(method, "__module__", "").partition(".")[0] == "torchrl"
+
+
+def made_updater(value: Any) -> Any:
+    """The updater itself: it, or what it returns when it is called."""
+    if isinstance(value, type) or not hasattr(value, "register_collector"):
+        value = value()
+        if not hasattr(value, "register_collector"):
+            raise TypeError(
+                "weight_updater: expected a callable that returns a WeightUpdaterBase, got one "
+                f"that returned {type(value).__name__}"
+            )
+    return value
+
+
+def carried(updater: Any, given: Any) -> Any:
+    """What such an updater would bring to workers: its own weights where none were given."""
+    if given is None and not _is_torchrls(updater, "RayWeightUpdater"):  # which gives a reference
+        given = updater._get_server_weights()
+    return given

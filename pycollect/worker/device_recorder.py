@@ -1,0 +1,176 @@
+"""DeviceRecorder: records what stays on a device, beside the Recorder of what comes to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from pycollect._core import Recorder, RolloutControl, RolloutHeader, Slab
+from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.layout import Key, dotted, is_delivered, torch_dtype
+from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+from pycollect.policy.states import PolicyState
+
+
+class DeviceRecorder:
+    """A Recorder of environments whose observations stay on their device.
+
+    Observations, a policy's outputs and its states are copied there, by the device's current
+    stream, into tensors of each rollout's own; no step waits for them. Flags, rewards, ids and
+    counts are the Recorder's, on the host.
+
+    Args:
+        recorder: of everything else.
+        leaves: of a batch.
+        current: the current observation by key, [*frame], or [P, *frame] where batched; those of
+            `env.staying` are kept up to date here.
+        states: of the policy, on the device; kept up to date here, too.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        env: EnvBatch,
+        leaves: BatchLeaves,
+        current: Mapping[Key, torch.Tensor],
+        states: Sequence[PolicyState],
+    ) -> None:
+        self._host = recorder
+        self._device = env.device
+        self._lead = (env.num_envs,) if env.batched else ()
+        self._size = env.batch_size
+        self._leaves = leaves
+        self._recorded = {leaf.key for leaf in leaves.all}
+        staying = env.staying
+        given = [leaf.key for leaf in (*env.observation, *env.step_only)]
+        self._observed = [(at, key, current[key]) for at, key in enumerate(given) if key in staying]
+        self._elsewhere = [at for at, key in enumerate(given) if key not in staying]
+        self._states = states
+        self._outputs = frozenset(leaf.key for leaf in leaves.outputs)
+        self._taken: tuple[Any, ...] = ()
+        self._step = 0
+        self._rooms: dict[Key, torch.Tensor] = {}
+        self.done: BoolArray = recorder.done
+
+    @property
+    def frames(self) -> int:
+        """See :class:`Recorder`."""
+        return self._host.frames
+
+    def restart(self, observation: Arrays) -> None:
+        """See :class:`Recorder`."""
+        self._host.restart(self._for_the_host(observation))
+        for place, _, current in self._observed:
+            current.copy_(observation[place])
+        for state in self._states:
+            state.current.copy_(state.initial)
+
+    def begin(
+        self, slab: Slab, row: int, policy_version: int, control: RolloutControl, steps: int
+    ) -> None:
+        """See :class:`Recorder`."""
+        self._host.begin(slab, row, policy_version, control, steps)
+        self._step = 0
+        self._rooms = {}
+        for key, current in self._carried():
+            for place in (key, ("next", *key)):
+                self._make_room(place, current.dtype, current.shape[len(self._lead) :], steps)
+        for leaf in self._leaves.outputs:
+            self._make_room(leaf.key, torch_dtype(leaf.dtype), leaf.shape, steps)
+
+    def _carried(self) -> Iterator[tuple[Key, torch.Tensor]]:
+        """What goes from step to step, as it is now."""
+        yield from ((key, current) for _, key, current in self._observed)
+        yield from ((state.leaf.key, state.current) for state in self._states)
+
+    def _make_room(self, key: Key, dtype: torch.dtype, frame: Sequence[int], steps: int) -> None:
+        if key in self._recorded and is_delivered(key):
+            shape = (*self._lead, steps, *frame)
+            self._rooms[key] = torch.empty(shape, dtype=dtype, device=self._device)
+
+    def take(self, values: tuple[Any, ...]) -> None:
+        """See :class:`Recorder`; the env is given tensors by whoever steps it."""
+        self._taken = values
+
+    def record(self, result: Sequence[Any]) -> int:
+        """See :class:`Recorder`."""
+        observation, reward, terminated, truncated = result
+        leaves = self._leaves.outputs
+        outputs = self._taken[: len(leaves)]
+        states = self._taken[len(leaves) : len(leaves) + len(self._states)]
+        for leaf, value in zip(leaves, outputs, strict=True):
+            self._write(leaf.key, torch.as_tensor(value))
+        for place, key, current in self._observed:
+            self._advance(key, current, observation[place])
+        for state, value in zip(self._states, states, strict=True):
+            self._advance(state.leaf.key, state.current, torch.as_tensor(value))
+        self._step += 1
+        rest = self._for_the_host(observation)
+        return self._host.step(rest, reward, terminated, truncated, ())
+
+    def _advance(self, key: Key, current: torch.Tensor, value: torch.Tensor) -> None:
+        """Record what was acted on and what came of it, from which the next step goes on."""
+        _check(("next", *key), value, current)
+        if key not in self._outputs:  # else the policy tells
+            self._write(key, current)
+        self._write(("next", *key), value)
+        current.copy_(value)
+
+    def _write(self, key: Key, value: torch.Tensor) -> None:
+        room = self._rooms.get(key)
+        if room is not None:
+            cell = room.select(len(self._lead), self._step)
+            _check(key, value, cell)
+            cell.copy_(value, non_blocking=True)
+
+    def reset(self, observation: Arrays) -> None:
+        """See :class:`Recorder`."""
+        ended = torch.from_numpy(self.done).to(self._device)
+        for place, _, current in self._observed:
+            self._begin_anew(current, observation[place], ended)
+        for state in self._states:
+            self._begin_anew(state.current, state.initial, ended)
+        self._host.reset(self._for_the_host(observation))
+
+    def _begin_anew(self, current: torch.Tensor, first: torch.Tensor, ended: torch.Tensor) -> None:
+        if self._lead:
+            rows = ended.view(-1, *[1] * (current.ndim - 1))
+            first = torch.where(rows, first, current)
+        current.copy_(first)
+
+    def finish(self, worker: int, incarnation: int, sequence: int) -> RolloutHeader:
+        """See :class:`Recorder`."""
+        return self._host.finish(worker, incarnation, sequence)
+
+    def take_tensors(self) -> dict[Key, torch.Tensor]:
+        """What was recorded on the device by the last rollout, [*batch, T, *frame] by key; T is as
+        many steps as it really has.
+        """
+        rooms, self._rooms = self._rooms, {}
+        first = len(self._lead)
+        return {
+            key: room.narrow(first, 0, self._step).view(*self._size, self._step, *frame)
+            for key, room in rooms.items()
+            for frame in [room.shape[first + 1 :]]
+        }
+
+    def abandon(self) -> None:
+        """See :class:`Recorder`."""
+        self._host.abandon()
+
+    def take_episodes(self) -> list[tuple[int, float, int]]:
+        """See :class:`Recorder`."""
+        return self._host.take_episodes()
+
+    def _for_the_host(self, observation: Arrays) -> tuple[Any, ...]:
+        return tuple(observation[place] for place in self._elsewhere)
+
+
+def _check(key: Key, value: torch.Tensor, like: torch.Tensor) -> None:
+    if value.shape != like.shape or value.dtype is not like.dtype:
+        raise ValueError(
+            f"{dotted(key)}: expected {like.dtype} of shape {list(like.shape)}, got "
+            f"{value.dtype} of shape {list(value.shape)}"
+        )

@@ -1,0 +1,95 @@
+"""What TorchRL's collectors tell of the arguments of a worker, under TorchRL's names."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict.nn import InteractionType
+
+from pycollect.devices import Devices
+from pycollect.worker.options import WorkerOptions
+
+
+class WorkerNames(ABC):
+    """The arguments that concern what a worker does; where there are several, of the first."""
+
+    @property
+    @abstractmethod
+    def _worker_options(self) -> WorkerOptions:
+        """What a worker was told."""
+
+    @property
+    def max_frames_per_traj(self) -> int:
+        """The argument, 0 where it is off."""
+        return self._worker_options.max_frames_per_traj
+
+    @property
+    def exploration_type(self) -> InteractionType:
+        """The argument."""
+        return self._worker_options.exploration_type
+
+    @property
+    def reset_at_each_iter(self) -> bool:
+        """The argument."""
+        return self._worker_options.reset_at_each_iter
+
+    @property
+    def set_truncated(self) -> bool:
+        """The argument."""
+        return self._worker_options.set_truncated
+
+    @property
+    def compact_obs(self) -> bool:
+        """The argument."""
+        return self._worker_options.compact_obs
+
+    @property
+    def compiled_policy(self) -> bool:
+        """Whether `compile_policy` was asked for."""
+        return self._worker_options.calling.compiled is not None
+
+    @property
+    def compiled_policy_kwargs(self) -> Mapping[str, Any]:
+        """The arguments that were given there."""
+        return dict(self._worker_options.calling.compiled or {})
+
+    @property
+    def cudagraphed_policy(self) -> bool:
+        """Whether `cudagraph_policy` was asked for."""
+        return self._worker_options.calling.graphed is not None
+
+    @property
+    def cudagraphed_policy_kwargs(self) -> Mapping[str, Any]:
+        """The arguments that were given there."""
+        return dict(self._worker_options.calling.graphed or {})
+
+
+class DeviceNames(WorkerNames):
+    """The device arguments of one worker, each with its default; None: nobody told."""
+
+    @property
+    def _devices(self) -> Devices:
+        return self._worker_options.devices
+
+    @property
+    def device(self) -> torch.device | None:
+        """The argument."""
+        return self._devices.default
+
+    @property
+    def storing_device(self) -> torch.device | None:
+        """What ``td.device`` of a batch says."""
+        return self._devices.told
+
+    @property
+    def env_device(self) -> torch.device | None:
+        """Where the environment was told to lie."""
+        return self._devices.of_env
+
+    @property
+    def policy_device(self) -> torch.device | None:
+        """Where the policy was told to lie."""
+        return self._devices.of_policy
