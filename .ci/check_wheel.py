@@ -7,7 +7,7 @@ from pathlib import Path
 
 package = Path(__file__).parent.parent / "pycollect"
 expected = {f"pycollect/{path.relative_to(package)}" for path in package.rglob("*.py")}
-expected |= {"pycollect/py.typed", "pycollect/_core.pyi"}
+expected |= {"pycollect/py.typed", "pycollect/__init__.pyi", "pycollect/_core.pyi"}
 
 names = set(zipfile.ZipFile(sys.argv[1]).namelist())
 names = {name for name in names if not re.match(r"pycollect-[^/]*\.dist-info/", name)}

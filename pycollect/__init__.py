@@ -1,81 +1,33 @@
-"""A compiled-core data collector for reinforcement learning."""
+"""A compiled-core data collector for reinforcement learning.
+
+Its names stand in ``__init__.pyi``, for type checkers and for what is below alike. They are looked
+up when they are first asked for: the core alone needs no torch, splitting no Gymnasium, and
+``import pycollect`` takes no time.
+"""
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pycollect.collectors.helpers import (
-        OffPolicyCollectorConfig,
-        OnPolicyCollectorConfig,
-        make_collector_offpolicy,
-        make_collector_onpolicy,
-        sync_async_collector,
-        sync_sync_collector,
-    )
-    from pycollect.collectors.multi import (
-        AsyncCollector,
-        MultiaSyncDataCollector,
-        MultiCollector,
-        MultiSyncDataCollector,
-    )
-    from pycollect.collectors.multi import MultiaSyncDataCollector as MultiAsyncCollector
-    from pycollect.collectors.multi import MultiSyncDataCollector as MultiSyncCollector
-    from pycollect.collectors.ray import RayCollector
-    from pycollect.collectors.single import SyncDataCollector
-    from pycollect.collectors.single import SyncDataCollector as Collector
-    from pycollect.collectors.stats_writer import StatsWriter
-    from pycollect.errors import WorkerError
-    from pycollect.trajectories.multistep import MultiStep
-    from pycollect.trajectories.split import split_trajectories
+from pathlib import Path
+from typing import Any
 
 __version__ = "0.1.0"
-__all__ = [
-    "AsyncCollector",
-    "Collector",
-    "MultiAsyncCollector",
-    "MultiCollector",
-    "MultiStep",
-    "MultiSyncCollector",
-    "MultiSyncDataCollector",
-    "MultiaSyncDataCollector",
-    "OffPolicyCollectorConfig",
-    "OnPolicyCollectorConfig",
-    "RayCollector",
-    "StatsWriter",
-    "SyncDataCollector",
-    "WorkerError",
-    "make_collector_offpolicy",
-    "make_collector_onpolicy",
-    "split_trajectories",
-    "sync_async_collector",
-    "sync_sync_collector",
-]
 
-# Names are looked up when they are first asked for: the core alone needs no torch, splitting no
-# Gymnasium, and `import pycollect` takes no time.
-_HOMES = {
-    "AsyncCollector": ("pycollect.collectors.multi", "AsyncCollector"),
-    "Collector": ("pycollect.collectors.single", "SyncDataCollector"),
-    "MultiAsyncCollector": ("pycollect.collectors.multi", "MultiaSyncDataCollector"),
-    "MultiCollector": ("pycollect.collectors.multi", "MultiCollector"),
-    "MultiStep": ("pycollect.trajectories.multistep", "MultiStep"),
-    "MultiSyncCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),
-    "MultiSyncDataCollector": ("pycollect.collectors.multi", "MultiSyncDataCollector"),
-    "MultiaSyncDataCollector": ("pycollect.collectors.multi", "MultiaSyncDataCollector"),
-    "OffPolicyCollectorConfig": ("pycollect.collectors.helpers", "OffPolicyCollectorConfig"),
-    "OnPolicyCollectorConfig": ("pycollect.collectors.helpers", "OnPolicyCollectorConfig"),
-    "RayCollector": ("pycollect.collectors.ray", "RayCollector"),
-    "StatsWriter": ("pycollect.collectors.stats_writer", "StatsWriter"),
-    "SyncDataCollector": ("pycollect.collectors.single", "SyncDataCollector"),
-    "WorkerError": ("pycollect.errors", "WorkerError"),
-    "make_collector_offpolicy": ("pycollect.collectors.helpers", "make_collector_offpolicy"),
-    "make_collector_onpolicy": ("pycollect.collectors.helpers", "make_collector_onpolicy"),
-    "split_trajectories": ("pycollect.trajectories.split", "split_trajectories"),
-    "sync_async_collector": ("pycollect.collectors.helpers", "sync_async_collector"),
-    "sync_sync_collector": ("pycollect.collectors.helpers", "sync_sync_collector"),
-}
+
+def _homes() -> dict[str, tuple[str | None, str]]:
+    """Where each name lies: in which module, None for a module itself, and its name there."""
+    homes: dict[str, tuple[str | None, str]] = {}
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            homes.update({alias.name: (node.module, alias.name) for alias in node.names})
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            homes.update({ast.unparse(new): homes[node.value.id] for new in node.targets})
+    return homes
+
+
+_HOMES = _homes()
+__all__ = sorted(name for name, (module, _) in _HOMES.items() if module is not None)
 
 
 def __getattr__(name: str) -> Any:
@@ -83,7 +35,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _HOMES[name]
     try:
-        value = getattr(import_module(module), attribute)
+        if module is None:
+            return import_module(f"{__name__}.{attribute}")
+        value = getattr(import_module(f"{__name__}.{module}"), attribute)
     except ModuleNotFoundError as error:
         if error.name != "gymnasium":
             raise
@@ -93,4 +47,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return ["__version__", *__all__]
+    return ["__version__", *_HOMES]

@@ -41,7 +41,11 @@ def test_one_version() -> None:
     assert found[1] == pycollect.__version__
 
 
-@pytest.mark.parametrize("name", ["py.typed", "_core.pyi"])
+def test_cuda_is_there_without_being_imported() -> None:
+    assert python("import pycollect\nprint(pycollect.cuda.available())", ()) in ("True", "False")
+
+
+@pytest.mark.parametrize("name", ["py.typed", "__init__.pyi", "_core.pyi"])
 def test_types_are_shipped(name: str) -> None:
     assert (resources.files("pycollect") / name).is_file()
 

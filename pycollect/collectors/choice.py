@@ -8,6 +8,7 @@ from abc import ABCMeta
 from collections.abc import Mapping
 from typing import Any
 
+import pycollect
 from pycollect import checks as check
 from pycollect.collectors.arguments.workers import env_entries
 
@@ -55,15 +56,11 @@ class Choosing(_Signed):
         given.update(given.pop("others", {}))
         options = _checked_options(chosen["backend_options"], given)
         if backend == "ray":
-            from pycollect.collectors.ray import RayCollector
-
-            more = {**_without_defaults(cls, RayCollector, given), **options}
+            more = {**_without_defaults(cls, pycollect.RayCollector, given), **options}
             many = isinstance(given.get("create_env_fn"), list | tuple)
             count = 1 if count is None and not many else count
-            return RayCollector(num_collectors=count, sync=bool(sync), **more)
-        from pycollect.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector
-
-        target = MultiSyncDataCollector if sync else MultiaSyncDataCollector
+            return pycollect.RayCollector(num_collectors=count, sync=bool(sync), **more)
+        target = _of_processes(sync)
         more = {**_without_defaults(cls, target, given), **options}
         if "create_env_fn" in more:
             more["create_env_fn"] = _entries(more["create_env_fn"], count)
@@ -88,12 +85,15 @@ class ChoosingSync(_Signed):
         """
         if any(isinstance(base, ChoosingSync) for base in cls.__bases__):
             return super().__call__(*args, **kwargs)
-        from pycollect.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector
-
         sync = kwargs.pop("sync", None)
         if not isinstance(sync, bool):
             raise TypeError(f"sync: expected True or False, got {sync!r}")
-        return (MultiSyncDataCollector if sync else MultiaSyncDataCollector)(*args, **kwargs)
+        return _of_processes(sync)(*args, **kwargs)
+
+
+def _of_processes(sync: bool | None) -> Any:
+    """The class whose workers are processes. Looked up now: it is made of this module's classes."""
+    return pycollect.MultiSyncDataCollector if sync else pycollect.MultiaSyncDataCollector
 
 
 def check_none_chosen(cls: type, **chosen: Any) -> None:

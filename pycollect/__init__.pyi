@@ -1,0 +1,24 @@
+from . import cuda as cuda
+from .collectors.helpers import OffPolicyCollectorConfig as OffPolicyCollectorConfig
+from .collectors.helpers import OnPolicyCollectorConfig as OnPolicyCollectorConfig
+from .collectors.helpers import make_collector_offpolicy as make_collector_offpolicy
+from .collectors.helpers import make_collector_onpolicy as make_collector_onpolicy
+from .collectors.helpers import sync_async_collector as sync_async_collector
+from .collectors.helpers import sync_sync_collector as sync_sync_collector
+from .collectors.multi import AsyncCollector as AsyncCollector
+from .collectors.multi import MultiaSyncDataCollector as MultiaSyncDataCollector
+from .collectors.multi import MultiCollector as MultiCollector
+from .collectors.multi import MultiSyncDataCollector as MultiSyncDataCollector
+from .collectors.ray import RayCollector as RayCollector
+from .collectors.single import SyncDataCollector as SyncDataCollector
+from .collectors.stats_writer import StatsWriter as StatsWriter
+from .errors import WorkerError as WorkerError
+from .trajectories.multistep import MultiStep as MultiStep
+from .trajectories.split import split_trajectories as split_trajectories
+
+# The names that TorchRL has had since, and before.
+Collector = SyncDataCollector
+MultiAsyncCollector = MultiaSyncDataCollector
+MultiSyncCollector = MultiSyncDataCollector
+
+__version__: str
