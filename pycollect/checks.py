@@ -1,4 +1,4 @@
-"""Arguments of the collectors: what is known, and how each value is checked."""
+"""Checks of what users pass: each names the argument, what was expected and what came."""
 
 from __future__ import annotations
 

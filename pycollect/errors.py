@@ -1,4 +1,4 @@
-"""Errors of workers, as the caller sees them."""
+"""Errors of workers, as the caller sees them, and warnings that point at the caller's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slabs seen as TensorDicts: which leaves a batch has, and the views that are delivered."""
+"""Slabs seen as TensorDicts: the pools that lend them, and the views that are delivered."""
 
 from __future__ import annotations
 

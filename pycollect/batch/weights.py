@@ -1,4 +1,4 @@
-"""Policy weights as one slab: packed once per version, whatever the number of workers."""
+"""A policy's weights: found by name, and packed as one slab, once per version."""
 
 from __future__ import annotations
 

@@ -1,1 +1,6 @@
-"""The collectors: where environments and policies run, and how their rollouts become batches."""
+"""The collectors that users import: their signatures, and what is made of the arguments.
+
+Floors below: `scheduler`, `stream`, `engines`.
+Way of the data: arguments -> `arguments` (checked, one form for each worker) -> options, plans ->
+a stream, and whoever collects for it.
+"""

@@ -1,4 +1,11 @@
-"""Environments: everything that `create_env_fn` accepts, as an `EnvBatch`."""
+"""Environments: everything that `create_env_fn` accepts, as an `EnvBatch`.
+
+What is asked of vector environments stands in `vector_api`, TorchRL's are behind `torchrl/`.
+
+Floor below: `batch`, in whose terms leaves are described.
+Way of the data: action -> step of P environments -> observation, reward, flags as arrays in leaf
+order.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Policies: any accepted policy as a function from the current observation to what is recorded."""
+"""Policies: any accepted policy as a function from the current observation to what is recorded.
+
+Floor below: `envs`, whose observations it reads and whose actions it gives.
+Way of the data: policy -> signature (what it reads and writes) -> program, or a TensorDict per step
+-> probe (its first call) -> runner: `act()` at each step.
+"""
 
 from pycollect.batch.weights import device_of, named_weights, placed
 from pycollect.policy.calling import AS_IT_IS, Calling

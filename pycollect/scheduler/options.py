@@ -1,4 +1,4 @@
-"""What collectors are told whose workers run elsewhere."""
+"""How work is handed to workers elsewhere: the options, checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers of a collector: started, awaited, replaced when they die, ended."""
+"""The workers of a collector: started, watched, replaced when they die, ended."""
 
 from __future__ import annotations
 

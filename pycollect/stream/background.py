@@ -1,4 +1,4 @@
-"""A thread that moves a stream on by itself."""
+"""A thread that moves a stream on by itself, and the lock that it shares with callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a collector counts and times."""
+"""What a collector counts and times, and the progress bar that shows it."""
 
 from __future__ import annotations
 
