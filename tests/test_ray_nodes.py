@@ -35,7 +35,7 @@ from test_stragglers import check_batches, one_straggler
 
 from pycollect import RayCollector
 from pycollect._core import Bell, Mailbox
-from pycollect.engines.ray.handle import Here
+from pycollect.engines.ray.driver import DriverAddress
 from pycollect.engines.ray.serve import RayWorker
 from pycollect.engines.waiting import ThreadBell
 
@@ -149,12 +149,12 @@ def test_a_straggler_on_another_node_is_stopped(
 # One machine, as if it were several
 
 
-def no_sharing(ray: Any) -> Here:
-    return Here(ray.get_runtime_context().get_node_id(), ThreadBell())
+def no_sharing(ray: Any) -> DriverAddress:
+    return DriverAddress(ray.get_runtime_context().get_node_id(), ThreadBell())
 
 
-def far_away(ray: Any) -> Here:
-    return Here("another node's id", Bell())
+def far_away(ray: Any) -> DriverAddress:
+    return DriverAddress("another node's id", Bell())
 
 
 @pytest.mark.ray
@@ -163,7 +163,7 @@ def far_away(ray: Any) -> Here:
 @pytest.mark.parametrize("way", [STACK, AHEAD, CAT_TIME, ASYNC[2]], ids=lambda way: way.name)
 def test_the_object_store(way: Way, where: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody can share memory, or nobody is here."""
-    monkeypatch.setattr("pycollect.engines.ray.engine.here", where)
+    monkeypatch.setattr("pycollect.engines.ray.engine.driver_address", where)
     seen, *_ = follow(way, "list", 8)
     assert seen == ["object store"] * 2
 
@@ -183,7 +183,7 @@ class LostMailbox(Mailbox):  # type: ignore[misc]
 def test_actors_here_that_cannot_attach_take_the_object_store(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pycollect.engines.ray.handle.Mailbox", LostMailbox)
+    monkeypatch.setattr("pycollect.engines.ray.starting.Mailbox", LostMailbox)
     seen, *_ = follow(way, "list", 8)
     assert seen == ["object store"] * 2
 
@@ -191,7 +191,7 @@ def test_actors_here_that_cannot_attach_take_the_object_store(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_more_than_the_object_store_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pycollect.engines.ray.engine.here", far_away)
+    monkeypatch.setattr("pycollect.engines.ray.engine.driver_address", far_away)
     with pytest.raises(ValueError, match=r"take up to \d+ bytes, the object store has \d+"):
         RayCollector([CountingEnv], frames_per_batch=40_000_000, prefetch=3, remote_configs=HERE)
 

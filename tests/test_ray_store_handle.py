@@ -8,23 +8,25 @@ from typing import Any
 import pytest
 
 from pycollect.engines.messages import Order, WorkerSpec
+from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.store_handle import StoreHandle
+from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.waiting import ThreadBell
 from pycollect.worker.options import WorkerOptions
 
 
 class Method:
-    """Of an actor: notes its calls; `past` those beside its queue."""
+    """`RayWorker.call` of an actor: notes its calls; `past` those beside its queue."""
 
-    def __init__(self, name: str, notes: list[Any], past: bool = False) -> None:
-        self.name, self.notes, self.past = name, notes, past
+    def __init__(self, notes: list[Any], past: bool = False) -> None:
+        self.notes, self.past = notes, past
 
     def options(self, concurrency_group: str) -> Method:
         assert concurrency_group == "control"
-        return Method(self.name, self.notes, past=True)
+        return Method(self.notes, past=True)
 
-    def remote(self, *arguments: Any) -> Any:
-        self.notes.append((self.name, self.past, arguments))
+    def remote(self, name: str, *arguments: Any) -> Any:
+        self.notes.append((name, self.past, arguments))
         return Reference()
 
 
@@ -35,31 +37,30 @@ class Reference:
         return Future()
 
 
-class Actor:
+class NotingActor:
     def __init__(self) -> None:
         self.notes: list[Any] = []
-
-    def __getattr__(self, name: str) -> Method:
-        return Method(name, self.notes)
+        self.call = Method(self.notes)
 
 
 @pytest.fixture
-def actor() -> Actor:
-    return Actor()
+def actor() -> NotingActor:
+    return NotingActor()
 
 
 @pytest.fixture
-def handle(actor: Actor) -> StoreHandle:
+def handle(actor: NotingActor) -> StoreHandle:
     """Of a worker that was built."""
     spec = WorkerSpec(0, None, None, WorkerOptions(5))
-    handle = StoreHandle(None, spec, b"", actor, ThreadBell())
+    policy = SharedValue(b"", lambda value: value)
+    handle = StoreHandle(spec, policy, Actor(None, actor, ThreadBell()))
     handle.pop()
     actor.notes.clear()
     return handle
 
 
 def test_a_rollout_is_stopped_by_one_message_past_the_queue(
-    handle: StoreHandle, actor: Actor
+    handle: StoreHandle, actor: NotingActor
 ) -> None:
     for _ in range(3):
         handle.submit(Order(False, None))
@@ -76,7 +77,7 @@ def test_a_rollout_is_stopped_by_one_message_past_the_queue(
     assert actor.notes[1:] == [("stop", True, (2,))]
 
 
-def test_what_is_dropped_is_stopped(handle: StoreHandle, actor: Actor) -> None:
+def test_what_is_dropped_is_stopped(handle: StoreHandle, actor: NotingActor) -> None:
     handle.drop_rollouts()
     assert actor.notes == []
     handle.submit(Order(False, None))

@@ -144,8 +144,7 @@ class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
     @property
     def remote_collectors(self) -> list[Any]:
         """The workers' processes, multiprocessing's own, in worker order."""
-        handles: list[Any] = [member.handle for member in self._members]
-        return [handle.life.process for handle in handles]
+        return [member.process.native for member in self._members]
 
     @property
     def pipes(self) -> list[WorkerPipe]:

@@ -411,5 +411,4 @@ class RayCollector(ElasticCollector):
     @property
     def remote_collectors(self) -> list[Any]:
         """The actors' handles, Ray's own, in worker order."""
-        handles: list[Any] = [member.handle for member in self._members]
-        return [handle.actor for handle in handles]
+        return [member.process.native for member in self._members]

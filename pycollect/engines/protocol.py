@@ -5,28 +5,42 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pycollect.engines.messages import Order, Rollout, WorkerInfo, WorkerSpec
+from pycollect.engines.messages import Buffer, Order, Rollout, WorkerInfo, WorkerSpec
+from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.waiting import Waited
 
 
-class WorkerHandle(Protocol):
-    """The driver's end of one worker: what was asked of it and not read yet, oldest first.
+class WorkerProcess(Waited, Protocol):
+    """The driver's end of a worker's process, from its start to its end."""
+
+    @property
+    def native(self) -> Any:
+        """The process as its library knows it: multiprocessing's own, or an actor's handle."""
+
+    def last_words(self) -> str:
+        """The last lines that its process logged, as far as they can be had."""
+
+
+class StartingWorker(WorkerProcess, Protocol):
+    """A worker that was started. Its first answer says that it is built."""
+
+    def built(self) -> tuple[WorkerInfo, WorkerHandle]:
+        """What the worker is, and the handle through which it is asked from now on. Waits.
+
+        Raises WorkerDied where its process is gone, or what was raised while it was built.
+        """
+
+
+class WorkerHandle(WorkerProcess, Protocol):
+    """The driver's end of a worker that is built: what was asked of it, oldest first.
 
     Whatever waits for the worker raises WorkerDied where its process is gone; what the worker
     raised itself is raised as it was.
     """
 
-    index: int
-    incarnation: int
-
     @property
     def in_place(self) -> bool:
-        """Whether it shares memory with this process, and writes into the rows of its orders.
-
-        Known once the worker is built.
-        """
-
-    def read_info(self) -> WorkerInfo:
-        """The answer to the building of the worker, its first call. Waits."""
+        """Whether it shares memory with this process, and writes into the rows of its orders."""
 
     def submit(self, order: Order) -> None:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
@@ -34,24 +48,24 @@ class WorkerHandle(Protocol):
     def stop(self) -> None:
         """The oldest rollout is to end after its current step. Does not wait; may come again."""
 
-    def assign(self, edition: int, version: int, weights: Any, acknowledge: bool) -> Any:
+    def assign(self, edition: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts, also one that is queued.
 
         Args:
             edition: grows with every call; of two that arrive, the higher one counts.
             version: the policy version that rollouts with these weights carry.
-            weights: what the engine's `put` returned.
+            weights: packed.
             acknowledge: send them now in any case.
 
         Returns:
             A call to wait for with `answer`, or None if nothing was sent now.
         """
 
-    def set_hooks(self, hooks: Mapping[str, tuple[int, Any]]) -> None:
+    def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
         """Give the worker hooks for the next rollout that it starts, also one that is queued.
 
         Args:
-            hooks: by name, an edition that grows, and the hook, pickled, as `put` returned it.
+            hooks: by name, an edition that grows, and the hook, pickled.
         """
 
     def rollout(self) -> Rollout:
@@ -78,17 +92,11 @@ class WorkerHandle(Protocol):
     def steps(self) -> int | None:
         """Steps of its life so far, None if that is not known now. Does not wait."""
 
-    def last_words(self) -> str:
-        """The last lines that its process logged, as far as they can be had."""
 
-    def kill(self) -> None:
-        """End the worker's process. Where it shares memory with this one, it is gone then."""
+H = TypeVar("H", bound=Waited)
 
 
-H = TypeVar("H", bound=WorkerHandle)
-
-
-class Engine(Protocol[H]):
+class Engine(Protocol):
     """Starts workers and waits for them."""
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
@@ -101,14 +109,16 @@ class Engine(Protocol[H]):
             in_place: of workers that write in place, or of those that do not.
         """
 
-    def put(self, value: Any) -> Any:
-        """Something that stands for a value in calls of several workers."""
+    def put(self, value: bytes | Buffer) -> SharedValue:
+        """A value for several of these workers."""
 
-    def start(self, spec: WorkerSpec, policy: Any, options: Mapping[str, Any]) -> H:
+    def start(
+        self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
+    ) -> StartingWorker:
         """Start a worker, which builds its environments at once.
 
         Args:
-            policy: the pickled policy or its factory, as `put` returned it.
+            policy: the pickled policy or its factory.
         """
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
@@ -117,7 +127,7 @@ class Engine(Protocol[H]):
         A dead worker's call counts as answered.
         """
 
-    def wait_closed(self, handles: Sequence[H], timeout: float | None = None) -> None:
+    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
         """Let workers close their environments, then end those that are still there.
 
         Args:

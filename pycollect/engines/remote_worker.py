@@ -1,8 +1,6 @@
 """Hosts what collects in another process; each answer says whether it went well.
 
-It is plain on purpose: no ``__len__``, ``__bool__``, ``__repr__`` or ``__getattr__`` that could
-raise, because Ray then reports a dead actor and the error is lost. Exceptions are caught here and
-travel as an :class:`ErrorReport`.
+Exceptions are caught here and travel as an :class:`ErrorReport`.
 """
 
 from __future__ import annotations

@@ -12,18 +12,14 @@ from pycollect._core import available_memory
 LOOK_SECONDS = 0.02
 """How often a driver that waits looks whether its workers live."""
 
-
 _HEAR_SECONDS = 5.0  # until a worker that is asked to close has ended its last step
-
-
 _CLOSE_SECONDS = 30.0  # and its environments are closed, which may have processes of their own
-
 
 H = TypeVar("H", bound="Waited")
 
 
 class Waited(Protocol):
-    """What an AnswerWaiter waits for."""
+    """A worker, as whoever waits for it sees it."""
 
     @property
     def has_answer(self) -> bool:
@@ -33,9 +29,15 @@ class Waited(Protocol):
     def is_dead(self) -> bool:
         """Whether nothing more can come from it. Does not wait."""
 
+    def ask_close(self) -> bool:
+        """Ask it to close its environments and to end; return whether it can still do so."""
+
     @property
     def is_closing(self) -> bool:
         """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+
+    def kill(self) -> None:
+        """End its process. Where it shares memory with this one, it is gone then. Idempotent."""
 
 
 class Rung(Protocol):
@@ -87,11 +89,17 @@ class AnswerWaiter:
         return next((handle for handle in handles if handle.is_dead), None)
 
     def wait_closed(self, handles: Sequence[Waited], timeout: float | None) -> None:
-        """Until those that were asked to close are gone; those that do not hear it are given up.
+        """Let workers close their environments, then end those that are still there.
 
         Args:
-            timeout: for both together, seconds; None: the usual ones.
+            timeout: seconds that they have for it; None: the usual ones.
         """
+        self._await_closing([handle for handle in handles if handle.ask_close()], timeout)
+        for handle in handles:
+            handle.kill()
+
+    def _await_closing(self, handles: Sequence[Waited], timeout: float | None) -> None:
+        """Until those that were asked to close are gone; those that do not hear it are given up."""
         began = time.monotonic()
         self._wait_dead(handles, _least(_HEAR_SECONDS, timeout))
         left = None if timeout is None else timeout - (time.monotonic() - began)

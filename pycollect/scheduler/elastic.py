@@ -27,7 +27,7 @@ class ElasticCollector(RemoteCollector):
         remote: RemoteOptions,
         plans: Sequence[WorkerPlan],
         policy: Any,
-        engine: Engine[Any],
+        engine: Engine,
     ) -> None:
         self._next_index = len(plans)
         super().__init__(options, remote, plans, policy, engine)
@@ -133,7 +133,7 @@ class ElasticCollector(RemoteCollector):
                 self._line.remove(member)
             if self._served is member:
                 self._served = None
-        self._engine.wait_closed([member.handle for member in members])
+        self._engine.wait_closed([member.process for member in members])
 
     def _share_out(self) -> None:
         """Every worker of a sync collector collects an equal share from now on."""

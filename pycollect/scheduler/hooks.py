@@ -7,19 +7,20 @@ from typing import Any
 
 import cloudpickle
 
+from pycollect.engines.shared_value import SharedValue
 from pycollect.scheduler.workers import Member
 
-_Sent = dict[str, tuple[int, Any]]
+_Sent = dict[str, tuple[int, SharedValue]]
 
 
 class HookSender:
     """Sends hooks to workers, and remembers the newest for those that are to come.
 
     Args:
-        put: of the engine: what stands for bytes in calls of several workers.
+        put: of the engine: makes bytes a value for several workers.
     """
 
-    def __init__(self, put: Callable[[Any], Any]) -> None:
+    def __init__(self, put: Callable[[bytes], SharedValue]) -> None:
         self._put = put
         self._edition = 0
         self._of_all: _Sent = {}

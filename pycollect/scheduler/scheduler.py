@@ -70,7 +70,7 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
         remote: RemoteOptions,
         plans: Sequence[WorkerPlan],
         policy: Any,
-        engine: Engine[Any],
+        engine: Engine,
     ) -> None:
         first = plans[0].spec.options
         if options.replay_buffer is not None:  # it gets frames: rows of each batch are of another T
@@ -242,11 +242,11 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
             if self._failing is None:
                 member = self._await_any(waiting)
             else:
-                ready = [member for member in waiting if not member.starting]
-                handle = self._engine.wait_any([m.handle for m in ready], 0.0) if ready else None
-                if handle is None:
+                present = [member for member in waiting if not member.starting]
+                ready = self._force.wait_any(present, 0.0) if present else None
+                if ready is None:
                     raise self._failing
-                member = self._force.of(handle)
+                member = ready
             try:
                 rollout = self._receive(member)
             except Exception as error:
@@ -312,9 +312,9 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
                 for member in self._watch.overdue(waiting):
                     self._give_up(member)
                 patience = self._watch.patience(_LOOK_SECONDS)
-                handle = self._engine.wait_any([member.handle for member in waiting], patience)
-                if handle is not None:
-                    return self._force.of(handle)
+                ready = self._force.wait_any(waiting, patience)
+                if ready is not None:
+                    return ready
                 if not warned and time.monotonic() - since >= _SILENCE_SECONDS:
                     warn_of_silence([member.index for member in waiting])
                     warned = True
@@ -772,7 +772,7 @@ def _restarts_of(member: Member, note: RolloutNote | None) -> int:
 
 def _end_of(member: Member, text: str, cause: Exception | None = None) -> WorkerDied:
     """What is known of a worker that the collector itself gives up."""
-    end = WorkerDied(text, member.index, member.handle.incarnation, str(cause or ""))
+    end = WorkerDied(text, member.index, member.incarnation, str(cause or ""))
     end.__cause__ = cause
     return end
 

@@ -11,6 +11,7 @@ import numpy as np
 from pycollect._core import Leaf
 from pycollect.batch.weights import Weights, WeightSlab, check_part
 from pycollect.engines.messages import Buffer
+from pycollect.engines.shared_value import SharedValue
 from pycollect.scheduler.workers import Member
 
 
@@ -21,13 +22,13 @@ class Assignment:
     Attributes:
         edition: counts what was sent; 0: nothing yet.
         version: the policy version that they make.
-        references: to what was packed, by the form of the worker's weights.
+        packed: for the workers, by the form of a worker's weights.
     """
 
     edition: int = 0
     version: int = 0
     weights: Weights = field(default_factory=dict)
-    references: dict[tuple[Leaf, ...], Any] = field(default_factory=dict)
+    packed: dict[tuple[Leaf, ...], SharedValue] = field(default_factory=dict)
 
 
 _NOTHING = Assignment()
@@ -37,10 +38,10 @@ class WeightSender:
     """Sends weights to workers, and remembers them for those that take a worker's place.
 
     Args:
-        put: of the engine: what stands for a packed buffer in several calls.
+        put: of the engine: makes a buffer a value for several workers.
     """
 
-    def __init__(self, put: Callable[[Any], Any]) -> None:
+    def __init__(self, put: Callable[[Buffer], SharedValue]) -> None:
         self._put = put
         self._slabs: dict[tuple[Leaf, ...], WeightSlab] = {}
         self._newest = _NOTHING
@@ -95,15 +96,17 @@ class WeightSender:
         self.give(member)
 
     def give(self, member: Member, acknowledge: bool = False) -> Any:
-        """Give a worker all that it was given before, if there is anything."""
+        """Give a worker all that it was given before, if there is anything; once it is built."""
         own = self._of.get(member.index, _NOTHING)
         if own.edition == 0:
             return None
-        form = member.info.weights
-        if form not in own.references:
-            own.references[form] = self._put(self._packed(form, own.weights))
         member.since_update = 0
-        return member.handle.assign(own.edition, own.version, own.references[form], acknowledge)
+        if member.starting:
+            return None
+        form = member.info.weights
+        if form not in own.packed:
+            own.packed[form] = self._put(self._packed(form, own.weights))
+        return member.handle.assign(own.edition, own.version, own.packed[form], acknowledge)
 
     def _packed(self, form: tuple[Leaf, ...], weights: Weights) -> Buffer:
         """The weights as bytes, in the dtypes that a worker's policy has."""

@@ -14,7 +14,8 @@ from pycollect._core import (
 from pycollect.batch.extras import Extra
 from pycollect.batch.layout import dotted
 from pycollect.engines.messages import Order, RolloutNote, WorkerInfo, WorkerSpec
-from pycollect.engines.protocol import Engine, WorkerHandle
+from pycollect.engines.protocol import Engine, StartingWorker, WorkerHandle, WorkerProcess
+from pycollect.engines.shared_value import SharedValue
 from pycollect.errors import WorkerDied, WorkerError
 
 _BATCHES_REMEMBERED = 100  # a death is forgotten after so many delivered batches
@@ -39,9 +40,9 @@ class Member:
     """What the driver knows of one worker, whichever incarnation of it is there.
 
     Attributes:
+        starting: what was started and not heard of yet, while its orders wait here; else None.
+        handle, info: of what is built; while another starts in its place, of the dead one.
         orders: of rollouts that were asked for and not taken off, oldest first.
-        starting: it was not heard of yet; its orders wait here.
-        in_place: it writes into the batch's own rows; while it starts: as it did before.
         beginning: what is asked of it before its first rollout: a method and its arguments.
         since_update: batches that it delivered since it last got weights.
         deaths: after how many delivered batches.
@@ -49,11 +50,10 @@ class Member:
     """
 
     plan: WorkerPlan
-    handle: WorkerHandle
+    starting: StartingWorker | None
+    handle: WorkerHandle = field(init=False)
     info: WorkerInfo = field(init=False)
     orders: deque[Order] = field(default_factory=deque)
-    starting: bool = True
-    in_place: bool = False
     beginning: tuple[Any, ...] | None = None
     note: RolloutNote | None = None
     version: int = 0
@@ -66,6 +66,21 @@ class Member:
     def index(self) -> int:
         """The worker's id."""
         return self.plan.spec.index
+
+    @property
+    def incarnation(self) -> int:
+        """How often it was replaced."""
+        return self.plan.spec.incarnation
+
+    @property
+    def process(self) -> WorkerProcess:
+        """Its process, whether or not the worker is built there."""
+        return self.starting or self.handle
+
+    @property
+    def in_place(self) -> bool:
+        """Whether it writes into the batch's own rows; while it starts: as it did before."""
+        return self.handle.in_place
 
     def order(self, order: Order) -> None:
         """Ask for one more rollout."""
@@ -88,11 +103,11 @@ class Workforce:
         max_restarts: how often one worker is replaced; see `replace`.
     """
 
-    def __init__(self, engine: Engine[Any], init_timeout: float, max_restarts: int) -> None:
+    def __init__(self, engine: Engine, init_timeout: float, max_restarts: int) -> None:
         self._engine = engine
         self._init_timeout = init_timeout
         self._max_restarts = max_restarts
-        self._policies: dict[bytes, Any] = {}
+        self._policies: dict[bytes, SharedValue] = {}
         self.members: list[Member] = []
         self.former: list[Member] = []
 
@@ -107,35 +122,38 @@ class Workforce:
             try:
                 self.welcome(member)
             except WorkerDied as death:
-                raise _with_words(death, str(death), member.handle.last_words()) from death
+                raise _with_words(death, str(death), member.process.last_words()) from death
         return members
 
-    def _started(self, plan: WorkerPlan) -> WorkerHandle:
+    def _started(self, plan: WorkerPlan) -> StartingWorker:
         if plan.policy not in self._policies:
             self._policies[plan.policy] = self._engine.put(plan.policy)
-        policy = self._policies[plan.policy]
-        handle: WorkerHandle = self._engine.start(plan.spec, policy, plan.options)
-        return handle
+        return self._engine.start(plan.spec, self._policies[plan.policy], plan.options)
 
     def _await(self, members: Sequence[Member]) -> None:
         deadline = time.monotonic() + self._init_timeout
-        waiting = {id(member.handle): member for member in members}
+        waiting = list(members)
         while waiting:
-            handles = [member.handle for member in waiting.values()]
-            ready = self._engine.wait_any(handles, max(deadline - time.monotonic(), 0.0))
+            ready = self.wait_any(waiting, max(deadline - time.monotonic(), 0.0))
             if ready is None:
                 raise ValueError(
-                    f"worker_init_timeout: workers {[handle.index for handle in handles]} did not "
+                    f"worker_init_timeout: workers {[member.index for member in waiting]} did not "
                     f"start within {self._init_timeout:.0f} s; their CPU, memory or other "
                     "resources are in use, or their environments take longer to build"
                 )
-            del waiting[id(ready)]
+            waiting = [member for member in waiting if member is not ready]
+
+    def wait_any(self, members: Sequence[Member], timeout: float) -> Member | None:
+        """One that is built, has answered its oldest call, or has died; None: none in that time."""
+        processes = [member.process for member in members]
+        ready = self._engine.wait_any(processes, timeout)
+        return None if ready is None else members[processes.index(ready)]
 
     def welcome(self, member: Member) -> None:
-        """A worker that was starting is built: read what it turned out to be."""
-        member.info = member.handle.read_info()
-        member.in_place = member.handle.in_place
-        member.starting = False
+        """A worker that was started is built: from now on it is asked through its handle."""
+        assert member.starting is not None
+        member.info, member.handle = member.starting.built()
+        member.starting = None
 
     def replace(self, member: Member, cause: WorkerDied, batches: int) -> None:
         """Start a worker anew from its factories, in the place of one that died.
@@ -146,17 +164,16 @@ class Workforce:
         Raises:
             WorkerError: it died too often; with its id, the cause and its last log lines.
         """
-        words = member.handle.last_words()
-        member.handle.kill()
+        words = member.process.last_words()
+        member.process.kill()
         recent = [death for death in member.deaths if death > batches - _BATCHES_REMEMBERED]
         member.deaths = [*recent, batches]
         if len(member.deaths) > self._max_restarts:
             text = f"{cause}; it was replaced {len(recent)} times (max_worker_restarts)"
             raise _with_words(cause, text, words) from cause
-        spec = replace(member.plan.spec, incarnation=member.plan.spec.incarnation + 1)
+        spec = replace(member.plan.spec, incarnation=member.incarnation + 1)
         member.plan = replace(member.plan, spec=spec)
-        member.handle = self._started(member.plan)
-        member.starting = True
+        member.starting = self._started(member.plan)
 
     def release(self, member: Member) -> None:
         """A worker is not one of the present ones any more."""
@@ -164,14 +181,10 @@ class Workforce:
         self.members = [other for other in self.members if other is not member]
         self.former.append(member)
 
-    def of(self, handle: WorkerHandle) -> Member:
-        """Whose handle that is."""
-        return next(member for member in self.members if member.handle is handle)
-
     def close(self, timeout: float | None = None) -> None:
         """End all workers. They have that many seconds to close their environments."""
         members = [*self.members, *self.former]
-        self._engine.wait_closed([member.handle for member in members], timeout)
+        self._engine.wait_closed([member.process for member in members], timeout)
         for member in members:
             member.orders.clear()
 
@@ -254,7 +267,7 @@ class Watch:
         steps = member.handle.steps()
         seen = self._seen.get(member.index)
         moved = seen is not None and steps is not None and steps != seen.steps
-        if seen is None or moved or seen.incarnation != member.handle.incarnation:
-            self._seen[member.index] = _Seen(member.handle.incarnation, steps or 0, now)
+        if seen is None or moved or seen.incarnation != member.incarnation:
+            self._seen[member.index] = _Seen(member.incarnation, steps or 0, now)
             return False
         return now - seen.since >= self._timeout

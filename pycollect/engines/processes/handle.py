@@ -22,12 +22,17 @@ from pycollect.engines.messages import (
 )
 from pycollect.engines.processes.serve import QUESTIONS
 from pycollect.engines.processes.wire import pack, unpack
+from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.waiting import LOOK_SECONDS
 from pycollect.errors import WorkerDied
 
 
-class Life(Protocol):
-    """Of the process that has a mailbox's other end."""
+class ProcessMonitor(Protocol):
+    """Watches the process that has a mailbox's other end, and ends it."""
+
+    @property
+    def native(self) -> Any:
+        """The process as its library knows it."""
 
     @property
     def is_over(self) -> bool:
@@ -46,12 +51,13 @@ class Life(Protocol):
 class MailboxHandle:
     """The driver's end of one worker: what was asked of it and not read yet, oldest first.
 
+    It is the worker's handle from its start to its end.
+
     Args:
         pickled: the spec, as `ProcessWorker.attach` takes it.
         policy: the pickled policy or its factory.
         mailbox: the one that the worker was told of, not used yet.
         bell: that the worker rings.
-        life: of its process.
     """
 
     in_place: ClassVar[bool] = True
@@ -60,15 +66,15 @@ class MailboxHandle:
         self,
         spec: WorkerSpec,
         pickled: bytes,
-        policy: Memory,
+        policy: SharedValue,
         mailbox: Mailbox,
         bell: Bell,
-        life: Life,
+        monitor: ProcessMonitor,
     ) -> None:
         self.index = spec.index
         self.incarnation = spec.incarnation
         self.ended = False
-        self.life = life
+        self.monitor = monitor
         self._mailbox = mailbox
         self._bell = bell
         self._weights: tuple[int, int, Memory | None] = (0, 0, None)
@@ -77,10 +83,19 @@ class MailboxHandle:
         self._kept: dict[int, tuple[Any, ...]] = {}  # what a question needs until it is answered
         self._answers: dict[int, Any] = {}
         self._unwanted: set[int] = set()
-        question = ("attach", (pickled, policy.address))
-        self._calls: deque[int] = deque([self._ask(question, policy)])
+        question = ("attach", (pickled, policy.memory.address))
+        self._calls: deque[int] = deque([self._ask(question, policy.memory)])
 
     # What the collector asks
+
+    @property
+    def native(self) -> Any:
+        """The process as its library knows it."""
+        return self.monitor.native
+
+    def built(self) -> tuple[WorkerInfo, MailboxHandle]:
+        """What the worker is, and its handle from now on: this one. Waits."""
+        return self.read_info(), self
 
     def read_info(self) -> WorkerInfo:
         """The answer to the building of the worker, its first call. Waits."""
@@ -100,20 +115,21 @@ class MailboxHandle:
         if self._calls:
             self._mailbox.stop(self._calls[0])
 
-    def assign(self, edition: int, version: int, weights: Memory, acknowledge: bool) -> None:
+    def assign(self, edition: int, version: int, weights: SharedValue, acknowledge: bool) -> None:
         """Give the worker weights for the next rollout that it starts, also one that is queued.
 
         It has them when this returns, so that there is nothing to wait for.
         """
-        self._publish((edition, version, weights), self._hooks)
+        self._publish((edition, version, weights.memory), self._hooks)
 
-    def set_hooks(self, hooks: Mapping[str, tuple[int, Memory]]) -> None:
+    def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
         """Give the worker hooks for the next rollout that it starts, also one that is queued.
 
         Args:
-            hooks: by name, an edition that grows, and the hook as the engine's `put` returned it.
+            hooks: by name, an edition that grows, and the hook, pickled.
         """
-        self._publish(self._weights, {**self._hooks, **hooks})
+        new = {name: (edition, hook.memory) for name, (edition, hook) in hooks.items()}
+        self._publish(self._weights, {**self._hooks, **new})
 
     def _publish(
         self, weights: tuple[int, int, Memory | None], hooks: dict[str, tuple[int, Memory]]
@@ -181,7 +197,7 @@ class MailboxHandle:
 
     def last_words(self) -> str:
         """The last lines that its process logged, as far as they can be had."""
-        return self.life.last_words()
+        return self.monitor.last_words()
 
     def ask_close(self) -> bool:
         """Ask it to close its environments and to end; return whether it can still do so."""
@@ -204,7 +220,7 @@ class MailboxHandle:
         if self.ended:
             return
         self.ended = True
-        self.life.kill()
+        self.monitor.kill()
         self._calls.clear()
         self._kept.clear()
         self._answers.clear()
@@ -222,7 +238,7 @@ class MailboxHandle:
     @property
     def is_dead(self) -> bool:
         """Whether nothing more can come from it. Does not wait."""
-        return self.ended or self.life.is_over
+        return self.ended or self.monitor.is_over
 
     def _ask(self, question: tuple[str, tuple[Any, ...]], *kept: Any, wait: bool = True) -> int:
         message, memory = pack(question, Mailbox.ASK_BYTES)
@@ -274,8 +290,8 @@ class MailboxHandle:
         self._answers.pop(number, None)
 
     def _death(self) -> WorkerDied:
-        end, account = self.life.end()
-        if self._taken == 0 and end.endswith("exit code 1") and not self.life.last_words():
+        end, account = self.monitor.end()
+        if self._taken == 0 and end.endswith("exit code 1") and not self.monitor.last_words():
             end += (
                 " before it was one: if the program starts processes while it is imported, which "
                 'they do, too, put what it does under if __name__ == "__main__":'

@@ -8,11 +8,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pycollect.devices import Devices
-from pycollect.engines.messages import WorkerSpec
-from pycollect.engines.ray.handle import RayHandle, Shipment, here
+from pycollect.engines.messages import Buffer, WorkerSpec
+from pycollect.engines.protocol import H
+from pycollect.engines.ray.actor import Actor
+from pycollect.engines.ray.driver import driver_address
 from pycollect.engines.ray.serve import RayWorker
 from pycollect.engines.ray.session import SESSION, import_ray
-from pycollect.engines.waiting import AnswerWaiter, check_available
+from pycollect.engines.ray.starting import StartingActor
+from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.waiting import AnswerWaiter, Waited, check_available
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
@@ -33,8 +37,8 @@ class RayEngine:
         # Also for a collector that is dropped without shutdown(). At exit Ray ends by itself.
         self._leave = weakref.finalize(self, SESSION.leave)
         self._leave.atexit = False
-        self._here = here(self._ray)
-        self._waiter = AnswerWaiter(self._here.bell)
+        self._driver = driver_address(self._ray)
+        self._waiter = AnswerWaiter(self._driver.bell)
 
     def leave(self) -> None:
         """Shut Ray down if a collector started it and this was the last one. Idempotent."""
@@ -67,36 +71,36 @@ class RayEngine:
                 f"the object store has {capacity}"
             )
 
-    def put(self, value: Any) -> Shipment:
-        """Bytes, or an array of them, for workers of either way."""
-        return Shipment(self._ray, value)
+    def put(self, value: bytes | Buffer) -> SharedValue:
+        """A value for several of these workers."""
+        return SharedValue(value, self._ray.put)
 
-    def start(self, spec: WorkerSpec, policy: Shipment, options: Mapping[str, Any]) -> RayHandle:
+    def start(
+        self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
+    ) -> StartingActor:
         """Start the actor of one worker, which builds its environments at once.
 
         Args:
-            policy: the pickled policy or its factory, as `put` returned it.
+            policy: the pickled policy or its factory.
             options: the actor's options.
         """
-        actor = _actor_class().options(**options).remote()
-        return RayHandle(self._ray, spec, policy, actor, self._here)
+        handle = _actor_class().options(**options).remote()
+        actor = Actor(self._ray, handle, self._driver.bell)
+        return StartingActor(spec, policy, actor, self._driver)
 
-    def wait_any(self, handles: Sequence[RayHandle], timeout: float) -> RayHandle | None:
+    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
         """One whose oldest call has an answer, the first such in the order given; None: none has.
 
         A dead worker's call counts as answered.
         """
         return self._waiter.wait_any(handles, timeout)
 
-    def wait_closed(self, handles: Sequence[RayHandle], timeout: float | None = None) -> None:
+    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
         """Let workers close their environments, then end those that are still there."""
         if sys.is_finalizing():  # Ray ends its processes by itself, and nothing can be imported
             return
-        if not self._ray.is_initialized():
-            return
-        self._waiter.wait_closed([handle for handle in handles if handle.ask_close()], timeout)
-        for handle in handles:
-            handle.kill()
+        if self._ray.is_initialized():
+            self._waiter.wait_closed(handles, timeout)
 
 
 def _actor_class() -> Any:

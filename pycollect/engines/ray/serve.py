@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
 from pycollect.engines.messages import Address
 from pycollect.engines.processes.serve import answer_all
@@ -9,8 +11,15 @@ from pycollect.engines.ray.session import import_ray
 from pycollect.engines.remote_worker import RemoteWorker
 
 
-class RayWorker(RemoteWorker):
-    """A worker that is asked by calls of Ray, or through a mailbox where it shares memory."""
+class RayWorker:
+    """Hosts one worker, which is asked through a mailbox where it shares memory, else by `call`.
+
+    It is plain on purpose: no ``__len__``, ``__bool__``, ``__repr__`` or ``__getattr__`` that could
+    raise, because Ray then reports a dead actor and the error is lost.
+    """
+
+    def __init__(self) -> None:
+        self._called: RemoteWorker | None = None  # not where a mailbox is served
 
     def serve(self, node: str, mailbox: Address, bell: Address, driver: int) -> str:
         """Answer what is asked through a mailbox, until `close` is.
@@ -21,7 +30,7 @@ class RayWorker(RemoteWorker):
                 started are killed.
 
         Returns:
-            Why it cannot, at once; the other methods are to be called then. Else nothing.
+            Why it cannot, at once; it is to be asked by `call` then. Else nothing.
         """
         if import_ray().get_runtime_context().get_node_id() != node:
             return "it is on another node"
@@ -33,3 +42,9 @@ class RayWorker(RemoteWorker):
             return str(error)
         answer_all(end)
         return ""
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call one of RemoteWorker's methods: `build`, and others once that has answered."""
+        if self._called is None:
+            self._called = RemoteWorker()
+        return getattr(self._called, method)(*arguments)

@@ -16,8 +16,8 @@ from pycollect.engines.messages import (
     WorkerSpec,
     pickled_spec,
 )
-from pycollect.engines.ray.actor import end_of, kill_actor, log_lines, ringing
-from pycollect.engines.waiting import Rung
+from pycollect.engines.ray.actor import Actor, end_of
+from pycollect.engines.shared_value import SharedValue
 from pycollect.errors import WorkerDied
 
 
@@ -26,20 +26,24 @@ class StoreHandle:
 
     in_place: ClassVar[bool] = False
 
-    def __init__(self, ray: Any, spec: WorkerSpec, policy: Any, actor: Any, bell: Rung) -> None:
+    def __init__(self, spec: WorkerSpec, policy: SharedValue, actor: Actor) -> None:
         self.index = spec.index
         self.incarnation = spec.incarnation
-        self._ray = ray
         self._actor = actor
-        self._bell = bell
         self._assigned: tuple[int, int, Any] = (0, 0, None)
         self._sent_edition = 0
         self._steps_call: Any = None
         self._closing: Any = None
         self._pid: int | None = None
-        self._calls: deque[Any] = deque([self.request("build", pickled_spec(spec), policy)])
+        build = self.request("build", pickled_spec(spec), policy.reference)
+        self._calls: deque[Any] = deque([build])
         self._asked = 0  # rollouts
         self._stopped = 0  # up to which
+
+    @property
+    def native(self) -> Any:
+        """The actor's handle, Ray's own."""
+        return self._actor.handle
 
     @property
     def has_answer(self) -> bool:
@@ -75,9 +79,9 @@ class StoreHandle:
     def _stop_up_to(self, number: int) -> None:
         if self._stopped < number <= self._asked:
             self._stopped = number
-            self._past_the_queue("stop", number)
+            self._actor.call_beside("stop", number)
 
-    def assign(self, edition: int, version: int, weights: Any, acknowledge: bool) -> Any:
+    def assign(self, edition: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts.
 
         They travel with the next rollout that is queued here. If some are queued already, or with
@@ -86,15 +90,15 @@ class StoreHandle:
         Returns:
             What to wait for until the worker has them, or None if nothing was sent now.
         """
-        self._assigned = (edition, version, weights)
+        self._assigned = (edition, version, weights.reference)
         if not (self._calls or acknowledge):
             return None
-        return self._past_the_queue("set_weights", edition, version, weights)
+        return self._actor.call_beside("set_weights", *self._assigned)
 
-    def set_hooks(self, hooks: Mapping[str, tuple[int, Any]]) -> None:
+    def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
         """Give the worker hooks for the next rollout that it starts: past its queue."""
         for name, (edition, hook) in hooks.items():
-            self._past_the_queue("set_hook", name, edition, hook)
+            self._actor.call_beside("set_hook", name, edition, hook.reference)
 
     def rollout(self) -> Rollout:
         """The oldest rollout, which stays the oldest until `pop`. Waits.
@@ -116,12 +120,7 @@ class StoreHandle:
 
     def request(self, method: str, *arguments: Any) -> Any:
         """Queue a call of one of RemoteWorker's methods behind what is queued already."""
-        return ringing(getattr(self._actor, method).remote(*arguments), self._bell)
-
-    def _past_the_queue(self, method: str, *arguments: Any) -> Any:
-        """Call a method that may run beside a rollout."""
-        call = getattr(self._actor, method).options(concurrency_group="control")
-        return ringing(call.remote(*arguments), self._bell)
+        return self._actor.call(method, *arguments)
 
     def await_answer(self, call: Any, seconds: float) -> bool:
         """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
@@ -135,7 +134,7 @@ class StoreHandle:
         """What a call returned; what went wrong in the worker is raised. Waits."""
         try:
             answer = call.result()
-        except self._ray.exceptions.RayError as error:
+        except self._actor.ray.exceptions.RayError as error:
             raise WorkerDied(
                 f"worker {self.index} died: {end_of(error)}",
                 self.index,
@@ -149,7 +148,7 @@ class StoreHandle:
     def steps(self) -> int | None:
         """Steps of the worker's life so far, None if no answer came yet. Does not wait."""
         if self._steps_call is None:
-            self._steps_call = self._past_the_queue("steps")
+            self._steps_call = self._actor.call_beside("steps")
         if not self._steps_call.done():
             return None
         call, self._steps_call = self._steps_call, None
@@ -159,7 +158,7 @@ class StoreHandle:
 
     def last_words(self) -> str:
         """The end of what the actor's process logged, if it ran on this machine; else nothing."""
-        return log_lines(self._ray, self._pid)
+        return self._actor.log_of(self._pid)
 
     def ask_close(self) -> bool:
         """Ask it to close its environments, behind what is queued."""
@@ -174,4 +173,4 @@ class StoreHandle:
     def kill(self) -> None:
         """End the actor's process."""
         self._calls.clear()
-        kill_actor(self._ray, self._actor)
+        self._actor.kill()

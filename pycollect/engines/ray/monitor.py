@@ -1,0 +1,69 @@
+"""An actor on this node that serves a mailbox: whether it does, how it ended, its end."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_futures
+from typing import Any
+
+from pycollect.engines.ray.actor import Actor, end_of
+from pycollect.engines.ray.other_process import OtherProcess
+
+_ACCOUNT_SECONDS = 2.0  # in which Ray tells how an actor's process ended
+_KILL_SECONDS = 2.0  # in which Ray ends one
+
+
+class ActorMonitor:
+    """Watches an actor on this node. Ray tells how it ended, its process whether it is gone.
+
+    Args:
+        serving: the actor's one long call.
+    """
+
+    def __init__(self, actor: Actor, serving: Future[str]) -> None:
+        self._actor = actor
+        self._serving = serving
+        self._process: OtherProcess | None = None
+
+    @property
+    def native(self) -> Any:
+        """The actor's handle, Ray's own."""
+        return self._actor.handle
+
+    def watch(self, pid: int) -> None:
+        """It has told the number of its process."""
+        self._process = OtherProcess(pid)
+
+    @property
+    def refused(self) -> bool:
+        """Whether it has said that it cannot share memory. Does not wait."""
+        serving = self._serving
+        return serving.done() and serving.exception() is None and serving.result() != ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process is gone, or serves no more. Does not wait."""
+        return self._serving.done() or (self._process is not None and self._process.is_gone)
+
+    def end(self) -> tuple[str, str]:
+        """How it ended, and all that Ray knows of it, for which it waits a little."""
+        wait_futures([self._serving], _ACCOUNT_SECONDS)
+        error = self._serving.exception() if self._serving.done() else None
+        if error is not None:
+            return end_of(error), str(error)
+        number = "" if self._process is None else f" {self._process.pid}"
+        end = f"its process{number} is gone"
+        return end, end
+
+    def last_words(self) -> str:
+        """The end of what the process logged."""
+        return self._actor.log_of(self._process.pid) if self._process is not None else ""
+
+    def kill(self) -> None:
+        """End the actor and its process, and all that its environments started."""
+        self._actor.kill()
+        if self._process is None:  # not built, so that no memory was named to it
+            return
+        self._process.wait_gone(_KILL_SECONDS)
+        self._process.kill_group()
+        self._process.wait_gone(None)
