@@ -25,6 +25,7 @@ from collect_support import (
 from echo_envs import wait_until
 from envs_for_tests import CountingEnv
 from test_ledger import check
+from test_restarts import kill
 
 from pycollect.collectors.adding import WorkerTemplate
 from pycollect.worker.generators import next_seed
@@ -90,6 +91,29 @@ def test_sync_shares_are_recomputed(way: Way) -> None:
         total = check(collector.ledger())
     assert total["reasons"] == {}
     assert total["delivered"] == cells
+
+
+@pytest.mark.parametrize("way", ways([MULTI_STACK], [STACK]))
+@pytest.mark.parametrize("moment", ["after", "while it starts", "just before"])
+def test_who_takes_a_workers_place_has_the_new_share(way: Way, moment: str) -> None:
+    with collecting(way, endless, frames=6) as collector:
+        collector.next()
+        if moment == "while it starts":
+            kill(collector, 1)
+            collector.reset()  # which finds it dead, and begins to replace it
+        collector.add_collectors([endless(2)])
+        if moment == "just before":
+            kill(collector, 1)
+        with pytest.warns(UserWarning, match="3 workers"):
+            collector.next()
+        if moment == "after":
+            kill(collector, 1)
+            collector.next()
+        td = collector.next()
+        assert td.shape == (3, 4)
+        assert numbers(td) == [0, 1, 2]
+        assert collector.stats()["workers"][1]["restarts"] == 1
+        check(collector.ledger())
 
 
 @pytest.mark.parametrize("way", ways([ASYNC[2], MULTI_ASYNC[2]], [ASYNC[0], MULTI_ASYNC[0]]))

@@ -139,9 +139,7 @@ class ElasticCollector(RemoteCollector):
         """Every worker of a sync collector collects an equal share from now on."""
         members = self._members
         share = -(-self._options.frames_per_batch // len(members))
-        calls = [(member, member.handle.request("resize", share)) for member in members]
-        for member, call in calls:
-            member.info = member.handle.answer(call)
+        self._resize(share)
         self._batch_frames = sum(member.info.frames for member in members)
         self._prepare_slabs()
         shape = self._assembly.shape([member.info for member in members])

@@ -319,6 +319,12 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
                     warn_of_silence([member.index for member in waiting])
                     warned = True
 
+    def _await_start(self, member: Member) -> None:
+        """Until it is built, or was already."""
+        while member.starting:
+            self._await_any([member])
+            self._receive(member)
+
     def _receive(self, member: Member) -> Rollout | None:
         """The worker's oldest rollout; None where it only started, or is being replaced."""
         self._watch.heard_of(member)
@@ -438,9 +444,7 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
             self._check_open()
             members = [member for member in self._in_order() if member.index in questions]
             for member in members:
-                while member.starting:
-                    self._await_any([member])
-                    self._receive(member)
+                self._await_start(member)
             asked = [(m, m.handle.request("ask", questions[m.index])) for m in members]
             answers, failures = [], []
             for member, call in asked:
@@ -552,6 +556,19 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
                 member.handle.answer(call)
             except WorkerDied as death:
                 self._replace(member, death, "worker_died")
+
+    def _resize(self, frames: int) -> None:
+        """Every worker collects that many frames per rollout from now on; nothing is in flight."""
+        for member in self._members:
+            self._await_start(member)
+            member.share(frames)
+        calls = [(member, member.handle.request("resize", frames)) for member in self._members]
+        for member, call in calls:
+            try:
+                member.info = member.handle.answer(call)
+            except WorkerDied as death:
+                self._replace(member, death, "worker_died")
+                self._await_start(member)
 
     def _worker_states(self) -> dict[int, WorkerState]:
         own = self._weights.own

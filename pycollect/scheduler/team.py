@@ -376,9 +376,7 @@ class _Processes(RemoteCollector):
         """Collect that many frames per rollout of each process."""
         if self._ledger.in_flight:  # nobody has asked for it yet; what follows has no gap
             self.reset()
-        calls = [(member, member.handle.request("resize", frames)) for member in self._members]
-        for member, call in calls:
-            member.info = member.handle.answer(call)
+        self._resize(frames)
 
     def _warn_of_rounding(self) -> None:
         """Whoever asks the team does."""

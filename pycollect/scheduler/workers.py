@@ -82,6 +82,12 @@ class Member:
         """Whether it writes into the batch's own rows; while it starts: as it did before."""
         return self.handle.in_place
 
+    def share(self, frames: int) -> None:
+        """It is to collect that many per rollout, also whoever takes its place."""
+        spec = self.plan.spec
+        spec = replace(spec, options=replace(spec.options, frames=frames))
+        self.plan = replace(self.plan, spec=spec)
+
     def order(self, order: Order) -> None:
         """Ask for one more rollout."""
         self.orders.append(order)
