@@ -26,8 +26,10 @@ import pycollect
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
+    import torchrl.collectors
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
+    from torchrl.data import LazyTensorStorage, ReplayBuffer
     from torchrl.envs import (
         Compose,
         GymEnv,
@@ -308,6 +310,48 @@ def test_a_policy_without_an_action_is_found_out_at_once() -> None:
     with pytest.raises(KeyError, match="action"):
         next(iter(collector))
     collector.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [
+        ("Collector", "traj_format", "flat"),
+        ("MultiSyncCollector", "frames_per_batch", [T]),
+        ("MultiSyncCollector", "preemptive_threshold", 1.5),
+    ],
+)
+def test_errors_name_the_argument(name: str, argument: str, value: Any) -> None:
+    """Of the same type, so that a program catches them as it did; only the words are others."""
+    entry = partial(index, CountingEnv)
+    entries = entry if name == "Collector" else [entry] * 2
+    arguments = {"frames_per_batch": T, "total_frames": T, "trajs_per_batch": 2, argument: value}
+    for home, words in ((torchrl.collectors, argument), (pycollect, f"^{argument}: expected")):
+        with pytest.raises(ValueError, match=words):
+            getattr(home, name)(entries, None, **arguments)
+
+
+def test_a_replay_buffer_gets_dense_batches() -> None:
+    """There, single frames that are stacked where the storage writes them; the same frames."""
+    kinds: list[type] = []
+
+    class Buffer(ReplayBuffer):
+        def extend(self, data: Any, **kwargs: Any) -> Any:
+            kinds.append(type(data))
+            return super().extend(data, **kwargs)
+
+    held = []
+    for collector_class in (Collector, pycollect.Collector):
+        replay = Buffer(storage=LazyTensorStorage(2 * T))
+        torch.manual_seed(0)
+        arguments: dict[str, Any] = {"frames_per_batch": T, "total_frames": 2 * T}
+        collector = collector_class(
+            partial(index, CountingEnv), None, replay_buffer=replay, **arguments
+        )
+        assert list(collector) == [None, None]
+        collector.shutdown()
+        held.append(replay[:]["observation"])
+    assert kinds == [LazyStackedTensorDict] * 2 + [TensorDict] * 2
+    assert torch.equal(*held)
 
 
 @pytest.mark.ray
