@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tensordict.nn import InteractionType
@@ -47,19 +47,17 @@ def check_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_traj_format(value: Any, trajs_per_batch: Any) -> str:
+def check_joined_trajectories(name: str, value: Any, trajs_per_batch: Any) -> str:
     """How whole trajectories are put together: "padded", also for None, or "cat"."""
-    form: str = check_choice("traj_format", "padded" if value is None else value, ("padded", "cat"))
+    form: str = check_choice(name, "padded" if value is None else value, ("padded", "cat"))
     if form == "cat" and not check_count("trajs_per_batch", trajs_per_batch):
-        raise ValueError(
-            "traj_format: expected 'cat' with trajs_per_batch only, which is not given"
-        )
+        raise ValueError(f"{name}: expected 'cat' with trajs_per_batch only, which is not given")
     return form
 
 
-def check_total_frames(value: Any) -> int | None:
+def check_total_frames(name: str, value: Any) -> int | None:
     """None for a collector without an end; 0 means that nothing is collected. Also 1e6."""
-    number = -1 if value is None else check_integer("total_frames", _without_point(value))
+    number = -1 if value is None else check_integer(name, _without_point(value))
     return None if number < 0 else number
 
 
@@ -77,43 +75,23 @@ def check_policy(value: Any) -> Any:
     return check_callable("policy", value)
 
 
-def check_replay_buffer(value: Any) -> Any:
+def check_replay_buffer(name: str, value: Any) -> Any:
     """None, or something with a method `extend`."""
     if value is not None and not callable(getattr(value, "extend", None)):
-        raise TypeError(
-            f"replay_buffer: expected an object with extend(), got {type(value).__name__}"
-        )
+        raise TypeError(f"{name}: expected an object with extend(), got {type(value).__name__}")
     return value
 
 
-def check_factories(value: Any, policy: Any, workers: int) -> list[Callable[[], Any]] | None:
-    """None, or one callable per worker that builds its policy.
-
-    Raises:
-        ValueError: together with `policy`, or a list of another length than `workers`.
-        TypeError: something that cannot be called.
-    """
-    if value is None:
-        return None
-    if policy is not None:
+def check_factory(value: Any, policy: Any) -> Any:
+    """None or a callable that builds a policy; ValueError together with one."""
+    if value is not None and policy is not None:
         raise ValueError("policy_factory: expected None together with policy; pass one of the two")
-    if not isinstance(value, (list, tuple)):
-        return [check_callable("policy_factory", value)] * workers
-    if len(value) != workers:
-        raise ValueError(
-            f"policy_factory: expected one callable per worker ({workers}), got {len(value)}"
-        )
-    for factory in value:
-        if not callable(factory):
-            raise TypeError(
-                f"policy_factory: expected callables in the list, got {type(factory).__name__}"
-            )
-    return list(value)
+    return check_callable("policy_factory", value)
 
 
-def check_threads(value: Any) -> int | None:
+def check_threads(name: str, value: Any) -> int | None:
     """None or a number of threads."""
-    return None if value is None else check_positive("num_threads", value)
+    return None if value is None else check_positive(name, value)
 
 
 def check_seed(value: Any) -> int:
@@ -124,18 +102,18 @@ def check_seed(value: Any) -> int:
     return seed
 
 
-def check_exploration(value: Any) -> InteractionType:
+def check_exploration(name: str, value: Any) -> InteractionType:
     """One of DETERMINISTIC, RANDOM, MODE, MEAN: the enum's member or its name in any case."""
     allowed = ("DETERMINISTIC", "RANDOM", "MODE", "MEAN")
-    name = value if isinstance(value, str) else getattr(value, "name", None)
+    kind = value if isinstance(value, str) else getattr(value, "name", None)
     if value is None:
-        name = "RANDOM"
-    if not isinstance(name, str) or name.upper() not in allowed:
+        kind = "RANDOM"
+    if not isinstance(kind, str) or kind.upper() not in allowed:
         raise ValueError(
-            f"exploration_type: expected one of {', '.join(allowed)} or ExplorationType's member, "
+            f"{name}: expected one of {', '.join(allowed)} or ExplorationType's member, "
             f"got {value!r}"
         )
-    return InteractionType[name.upper()]
+    return InteractionType[kind.upper()]
 
 
 def check_env_kwargs(value: Any, workers: int | None = None) -> Any:

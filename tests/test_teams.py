@@ -47,7 +47,6 @@ def team_of(
 ) -> Iterator[Team]:
     arguments = {
         "prefetch": None,
-        "update_each": False,
         "max_weight_update_interval": None,
         "worker_init_timeout": PATIENCE,
         "worker_timeout": None,
@@ -57,7 +56,7 @@ def team_of(
     }
     sync = inner.joined is not None
     options = RemoteOptions.checked(
-        sync=sync, cat_results=inner.joined, built_by_workers=False, **arguments
+        {"cat_results": inner.joined, **arguments}, sync=sync, built_by_workers=False
     )
     if preemption is not None:
         options = replace(options, preemption=preemption, uneven=True, padded=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ class WorkerTemplate:
     """
 
     values: Mapping[str, Any]
-    passed: set[str]
+    passed: Collection[str]
     collector_kwargs: Any
     share: int
     elsewhere: bool = False

@@ -96,12 +96,12 @@ def _of_processes(sync: bool | None) -> Any:
     return pycollect.MultiSyncDataCollector if sync else pycollect.MultiaSyncDataCollector
 
 
-def check_none_chosen(cls: type, **chosen: Any) -> None:
+def check_none_chosen(cls: type, given: Mapping[str, Any]) -> None:
     """Raise TypeError where one of the four arguments came as far as the constructor itself."""
-    for name, value in chosen.items():
-        if value is not None:
+    for name in _SELECTORS:
+        if given[name] is not None:
             raise TypeError(
-                f"{name}: expected None, got {value!r}: Collector makes other collectors, "
+                f"{name}: expected None, got {given[name]!r}: Collector makes other collectors, "
                 f"{cls.__name__} is made as it is"
             )
 

@@ -10,10 +10,12 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from pycollect import checks as check
+from pycollect.arguments import checked
 from pycollect.batch.weights import weights_from
 from pycollect.collectors.adding import NewWorkers, WorkerTemplate
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices, check_one_place
+from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.choice import ChoosingSync
 from pycollect.engines.processes.engine import ProcessEngine
@@ -22,7 +24,68 @@ from pycollect.scheduler.options import RemoteOptions, check_uneven
 from pycollect.scheduler.worker_pipe import WorkerPipe
 from pycollect.scheduler.workers import Member
 from pycollect.stream.options import StreamOptions
-from pycollect.stream.weight_ways import WeightWays
+
+
+def _arguments(
+    create_env_fn: Any,
+    policy: Any = None,
+    *,
+    frames_per_batch: int | Sequence[int],
+    total_frames: int | None = -1,
+    num_workers: int | None = None,
+    device: Any = None,
+    storing_device: Any = None,
+    env_device: Any = None,
+    policy_device: Any = None,
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    autoreset_mode: Any = None,
+    info_keys: Sequence[str | tuple[str, ...]] | None = None,
+    max_frames_per_traj: int | None = None,
+    init_random_frames: int | None = None,
+    reset_at_each_iter: bool = False,
+    set_truncated: bool = False,
+    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+    policy_state: Mapping[Any, Any] | None = None,
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+    split_trajs: bool = False,
+    trajs_per_batch: int | None = None,
+    trajs_per_write: int | None = None,
+    traj_format: str | None = "padded",
+    exploration_type: InteractionType | str = InteractionType.RANDOM,
+    track_traj_ids: bool = True,
+    track_policy_version: bool = False,
+    replay_buffer: Any = None,
+    extend_buffer: bool = True,
+    init_fn: Callable[[], Any] | None = None,
+    pre_collect_hook: Callable[[], Any] | None = None,
+    post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+    compact_obs: bool = False,
+    compile_policy: bool | Mapping[str, Any] | None = None,
+    cudagraph_policy: bool | Mapping[str, Any] | None = None,
+    trust_policy: bool | None = None,
+    observation_dtype: Any = None,
+    observation_scale: Any = None,
+    num_threads: int = 1,
+    num_sub_threads: int | None = None,
+    progress: bool = False,
+    collector_class: Any = None,
+    cat_results: str | int | None = None,
+    preemptive_threshold: float | None = None,
+    min_fraction: float | None = None,
+    update_after_each_batch: bool = False,
+    update_at_each_batch: bool = False,
+    max_weight_update_interval: int | None = None,
+    prefetch: int | None = None,
+    max_worker_restarts: int = 3,
+    worker_timeout: float | None = None,
+    worker_init_timeout: float = 120.0,
+    restart_on_error: bool = False,
+    weight_updater: Any = None,
+    weight_sync_schemes: Mapping[str, Any] | None = None,
+    weight_recv_schemes: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> None:
+    """What the collectors of processes take, but for what an async one has no use for."""
 
 
 class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
@@ -35,61 +98,30 @@ class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
         given: the arguments of the subclass by name.
     """
 
-    def __init__(self, sync: bool, given: Mapping[str, Any]) -> None:
-        values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
-        if given["num_sub_threads"] is not None:
-            values["num_threads"] = check.check_positive(
-                "num_sub_threads", given["num_sub_threads"]
-            )
-        check_others(type(self), given["others"])
+    def __init__(self, sync: bool, given: Given) -> None:
+        check_others(type(self).__name__, given.known, given.others)
         _check_collector_class(given["collector_class"])
+        if given["num_sub_threads"] is not None:
+            threads = check.check_positive("num_sub_threads", given["num_sub_threads"])
+            given = given.instead(num_threads=threads)
         entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
         shares = frames_of_workers(given["frames_per_batch"], len(entries), sync)
+        values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
         arguments = parse.of_each_worker(values, len(entries))
         devices = [check_devices(own) for own in arguments]
         if sync:
             check_one_place(devices)
-        options = StreamOptions.checked(
-            frames_per_batch=_frames_of_a_batch(given["frames_per_batch"]),
-            total_frames=given["total_frames"],
-            init_random_frames=given["init_random_frames"],
-            postproc=given["postproc"],
-            split_trajs=given["split_trajs"],
-            trajs_per_batch=given["trajs_per_batch"],
-            trajs_per_write=given["trajs_per_write"],
-            traj_format=given["traj_format"],
-            track_traj_ids=given["track_traj_ids"],
-            replay_buffer=given["replay_buffer"],
-            extend_buffer=given["extend_buffer"],
-            progress=given["progress"],
-            observation_dtype=given["observation_dtype"],
-            observation_scale=given["observation_scale"],
-            ways=WeightWays.checked(
-                weight_updater=given["weight_updater"],
-                weight_sync_schemes=given["weight_sync_schemes"],
-                weight_recv_schemes=given["weight_recv_schemes"],
-                track_policy_version=given["track_policy_version"],
-                worker_idx=given["others"].get("worker_idx"),
-            ),
-        )
+        frames = _frames_of_a_batch(given["frames_per_batch"])
+        options = checked(StreamOptions, given.instead(frames_per_batch=frames))
         # A policy beside factories is here for its weights; an updater would not know of it.
         beside = given["weight_updater"] is None
         sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
         remote = RemoteOptions.checked(
+            given,
             sync=sync,
-            cat_results=given["cat_results"],
+            built_by_workers=built_by_workers,
             apart=options.replay_buffer is not None,
             shares=shares,
-            preemptive_threshold=given.get("preemptive_threshold"),
-            min_fraction=given.get("min_fraction"),
-            prefetch=given["prefetch"],
-            update_each=given["update_after_each_batch"] or given["update_at_each_batch"],
-            max_weight_update_interval=given["max_weight_update_interval"],
-            built_by_workers=built_by_workers,
-            worker_init_timeout=given["worker_init_timeout"],
-            worker_timeout=given["worker_timeout"],
-            max_worker_restarts=given["max_worker_restarts"],
-            restart_on_error=given["restart_on_error"],
         )
         lists = any(isinstance(entry, list) for entry in entries)
         check_uneven(remote.joined, remote.uneven, batched=lists)
@@ -272,67 +304,9 @@ class MultiSyncDataCollector(MultiCollector):
         SharedMemoryError: processes cannot share memory here; it says why.
     """
 
-    def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        frames_per_batch: int | Sequence[int],
-        total_frames: int | None = -1,
-        num_workers: int | None = None,
-        device: Any = None,
-        storing_device: Any = None,
-        env_device: Any = None,
-        policy_device: Any = None,
-        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        autoreset_mode: Any = None,
-        info_keys: Sequence[str | tuple[str, ...]] | None = None,
-        max_frames_per_traj: int | None = None,
-        init_random_frames: int | None = None,
-        reset_at_each_iter: bool = False,
-        set_truncated: bool = False,
-        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
-        policy_state: Mapping[Any, Any] | None = None,
-        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
-        split_trajs: bool = False,
-        trajs_per_batch: int | None = None,
-        trajs_per_write: int | None = None,
-        traj_format: str | None = "padded",
-        exploration_type: InteractionType | str = InteractionType.RANDOM,
-        track_traj_ids: bool = True,
-        track_policy_version: bool = False,
-        replay_buffer: Any = None,
-        extend_buffer: bool = True,
-        init_fn: Callable[[], Any] | None = None,
-        pre_collect_hook: Callable[[], Any] | None = None,
-        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
-        compact_obs: bool = False,
-        compile_policy: bool | Mapping[str, Any] | None = None,
-        cudagraph_policy: bool | Mapping[str, Any] | None = None,
-        trust_policy: bool | None = None,
-        observation_dtype: Any = None,
-        observation_scale: Any = None,
-        num_threads: int = 1,
-        num_sub_threads: int | None = None,
-        progress: bool = False,
-        collector_class: Any = None,
-        cat_results: str | int | None = None,
-        preemptive_threshold: float | None = None,
-        min_fraction: float | None = None,
-        update_after_each_batch: bool = False,
-        update_at_each_batch: bool = False,
-        max_weight_update_interval: int | None = None,
-        prefetch: int | None = None,
-        max_worker_restarts: int = 3,
-        worker_timeout: float | None = None,
-        worker_init_timeout: float = 120.0,
-        restart_on_error: bool = False,
-        weight_updater: Any = None,
-        weight_sync_schemes: Mapping[str, Any] | None = None,
-        weight_recv_schemes: Mapping[str, Any] | None = None,
-        **others: Any,
-    ) -> None:
-        super().__init__(True, locals())
+    @takes(_arguments)
+    def __init__(self, given: Given) -> None:
+        super().__init__(True, given)
 
 
 class MultiaSyncDataCollector(MultiCollector):
@@ -356,65 +330,9 @@ class MultiaSyncDataCollector(MultiCollector):
         ValueError, SharedMemoryError: as :class:`MultiSyncDataCollector`.
     """
 
-    def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        frames_per_batch: int | Sequence[int],
-        total_frames: int | None = -1,
-        num_workers: int | None = None,
-        device: Any = None,
-        storing_device: Any = None,
-        env_device: Any = None,
-        policy_device: Any = None,
-        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        autoreset_mode: Any = None,
-        info_keys: Sequence[str | tuple[str, ...]] | None = None,
-        max_frames_per_traj: int | None = None,
-        init_random_frames: int | None = None,
-        reset_at_each_iter: bool = False,
-        set_truncated: bool = False,
-        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
-        policy_state: Mapping[Any, Any] | None = None,
-        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
-        split_trajs: bool = False,
-        trajs_per_batch: int | None = None,
-        trajs_per_write: int | None = None,
-        traj_format: str | None = "padded",
-        exploration_type: InteractionType | str = InteractionType.RANDOM,
-        track_traj_ids: bool = True,
-        track_policy_version: bool = False,
-        replay_buffer: Any = None,
-        extend_buffer: bool = True,
-        init_fn: Callable[[], Any] | None = None,
-        pre_collect_hook: Callable[[], Any] | None = None,
-        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
-        compact_obs: bool = False,
-        compile_policy: bool | Mapping[str, Any] | None = None,
-        cudagraph_policy: bool | Mapping[str, Any] | None = None,
-        trust_policy: bool | None = None,
-        observation_dtype: Any = None,
-        observation_scale: Any = None,
-        num_threads: int = 1,
-        num_sub_threads: int | None = None,
-        progress: bool = False,
-        collector_class: Any = None,
-        cat_results: str | None = None,
-        update_after_each_batch: bool = False,
-        update_at_each_batch: bool = False,
-        max_weight_update_interval: int | None = None,
-        prefetch: int | None = None,
-        max_worker_restarts: int = 3,
-        worker_timeout: float | None = None,
-        worker_init_timeout: float = 120.0,
-        restart_on_error: bool = False,
-        weight_updater: Any = None,
-        weight_sync_schemes: Mapping[str, Any] | None = None,
-        weight_recv_schemes: Mapping[str, Any] | None = None,
-        **others: Any,
-    ) -> None:
-        super().__init__(False, locals())
+    @takes(_arguments, without=("preemptive_threshold", "min_fraction"), cat_results="str | None")
+    def __init__(self, given: Given) -> None:
+        super().__init__(False, given)
 
 
 class AsyncCollector(MultiaSyncDataCollector):
@@ -436,9 +354,7 @@ def frames_of_workers(value: Any, workers: int, sync: bool) -> list[int]:
     if not isinstance(value, (list, tuple)):
         whole = check.check_positive(name, value)
         return [-(-whole // workers) if sync else whole] * workers
-    if len(value) != workers:
-        raise ValueError(f"{name}: expected one number per worker ({workers}), got {len(value)}")
-    shares = [check.check_positive(name, item) for item in value]
+    shares = [check.check_positive(name, item) for item in parse.one_each(name, value, workers)]
     return shares if sync else [sum(shares)] * workers
 
 

@@ -9,13 +9,15 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from pycollect.arguments import checked
 from pycollect.collectors.adding import NewWorkers, WorkerTemplate
 from pycollect.collectors.arguments import ray as ray_check
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices, check_one_place
+from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.arguments.kwargs import merged_arguments
-from pycollect.collectors.arguments.names import check_others, remembers_passed
+from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.done import Done
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
@@ -26,7 +28,71 @@ from pycollect.scheduler.elastic import ElasticCollector
 from pycollect.scheduler.many_workers import Places
 from pycollect.scheduler.options import RemoteOptions, check_uneven
 from pycollect.stream.options import StreamOptions
-from pycollect.stream.weight_ways import WeightWays
+
+
+def _arguments(
+    create_env_fn: Any,
+    policy: Any = None,
+    *,
+    frames_per_batch: int,
+    total_frames: int | None = -1,
+    device: Any = None,
+    storing_device: Any = None,
+    env_device: Any = None,
+    policy_device: Any = None,
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    autoreset_mode: Any = None,
+    info_keys: Sequence[str | tuple[str, ...]] | None = None,
+    max_frames_per_traj: int | None = None,
+    init_random_frames: int | None = None,
+    reset_at_each_iter: bool = False,
+    set_truncated: bool = False,
+    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+    policy_state: Mapping[Any, Any] | None = None,
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+    split_trajs: bool = False,
+    trajs_per_batch: int | None = None,
+    trajs_per_write: int | None = None,
+    traj_format: str | None = "padded",
+    exploration_type: InteractionType | str = InteractionType.RANDOM,
+    track_traj_ids: bool = True,
+    track_policy_version: bool = False,
+    replay_buffer: Any = None,
+    extend_buffer: bool = True,
+    init_fn: Callable[[], Any] | None = None,
+    pre_collect_hook: Callable[[], Any] | None = None,
+    post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+    compact_obs: bool = False,
+    compile_policy: bool | Mapping[str, Any] | None = None,
+    cudagraph_policy: bool | Mapping[str, Any] | None = None,
+    trust_policy: bool | None = None,
+    observation_dtype: Any = None,
+    observation_scale: Any = None,
+    num_threads: int = 1,
+    progress: bool = False,
+    collector_class: Any = SyncDataCollector,
+    collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    num_workers_per_collector: int = 1,
+    sync: bool = False,
+    cat_results: str | int | None = None,
+    preemptive_threshold: float | None = None,
+    min_fraction: float | None = None,
+    ray_init_config: Mapping[str, Any] | None = None,
+    remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    num_collectors: int | None = None,
+    update_after_each_batch: bool = False,
+    max_weight_update_interval: int | None = None,
+    prefetch: int | None = None,
+    max_worker_restarts: int = 3,
+    worker_timeout: float | None = None,
+    worker_init_timeout: float = 120.0,
+    restart_on_error: bool = False,
+    weight_updater: Any = None,
+    weight_sync_schemes: Mapping[str, Any] | None = None,
+    weight_recv_schemes: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> None:
+    """What a RayCollector takes."""
 
 
 class RayCollector(ElasticCollector):
@@ -149,136 +215,40 @@ class RayCollector(ElasticCollector):
         ImportError: Ray is not installed.
     """
 
-    _passed: set[str]
-
-    @remembers_passed
-    def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        frames_per_batch: int,
-        total_frames: int | None = -1,
-        device: Any = None,
-        storing_device: Any = None,
-        env_device: Any = None,
-        policy_device: Any = None,
-        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        autoreset_mode: Any = None,
-        info_keys: Sequence[str | tuple[str, ...]] | None = None,
-        max_frames_per_traj: int | None = None,
-        init_random_frames: int | None = None,
-        reset_at_each_iter: bool = False,
-        set_truncated: bool = False,
-        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
-        policy_state: Mapping[Any, Any] | None = None,
-        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
-        split_trajs: bool = False,
-        trajs_per_batch: int | None = None,
-        trajs_per_write: int | None = None,
-        traj_format: str | None = "padded",
-        exploration_type: InteractionType | str = InteractionType.RANDOM,
-        track_traj_ids: bool = True,
-        track_policy_version: bool = False,
-        replay_buffer: Any = None,
-        extend_buffer: bool = True,
-        init_fn: Callable[[], Any] | None = None,
-        pre_collect_hook: Callable[[], Any] | None = None,
-        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
-        compact_obs: bool = False,
-        compile_policy: bool | Mapping[str, Any] | None = None,
-        cudagraph_policy: bool | Mapping[str, Any] | None = None,
-        trust_policy: bool | None = None,
-        observation_dtype: Any = None,
-        observation_scale: Any = None,
-        num_threads: int = 1,
-        progress: bool = False,
-        collector_class: Any = SyncDataCollector,
-        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        num_workers_per_collector: int = 1,
-        sync: bool = False,
-        cat_results: str | int | None = None,
-        preemptive_threshold: float | None = None,
-        min_fraction: float | None = None,
-        ray_init_config: Mapping[str, Any] | None = None,
-        remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        num_collectors: int | None = None,
-        update_after_each_batch: bool = False,
-        max_weight_update_interval: int | None = None,
-        prefetch: int | None = None,
-        max_worker_restarts: int = 3,
-        worker_timeout: float | None = None,
-        worker_init_timeout: float = 120.0,
-        restart_on_error: bool = False,
-        weight_updater: Any = None,
-        weight_sync_schemes: Mapping[str, Any] | None = None,
-        weight_recv_schemes: Mapping[str, Any] | None = None,
-        **others: Any,
-    ) -> None:
-        values = {name: value for name, value in locals().items() if name in parse.WORKER_ARGUMENTS}
-        check_others(type(self), others)
-        kind = WorkerKind.checked(collector_class)
-        sync = bool(sync)
-        entries = kind.entries(
-            create_env_fn, num_collectors, num_workers_per_collector, "num_workers_per_collector"
-        )
+    @takes(_arguments)
+    def __init__(self, given: Given) -> None:
+        check_others(type(self).__name__, given.known, given.others)
+        kind = WorkerKind.checked(given["collector_class"])
+        sync = bool(given["sync"])
+        name = "num_workers_per_collector"
+        entries = kind.entries(given["create_env_fn"], given["num_collectors"], given[name], name)
+        policy = given["policy"]
         self._service = policy if is_inference_service(policy) else None
         if self._service is not None:
-            factories = client_factories(self._service, policy_factory, len(entries))
-            values["policy_factory"], policy = factories, None
-            self._passed.add("policy_factory")
+            factories = client_factories(self._service, given["policy_factory"], len(entries))
+            given = given.instead(policy_factory=factories, policy=None)
+        collector_kwargs = given["collector_kwargs"]
+        values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
         arguments = merged_arguments(
-            values, self._passed, collector_kwargs, len(entries), kind.arguments
+            values, given.passed, collector_kwargs, len(entries), kind.arguments
         )
         devices = [check_devices(own, elsewhere=True) for own in arguments]
         if sync:
             check_one_place(devices)
-        options = StreamOptions.checked(
-            frames_per_batch=frames_per_batch,
-            total_frames=total_frames,
-            init_random_frames=parse.common_value("init_random_frames", arguments),
-            postproc=postproc,
-            split_trajs=split_trajs,
-            trajs_per_batch=trajs_per_batch,
-            trajs_per_write=trajs_per_write,
-            traj_format=traj_format,
-            track_traj_ids=parse.common_value("track_traj_ids", arguments),
-            replay_buffer=replay_buffer,
-            extend_buffer=parse.common_value("extend_buffer", arguments),
-            progress=progress,
-            observation_dtype=parse.common_value("observation_dtype", arguments),
-            observation_scale=parse.common_value("observation_scale", arguments),
-            ways=WeightWays.checked(
-                weight_updater=weight_updater,
-                weight_sync_schemes=weight_sync_schemes,
-                weight_recv_schemes=weight_recv_schemes,
-                track_policy_version=track_policy_version,
-                worker_idx=others.get("worker_idx"),
-            ),
-        )
+        options = checked(StreamOptions, given.instead(**parse.common_values(arguments)))
         # A policy beside factories is here for its weights; an updater would not know of it.
-        beside = weight_updater is None
-        sources, built_by_workers = parse.policy_sources(arguments, policy, beside)
+        beside = given["weight_updater"] is None
+        sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
         share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         remote = RemoteOptions.checked(
+            given,
             sync=sync,
-            cat_results=cat_results,
-            apart=options.replay_buffer is not None,
-            shares=[share],
-            preemptive_threshold=preemptive_threshold,
-            min_fraction=min_fraction,
-            prefetch=prefetch,
-            update_each=update_after_each_batch,
-            max_weight_update_interval=max_weight_update_interval,
             built_by_workers=built_by_workers,
-            worker_init_timeout=worker_init_timeout,
-            worker_timeout=worker_timeout,
-            max_worker_restarts=max_worker_restarts,
-            restart_on_error=restart_on_error,
+            apart=options.replay_buffer is not None,
         )
         lists = any(isinstance(entry, list) for entry in entries)
         check_uneven(remote.joined, remote.uneven, batched=lists)
-        configs = ray_check.check_remote_configs(remote_configs, len(entries))
+        configs = ray_check.check_remote_configs(given["remote_configs"], len(entries))
         plans = parse.worker_plans(
             entries,
             arguments,
@@ -290,13 +260,13 @@ class RayCollector(ElasticCollector):
             mask=remote.masked,
         )
         plans = kind.plans(plans, remote, arguments)
-        self._remote_configs = remote_configs
+        self._remote_configs = given["remote_configs"]
         self._template = WorkerTemplate(
-            values, self._passed, collector_kwargs, share, elsewhere=True, kind=kind
+            values, given.passed, collector_kwargs, share, elsewhere=True, kind=kind
         )
-        init_config = ray_check.check_init_config(ray_init_config)
+        init_config = ray_check.check_init_config(given["ray_init_config"])
         check_actor_options(configs)
-        super().__init__(options, remote, plans, policy, RayEngine(init_config))
+        super().__init__(options, remote, plans, given["policy"], RayEngine(init_config))
 
     def add_collectors(
         self,

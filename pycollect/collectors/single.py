@@ -15,6 +15,7 @@ from tensordict.nn import InteractionType
 
 from pycollect import checks as check
 from pycollect._core import Slab, Uninterrupted
+from pycollect.arguments import checked
 from pycollect.batch.extras import joined
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors
@@ -27,14 +28,14 @@ from pycollect.batch.weights import (
     weights_of,
 )
 from pycollect.checks import check_open, check_worker_ids, no_weights_given
+from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices
+from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.arguments.names import check_others
-from pycollect.collectors.arguments.workers import check_autoreset_mode
 from pycollect.collectors.choice import Choosing, check_none_chosen
 from pycollect.envs import EnvBatch
-from pycollect.envs.info import check_info_keys
 from pycollect.errors import WorkerError
-from pycollect.policy import Calling, build, check_policy_state
+from pycollect.policy import build
 from pycollect.stream.blank import blank_batch
 from pycollect.stream.collector import CollectorBase
 from pycollect.stream.delivery import assembled, finished
@@ -43,7 +44,6 @@ from pycollect.stream.source import Batch, Joined
 from pycollect.stream.state import CollectorState, WorkerState, check_generators
 from pycollect.stream.statistics import count_slow_paths
 from pycollect.stream.weight_calls import by_worker
-from pycollect.stream.weight_ways import WeightWays
 from pycollect.worker.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.worker.hooks import PRE
 from pycollect.worker.one_worker import OneWorker
@@ -54,6 +54,58 @@ from pycollect.worker.worker import Worker
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
 _SLABS_KEPT = 3
+
+
+def _arguments(
+    create_env_fn: Any,
+    policy: Any = None,
+    *,
+    frames_per_batch: int,
+    total_frames: int | None = -1,
+    device: Any = None,
+    storing_device: Any = None,
+    env_device: Any = None,
+    policy_device: Any = None,
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    autoreset_mode: Any = None,
+    info_keys: Sequence[str | tuple[str, ...]] | None = None,
+    max_frames_per_traj: int | None = None,
+    init_random_frames: int | None = None,
+    reset_at_each_iter: bool = False,
+    set_truncated: bool = False,
+    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+    policy_state: Mapping[Any, Any] | None = None,
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+    split_trajs: bool = False,
+    trajs_per_batch: int | None = None,
+    trajs_per_write: int | None = None,
+    traj_format: str | None = "padded",
+    exploration_type: InteractionType | str = InteractionType.RANDOM,
+    track_traj_ids: bool = True,
+    track_policy_version: bool = False,
+    replay_buffer: Any = None,
+    extend_buffer: bool = True,
+    init_fn: Callable[[], Any] | None = None,
+    pre_collect_hook: Callable[[], Any] | None = None,
+    post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+    compact_obs: bool = False,
+    compile_policy: bool | Mapping[str, Any] | None = None,
+    cudagraph_policy: bool | Mapping[str, Any] | None = None,
+    trust_policy: bool | None = None,
+    observation_dtype: Any = None,
+    observation_scale: Any = None,
+    num_threads: int | None = None,
+    progress: bool = False,
+    num_collectors: int | None = None,
+    sync: bool | None = None,
+    backend: str | None = None,
+    backend_options: Mapping[str, Any] | None = None,
+    weight_updater: Any = None,
+    weight_sync_schemes: Mapping[str, Any] | None = None,
+    weight_recv_schemes: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> None:
+    """What a SyncDataCollector takes."""
 
 
 class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
@@ -135,124 +187,21 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         TensorDicts of batch size [T] for one environment, [P, T] for a batch.
     """
 
-    def __init__(
-        self,
-        create_env_fn: Any,
-        policy: Any = None,
-        *,
-        frames_per_batch: int,
-        total_frames: int | None = -1,
-        device: Any = None,
-        storing_device: Any = None,
-        env_device: Any = None,
-        policy_device: Any = None,
-        create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-        autoreset_mode: Any = None,
-        info_keys: Sequence[str | tuple[str, ...]] | None = None,
-        max_frames_per_traj: int | None = None,
-        init_random_frames: int | None = None,
-        reset_at_each_iter: bool = False,
-        set_truncated: bool = False,
-        policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
-        policy_state: Mapping[Any, Any] | None = None,
-        postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
-        split_trajs: bool = False,
-        trajs_per_batch: int | None = None,
-        trajs_per_write: int | None = None,
-        traj_format: str | None = "padded",
-        exploration_type: InteractionType | str = InteractionType.RANDOM,
-        track_traj_ids: bool = True,
-        track_policy_version: bool = False,
-        replay_buffer: Any = None,
-        extend_buffer: bool = True,
-        init_fn: Callable[[], Any] | None = None,
-        pre_collect_hook: Callable[[], Any] | None = None,
-        post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
-        compact_obs: bool = False,
-        compile_policy: bool | Mapping[str, Any] | None = None,
-        cudagraph_policy: bool | Mapping[str, Any] | None = None,
-        trust_policy: bool | None = None,
-        observation_dtype: Any = None,
-        observation_scale: Any = None,
-        num_threads: int | None = None,
-        progress: bool = False,
-        num_collectors: int | None = None,
-        sync: bool | None = None,
-        backend: str | None = None,
-        backend_options: Mapping[str, Any] | None = None,
-        weight_updater: Any = None,
-        weight_sync_schemes: Mapping[str, Any] | None = None,
-        weight_recv_schemes: Mapping[str, Any] | None = None,
-        **others: Any,
-    ) -> None:
-        check_none_chosen(
-            type(self),
-            num_collectors=num_collectors,
-            sync=sync,
-            backend=backend,
-            backend_options=backend_options,
-        )
-        check_others(type(self), others)
-        devices = {
-            "device": device,
-            "storing_device": storing_device,
-            "env_device": env_device,
-            "policy_device": policy_device,
-        }
-        places = check_devices(devices, 1)
-        super().__init__(
-            StreamOptions.checked(
-                frames_per_batch=frames_per_batch,
-                total_frames=total_frames,
-                init_random_frames=init_random_frames,
-                postproc=postproc,
-                split_trajs=split_trajs,
-                trajs_per_batch=trajs_per_batch,
-                trajs_per_write=trajs_per_write,
-                traj_format=traj_format,
-                track_traj_ids=track_traj_ids,
-                replay_buffer=replay_buffer,
-                extend_buffer=extend_buffer,
-                progress=progress,
-                observation_dtype=observation_dtype,
-                observation_scale=observation_scale,
-                ways=WeightWays.checked(
-                    weight_updater=weight_updater,
-                    weight_sync_schemes=weight_sync_schemes,
-                    weight_recv_schemes=weight_recv_schemes,
-                    track_policy_version=track_policy_version,
-                    worker_idx=others.get("worker_idx"),
-                ),
-            ),
-            check.check_callable("pre_collect_hook", pre_collect_hook),
-            check.check_callable("post_collect_hook", post_collect_hook),
-        )
+    @takes(_arguments)
+    def __init__(self, given: Given) -> None:
+        check_none_chosen(type(self), given)
+        check_others(type(self).__name__, given.known, given.others)
+        (own,) = parse.of_each_worker(given, 1)
+        places = check_devices(own)
+        stream = checked(StreamOptions, given)
+        frames = stream.frames_per_batch
+        options = checked(WorkerOptions, own, frames=frames, devices=places, stays=True)
+        super().__init__(stream, options.pre_collect_hook, options.post_collect_hook)
         self._profiler: ProfilerHook | None = None
-        factories = check.check_factories(policy_factory, policy, 1)
-        self._policy_is_ours = factories is not None
-        options = WorkerOptions(
-            frames=self._options.frames_per_batch,
-            autoreset_mode=check_autoreset_mode(autoreset_mode),
-            info_keys=check_info_keys(info_keys),
-            max_frames_per_traj=check.check_count("max_frames_per_traj", max_frames_per_traj),
-            reset_at_each_iter=bool(reset_at_each_iter),
-            set_truncated=bool(set_truncated),
-            policy_state=check_policy_state(policy_state),
-            exploration_type=check.check_exploration(exploration_type),
-            track_policy_version=bool(track_policy_version),
-            num_threads=check.check_threads(num_threads),
-            compact_obs=bool(compact_obs),
-            devices=places,
-            stays=True,
-            calling=Calling.checked(compile_policy, cudagraph_policy, trust_policy),
-            init_fn=check.check_callable("init_fn", init_fn),
-            pre_collect_hook=pre_collect_hook,
-        )
-        env_kwargs = check.check_env_kwargs(create_env_kwargs, 1)
-        if isinstance(env_kwargs, list):
-            env_kwargs = env_kwargs[0]
-        entry = _only_entry(create_env_fn)
-        self._policy = check.check_policy(policy) if factories is None else build(factories[0])
+        (source,), self._policy_is_ours = parse.policy_sources([own], given["policy"])
+        env_kwargs = check.check_env_kwargs(own["create_env_kwargs"])
+        entry = _only_entry(given["create_env_fn"])
+        self._policy = build(source) if self._policy_is_ours else source
         self._worker = Worker(0, entry, env_kwargs, self._policy, options)
         if self._policy_is_ours:
             self._policy = self._worker.policy

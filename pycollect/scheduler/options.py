@@ -3,104 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect import checks as check
+from pycollect.arguments import argument, checked, flag, made_of
 
 
-@dataclass(frozen=True)
-class RemoteOptions:
-    """How work is handed to workers elsewhere, and what happens when one fails.
-
-    Attributes:
-        sync: a batch is complete when all workers have delivered.
-        joined: how their rollouts are joined; None where not sync. "stack" where each of them is
-            delivered apart from the others.
-        uneven: the rollouts of one batch may differ in their numbers of steps.
-        padded: where they do, each takes up as much of the batch as the longest, however they are
-            joined.
-        preemption: sync: when stragglers are stopped; None: they are waited for.
-        prefetch: rollouts per worker beyond the one being consumed.
-        update_each: workers get the policy's weights without being told.
-        update_interval: a worker is updated after so many batches at the latest; 0: never.
-        built_by_workers: a factory makes the policy in each worker, there is none here.
-        timeout: seconds without a step after which a worker is ended; None: it is waited for.
-    """
-
-    sync: bool
-    joined: str | int | None
-    uneven: bool
-    preemption: Preemption | None
-    prefetch: int
-    update_each: bool
-    update_interval: int
-    built_by_workers: bool
-    init_timeout: float
-    timeout: float | None
-    max_restarts: int
-    restart_on_error: bool
-    padded: bool = False
-
-    @classmethod
-    def checked(
-        cls,
-        *,
-        sync: bool,
-        cat_results: Any,
-        apart: bool = False,
-        shares: Sequence[int] = (),
-        preemptive_threshold: Any = None,
-        min_fraction: Any = None,
-        prefetch: Any,
-        update_each: Any,
-        max_weight_update_interval: Any,
-        built_by_workers: bool,
-        worker_init_timeout: Any,
-        worker_timeout: Any,
-        max_worker_restarts: Any,
-        restart_on_error: Any,
-    ) -> RemoteOptions:
-        """Check each; the errors name the argument.
-
-        Args:
-            apart: a replay buffer gets each rollout by itself, whatever `cat_results` says.
-        """
-        joined = check_cat_results(cat_results, sync)
-        preemption = Preemption.checked(preemptive_threshold, min_fraction, sync)
-        timeout = worker_timeout
-        if timeout is not None:
-            timeout = check.check_seconds("worker_timeout", timeout)
-        return cls(
-            sync=sync,
-            joined="stack" if apart and sync else joined,
-            uneven=sync and (preemption is not None or len(set(shares)) > 1),
-            preemption=preemption,
-            prefetch=check_prefetch(prefetch, sync),
-            update_each=bool(update_each),
-            update_interval=check.check_count(
-                "max_weight_update_interval", max_weight_update_interval
-            ),
-            built_by_workers=built_by_workers,
-            init_timeout=check.check_seconds("worker_init_timeout", worker_init_timeout),
-            timeout=timeout,
-            max_restarts=check.check_count("max_worker_restarts", max_worker_restarts),
-            restart_on_error=bool(restart_on_error),
-        )
-
-    @property
-    def ragged(self) -> bool:
-        """Whether the rollouts of one batch may take up different numbers of steps."""
-        return self.uneven and not self.padded
-
-    @property
-    def masked(self) -> bool:
-        """Whether batches tell which of their cells have a frame, since some may have none."""
-        return self.uneven and self.joined == "stack"
-
-
-def check_cat_results(value: Any, sync: bool) -> str | int | None:
+def check_joined(name: str, value: Any, sync: bool) -> str | int | None:
     """How sync results are joined, "stack" for None; None where they are not.
 
     There "stack" is taken, without effect: programs choose the class by a flag.
@@ -108,11 +19,11 @@ def check_cat_results(value: Any, sync: bool) -> str | int | None:
     if not sync:
         if value not in (None, "stack"):
             raise ValueError(
-                f"cat_results: expected None or 'stack' where workers are not sync, got {value!r}"
+                f"{name}: expected None or 'stack' where workers are not sync, got {value!r}"
             )
         return None
     choice: str | int = check.check_choice(
-        "cat_results", "stack" if value is None else value, ("stack", 0, -1)
+        name, "stack" if value is None else value, ("stack", 0, -1)
     )
     return choice
 
@@ -127,13 +38,13 @@ def check_uneven(joined: str | int | None, uneven: bool, batched: bool) -> None:
         )
 
 
-def check_prefetch(value: Any, sync: bool) -> int:
+def check_ahead(name: str, value: Any, sync: bool) -> int:
     """Rollouts per worker beyond the one being consumed: by default 2, and 0 where sync."""
     if value is None:
         return 0 if sync else 2
-    number = check.check_integer("prefetch", value)
+    number = check.check_integer(name, value)
     if number < 0:
-        raise ValueError(f"prefetch: expected an int >= 0, got {number}")
+        raise ValueError(f"{name}: expected an int >= 0, got {number}")
     return number
 
 
@@ -190,3 +101,103 @@ def _check_fraction(name: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
         raise ValueError(f"{name}: expected a number from 0 to 1, or None, got {value!r}")
     return float(value)
+
+
+def _check_timeout(name: str, value: Any) -> float | None:
+    return None if value is None else check.check_seconds(name, value)
+
+
+@dataclass(frozen=True)
+class RemoteOptions:
+    """How work is handed to workers elsewhere, and what happens when one fails.
+
+    Attributes:
+        sync: a batch is complete when all workers have delivered.
+        built_by_workers: a factory makes the policy in each worker, there is none here.
+        uneven: the rollouts of one batch may differ in their numbers of steps.
+        padded: where they do, each takes up as much of the batch as the longest, however they are
+            joined.
+    """
+
+    sync: bool
+    built_by_workers: bool = False
+    uneven: bool = False
+    padded: bool = False
+    joined: str | int | None = argument(
+        None,
+        check_joined,
+        "how rollouts are joined; None where not sync. 'stack' where each is delivered by itself",
+        name="cat_results",
+        beside=("sync",),
+        in_kwargs=True,
+    )
+    preemption: Preemption | None = made_of(
+        Preemption.checked,
+        "sync: when stragglers are stopped; None: they are waited for",
+        preemptive_threshold=None,
+        min_fraction=None,
+        beside=("sync",),
+    )
+    timeout: float | None = argument(
+        None,
+        _check_timeout,
+        "seconds without a step after which a worker is ended; None: it is waited for",
+        name="worker_timeout",
+    )
+    prefetch: int = argument(
+        None,
+        check_ahead,
+        "rollouts per worker beyond the one being consumed",
+        beside=("sync",),
+        in_kwargs=True,
+    )
+    update_each: bool = made_of(
+        lambda *values: any(map(bool, values)),
+        "workers get the policy's weights without being told",
+        update_after_each_batch=False,
+        update_at_each_batch=False,
+    )
+    update_interval: int = argument(
+        None,
+        check.check_count,
+        "a worker is updated after so many batches at the latest; 0: never",
+        name="max_weight_update_interval",
+    )
+    init_timeout: float = argument(
+        120.0, check.check_seconds, "until a worker is built", name="worker_init_timeout"
+    )
+    max_restarts: int = argument(3, check.check_count, "of one worker", name="max_worker_restarts")
+    restart_on_error: bool = flag(False, "replace a worker that raised, too")
+
+    @classmethod
+    def checked(
+        cls,
+        given: Mapping[str, Any],
+        *,
+        sync: bool,
+        built_by_workers: bool,
+        apart: bool = False,
+        shares: Sequence[int] = (),
+    ) -> RemoteOptions:
+        """Check what was given; the errors name the argument.
+
+        Args:
+            apart: a replay buffer gets each rollout by itself, whatever `cat_results` says.
+            shares: of a batch, of each worker.
+        """
+        options = checked(cls, given, sync=sync, built_by_workers=built_by_workers)
+        return replace(
+            options,
+            joined="stack" if apart and sync else options.joined,
+            uneven=sync and (options.preemption is not None or len(set(shares)) > 1),
+        )
+
+    @property
+    def ragged(self) -> bool:
+        """Whether the rollouts of one batch may take up different numbers of steps."""
+        return self.uneven and not self.padded
+
+    @property
+    def masked(self) -> bool:
+        """Whether batches tell which of their cells have a frame, since some may have none."""
+        return self.uneven and self.joined == "stack"

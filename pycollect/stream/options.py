@@ -9,77 +9,57 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from pycollect import checks as check
+from pycollect.arguments import REQUIRED, argument, flag, made_of
 from pycollect.batch.cast import ObservationCast
 from pycollect.errors import warn_user
-from pycollect.stream.weight_ways import AS_USUAL, WeightWays
+from pycollect.stream.weight_ways import WeightWays
 
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What concerns the stream, whoever collects.
+    """What concerns the stream, whoever collects."""
 
-    Attributes:
-        total_frames: None: without an end.
-        init_random_frames: 0: none.
-        trajs_per_batch: 0: batches are of frames.
-        trajs_per_write: of trajectories that go to a replay buffer, how many at a time; 0: all that
-            are complete.
-        cast: what becomes of observations; None: they stay as they are.
-        ways: how the policy comes by new weights.
-    """
-
-    frames_per_batch: int
-    total_frames: int | None = None
-    init_random_frames: int = 0
-    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None
-    split_trajs: bool = False
-    trajs_per_batch: int = 0
-    trajs_per_write: int = 0
-    traj_format: str = "padded"
-    track_traj_ids: bool = True
-    replay_buffer: Any = None
-    extend_buffer: bool = True
-    progress: bool = False
-    cast: ObservationCast | None = None
-    ways: WeightWays = AS_USUAL
-
-    @classmethod
-    def checked(
-        cls,
-        *,
-        frames_per_batch: Any,
-        total_frames: Any,
-        init_random_frames: Any,
-        postproc: Any,
-        split_trajs: Any,
-        trajs_per_batch: Any,
-        trajs_per_write: Any,
-        traj_format: Any,
-        track_traj_ids: Any,
-        replay_buffer: Any,
-        extend_buffer: Any,
-        progress: Any,
-        observation_dtype: Any = None,
-        observation_scale: Any = None,
-        ways: WeightWays = AS_USUAL,
-    ) -> StreamOptions:
-        """Check each; the errors name the argument."""
-        return cls(
-            frames_per_batch=check.check_positive("frames_per_batch", frames_per_batch),
-            total_frames=check.check_total_frames(total_frames),
-            init_random_frames=check.check_count("init_random_frames", init_random_frames),
-            postproc=check.check_callable("postproc", postproc),
-            split_trajs=bool(split_trajs),
-            trajs_per_batch=check.check_count("trajs_per_batch", trajs_per_batch),
-            trajs_per_write=check.check_count("trajs_per_write", trajs_per_write),
-            traj_format=check.check_traj_format(traj_format, trajs_per_batch),
-            track_traj_ids=bool(track_traj_ids),
-            replay_buffer=check.check_replay_buffer(replay_buffer),
-            extend_buffer=bool(extend_buffer),
-            progress=bool(progress),
-            cast=ObservationCast.checked(observation_dtype, observation_scale),
-            ways=ways,
-        )
+    frames_per_batch: int = argument(REQUIRED, check.check_positive, "frames in one batch")
+    total_frames: int | None = argument(-1, check.check_total_frames, "None: without an end")
+    init_random_frames: int = argument(
+        None, check.check_count, "random actions until so many were issued", in_kwargs=True
+    )
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None = argument(
+        None, check.check_callable, "is called with each batch; its result is delivered"
+    )
+    split_trajs: bool = flag(False, "one row per trajectory")
+    trajs_per_batch: int = argument(None, check.check_count, "0: batches are of frames")
+    trajs_per_write: int = argument(
+        None,
+        check.check_count,
+        "of trajectories that go to a replay buffer, how many at a time; 0: all that are complete",
+    )
+    traj_format: str = argument(
+        "padded",
+        check.check_joined_trajectories,
+        "of whole trajectories: rows, or one after the other",
+        beside=("trajs_per_batch",),
+    )
+    track_traj_ids: bool = flag(True, "batches have the ids", in_kwargs=True)
+    replay_buffer: Any = argument(None, check.check_replay_buffer, "where batches go; None: none")
+    extend_buffer: bool = flag(True, "its items are rows; False: single steps", in_kwargs=True)
+    progress: bool = flag(False, "show a bar")
+    cast: ObservationCast | None = made_of(
+        ObservationCast.checked,
+        "what becomes of observations; None: they stay as they are",
+        observation_dtype=None,
+        observation_scale=None,
+        in_kwargs=True,
+    )
+    ways: WeightWays = made_of(
+        WeightWays.checked,
+        "how the policy comes by new weights",
+        weight_updater=None,
+        weight_sync_schemes=None,
+        weight_recv_schemes=None,
+        track_policy_version=False,
+        worker_idx=None,
+    )
 
 
 def warn_of_rounding(asked: int, real: int) -> None:

@@ -40,12 +40,11 @@ class WeightWays:
     @classmethod
     def checked(
         cls,
-        *,
-        weight_updater: Any = None,
-        weight_sync_schemes: Any = None,
-        weight_recv_schemes: Any = None,
-        track_policy_version: Any = False,
-        worker_idx: Any = None,
+        weight_updater: Any,
+        weight_sync_schemes: Any,
+        weight_recv_schemes: Any,
+        track_policy_version: Any,
+        worker_idx: Any,
     ) -> WeightWays:
         """Check each; the errors name the argument. What changes nothing is warned about, once."""
         if weight_updater is not None and weight_sync_schemes is not None:
@@ -64,9 +63,6 @@ class WeightWays:
             tracker=track_policy_version if tracked else None,
             worker_idx=worker_idx,
         )
-
-
-AS_USUAL = WeightWays()
 
 
 def _schemes(name: str, value: Any) -> dict[str, Any]:

@@ -8,9 +8,19 @@ from typing import Any
 
 from tensordict.nn import InteractionType
 
+from pycollect import checks as check
+from pycollect.arguments import argument, flag, made_of
 from pycollect.batch.layout import Key
 from pycollect.devices import Devices
-from pycollect.policy import AS_IT_IS, Calling
+from pycollect.envs.info import check_info_keys
+from pycollect.envs.vector_api import parse_autoreset
+from pycollect.policy import Calling, check_policy_state
+
+
+def _check_autoreset(name: str, value: Any) -> Any:
+    """None, or NEXT_STEP, SAME_STEP or DISABLED: Gymnasium's enum or its name in any case."""
+    parse_autoreset(value, name)
+    return value
 
 
 @dataclass(frozen=True)
@@ -19,32 +29,50 @@ class WorkerOptions:
 
     Attributes:
         frames: its share of a batch; each of P envs steps ``ceil(frames / P)`` times.
-        num_threads: torch threads while it collects; None leaves the caller's setting.
         mask: record ("collector", "mask") whatever the environment, since rollouts may be padded.
-        compact_obs: leave out ("next", key) of observations and states.
-        calling: whether the policy's modules are compiled or captured.
         devices: where environments and policy are to lie.
         stays: what is recorded on the environments' device has no place in the slab.
-        init_fn: called before anything is built.
-        pre_collect_hook: called before each rollout.
-        post_collect_hook: called with each rollout, by whoever runs the worker.
     """
 
     frames: int
-    autoreset_mode: Any = None
-    info_keys: tuple[Key, ...] = ()
-    max_frames_per_traj: int = 0
-    reset_at_each_iter: bool = False
-    set_truncated: bool = False
-    policy_state: Mapping[Any, Any] | None = None
-    exploration_type: InteractionType = InteractionType.RANDOM
-    track_policy_version: bool = False
-    num_threads: int | None = None
     mask: bool = False
-    compact_obs: bool = False
-    calling: Calling = AS_IT_IS
     devices: Devices = field(default_factory=Devices)
     stays: bool = False
-    init_fn: Callable[[], Any] | None = None
-    pre_collect_hook: Callable[[], Any] | None = None
-    post_collect_hook: Callable[[Any], Any] | None = None
+    autoreset_mode: Any = argument(
+        None, _check_autoreset, "of a vector environment that does not tell it"
+    )
+    info_keys: tuple[Key, ...] = made_of(
+        check_info_keys, "entries of Gymnasium's info to be recorded", info_keys=None
+    )
+    max_frames_per_traj: int = argument(
+        None, check.check_count, "truncate and reset after so many steps; 0: never"
+    )
+    reset_at_each_iter: bool = flag(False, "reset all environments before each rollout")
+    set_truncated: bool = flag(False, "flag the last frame of every rollout as truncated")
+    policy_state: Mapping[Any, Any] | None = made_of(
+        check_policy_state, "shapes or first values of recurrent states", policy_state=None
+    )
+    exploration_type: InteractionType = argument(
+        InteractionType.RANDOM, check.check_exploration, "how actions are drawn"
+    )
+    track_policy_version: bool = flag(False, "record the version")
+    num_threads: int | None = argument(
+        None, check.check_threads, "of torch while it collects; None: the caller's setting"
+    )
+    compact_obs: bool = flag(False, 'leave out ("next", key) of observations and states')
+    calling: Calling = made_of(
+        Calling.checked,
+        "whether the policy's modules are compiled or captured",
+        compile_policy=None,
+        cudagraph_policy=None,
+        trust_policy=None,
+    )
+    init_fn: Callable[[], Any] | None = argument(
+        None, check.check_callable, "is called before anything is built"
+    )
+    pre_collect_hook: Callable[[], Any] | None = argument(
+        None, check.check_callable, "is called before each rollout"
+    )
+    post_collect_hook: Callable[[Any], Any] | None = argument(
+        None, check.check_callable, "is called with each rollout, by whoever runs the worker"
+    )

@@ -12,21 +12,18 @@ from pycollect.devices import Devices, why_not
 NAMES = ("device", "storing_device", "env_device", "policy_device")
 
 
-def check_devices(
-    given: Mapping[str, Any], workers: int | None = None, *, elsewhere: bool = False
-) -> Devices:
+def check_devices(given: Mapping[str, Any], *, elsewhere: bool = False) -> Devices:
     """Check the arguments of one worker.
 
     Args:
         given: by name.
-        workers: how long a list has to be; None: any length.
         elsewhere: environments and policy are on another machine, perhaps, which knows by itself
             what it has.
 
     Raises:
-        ValueError: no device, one that is not here (with the reason), a list of another length.
+        ValueError: no device, or one that is not here (with the reason).
     """
-    default, storing, env, policy = (_checked(name, given[name], workers) for name in NAMES)
+    default, storing, env, policy = (_checked(name, given[name]) for name in NAMES)
     devices = Devices(default, storing, env, policy)
     ours: tuple[str, ...] = NAMES
     if elsewhere:  # what says where batches lie
@@ -38,14 +35,10 @@ def check_devices(
     return devices
 
 
-def _checked(name: str, value: Any, workers: int | None) -> torch.device | None:
-    """A device, or a list with one per worker, of which this is the first one's."""
+def _checked(name: str, value: Any) -> torch.device | None:
+    """A device, or a list with one per process, of which this is the first one's."""
     if isinstance(value, (list, tuple)):
-        if workers is not None and len(value) != workers:
-            raise ValueError(
-                f"{name}: expected one device per worker ({workers}), got {len(value)}"
-            )
-        devices = [_checked(name, item, None) for item in value]
+        devices = [_checked(name, item) for item in value]
         return devices[0] if devices else None
     if value is None:
         return None

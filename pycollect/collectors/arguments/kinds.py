@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect import checks as check
+from pycollect.arguments import checked_kwargs, defaults_of
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.kwargs import batched
-from pycollect.scheduler.options import RemoteOptions, check_cat_results, check_prefetch
+from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.team import TeamMaker
 from pycollect.scheduler.workers import WorkerPlan
 
@@ -39,7 +40,7 @@ class WorkerKind:
     @property
     def arguments(self) -> tuple[str, ...]:
         """What `collector_kwargs` may hold."""
-        own = () if self.team is None else ("cat_results", "prefetch")
+        own = () if self.team is None else defaults_of(RemoteOptions, in_kwargs=True)
         return (*parse.WORKER_ARGUMENTS, *own)
 
     def entries(self, create_env_fn: Any, number: Any, count: Any, name: str) -> list[Any]:
@@ -116,18 +117,16 @@ def _check_team_entry(entry: Any) -> Any:
 
 def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> RemoteOptions:
     try:
-        joined = check_cat_results(own.get("cat_results"), sync)
-        prefetch = check_prefetch(own.get("prefetch"), sync)
+        told = checked_kwargs(RemoteOptions, {**own, "sync": sync})
     except (TypeError, ValueError) as error:
         raise type(error)(f"collector_kwargs: {error}") from None
     return replace(
         remote,
         sync=sync,
-        joined=joined,
         # Whoever asks the team says when it is to end; its processes only make their least.
         preemption=remote.preemption and replace(remote.preemption, threshold=1.0),
         padded=remote.uneven,
-        prefetch=prefetch,
         update_each=False,
         update_interval=0,
+        **told,
     )

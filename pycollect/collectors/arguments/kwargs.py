@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pycollect import checks as check
 from pycollect.collectors.arguments.names import check_others
-from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS, of_each_worker, per_worker
+from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS, dict_each, of_each_worker
 
 # What collector_kwargs may not hold.
 _OURS_ALONE = (
@@ -46,7 +46,7 @@ def _batched(entry: Any, name: str, envs: Any) -> Any:
 
 def merged_arguments(
     values: Mapping[str, Any],
-    passed: set[str],
+    passed: Collection[str],
     collector_kwargs: Any,
     workers: int,
     names: Sequence[str] = WORKER_ARGUMENTS,
@@ -59,7 +59,7 @@ def merged_arguments(
         collector_kwargs: None, a dict, or one per worker.
         names: what these may hold.
     """
-    given = per_worker("collector_kwargs", collector_kwargs, workers)
+    given = dict_each("collector_kwargs", collector_kwargs, workers)
     result = []
     for own, top in zip(given, of_each_worker(values, workers), strict=True):
         check_collector_kwargs(own, names)
@@ -70,12 +70,10 @@ def merged_arguments(
 
 def check_collector_kwargs(own: Mapping[str, Any], names: Sequence[str]) -> None:
     """Refuse keys that are the outer collector's own, and unknown ones."""
-    from pycollect.collectors.single import SyncDataCollector
-
     for name in own:
         if name in _OURS_ALONE:
             raise ValueError(
                 f"collector_kwargs: {name!r} belongs to the collector of all workers; pass it there"
             )
     others = {name: value for name, value in own.items() if name not in names}
-    check_others(SyncDataCollector, others)
+    check_others("SyncDataCollector", names, others)

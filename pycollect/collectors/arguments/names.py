@@ -1,11 +1,9 @@
-"""The names of arguments: which are known, what to use in place of others, which were passed."""
+"""The names of arguments: which are known, what to use in place of others."""
 
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # TorchRL's arguments that only hint at how to go about it.
@@ -20,9 +18,7 @@ HINTS = frozenset(
     }
 )
 
-
 _STRAGGLERS = "use MultiSyncDataCollector or RayCollector(sync=True): only they wait for stragglers"
-
 
 # TorchRL's arguments that have no meaning here, and what to use.
 REFUSED = {
@@ -37,42 +33,34 @@ REFUSED = {
 }
 
 
-def check_others(cls: type, others: Mapping[str, Any]) -> None:
-    """Check the keyword arguments that are not in the signature of `cls`.
+def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> None:
+    """Check the keyword arguments that are not in the signature of a collector's class.
+
+    Args:
+        name: of the class.
+        known: the arguments that are there.
 
     Raises:
         ValueError: one of TorchRL's that has no meaning here; the text says what to use.
         TypeError: an unknown one; the text names the nearest known one.
     """
-    for name, value in others.items():
-        if name in HINTS or (name == "reset_when_done" and value in (None, True)):
+    for other, value in others.items():
+        if other in HINTS or (other == "reset_when_done" and value in (None, True)):
             continue
-        if name == "reset_when_done":
+        if other == "reset_when_done":
             raise ValueError(
                 "reset_when_done: expected True, got False; finished environments are always reset"
             )
-        if name in REFUSED:
+        if other in REFUSED:
             if value is not None:
-                raise ValueError(f"{name}: not an argument of {cls.__name__}; {REFUSED[name]}")
+                raise ValueError(f"{other}: not an argument of {name}; {REFUSED[other]}")
         else:
-            raise TypeError(_unknown(cls, name))
+            raise TypeError(_unknown(name, list(known), other))
 
 
-def _unknown(cls: type, name: str) -> str:
-    known = [known for known in inspect.signature(cls).parameters if known != "others"]
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if name == "num_workers" and "num_collectors" in known:  # the word of the Multi classes
+def _unknown(name: str, known: list[str], other: str) -> str:
+    nearest = difflib.get_close_matches(other, known, n=1, cutoff=0.6)
+    if other == "num_workers" and "num_collectors" in known:  # the word of the Multi classes
         nearest = ["num_collectors"]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return f"{cls.__name__} got an unexpected keyword argument {name!r}{hint}"
-
-
-def remembers_passed(init: Callable[..., None]) -> Callable[..., None]:
-    """Keep the names of the arguments that the caller really gave in `_passed`."""
-
-    @functools.wraps(init)
-    def wrapper(self: Any, *args: Any, **kwargs: Any) -> None:
-        self._passed = set(kwargs)
-        init(self, *args, **kwargs)
-
-    return wrapper
+    return f"{name} got an unexpected keyword argument {other!r}{hint}"

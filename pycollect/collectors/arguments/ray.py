@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pycollect.collectors.arguments.workers import per_worker
+from pycollect.collectors.arguments.workers import dict_each
 
 
 def check_init_config(value: Any) -> dict[str, Any] | None:
@@ -19,7 +19,7 @@ def check_init_config(value: Any) -> dict[str, Any] | None:
 
 def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
     """One dict of actor options per actor."""
-    configs = per_worker("remote_configs", value, actors)
+    configs = dict_each("remote_configs", value, actors)
     for config in configs:
         for name in ("max_restarts", "max_task_retries"):
             if name in config:

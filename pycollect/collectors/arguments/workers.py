@@ -6,45 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycollect import checks as check
+from pycollect.arguments import checked, defaults_of
 from pycollect.collectors.arguments import devices as device_arguments
 from pycollect.devices import CPU, Devices
 from pycollect.engines.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
-from pycollect.envs.info import check_info_keys
-from pycollect.envs.vector_api import parse_autoreset
-from pycollect.policy import Calling, check_policy_state, placed
+from pycollect.policy import placed
 from pycollect.scheduler.workers import WorkerPlan
+from pycollect.stream.options import StreamOptions
 from pycollect.worker.options import WorkerOptions
 
+# Those that may be a list with one for each worker.
+_ONE_EACH = (*device_arguments.NAMES, "create_env_kwargs", "policy_factory")
+
+# What all workers share, though `collector_kwargs` may say it.
+_COMMON = tuple(defaults_of(StreamOptions, in_kwargs=True))
+
 # The arguments that concern what one worker does.
-WORKER_ARGUMENTS = (
-    "device",
-    "storing_device",
-    "env_device",
-    "policy_device",
-    "create_env_kwargs",
-    "autoreset_mode",
-    "info_keys",
-    "max_frames_per_traj",
-    "init_random_frames",
-    "reset_at_each_iter",
-    "set_truncated",
-    "policy_factory",
-    "policy_state",
-    "exploration_type",
-    "track_traj_ids",
-    "track_policy_version",
-    "extend_buffer",
-    "init_fn",
-    "pre_collect_hook",
-    "post_collect_hook",
-    "compact_obs",
-    "compile_policy",
-    "cudagraph_policy",
-    "trust_policy",
-    "observation_dtype",
-    "observation_scale",
-    "num_threads",
-)
+WORKER_ARGUMENTS = (*_ONE_EACH, *defaults_of(WorkerOptions), *_COMMON)
 
 
 def env_entries(
@@ -82,34 +60,41 @@ def env_entries(
     return [check_entry(entry) for entry in entries]
 
 
+def one_each(name: str, value: Any, workers: int) -> list[Any]:
+    """What each worker gets: its own where there is a list, with one for each; else the value."""
+    if not isinstance(value, (list, tuple)):
+        return [value] * workers
+    if len(value) != workers:
+        raise ValueError(f"{name}: expected one per worker ({workers}), got {len(value)}")
+    return list(value)
+
+
+def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
+    """As `one_each`, dicts of their own; None is an empty one."""
+    each = one_each(name, {} if value is None else value, workers)
+    if not all(isinstance(own, Mapping) for own in each):
+        raise TypeError(f"{name}: expected a dict or a list of dicts, got {value!r}")
+    return [dict(own) for own in each]
+
+
 def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, Any]]:
-    """The arguments of each worker: its own entry where there is one per worker."""
+    """The arguments of each worker."""
+    lists = {
+        name: one_each(name, value, workers) for name, value in values.items() if name in _ONE_EACH
+    }
     return [
-        {name: _of_worker(name, value, index, workers) for name, value in values.items()}
-        for index in range(workers)
+        {**values, **{name: own[index] for name, own in lists.items()}} for index in range(workers)
     ]
 
 
-def per_worker(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
-    """A dict, or one per worker, as a list of dicts of their own; None is an empty one."""
-    if value is None or isinstance(value, Mapping):
-        return [dict(value or {}) for _ in range(workers)]
-    if not isinstance(value, (list, tuple)) or not all(isinstance(v, Mapping) for v in value):
-        raise TypeError(f"{name}: expected a dict or a list of dicts, got {value!r}")
-    if len(value) != workers:
-        raise ValueError(f"{name}: expected one dict per worker ({workers}), got {len(value)}")
-    return [dict(item) for item in value]
-
-
-def _of_worker(name: str, value: Any, index: int, workers: int) -> Any:
-    """This worker's entry where a top-level value has one per worker."""
-    if not isinstance(value, (list, tuple)):
-        return value
-    if name in device_arguments.NAMES or name in ("create_env_kwargs", "policy_factory"):
-        if len(value) != workers:
-            raise ValueError(f"{name}: expected one per worker ({workers}), got {len(value)}")
-        return value[index]
-    return value
+def common_values(arguments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of the arguments of each worker, those that all have to share; ValueError if they differ."""
+    first = arguments[0]
+    for name in _COMMON:
+        if any(other[name] != first[name] for other in arguments):
+            values = [other[name] for other in arguments]
+            raise ValueError(f"{name}: expected one value for all workers, got {values}")
+    return {name: first[name] for name in _COMMON}
 
 
 def policy_sources(
@@ -123,7 +108,7 @@ def policy_sources(
     """
     factories = [own["policy_factory"] for own in arguments]
     for factory in factories:
-        check.check_factories(factory, None if beside else policy, 1)
+        check.check_factory(factory, None if beside else policy)
     check.check_policy(policy)
     given = [factory is not None for factory in factories]
     if not any(given):
@@ -133,41 +118,6 @@ def policy_sources(
             f"policy_factory: expected one for every worker, got none for {given.index(False)}"
         )
     return factories, True
-
-
-def worker_options(
-    arguments: Mapping[str, Any], frames: int, devices: Devices, mask: bool
-) -> WorkerOptions:
-    """The checked options of one worker, which collects `frames` frames per rollout.
-
-    Args:
-        devices: what was made of the arguments that name them.
-        mask: record ("collector", "mask") whatever the environment.
-    """
-    return WorkerOptions(
-        frames=frames,
-        devices=devices,
-        autoreset_mode=check_autoreset_mode(arguments["autoreset_mode"]),
-        info_keys=check_info_keys(arguments["info_keys"]),
-        max_frames_per_traj=check.check_count(
-            "max_frames_per_traj", arguments["max_frames_per_traj"]
-        ),
-        reset_at_each_iter=bool(arguments["reset_at_each_iter"]),
-        set_truncated=bool(arguments["set_truncated"]),
-        policy_state=check_policy_state(arguments["policy_state"]),
-        exploration_type=check.check_exploration(arguments["exploration_type"]),
-        track_policy_version=bool(arguments["track_policy_version"]),
-        num_threads=check.check_threads(arguments["num_threads"]),
-        mask=mask,
-        compact_obs=bool(arguments["compact_obs"]),
-        calling=Calling.checked(
-            arguments["compile_policy"], arguments["cudagraph_policy"], arguments["trust_policy"]
-        ),
-        **{
-            name: check.check_callable(name, arguments[name])
-            for name in ("init_fn", "pre_collect_hook", "post_collect_hook")
-        },
-    )
 
 
 def one_for_all(given: Any, before: Any) -> Any:
@@ -204,7 +154,7 @@ def worker_plans(
             index,
             entry,
             check.check_env_kwargs(own["create_env_kwargs"]),
-            worker_options(own, share, places, mask),
+            checked(WorkerOptions, own, frames=share, devices=places, mask=mask),
             builds_policy=built_by_workers,
             hides_gpus=_hides_gpus(places, settings),
         )
@@ -231,15 +181,6 @@ def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
     )
 
 
-def common_value(name: str, arguments: Sequence[Mapping[str, Any]]) -> Any:
-    """The value that all workers share; ValueError if they differ."""
-    first = arguments[0][name]
-    if any(other[name] != first for other in arguments):
-        values = [other[name] for other in arguments]
-        raise ValueError(f"{name}: expected one value for all workers, got {values}")
-    return first
-
-
 def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
     """Each actor's policy or factory, pickled; those that are the same object share their bytes."""
     name = "policy_factory" if are_factories else "policy"
@@ -248,9 +189,3 @@ def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]
         known = {key: placed(source, CPU) for key, source in known.items()}
     data = {key: pickled(name, source) for key, source in known.items()}
     return [data[id(source)] for source in sources]
-
-
-def check_autoreset_mode(value: Any) -> Any:
-    """None, or NEXT_STEP, SAME_STEP or DISABLED: Gymnasium's enum or its name in any case."""
-    parse_autoreset(value, "autoreset_mode")
-    return value

@@ -1,0 +1,88 @@
+"""Signatures, which editors show, say the arguments and defaults that the options are made of."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+
+from pycollect import (
+    MultiaSyncDataCollector,
+    MultiSyncDataCollector,
+    RayCollector,
+    SyncDataCollector,
+)
+from pycollect.arguments import REQUIRED, defaults_of
+from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS
+from pycollect.scheduler.options import RemoteOptions
+from pycollect.stream.options import StreamOptions
+from pycollect.worker.options import WorkerOptions
+
+HERE = (StreamOptions, WorkerOptions)
+ELSEWHERE = (*HERE, RemoteOptions)
+
+# Who has workers, and what is said of them, is the constructors' own.
+OWN = {
+    "create_env_fn",
+    "policy",
+    "device",
+    "storing_device",
+    "env_device",
+    "policy_device",
+    "create_env_kwargs",
+    "policy_factory",
+}
+CHOICE = {"num_collectors", "sync", "backend", "backend_options"}
+PROCESSES = {"num_workers", "num_sub_threads", "collector_class"}
+ACTORS = {
+    "collector_class",
+    "collector_kwargs",
+    "num_workers_per_collector",
+    "sync",
+    "ray_init_config",
+    "remote_configs",
+    "num_collectors",
+}
+
+# (class, what its options are made of, its own arguments, those of the options that it lacks)
+FAMILIES: list[tuple[type, tuple[type, ...], set[str], set[str]]] = [
+    (SyncDataCollector, HERE, OWN | CHOICE, set()),
+    (MultiSyncDataCollector, ELSEWHERE, OWN | PROCESSES, set()),
+    (
+        MultiaSyncDataCollector,
+        ELSEWHERE,
+        OWN | PROCESSES,
+        {"preemptive_threshold", "min_fraction"},
+    ),
+    (RayCollector, ELSEWHERE, OWN | ACTORS, {"update_at_each_batch"}),
+]
+
+
+@pytest.mark.parametrize(("cls", "options", "own", "lacks"), FAMILIES)
+def test_names_and_defaults(cls: Any, options: Any, own: set[str], lacks: set[str]) -> None:
+    signature = inspect.signature(cls).parameters
+    shown = {
+        name: REQUIRED if parameter.default is parameter.empty else parameter.default
+        for name, parameter in signature.items()
+        if name not in own and parameter.kind is not parameter.VAR_KEYWORD
+    }
+    made_of = {name: value for kind in options for name, value in defaults_of(kind).items()}
+    for name in {*lacks, "worker_idx"}:  # a hint, which is in no signature
+        assert name not in signature
+        del made_of[name]
+    if cls is not SyncDataCollector:
+        made_of["num_threads"] = 1  # of a process of its own
+    assert shown == made_of
+    assert set(own) <= set(signature)
+
+
+def test_what_each_worker_may_be_told_is_in_every_signature() -> None:
+    for cls, *_ in FAMILIES:
+        assert set(WORKER_ARGUMENTS) <= set(inspect.signature(cls).parameters)
+
+
+def test_a_call_that_does_not_fit_names_the_class() -> None:
+    for cls in (MultiSyncDataCollector, RayCollector):
+        with pytest.raises(TypeError, match=rf"{cls.__name__}: .*'frames_per_batch'"):
+            cls([], None)
