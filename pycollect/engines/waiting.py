@@ -121,10 +121,14 @@ def check_available(needed: int) -> None:
     """Raise ValueError if that many bytes of rollouts in flight cannot be shared."""
     limit, source = available_memory()
     if needed > limit:
-        raise ValueError(
-            f"frames_per_batch, prefetch: rollouts in flight take up to {needed} bytes, "
-            f"{limit} can still be taken ({source})"
-        )
+        raise too_many_bytes(needed, f"{limit} can still be taken ({source})")
+
+
+def too_many_bytes(needed: int, there: str) -> ValueError:
+    """What rollouts in flight raise that take so many bytes, of which less are there."""
+    return ValueError(
+        f"frames_per_batch, prefetch: rollouts in flight take up to {needed} bytes, {there}"
+    )
 
 
 class ThreadBell:

@@ -144,10 +144,11 @@ class RemoteOptions:
         "seconds without a step after which a worker is ended; None: it is waited for",
         name="worker_timeout",
     )
-    prefetch: int = argument(
+    ahead: int = argument(
         None,
         check_ahead,
         "rollouts per worker beyond the one being consumed",
+        name="prefetch",
         beside=("sync",),
         in_kwargs=True,
     )

@@ -85,7 +85,7 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
         self._weights = WeightSender(engine.put)
         self._hook_sender = HookSender(engine.put)
         self._pushing = threading.Lock()  # the caller may update while a batch is collected
-        depth = max(remote.prefetch, 1)
+        depth = max(remote.ahead, 1)
         self._assembly = Assembly(remote.joined, depth, remote.uneven, remote.padded)
         self._watch = Watch(remote.timeout)
         self._line: list[Member] = []  # whoever was served longest ago first
@@ -116,7 +116,7 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
         for in_place in (True, False):
             own = {m.index: m.info for m in self._members if m.in_place is in_place}
             if own:
-                needed = in_flight_bytes(own, self._remote.prefetch + 1)
+                needed = in_flight_bytes(own, self._remote.ahead + 1)
                 self._engine.check_memory(needed, in_place)
         self._prepare_slabs()
         frames = [info.frames for info in infos.values()]
@@ -154,13 +154,13 @@ class RemoteCollector(CollectorBase, Asking, ManyWorkers):
                 )
             self._update_weights()
         if self._failing is None:
-            self._top_up(max(self._remote.prefetch, 1))
+            self._top_up(max(self._remote.ahead, 1))
         if self._remote.sync:
             self._collect_round()
         else:
             self._collect_first()
         if self._failing is None:
-            self._top_up(self._remote.prefetch)
+            self._top_up(self._remote.ahead)
 
     def _settle(self) -> None:
         """Workers may come or go now."""

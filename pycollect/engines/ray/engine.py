@@ -16,7 +16,7 @@ from pycollect.engines.ray.serve import RayWorker
 from pycollect.engines.ray.session import SESSION, import_ray
 from pycollect.engines.ray.starting import StartingActor
 from pycollect.engines.shared_value import SharedValue
-from pycollect.engines.waiting import AnswerWaiter, Waited, check_available
+from pycollect.engines.waiting import AnswerWaiter, Waited, check_available, too_many_bytes
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
@@ -66,10 +66,7 @@ class RayEngine:
             return
         capacity = int(self._ray.cluster_resources().get("object_store_memory", 0))
         if needed > capacity:
-            raise ValueError(
-                f"frames_per_batch, prefetch: rollouts in flight take up to {needed} bytes, "
-                f"the object store has {capacity}"
-            )
+            raise too_many_bytes(needed, f"the object store has {capacity}")
 
     def put(self, value: bytes | Buffer) -> SharedValue:
         """A value for several of these workers."""
