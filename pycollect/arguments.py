@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 REQUIRED: Any = object()
@@ -20,12 +22,14 @@ class _Source:
         defaults: by the names of the arguments.
         beside: names of others that the check is told of.
         make: from the values of all these, in order; its errors name the argument.
+        text: what the field is, in a line.
         in_kwargs: `collector_kwargs` may hold these arguments.
     """
 
     defaults: Mapping[str, Any]
     beside: tuple[str, ...]
     make: Callable[..., Any]
+    text: str
     in_kwargs: bool
 
     def made(self, given: Mapping[str, Any]) -> Any:
@@ -53,9 +57,9 @@ def argument(
 
     def source(field_name: str) -> _Source:
         own = name or field_name
-        return _Source({own: default}, beside, functools.partial(check, own), in_kwargs)
+        return _Source({own: default}, beside, functools.partial(check, own), text, in_kwargs)
 
-    return _field(source, default is REQUIRED, text)
+    return _field(source, default is REQUIRED)
 
 
 def flag(default: bool, text: str = "", **more: Any) -> Any:
@@ -77,11 +81,11 @@ def made_of(
         make: is called with the values in this order; its errors name the argument.
         text, beside, in_kwargs: see `argument`.
     """
-    return _field(lambda _: _Source(defaults, beside, make, in_kwargs), False, text)
+    return _field(lambda _: _Source(defaults, beside, make, text, in_kwargs), False)
 
 
-def _field(source: Callable[[str], _Source], required: bool, text: str) -> Any:
-    metadata = {"source": source, "text": text}
+def _field(source: Callable[[str], _Source], required: bool) -> Any:
+    metadata = {"source": source}
     if required:
         return field(metadata=metadata)
     return field(default_factory=lambda: source("").made({}), metadata=metadata)
@@ -127,3 +131,27 @@ def defaults_of(cls: type, *, in_kwargs: bool = False) -> dict[str, Any]:
     sources = _sources(cast(Any, cls)).values()
     chosen = [own for own in sources if own.in_kwargs or not in_kwargs]
     return {name: default for own in chosen for name, default in own.defaults.items()}
+
+
+def tells(options: type, at: str) -> Callable[[type[T]], type[T]]:
+    """A class that tells arguments: what it declares under the name of one is a property.
+
+    Args:
+        options: a dataclass with a field for each.
+        at: the name of the attribute that holds such options.
+    """
+    fields_of = {
+        name: (field_name, source)
+        for field_name, source in _sources(cast(Any, options)).items()
+        for name in source.defaults
+    }
+
+    def decorated(cls: type[T]) -> type[T]:
+        for name in fields_of.keys() & inspect.get_annotations(cls):
+            field_name, source = fields_of[name]
+            told: Any = property(attrgetter(f"{at}.{field_name}"), doc=source.text)
+            setattr(cls, name, told)
+            told.__set_name__(cls, name)  # for its errors
+        return cls
+
+    return decorated

@@ -47,7 +47,7 @@ def check_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
-def check_joined_trajectories(name: str, value: Any, trajs_per_batch: Any) -> str:
+def check_form(name: str, value: Any, trajs_per_batch: Any) -> str:
     """How whole trajectories are put together: "padded", also for None, or "cat"."""
     form: str = check_choice(name, "padded" if value is None else value, ("padded", "cat"))
     if form == "cat" and not check_count("trajs_per_batch", trajs_per_batch):

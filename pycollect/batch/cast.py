@@ -18,6 +18,9 @@ _Of = Mapping[Key | None, Any]
 """A value by observation key; None: of all observations that are not named."""
 
 
+_DTYPE, _SCALE = "observation_dtype", "observation_scale"
+
+
 @dataclass(frozen=True)
 class ObservationCast:
     """What `observation_dtype` and `observation_scale` ask for.
@@ -38,27 +41,21 @@ class ObservationCast:
             TypeError, ValueError: by the argument's name: no dtype of numbers, no finite number,
                 a scale for integers.
         """
-        dtypes = _by_key("observation_dtype", dtype, _checked_dtype)
-        scales = _by_key("observation_scale", scale, _checked_scale)
+        dtypes = _by_key(_DTYPE, dtype, _checked_dtype)
+        scales = _by_key(_SCALE, scale, _checked_scale)
         if not dtypes and not scales:
             return None
         for key in {*dtypes, *scales}:
             target = dtypes.get(key, dtypes.get(None))
             factor = scales.get(key, scales.get(None))
             if factor is not None and target is not None and not target.is_floating_point:
-                raise ValueError(
-                    f"observation_scale: expected a floating observation_dtype beside it, got "
-                    f"{target}"
-                )
+                raise ValueError(f"{_SCALE}: expected a floating {_DTYPE} beside it, got {target}")
         return cls(dtypes, scales)
 
     def check_keys(self, leaves: BatchLeaves) -> None:
         """Raise ValueError for a key that is no observation of the environment's."""
         known = [leaf.key for leaf in _observations(leaves)]
-        for name, values in (
-            ("observation_dtype", self.dtypes),
-            ("observation_scale", self.scales),
-        ):
+        for name, values in ((_DTYPE, self.dtypes), (_SCALE, self.scales)):
             unknown = [key for key in values if key is not None and key not in known]
             if unknown:
                 raise ValueError(

@@ -270,7 +270,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             return None
         flat = self._options.replay_buffer is not None
         return TrajectoryQueue(
-            self._options.trajs_per_batch, "cat" if flat else self._options.traj_format, next_id
+            self._options.trajs_per_batch, "cat" if flat else self._options.form, next_id
         )
 
     def _check_environment(self, leaves: BatchLeaves, bounded: bool) -> None:

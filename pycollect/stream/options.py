@@ -34,10 +34,11 @@ class StreamOptions:
         check.check_count,
         "of trajectories that go to a replay buffer, how many at a time; 0: all that are complete",
     )
-    traj_format: str = argument(
+    form: str = argument(
         "padded",
-        check.check_joined_trajectories,
+        check.check_form,
         "of whole trajectories: rows, or one after the other",
+        name="traj_format",
         beside=("trajs_per_batch",),
     )
     track_traj_ids: bool = flag(True, "batches have the ids", in_kwargs=True)

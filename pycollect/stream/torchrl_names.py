@@ -10,12 +10,21 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from pycollect import checks as check
+from pycollect.arguments import tells
 from pycollect.stream.background import Background
 from pycollect.stream.options import StreamOptions
 
 
+@tells(StreamOptions, "_options")
 class TorchRLNames(ABC):
     """Other names of what a stream is and does; each says which."""
+
+    replay_buffer: Any
+    extend_buffer: bool
+    init_random_frames: int
+    split_trajs: bool
+    traj_format: str
+    track_traj_ids: bool
 
     _options: StreamOptions
     _policy: Any
@@ -33,24 +42,9 @@ class TorchRLNames(ABC):
         return self._policy
 
     @property
-    def replay_buffer(self) -> Any:
-        """The buffer that batches go to, None without one."""
-        return self._options.replay_buffer
-
-    @property
-    def extend_buffer(self) -> bool:
-        """The argument."""
-        return self._options.extend_buffer
-
-    @property
     def requested_frames_per_batch(self) -> int:
         """The frames of a batch, in this process after rounding up; elsewhere as asked for."""
         return self._options.frames_per_batch
-
-    @property
-    def init_random_frames(self) -> int:
-        """The argument, 0 where it is off."""
-        return self._options.init_random_frames
 
     @property
     def postproc(self) -> Callable[[TensorDictBase], TensorDictBase] | None:
@@ -63,24 +57,9 @@ class TorchRLNames(ABC):
         self._options = replace(self._options, postproc=function)
 
     @property
-    def split_trajs(self) -> bool:
-        """The argument."""
-        return self._options.split_trajs
-
-    @property
     def trajs_per_batch(self) -> int | None:
         """The argument, None where it is off."""
         return self._options.trajs_per_batch or None
-
-    @property
-    def traj_format(self) -> str:
-        """The argument."""
-        return self._options.traj_format
-
-    @property
-    def track_traj_ids(self) -> bool:
-        """The argument."""
-        return self._options.track_traj_ids
 
     @property
     def closed(self) -> bool:

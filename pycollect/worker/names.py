@@ -9,42 +9,25 @@ from typing import Any
 import torch
 from tensordict.nn import InteractionType
 
+from pycollect.arguments import tells
 from pycollect.devices import Devices
 from pycollect.worker.options import WorkerOptions
 
 
+@tells(WorkerOptions, "_worker_options")
 class WorkerNames(ABC):
     """The arguments that concern what a worker does; where there are several, of the first."""
+
+    max_frames_per_traj: int
+    exploration_type: InteractionType
+    reset_at_each_iter: bool
+    set_truncated: bool
+    compact_obs: bool
 
     @property
     @abstractmethod
     def _worker_options(self) -> WorkerOptions:
         """What a worker was told."""
-
-    @property
-    def max_frames_per_traj(self) -> int:
-        """The argument, 0 where it is off."""
-        return self._worker_options.max_frames_per_traj
-
-    @property
-    def exploration_type(self) -> InteractionType:
-        """The argument."""
-        return self._worker_options.exploration_type
-
-    @property
-    def reset_at_each_iter(self) -> bool:
-        """The argument."""
-        return self._worker_options.reset_at_each_iter
-
-    @property
-    def set_truncated(self) -> bool:
-        """The argument."""
-        return self._worker_options.set_truncated
-
-    @property
-    def compact_obs(self) -> bool:
-        """The argument."""
-        return self._worker_options.compact_obs
 
     @property
     def compiled_policy(self) -> bool:

@@ -59,7 +59,9 @@ class WorkerOptions:
     num_threads: int | None = argument(
         None, check.check_threads, "of torch while it collects; None: the caller's setting"
     )
-    compact_obs: bool = flag(False, 'leave out ("next", key) of observations and states')
+    compact: bool = flag(
+        False, 'leave out ("next", key) of observations and states', name="compact_obs"
+    )
     calling: Calling = made_of(
         Calling.checked,
         "whether the policy's modules are compiled or captured",

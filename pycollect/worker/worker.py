@@ -141,7 +141,7 @@ class Worker:
             mask=env.skips_after_done or options.mask,
             extras=self._extras.all,
             nodes=env.nodes,
-            compact=options.compact_obs,
+            compact=options.compact,
         )
         on_host = self.leaves.without(staying) if staying else self.leaves
         self.slab_leaves = on_host if options.stays else self.leaves
