@@ -34,9 +34,9 @@ THEIRS = {
     ("torchrl.collectors.distributed.generic", "DistributedCollector"): "distributed",
 }
 OURS = {
-    ("pycollect.collectors.multi", "MultiSyncDataCollector"): "process, sync",
-    ("pycollect.collectors.multi", "MultiaSyncDataCollector"): "process, async",
-    ("pycollect.collectors.ray", "RayCollector"): "ray",
+    ("pycollect", "MultiSyncDataCollector"): "process, sync",
+    ("pycollect", "MultiaSyncDataCollector"): "process, async",
+    ("pycollect", "RayCollector"): "ray",
 }
 
 
