@@ -199,7 +199,7 @@ def test_each_worker_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> Non
     puts = []
     policy, other = constant_policy(), constant_policy()
     with collecting(SYNC, ONE, policy, frames=T, track_policy_version=True) as collector:
-        shared = "pycollect.engines.ray.handle.share"
+        shared = "pycollect.engines.shared_value.share"
         monkeypatch.setattr(shared, lambda value: (puts.append(value), share(value))[1])
         assert collector.policy_lag == {0: 0, 1: 0}
         assert seen(collector.next()) == {(0.0, 0)}
