@@ -7,10 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from pycollect._core import (
-    Layout,
-    Leaf,
-)
+from pycollect._core import Layout, Leaf
 from pycollect.batch.extras import Extra, Extras
 from pycollect.batch.extras_in_batches import Parcel
 from pycollect.batch.layout import Key, Node, is_delivered

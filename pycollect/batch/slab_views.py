@@ -13,13 +13,7 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from pycollect._core import (
-    Placement,
-    RolloutHeader,
-    SharedSlabPool,
-    Slab,
-    SlabPool,
-)
+from pycollect._core import Placement, RolloutHeader, SharedSlabPool, Slab, SlabPool
 from pycollect.batch.layout import Key
 
 

@@ -14,10 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import (
-    Leaf,
-    Placement,
-)
+from pycollect._core import Leaf, Placement
 from pycollect.batch.extras import Extras
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.layout import dotted

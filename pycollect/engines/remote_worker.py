@@ -15,12 +15,7 @@ from typing import Any, TypeVar
 import cloudpickle
 import torch
 
-from pycollect._core import (
-    RolloutControl,
-    SharedNumber,
-    SlabPool,
-    merge_freed_memory,
-)
+from pycollect._core import RolloutControl, SharedNumber, SlabPool, merge_freed_memory
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import Target, make_pool, to_tensordict

@@ -15,13 +15,7 @@ from pycollect.batch.layout import Key
 from .base import Arrays, BoolArray, EnvBatch, check_seeds, observation_of
 from .info import Tap, entry_of
 from .single import close_quietly, make_act, make_observe, same, unwrap
-from .spaces import (
-    Array,
-    action_leaves,
-    make_read_extras,
-    observation_extras,
-    observation_leaves,
-)
+from .spaces import Array, action_leaves, make_read_extras, observation_extras, observation_leaves
 
 
 class CallablesEnv(EnvBatch):

@@ -16,14 +16,7 @@ from .base import Arrays, BoolArray, EnvBatch
 from .info import Tap, rows_of, rows_of_step
 from .probe import Finding, probe_keeps_rows, probe_resumes
 from .spaces import Array, conform, make_flatten, make_read_extras
-from .vector_api import (
-    Autoreset,
-    Leaves,
-    VectorApi,
-    parse_autoreset,
-    rows_differ,
-    told_autoreset,
-)
+from .vector_api import Autoreset, Leaves, VectorApi, parse_autoreset, rows_differ, told_autoreset
 
 
 def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:

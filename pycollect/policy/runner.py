@@ -26,12 +26,7 @@ from pycollect.policy.program.plan import Fingerprint
 from pycollect.policy.program.steps import PolicyOutputError, Program, Values, show_all
 from pycollect.policy.program.undisturbed import undisturbed
 from pycollect.policy.random_runner import RandomRunner
-from pycollect.policy.signature import (
-    announced_states,
-    called_modules,
-    take_apart,
-    watched_modules,
-)
+from pycollect.policy.signature import announced_states, called_modules, take_apart, watched_modules
 from pycollect.policy.states import PolicyState
 from pycollect.policy.tensordict_call import TensorDictCall
 

@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pycollect._core import (
-    Leaf,
-)
+from pycollect._core import Leaf
 from pycollect.batch.extras import Extra
 from pycollect.batch.layout import dotted
 from pycollect.engines.messages import Order, RolloutNote, WorkerInfo, WorkerSpec

@@ -104,19 +104,21 @@ def _policy_scheme(schemes: Mapping[str, Any]) -> Any:
     return scheme
 
 
+def _torchrls(value: Any, name: str) -> Any:
+    """TorchRL's class of that name, of which it is; None: it is of none. Nothing is imported."""
+    for base in type(value).__mro__:
+        if base.__name__ == name and base.__module__.partition(".")[0] == "torchrl":
+            return base
+    return None
+
+
 def _is_torchrls(value: Any, name: str) -> bool:
-    """Whether it is of TorchRL's class of that name, which need not be imported for it."""
-    return any(
-        base.__name__ == name and base.__module__.partition(".")[0] == "torchrl"
-        for base in type(value).__mro__
-    )
+    return _torchrls(value, name) is not None
 
 
 def end_receiver(scheme: Any) -> None:
     """End the thread that receives, by the base class's `shutdown`, which does nothing else."""
-    for base in type(scheme).__mro__:
-        if base.__name__ == "WeightSyncScheme":
-            base.shutdown(scheme)  # type: ignore[attr-defined]
+    _torchrls(scheme, "WeightSyncScheme").shutdown(scheme)
 
 
 def only_carries(updater: Any) -> bool:

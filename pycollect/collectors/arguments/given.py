@@ -72,6 +72,7 @@ def takes(
                 raise TypeError(f"{type(self).__name__}: {error}") from None
             init(self, given)
 
+        # Where inspect looks for it; a function's type does not know.
         wrapper.__signature__ = own.replace(  # type: ignore[attr-defined]
             parameters=[*self_too, *own.parameters.values()], return_annotation="None"
         )

@@ -112,7 +112,7 @@ def policy_sources(
     check.check_policy(policy)
     given = [factory is not None for factory in factories]
     if not any(given):
-        return [check.check_policy(policy)] * len(arguments), False
+        return [policy] * len(arguments), False
     if not all(given):
         raise ValueError(
             f"policy_factory: expected one for every worker, got none for {given.index(False)}"
