@@ -6,8 +6,8 @@
 
 #include "address.h"
 #include "bindings.h"
-#include "pycollect/mailbox.h"
-#include "pycollect/process.h"
+#include "pycollect/detail/mailbox.h"
+#include "pycollect/detail/process.h"
 
 namespace pycollect::python {
 

@@ -6,7 +6,7 @@
 
 #include "address.h"
 #include "bindings.h"
-#include "pycollect/memory_limits.h"
+#include "pycollect/detail/memory_limits.h"
 #include "pycollect/shared_memory.h"
 #include "pycollect/shared_slab_pool.h"
 #include "pycollect/slab.h"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "pycollect/checked.h"
+#include "pycollect/detail/checked.h"
 #include "pycollect/tensor_view.h"
 #include "pycollect/thread_pool.h"
 

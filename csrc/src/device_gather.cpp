@@ -10,7 +10,7 @@
 
 #include "../cuda/gather.h"
 #include "batch_rows.h"
-#include "pycollect/checked.h"
+#include "pycollect/detail/checked.h"
 
 namespace pycollect::cuda {
 namespace {

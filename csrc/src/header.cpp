@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "pycollect/checked.h"
+#include "pycollect/detail/checked.h"
 #include "pycollect/layout.h"
 
 namespace pycollect {

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "pycollect/checked.h"
+#include "pycollect/detail/checked.h"
 #include "pycollect/header.h"
 
 namespace pycollect {

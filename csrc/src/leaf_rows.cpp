@@ -1,4 +1,4 @@
-#include "pycollect/leaf_rows.h"
+#include "pycollect/detail/leaf_rows.h"
 
 #include <stdexcept>
 #include <string>

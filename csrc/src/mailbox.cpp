@@ -1,4 +1,4 @@
-#include "pycollect/mailbox.h"
+#include "pycollect/detail/mailbox.h"
 
 #include <algorithm>
 #include <cstring>
@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "futex.h"
-#include "pycollect/checked.h"
+#include "pycollect/detail/checked.h"
 #include "pycollect/shared_memory.h"
 
 namespace pycollect {

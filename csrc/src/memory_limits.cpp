@@ -1,4 +1,4 @@
-#include "pycollect/memory_limits.h"
+#include "pycollect/detail/memory_limits.h"
 
 #include <sys/resource.h>
 #include <unistd.h>

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "pycollect/checked.h"
+#include "pycollect/detail/checked.h"
 
 namespace pycollect {
 namespace {

@@ -1,4 +1,4 @@
-#include "pycollect/process.h"
+#include "pycollect/detail/process.h"
 
 #include <poll.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-#include "pycollect/recorder_leaves.h"
+#include "pycollect/detail/recorder_leaves.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -13,8 +13,8 @@
 
 #include "descriptor_lender.h"
 #include "file.h"
-#include "pycollect/checked.h"
-#include "pycollect/memory_limits.h"
+#include "pycollect/detail/checked.h"
+#include "pycollect/detail/memory_limits.h"
 
 // Newer than some C libraries' headers.
 #ifndef MFD_NOEXEC_SEAL

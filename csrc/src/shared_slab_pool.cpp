@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "pycollect/checked.h"
 #include "pycollect/copy.h"
 #include "pycollect/cuda.h"
+#include "pycollect/detail/checked.h"
 #include "pycollect/shared_memory.h"
 #include "pycollect/thread_pool.h"
 

@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "pycollect/checked.h"
+#include "pycollect/detail/checked.h"
 
 namespace pycollect {
 namespace {

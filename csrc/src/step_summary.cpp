@@ -1,4 +1,4 @@
-#include "pycollect/step_summary.h"
+#include "pycollect/detail/step_summary.h"
 
 #include <algorithm>
 

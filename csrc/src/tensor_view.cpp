@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "pycollect/checked.h"
+#include "pycollect/detail/checked.h"
 
 namespace pycollect {
 

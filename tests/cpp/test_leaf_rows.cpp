@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "pycollect/copy.h"
-#include "pycollect/leaf_rows.h"
+#include "pycollect/detail/leaf_rows.h"
 #include "pycollect/slab_pool.h"
 
 using namespace pycollect;

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "pycollect/mailbox.h"
+#include "pycollect/detail/mailbox.h"
 #include "pycollect/shared_memory.h"
 
 using namespace pycollect;

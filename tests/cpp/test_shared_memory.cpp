@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "pycollect/memory_limits.h"
+#include "pycollect/detail/memory_limits.h"
 #include "pycollect/shared_memory.h"
 #include "pycollect/shared_slab_pool.h"
 #include "pycollect/thread_pool.h"

@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "pycollect/checked.h"
+#include "pycollect/detail/checked.h"
 #include "pycollect/tensor_view.h"
 
 using namespace pycollect;

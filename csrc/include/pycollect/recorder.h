@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "pycollect/detail/recorder_leaves.h"
+#include "pycollect/detail/shared_number.h"
 #include "pycollect/header.h"
 #include "pycollect/layout.h"
-#include "pycollect/recorder_leaves.h"
-#include "pycollect/shared_number.h"
 #include "pycollect/slab.h"
 
 namespace pycollect {

@@ -31,7 +31,7 @@ class SharedMemoryError : public std::runtime_error {
 std::string shared_memory_why_not();
 
 // New shared memory, zeroed and touched. Throws SharedMemoryError where it is not permitted, and
-// std::length_error with both numbers where memory cannot hold it (see memory_limits.h).
+// std::length_error with both numbers where memory cannot hold it (see detail/memory_limits.h).
 std::shared_ptr<Memory> share_memory(std::int64_t bytes);
 
 // A part of shared memory, which keeps all of it; it can be attached alone. Throws

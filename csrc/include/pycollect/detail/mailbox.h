@@ -17,7 +17,7 @@
 #include <span>
 #include <vector>
 
-#include "pycollect/shared_number.h"
+#include "pycollect/detail/shared_number.h"
 #include "pycollect/slab.h"
 
 namespace pycollect {

@@ -8,10 +8,10 @@
 #include <optional>
 #include <vector>
 
+#include "pycollect/detail/leaf_rows.h"
+#include "pycollect/detail/step_summary.h"
 #include "pycollect/layout.h"
-#include "pycollect/leaf_rows.h"
 #include "pycollect/slab.h"
-#include "pycollect/step_summary.h"
 
 namespace pycollect {
 

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "pycollect/leaf_rows.h"
+#include "pycollect/detail/leaf_rows.h"
 #include "pycollect/tensor_view.h"
 
 namespace pycollect {
