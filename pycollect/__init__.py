@@ -12,8 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__version__ = "0.1.0"
-
 
 def _homes() -> dict[str, tuple[str | None, str]]:
     """Where each name lies: in which module, None for a module itself, and its name there."""
@@ -31,6 +29,8 @@ __all__ = sorted(name for name, (module, _) in _HOMES.items() if module is not N
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module(f"{__name__}._core").__version__
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, attribute = _HOMES[name]

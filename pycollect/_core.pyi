@@ -15,6 +15,8 @@ _Key: TypeAlias = tuple[str, ...]
 _Address: TypeAlias = tuple[int, int, int, int, int]
 _Tensor = TypeVar("_Tensor")
 
+__version__: str
+
 @final
 class Leaf:
     """One tensor of a frame; immutable.

@@ -6,13 +6,10 @@ import re
 import subprocess
 import sys
 from importlib import metadata, resources
-from pathlib import Path
 
 import pytest
 
 import pycollect
-
-ROOT = Path(__file__).parent.parent
 
 
 def python(code: str, without: tuple[str, ...]) -> str:
@@ -36,9 +33,7 @@ def test_names() -> None:
 
 def test_one_version() -> None:
     assert metadata.version("pycollect") == pycollect.__version__
-    found = re.search(r"project\(pycollect VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
-    assert found is not None
-    assert found[1] == pycollect.__version__
+    assert re.fullmatch(r"\d+\.\d+\.\d+", pycollect.__version__)
 
 
 def test_cuda_is_there_without_being_imported() -> None:

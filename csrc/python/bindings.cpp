@@ -1,8 +1,11 @@
 #include "bindings.h"
 
+#include "pycollect/version.h"
+
 PYBIND11_MODULE(_core, module) {
   using namespace pycollect::python;
   module.doc() = "The compiled core of pycollect.";
+  module.attr("__version__") = pycollect::version();
   bind_layout(module);
   bind_shared(module);
   bind_slab(module);

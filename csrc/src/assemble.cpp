@@ -9,7 +9,7 @@
 #include "pycollect/copy.h"
 #include "pycollect/thread_pool.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 const Key kTrajectoryIds{"collector", "traj_ids"};
@@ -256,4 +256,4 @@ void TrajectoryIds::renumber(std::int64_t worker, const TensorView& ids) {
   state_.workers.insert_or_assign(worker, std::move(open));
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -13,7 +13,7 @@
 #include "pycollect/tensor_view.h"
 #include "pycollect/thread_pool.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // Below this one thread gathers everything: it takes some 200 us.
 inline constexpr std::int64_t kParallelBytes = std::int64_t{1} << 20;
@@ -119,4 +119,4 @@ void share_out(ThreadPool& pool, const std::vector<Leaf>& leaves, std::int64_t f
   }
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -11,7 +11,9 @@
 #include <type_traits>
 #include <utility>
 
-namespace pycollect::cast {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI::cast {
 
 // Types that the language lacks, as they lie in memory.
 struct Bool {
@@ -163,4 +165,4 @@ D convert(S value) {
   }
 }
 
-}  // namespace pycollect::cast
+}  // namespace pycollect::inline PYCOLLECT_ABI::cast

@@ -15,7 +15,7 @@
 #include "cast.h"
 #include "pycollect/thread_pool.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 using RunKernel = void (*)(std::byte*, std::int64_t, const std::byte*, std::int64_t, std::int64_t,
@@ -286,4 +286,4 @@ void zero(const TensorView& dst) {
   copy(dst, src);
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

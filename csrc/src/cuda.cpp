@@ -9,7 +9,7 @@
 
 #include "cuda_driver.h"
 
-namespace pycollect::cuda {
+namespace pycollect::inline PYCOLLECT_ABI::cuda {
 namespace {
 
 // What was found when it was first looked for. The library is never closed.
@@ -312,4 +312,4 @@ void Kernel::launch(unsigned blocks, unsigned threads, const void* parameter, St
                   nullptr);
 }
 
-}  // namespace pycollect::cuda
+}  // namespace pycollect::inline PYCOLLECT_ABI::cuda

@@ -9,7 +9,7 @@
 
 #include "pycollect/cuda.h"
 
-namespace pycollect::cuda {
+namespace pycollect::inline PYCOLLECT_ABI::cuda {
 
 using Result = int;
 using DeviceHandle = int;
@@ -105,4 +105,4 @@ struct Driver {
   }
 };
 
-}  // namespace pycollect::cuda
+}  // namespace pycollect::inline PYCOLLECT_ABI::cuda

@@ -21,7 +21,7 @@
 
 #include "file.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 constexpr timeval kServerPatience{1, 0};  // with one who has connected and does not ask
@@ -251,4 +251,4 @@ int borrow_descriptor(std::int64_t pid, std::int64_t fd, std::uint64_t inode) {
   return borrowed;
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

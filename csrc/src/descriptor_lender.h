@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <string>
 
-namespace pycollect {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // Hand out this descriptor, while it is a file with this inode, to whoever asks and is of the same
 // user or root. Starts a thread when it is called first; where that fails, nobody gets anything,
@@ -27,4 +29,4 @@ std::string lender_why_not();
 // descriptor of the same file. Throws SharedMemoryError.
 int borrow_descriptor(std::int64_t pid, std::int64_t fd, std::uint64_t inode);
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

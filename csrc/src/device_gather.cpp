@@ -12,7 +12,7 @@
 #include "batch_rows.h"
 #include "pycollect/detail/checked.h"
 
-namespace pycollect::cuda {
+namespace pycollect::inline PYCOLLECT_ABI::cuda {
 namespace {
 
 using gather::Leaf;
@@ -268,4 +268,4 @@ void DeviceGather::launch(const Tables& tables, Workspace workspace, Stream stre
   kernel_.launch(blocks, gather::kThreads, &parameters, stream);
 }
 
-}  // namespace pycollect::cuda
+}  // namespace pycollect::inline PYCOLLECT_ABI::cuda

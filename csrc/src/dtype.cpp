@@ -4,7 +4,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 struct Traits {
@@ -50,4 +50,4 @@ DType dtype_named(std::string_view name) {
                               std::string(name));
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

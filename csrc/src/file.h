@@ -11,7 +11,7 @@
 
 #include "pycollect/shared_memory.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // With the error that `errno` names.
 inline SharedMemoryError failed(const std::string& call) {
@@ -39,4 +39,4 @@ class File {
   int fd_;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <ctime>
 
-namespace pycollect::futex {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI::futex {
 
 // The kernel compares 32 bits: the half that changes.
 inline const std::uint32_t* word_of(const std::atomic<std::uint64_t>& number) {
@@ -39,4 +41,4 @@ inline void wait(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
           0);
 }
 
-}  // namespace pycollect::futex
+}  // namespace pycollect::inline PYCOLLECT_ABI::futex

@@ -7,7 +7,7 @@
 #include "pycollect/detail/checked.h"
 #include "pycollect/layout.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 // FNV-1a over 64-bit words: headers are short, and only accidents have to be caught.
@@ -96,4 +96,4 @@ std::vector<std::int64_t> read_lengths(std::span<const std::byte> slab, const Pl
   return lengths;
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

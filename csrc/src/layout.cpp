@@ -7,7 +7,7 @@
 #include "pycollect/detail/checked.h"
 #include "pycollect/header.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 class Fnv1a {
@@ -147,4 +147,4 @@ TensorView Placement::rows(std::byte* base, std::size_t leaf, std::int64_t worke
   return view(base, leaf)[worker];
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -6,7 +6,7 @@
 
 #include "pycollect/copy.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 // One environment may answer with another width of the same kind of number (float64 where the
@@ -118,4 +118,4 @@ void LeafRows::write_env(std::int64_t env, std::int64_t step, const TensorView& 
        batched_ ? source[env] : source);
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

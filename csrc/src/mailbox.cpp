@@ -11,7 +11,7 @@
 #include "pycollect/detail/checked.h"
 #include "pycollect/shared_memory.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 struct MailboxPages {
   static constexpr std::uint64_t kMagic = 0x31306c69614d5000ULL;  // "\0PMail01"
@@ -232,4 +232,4 @@ SharedNumber WorkerMailbox::stop() const { return {memory_, &pages().stop}; }
 
 SharedNumber WorkerMailbox::steps() const { return {memory_, &pages().steps}; }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string_view>
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 namespace fs = std::filesystem;
@@ -134,4 +134,4 @@ void check_available(std::int64_t bytes) {
   }
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

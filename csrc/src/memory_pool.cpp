@@ -10,7 +10,7 @@
 
 #include "pycollect/detail/checked.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 // Room to grow, up to a quarter, so that the next result fits where this one was: pages that are
@@ -107,4 +107,4 @@ PoolStats MemoryPool::stats() const {
   return {state_->created, state_->lent, static_cast<std::int64_t>(state_->free.size())};
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

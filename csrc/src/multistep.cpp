@@ -8,7 +8,7 @@
 #include "batch_rows.h"
 #include "pycollect/copy.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 // Frames that are summed at once, at least: their sums stay in the first cache.
@@ -312,4 +312,4 @@ void MultiStepPlan::nonterminal(const TensorView& target) const {
   });
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

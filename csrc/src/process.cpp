@@ -14,7 +14,7 @@
 #include <malloc.h>
 #endif
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 [[noreturn]] void end_group() {
@@ -57,4 +57,4 @@ void merge_freed_memory() {
 #endif
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

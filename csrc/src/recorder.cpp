@@ -8,7 +8,7 @@
 
 #include "pycollect/copy.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 void check_count(const char* what, std::size_t expected, std::size_t came) {
@@ -414,4 +414,4 @@ void Recorder::abandon() {
 
 std::vector<Episode> Recorder::take_episodes() { return std::exchange(episodes_, {}); }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

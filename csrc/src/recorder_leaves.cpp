@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 Key next_of(const Key& key) {
@@ -244,4 +244,4 @@ void RecorderLeaves::bind(Slab& slab, std::int64_t row) {
   }
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -24,7 +24,7 @@
 #define MADV_POPULATE_WRITE 23
 #endif
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 struct stat status_of(const File& file) {
@@ -184,4 +184,4 @@ std::shared_ptr<Memory> attach_memory(const SharedAddress& address) {
   return std::make_shared<Memory>(data, address.bytes, unmapping(size), address);
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -14,7 +14,7 @@
 #include "pycollect/shared_memory.h"
 #include "pycollect/thread_pool.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 constexpr std::int64_t kCopiesKept = 3;
@@ -146,4 +146,4 @@ std::int64_t SharedSlabPool::copied() const {
   return state_->copied;
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -11,7 +11,7 @@
 
 #include "pycollect/detail/checked.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
@@ -74,4 +74,4 @@ Slab::Slab(std::shared_ptr<Memory> memory, std::shared_ptr<const Placement> plac
   }
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

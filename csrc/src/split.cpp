@@ -8,7 +8,7 @@
 #include "batch_rows.h"
 #include "pycollect/copy.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 // One of done, ids and mask: the batch's shape, then nothing but ones.
@@ -243,4 +243,4 @@ void SplitPlan::pad(const TensorView& target, std::int64_t value) const {
   }
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

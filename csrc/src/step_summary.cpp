@@ -4,7 +4,7 @@
 
 #include "pycollect/copy.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 template <typename T>
@@ -60,4 +60,4 @@ void StepSummary::read(std::span<const TensorView> values, std::span<double> ear
   }
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -5,7 +5,7 @@
 
 #include "pycollect/detail/checked.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 Dims::Dims(std::initializer_list<std::int64_t> values)
     : Dims(std::span<const std::int64_t>(values.begin(), values.size())) {}
@@ -62,4 +62,4 @@ TensorView TensorView::operator[](std::int64_t i) const {
   return {data + i * strides[0], dtype, Dims(shape.from(1)), Dims(strides.from(1)), device};
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 // Ranges per thread: enough that a thread which is interrupted does not hold up the others.
@@ -192,4 +192,4 @@ int ThreadPool::cores() {
   return 1;
 }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace pycollect::cuda {
+namespace pycollect::inline PYCOLLECT_ABI::cuda {
 
 bool Upload::done() {
   const bool done = event_.done();
@@ -103,4 +103,4 @@ void Uploader::wait() {
   release_finished();
 }
 
-}  // namespace pycollect::cuda
+}  // namespace pycollect::inline PYCOLLECT_ABI::cuda

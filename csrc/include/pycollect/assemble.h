@@ -10,8 +10,9 @@
 #include "pycollect/header.h"
 #include "pycollect/layout.h"
 #include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 class ThreadPool;
 
@@ -86,4 +87,4 @@ class TrajectoryIds {
   State state_;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

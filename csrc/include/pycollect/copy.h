@@ -20,8 +20,9 @@
 #include <cstring>
 
 #include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 class ThreadPool;
 
@@ -86,4 +87,4 @@ class RunCopy {
   Kernel kernel_ = nullptr;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -21,8 +21,9 @@
 #include <utility>
 
 #include "pycollect/slab.h"
+#include "pycollect/version.h"
 
-namespace pycollect::cuda {
+namespace pycollect::inline PYCOLLECT_ABI::cuda {
 
 using Stream = std::uint64_t;
 using DevicePointer = std::uint64_t;
@@ -172,4 +173,4 @@ class Kernel {
   void* function_ = nullptr;
 };
 
-}  // namespace pycollect::cuda
+}  // namespace pycollect::inline PYCOLLECT_ABI::cuda

@@ -9,8 +9,9 @@
 #include "pycollect/multistep.h"
 #include "pycollect/split.h"
 #include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
 
-namespace pycollect::cuda {
+namespace pycollect::inline PYCOLLECT_ABI::cuda {
 
 // Device memory that a gather may use until its stream has done it: lent by the caller, whose
 // allocator knows streams.
@@ -67,4 +68,4 @@ class DeviceGather {
   Kernel kernel_;
 };
 
-}  // namespace pycollect::cuda
+}  // namespace pycollect::inline PYCOLLECT_ABI::cuda

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <string_view>
 
-namespace pycollect {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
 
 enum class DType : std::uint8_t {
   boolean,
@@ -34,4 +36,4 @@ std::string_view name_of(DType dtype);
 // The type of that name ("float32", "bool", ...); throws std::invalid_argument for another one.
 DType dtype_named(std::string_view name);
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -10,7 +10,9 @@
 #include <type_traits>
 #include <vector>
 
-namespace pycollect {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
 
 class Placement;
 
@@ -48,4 +50,4 @@ RolloutHeader read_header(std::span<const std::byte> slab, const Placement& plac
 std::vector<std::int64_t> read_lengths(std::span<const std::byte> slab, const Placement& placement,
                                        std::int64_t row);
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -12,8 +12,9 @@
 
 #include "pycollect/dtype.h"
 #include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 using Key = std::vector<std::string>;
 
@@ -91,4 +92,4 @@ class Placement {
   std::int64_t bytes_ = 0;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -7,8 +7,9 @@
 #include <utility>
 
 #include "pycollect/slab.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 struct PoolStats {
   std::int64_t created = 0;  // blocks of memory taken from the system so far
@@ -45,4 +46,4 @@ class MemoryPool {
   std::shared_ptr<State> state_;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -7,8 +7,9 @@
 
 #include "pycollect/split.h"
 #include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 class ThreadPool;
 
@@ -82,4 +83,4 @@ class MultiStepPlan {
   std::vector<Piece> pieces_;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

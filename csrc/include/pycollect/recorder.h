@@ -17,8 +17,9 @@
 #include "pycollect/header.h"
 #include "pycollect/layout.h"
 #include "pycollect/slab.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // An episode that ended in the rollout: by the env or by max_frames_per_traj.
 struct Episode {
@@ -167,4 +168,4 @@ class Recorder {
   bool restarted_ = false;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

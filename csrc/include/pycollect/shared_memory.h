@@ -16,8 +16,9 @@
 #include <string>
 
 #include "pycollect/slab.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // The system does not permit shared memory here, or not between these two processes. The message
 // has the failing call and its error.
@@ -46,4 +47,4 @@ std::shared_ptr<Memory> attach_memory(const SharedAddress& address);
 // n rounded up to whole pages.
 std::int64_t whole_pages(std::int64_t n);
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

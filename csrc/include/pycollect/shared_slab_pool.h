@@ -6,8 +6,9 @@
 
 #include "pycollect/memory_pool.h"
 #include "pycollect/slab_pool.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 class ThreadPool;
 
@@ -51,4 +52,4 @@ class SharedSlabPool {
   SlabPool copies_;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -12,8 +12,9 @@
 #include <span>
 
 #include "pycollect/layout.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // Where another process finds shared memory, see shared_memory.h. Its creator's process id and file
 // descriptor lead there; the inode tells whether they still mean the same.
@@ -81,4 +82,4 @@ class Slab {
   bool streams_;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -6,8 +6,9 @@
 #include <utility>
 
 #include "pycollect/memory_pool.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // A MemoryPool for batches, which all have one size. As thread-safe as that.
 class SlabPool {
@@ -29,4 +30,4 @@ class SlabPool {
   MemoryPool memory_;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

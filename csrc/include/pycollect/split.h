@@ -7,8 +7,9 @@
 #include <vector>
 
 #include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 class ThreadPool;
 
@@ -74,4 +75,4 @@ class SplitPlan {
   std::int64_t longest_ = 0;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -11,8 +11,9 @@
 #include <string>
 
 #include "pycollect/dtype.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // A shape or a list of strides without an allocation, at most kMaxRank long.
 class Dims {
@@ -94,4 +95,4 @@ struct TensorView {
   TensorView operator[](std::int64_t i) const;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

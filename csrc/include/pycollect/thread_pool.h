@@ -5,7 +5,9 @@
 #include <memory>
 #include <type_traits>
 
-namespace pycollect {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // Thread-safe: several threads may run loops at once, and a loop's body may run another one. A
 // helper that sleeps takes 10 to 30 us to wake, so loops of less than some 100 us are better run
@@ -57,4 +59,4 @@ class ThreadPool {
   std::unique_ptr<State> state_;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -10,8 +10,9 @@
 #include <span>
 
 #include "pycollect/cuda.h"
+#include "pycollect/version.h"
 
-namespace pycollect::cuda {
+namespace pycollect::inline PYCOLLECT_ABI::cuda {
 
 // One copy under way. Thread-safe.
 class Upload {
@@ -87,4 +88,4 @@ class Uploader {
   std::deque<std::shared_ptr<Upload>> under_way_;  // in the order of the stream
 };
 
-}  // namespace pycollect::cuda
+}  // namespace pycollect::inline PYCOLLECT_ABI::cuda

@@ -5,7 +5,9 @@
 #include <limits>
 #include <stdexcept>
 
-namespace pycollect {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // a * b of two non-negative sizes; throws std::length_error where that is no 64-bit size.
 inline std::int64_t checked_mul(std::int64_t a, std::int64_t b) {
@@ -26,4 +28,4 @@ inline std::int64_t checked_add(std::int64_t a, std::int64_t b) {
 // n rounded up to a multiple of 64, the alignment of every leaf and header.
 inline std::int64_t align64(std::int64_t n) { return checked_add(n, 63) & ~std::int64_t{63}; }
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

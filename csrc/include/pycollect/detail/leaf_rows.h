@@ -6,8 +6,9 @@
 
 #include "pycollect/layout.h"
 #include "pycollect/slab.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // Frame (p, t) lies at base + p * env_stride + t * frame_bytes. A view: whoever holds one keeps the
 // memory. Writing allocates nothing.
@@ -71,4 +72,4 @@ class LeafRows {
   bool streams_ = false;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

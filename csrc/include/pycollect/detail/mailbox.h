@@ -19,8 +19,9 @@
 
 #include "pycollect/detail/shared_number.h"
 #include "pycollect/slab.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 using Seconds = std::chrono::duration<double>;
 using Message = std::vector<std::byte>;
@@ -113,4 +114,4 @@ class WorkerMailbox {
   std::uint64_t answered_ = 0;
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

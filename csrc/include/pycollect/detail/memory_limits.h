@@ -5,7 +5,9 @@
 #include <filesystem>
 #include <string>
 
-namespace pycollect {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
 
 struct MemoryLimit {
   std::int64_t bytes = 0;  // that can still be taken
@@ -20,4 +22,4 @@ MemoryLimit available_memory(const std::filesystem::path& root = "/");
 // Throws std::length_error, with both numbers, if `bytes` are more than that.
 void check_available(std::int64_t bytes);
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -1,7 +1,9 @@
 // What a worker process does about itself.
 #pragma once
 
-namespace pycollect {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // Makes this process the leader of a process group of its own, and from then on kills the group
 // (this process, and what its environments have started) once the process `pid` is gone. Watches in
@@ -16,4 +18,4 @@ void end_with_process(int pid);
 // small module, while everybody waits for the rollout. Does nothing with another C library.
 void merge_freed_memory();
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -12,8 +12,9 @@
 #include "pycollect/detail/step_summary.h"
 #include "pycollect/layout.h"
 #include "pycollect/slab.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 struct RecorderOptions {
   std::int64_t envs = 1;                 // P
@@ -116,4 +117,4 @@ struct RecorderLeaves {
   std::vector<LeafRows*> all;         // every leaf of the layout, each once
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <memory>
 
-namespace pycollect {
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
 
 using SharedNumber = std::shared_ptr<std::atomic<std::uint64_t>>;
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -8,8 +8,9 @@
 
 #include "pycollect/detail/leaf_rows.h"
 #include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
 
-namespace pycollect {
+namespace pycollect::inline PYCOLLECT_ABI {
 
 // Each environment has ended where any of its flags is set, and earned the sum of its rewards.
 class StepSummary {
@@ -40,4 +41,4 @@ class StepSummary {
   std::vector<double> numbers_;      // one step of the largest reward
 };
 
-}  // namespace pycollect
+}  // namespace pycollect::inline PYCOLLECT_ABI

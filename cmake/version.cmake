@@ -1,0 +1,5 @@
+# The version stands in one place, which C++ can read too.
+file(STRINGS ${CMAKE_CURRENT_LIST_DIR}/../csrc/include/pycollect/version.h PYCOLLECT_VERSION
+  REGEX "^#define PYCOLLECT_VERSION_(MAJOR|MINOR|PATCH) [0-9]+$")
+list(TRANSFORM PYCOLLECT_VERSION REPLACE ".* " "")
+list(JOIN PYCOLLECT_VERSION "." PYCOLLECT_VERSION)
