@@ -335,7 +335,7 @@ void bind_recorder(py::module_& module) {
           "finish",
           [](BoundRecorder& self, std::int64_t worker, std::int64_t incarnation,
              std::int64_t sequence) {
-            return self.recorder().finish(worker, incarnation, sequence);
+            return self.recorder().finish({worker, incarnation, sequence});
           },
           py::arg("worker"), py::arg("incarnation"), py::arg("sequence"))
       .def("abandon", &BoundRecorder::abandon)

@@ -198,12 +198,22 @@ RunCopy::RunCopy(const TensorView& dst, const TensorView& src, int first) {
       axes_[static_cast<std::size_t>(rank_++)] = {dst.shape[i], dst.strides[i], src.strides[i]};
     }
   }
-  // In the order of the target's memory, whatever the order of the dimensions.
-  std::stable_sort(axes_.begin() + 1, axes_.begin() + rank_,
-                   [](const Axis& a, const Axis& b) { return std::abs(a.dst) > std::abs(b.dst); });
+  sort_axes();
   merge_axes();
   absorb_block(dst.dtype == src.dtype, static_cast<std::int64_t>(item_size(dst.dtype)));
   kernel_ = dst.dtype == src.dtype ? block_kernel(block_) : cast_kernel(dst.dtype, src.dtype);
+}
+
+// In the order of the target's memory, whatever the order of the dimensions; those that lie equally
+// far apart stay as they are. By insertion: they are a few, and std::stable_sort allocates.
+void RunCopy::sort_axes() {
+  for (int i = 2; i < rank_; ++i) {
+    const auto at = axes_.begin() + i;
+    const auto place = std::upper_bound(
+        axes_.begin() + 1, at, *at,
+        [](const Axis& a, const Axis& b) { return std::abs(a.dst) > std::abs(b.dst); });
+    std::rotate(place, at, at + 1);
+  }
 }
 
 // Two loops that are one on both sides become one.

@@ -114,6 +114,11 @@ void LeafRows::convert(std::int64_t step, const TensorView& source) const {
 }
 
 void LeafRows::write_env(std::int64_t env, std::int64_t step, const TensorView& source) const {
+  if (source.dtype == leaf_.dtype && source.is_contiguous()) {
+    copy_frame(at(env, step), source.data + env * frame_bytes_,
+               static_cast<std::size_t>(frame_bytes_));
+    return;
+  }
   copy(TensorView::contiguous(at(env, step), leaf_.dtype, leaf_.shape),
        batched_ ? source[env] : source);
 }

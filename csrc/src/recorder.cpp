@@ -49,14 +49,25 @@ Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observatio
   rewards_.resize(n);
 }
 
-void Recorder::restart(std::span<const TensorView> observation) {
+void Recorder::check_resets(std::span<const TensorView> observation) const {
   check_count("observation", leaves_.observations.size(), observation.size());
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     if (leaves_.observations[i].current) {
-      leaves_.observations[i].current->write(0, observation[i]);
+      leaves_.observations[i].current->check(observation[i]);
     }
   }
+}
+
+void Recorder::restart(std::span<const TensorView> observation) {
+  check_resets(observation);
+  if (slab_) {
+    throw std::logic_error("restart: expected finish() or abandon() of the rollout before it");
+  }
+  for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
+    leaves_.observations[i].write_current(observation[i]);
+  }
   std::fill(done_.begin(), done_.end(), std::uint8_t{0});
+  resets_due_ = 0;
   for (std::int64_t p = 0; p < options_.envs; ++p) {
     start_trajectory(p, 0);
   }
@@ -68,18 +79,27 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
   if (!restarted_) {
     throw std::logic_error("begin: expected restart() before the first rollout");
   }
+  if (slab_) {
+    throw std::logic_error("begin: expected finish() or abandon() of the rollout before it");
+  }
+  if (!slab) {
+    throw std::invalid_argument("slab: expected one, got null");
+  }
   const Placement& placement = slab->placement();
   if (placement.layout().fingerprint() != layout_.fingerprint() ||
       placement.geometry().envs != options_.envs) {
     throw std::invalid_argument("slab: expected this recorder's layout and " +
                                 std::to_string(options_.envs) + " envs, got another one");
   }
+  placement.header_offset(row);  // throws for a row that is none
   const std::int64_t most = placement.geometry().steps;
   if (steps < 0 || steps > most) {
     throw std::invalid_argument("steps: expected 1 to " + std::to_string(most) +
                                 ", which the slab has, or 0 for these, got " +
                                 std::to_string(steps));
   }
+  leaves_.bind(*slab, row);
+  // Nothing throws from here on.
   slab_ = std::move(slab);
   control_ = std::move(control);
   row_ = row;
@@ -88,7 +108,6 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
   collected_ = 0;
   episodes_before_ = episodes_.size();
   policy_version_ = policy_version;
-  leaves_.bind(*slab_, row);
   for (Env& env : envs_) {
     env.last_collected = -1;
   }
@@ -152,23 +171,23 @@ void Recorder::check_step_is_due() const {
   if (!slab_ || step_ >= steps_) {
     throw std::logic_error("step: expected a rollout with steps left");
   }
+  if (resets_due_ > 0) {
+    const auto env = std::find(done_.begin(), done_.end(), std::uint8_t{1}) - done_.begin();
+    throw std::logic_error("step: expected a reset() of env " + std::to_string(env) +
+                           ", whose episode ended with the step before");
+  }
 }
 
 // Reward and flags stand in rewards_ and flags_, unless the observations have them.
 std::int64_t Recorder::record(std::span<const TensorView> observation,
                               std::span<const TensorView> outputs,
                               std::span<const TensorView> states) {
-  check_count("observation", leaves_.observations.size(), observation.size());
-  check_count("outputs", leaves_.outputs.size(), outputs.size());
-  check_count("states", leaves_.states.size(), states.size());
+  check_arrays(observation, outputs, states);
   const bool stopped = is_stopped();
   if (stopped) {
     steps_ = step_ + 1;  // all that is written or not because of a rollout's end follows
   }
-  for (std::size_t i = 0; i < leaves_.outputs.size(); ++i) {
-    leaves_.outputs[i].check(outputs[i], true);
-    leaves_.outputs[i].write_checked(step_, outputs[i]);
-  }
+  write_outputs(outputs);
   write_observations(observation);
   write_states(states);
   if (leaves_.summary) {
@@ -188,22 +207,43 @@ std::int64_t Recorder::record(std::span<const TensorView> observation,
   }
   ++step_;
   control_.count_step();
-  const std::int64_t resets = std::count(done_.begin(), done_.end(), std::uint8_t{1});
-  return stopped ? -1 - resets : resets;
+  resets_due_ = std::count(done_.begin(), done_.end(), std::uint8_t{1});
+  return stopped ? -1 - resets_due_ : resets_due_;
+}
+
+void Recorder::check_arrays(std::span<const TensorView> observation,
+                            std::span<const TensorView> outputs,
+                            std::span<const TensorView> states) const {
+  check_count("observation", leaves_.observations.size(), observation.size());
+  check_count("outputs", leaves_.outputs.size(), outputs.size());
+  check_count("states", leaves_.states.size(), states.size());
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    leaves_.outputs[i].check(outputs[i], true);
+  }
+  for (std::size_t i = 0; i < observation.size(); ++i) {
+    if (const std::optional<LeafRows>& leaf = leaves_.observations[i].written()) {
+      leaf->check(observation[i]);
+    }
+  }
+  for (std::size_t i = 0; i < states.size(); ++i) {
+    leaves_.states[i].written().check(states[i], true);
+  }
 }
 
 bool Recorder::is_stopped() const {
   return step_ + 1 >= control_.min_steps && step_ + 1 < steps_ && control_.is_stopped();
 }
 
+void Recorder::write_outputs(std::span<const TensorView> values) {
+  for (std::size_t i = 0; i < leaves_.outputs.size(); ++i) {
+    leaves_.outputs[i].write_checked(step_, values[i]);
+  }
+}
+
 void Recorder::write_observations(std::span<const TensorView> values) {
   const bool last = step_ + 1 == steps_;
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     const RecorderLeaves::Observation& observation = leaves_.observations[i];
-    if (!observation.written()) {
-      continue;
-    }
-    observation.written()->check(values[i]);
     if (observation.next) {
       observation.next->write_checked(step_, values[i]);
     }
@@ -214,7 +254,7 @@ void Recorder::write_observations(std::span<const TensorView> values) {
       observation.root->write_checked(step_ + 1, values[i]);
     }
     if (last || observation.live) {
-      observation.current->write_checked(0, values[i]);
+      observation.write_current(values[i]);
     }
   }
 }
@@ -222,8 +262,9 @@ void Recorder::write_observations(std::span<const TensorView> values) {
 void Recorder::write_states(std::span<const TensorView> values) {
   for (std::size_t i = 0; i < leaves_.states.size(); ++i) {
     const RecorderLeaves::State& state = leaves_.states[i];
-    (state.next ? *state.next : state.current).check(values[i], true);
-    state.current.write_checked(0, values[i]);
+    if (!state.current.is_memory_of(values[i])) {
+      state.current.write_checked(0, values[i]);
+    }
     if (state.next) {
       state.next->write_checked(step_, values[i]);
     }
@@ -309,13 +350,13 @@ void Recorder::start_trajectory(std::int64_t p, std::int64_t step) {
 }
 
 void Recorder::reset(std::span<const TensorView> observation) {
-  check_count("observation", leaves_.observations.size(), observation.size());
+  check_resets(observation);
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     const RecorderLeaves::Observation& target = leaves_.observations[i];
     if (!target.current) {
       continue;
     }
-    target.current->check(observation[i]);
+    const bool is_there = target.current->is_memory_of(observation[i]);
     for (std::int64_t p = 0; p < options_.envs; ++p) {
       if (done_[static_cast<std::size_t>(p)] == 0) {
         continue;
@@ -323,7 +364,9 @@ void Recorder::reset(std::span<const TensorView> observation) {
       if (target.root && slab_ && step_ < steps_) {
         target.root->write_env(p, step_, observation[i]);
       }
-      target.current->write_env(p, 0, observation[i]);
+      if (!is_there) {
+        target.current->write_env(p, 0, observation[i]);
+      }
     }
   }
   for (std::int64_t p = 0; p < options_.envs; ++p) {
@@ -333,6 +376,7 @@ void Recorder::reset(std::span<const TensorView> observation) {
       done = 0;
     }
   }
+  resets_due_ = 0;
 }
 
 void Recorder::flag_last_frames() {
@@ -379,8 +423,7 @@ void Recorder::clear_after_end() {
   }
 }
 
-RolloutHeader Recorder::finish(std::int64_t worker, std::int64_t incarnation,
-                               std::int64_t sequence) {
+RolloutHeader Recorder::finish(const RolloutName& name) {
   if (!slab_ || step_ != steps_) {
     throw std::logic_error("finish: expected a rollout whose every step was recorded, " +
                            std::to_string(steps_left()) + " are left");
@@ -390,9 +433,9 @@ RolloutHeader Recorder::finish(std::int64_t worker, std::int64_t incarnation,
   }
   clear_after_end();
   RolloutHeader header;
-  header.worker = worker;
-  header.incarnation = incarnation;
-  header.sequence = sequence;
+  header.worker = name.worker;
+  header.incarnation = name.incarnation;
+  header.sequence = name.sequence;
   header.policy_version = policy_version_;
   header.frames = collected_;
   header.generation = slab_->generation();
@@ -412,6 +455,10 @@ void Recorder::abandon() {
   }
 }
 
-std::vector<Episode> Recorder::take_episodes() { return std::exchange(episodes_, {}); }
+std::vector<Episode> Recorder::take_episodes() {
+  std::vector<Episode> taken = episodes_;
+  episodes_.clear();
+  return taken;
+}
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -62,6 +62,15 @@ struct Rows {
   }
 };
 
+// What carries an array on has the shape of the leaf that it came to first; its type may differ.
+void expect_one_shape(const std::optional<LeafRows>& next, const LeafRows& current) {
+  if (next && !(next->step_shape() == current.step_shape())) {
+    throw std::invalid_argument(
+        to_string(next->leaf().key) + ": expected the shape of " + to_string(current.leaf().key) +
+        ", " + to_string(current.leaf().shape) + ", got " + to_string(next->leaf().shape));
+  }
+}
+
 // `has_twin`: another spec of that key says what is carried where this one does not, or the
 // reverse.
 RecorderLeaves::Observation observation_of(const ObservationSpec& spec, bool has_twin,
@@ -77,6 +86,7 @@ RecorderLeaves::Observation observation_of(const ObservationSpec& spec, bool has
   std::optional<LeafRows> root = rows.root_of(spec.key, outputs);
   std::optional<LeafRows> next = has_twin ? std::nullopt : rows.if_any(next_key);
   LeafRows current = rows.bound_beside(root, spec.key, spec.current);
+  expect_one_shape(next, current);
   return {std::move(root), std::move(next), std::move(current), spec.current, spec.live};
 }
 
@@ -91,6 +101,7 @@ RecorderLeaves::State state_of(const StateSpec& spec, const std::vector<Key>& ou
   std::optional<LeafRows> root = rows.root_of(spec.key, outputs);
   std::optional<LeafRows> next = rows.if_any(next_of(spec.key));
   LeafRows current = rows.bound_beside(root, spec.key, spec.current);
+  expect_one_shape(next, current);
   TensorView initial = spec.initial;
   if (rows.batched && initial.shape == current.leaf().shape) {  // one frame for all envs
     Dims strides{0};
@@ -151,13 +162,19 @@ std::vector<LeafRows*> all_of(RecorderLeaves& leaves) {
   return all;
 }
 
-bool are_distinct(const std::vector<LeafRows*>& leaves) {
-  std::vector<Key> keys;
-  for (const LeafRows* leaf : leaves) {
-    keys.push_back(leaf->leaf().key);
+// Every leaf of the layout is written, and by one part of the recorder alone.
+void check_each_once(const Layout& layout, const std::vector<LeafRows*>& written) {
+  std::vector<int> writers(layout.size());
+  for (const LeafRows* leaf : written) {
+    ++writers[static_cast<std::size_t>(layout.find(leaf->leaf().key))];
   }
-  std::sort(keys.begin(), keys.end());
-  return std::adjacent_find(keys.begin(), keys.end()) == keys.end();
+  for (std::size_t i = 0; i < layout.size(); ++i) {
+    if (writers[i] != 1) {
+      throw std::invalid_argument(
+          "layout: expected leaves that the recorder writes once each, but " +
+          to_string(layout[i].key) + " is written by " + (writers[i] == 0 ? "nobody" : "several"));
+    }
+  }
 }
 
 // What the observations say of rewards and ends; nothing where these are the recorder's own.
@@ -193,12 +210,11 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
                                const std::optional<TensorView>& is_init_memory,
                                const std::optional<TensorView>& step_count_memory,
                                const std::vector<Key>& elsewhere_keys)
-    : ids(Rows{layout, options.envs, options.batched}.of({"collector", "traj_ids"})) {
-  if (options.envs < 1 || (!options.batched && options.envs != 1)) {
-    throw std::invalid_argument("envs: expected 1 where not batched, else >= 1, got " +
-                                std::to_string(options.envs));
+    : ids(Rows{layout, options.envs, options.has_env_dimension()}.of({"collector", "traj_ids"})) {
+  if (options.envs < 1) {
+    throw std::invalid_argument("envs: expected >= 1, got " + std::to_string(options.envs));
   }
-  const Rows rows{layout, options.envs, options.batched};
+  const Rows rows{layout, options.envs, options.has_env_dimension()};
   for (const ObservationSpec& spec : observation_specs) {
     observations.push_back(
         observation_of(spec, has_twin(spec, observation_specs), output_keys, rows));
@@ -230,12 +246,7 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
     elsewhere.push_back(rows.of(key));
   }
   all = all_of(*this);
-  const bool each_once = all.size() == layout.size() && are_distinct(all);
-  if (!each_once) {
-    throw std::invalid_argument("layout: expected " + std::to_string(all.size()) +
-                                " leaves that the recorder writes once each, got " +
-                                std::to_string(layout.size()));
-  }
+  check_each_once(layout, all);
 }
 
 void RecorderLeaves::bind(Slab& slab, std::int64_t row) {

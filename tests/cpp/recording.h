@@ -92,7 +92,7 @@ class Recording {
   Recording(RecorderOptions options, std::int64_t steps, std::vector<Leaf> leaves = usual_leaves(),
             bool live = true, const std::vector<Key>& elsewhere = {})
       : P(options.envs),
-        batched(options.batched),
+        batched(options.has_env_dimension()),
         pool(Placement(Layout(leaves), {1, P, steps, Order::stack}), 1, true),
         current{with_envs(P, batched, {2}), std::vector<float>(static_cast<std::size_t>(2 * P))},
         recorder(Layout(leaves), {{kObservation, current.view(), live}}, {{"action"}, {"log_prob"}},
@@ -146,7 +146,7 @@ class Recording {
     recorder.reset(views);
   }
 
-  RolloutHeader finish() { return recorder.finish(3, 1, 2); }
+  RolloutHeader finish() { return recorder.finish({.worker = 3, .incarnation = 1, .sequence = 2}); }
 
   template <typename T>
   T at(const Key& key, std::int64_t t, std::int64_t p = 0) const {

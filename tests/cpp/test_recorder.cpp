@@ -69,7 +69,7 @@ TEST_CASE("one env: every frame stands where it belongs") {
 }
 
 TEST_CASE("a batch of envs: each row has its own episodes") {
-  Recording r({.envs = 3, .batched = true}, 3, all_leaves());
+  Recording r({.envs = 3}, 3, all_leaves());
   r.begin(5);
   CHECK(r.step(1, {0, 1, 0}, {0, 0, 1}) == 2);
   r.reset(50);
@@ -326,7 +326,7 @@ TEST_CASE("numbers are cast to what the layout says") {
   terminated.shape = {1};
   terminated.strides = {1};
   CHECK(recorder.step({observation, reward.view(), terminated, flag.view(), outputs}) == 1);
-  recorder.finish(0, 0, 0);
+  recorder.finish();
   const auto first = [&](const Key& key) {
     const auto leaf = static_cast<std::size_t>(slab->placement().layout().find(key));
     return slab->rows(leaf, 0).data;
@@ -413,11 +413,16 @@ TEST_CASE("a recorder's layout has what a batch has, and nothing more") {
     CHECK(contains(make(leaves), "expected a leaf " + key));
   }
   std::vector<Leaf> leaves = usual_leaves();
-  leaves.push_back({{"nobody"}, DType::float32, {}});
-  CHECK(contains(make(leaves), "leaves that the recorder writes once each, got 13"));
-  CHECK(contains(make(usual_leaves(), {.envs = 0, .batched = true}), "envs: expected"));
-  CHECK(contains(make(usual_leaves(), {.envs = 2}), "envs: expected 1 where not batched"));
-  CHECK(contains(make(usual_leaves(), {.envs = 2, .batched = true}), "of shape [2, 2]"));
+  leaves.push_back({{"spare"}, DType::float32, {}});
+  CHECK(make(leaves) ==
+        "layout: expected leaves that the recorder writes once each, but spare is written by "
+        "nobody");
+  leaves = usual_leaves();
+  leaves[6].shape = {3};
+  CHECK(make(leaves) == "next.observation: expected the shape of observation, [2], got [3]");
+  CHECK(make(usual_leaves(), {.envs = 0}) == "envs: expected >= 1, got 0");
+  CHECK(contains(make(usual_leaves(), {.envs = 2}), "of shape [2, 2]"));
+  CHECK(contains(make(usual_leaves(), {.batched = true}), "of shape [1, 2]"));
 }
 
 TEST_CASE("the numbers of one env are refused where there are several") {

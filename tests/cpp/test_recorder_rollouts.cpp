@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -7,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include "recording.h"
@@ -106,6 +108,7 @@ TEST_CASE("a rollout may have fewer steps than the slab") {
   }
   r.begin();
   CHECK(r.number(kObservation, 0, 1) == 2.0F);
+  r.recorder.abandon();
   CHECK_THROWS_AS(r.begin(0, {}, 5), std::invalid_argument);
   CHECK_THROWS_AS(r.begin(0, {}, -1), std::invalid_argument);
 }
@@ -147,9 +150,97 @@ TEST_CASE("what others write has its place, and is cleared behind a rollout's en
     CHECK(r.at<std::uint32_t>(image, 1, p) == 0xFFFFFFFF);
     CHECK(r.at<std::uint32_t>(image, 2, p) == 0);
   }
-  CHECK(contains(error_of([&] { Recording({}, 3, leaves); }), "expected 12 leaves"));
+  CHECK(contains(error_of([&] { Recording({}, 3, leaves); }), "image is written by nobody"));
   CHECK(contains(error_of([&] { Recording({}, 3, usual_leaves(), true, {image}); }),
                  "expected a leaf image"));
   // As many as there are, but one of them twice.
-  CHECK(contains(error_of([&] { Recording({}, 3, leaves, true, {kObservation}); }), "once each"));
+  CHECK(contains(error_of([&] { Recording({}, 3, leaves, true, {kObservation}); }),
+                 "observation is written by several"));
+}
+
+TEST_CASE("environments may write where the policy reads: the source is the current observation") {
+  for (bool live : {true, false}) {
+    Recording r({.envs = 2}, 3, usual_leaves(), live);
+    const std::array source{r.current.view()};
+    const auto observe = [&](std::vector<float> values) {
+      std::copy(values.begin(), values.end(), r.current.values.begin());
+    };
+    Array<double> reward{{2}, {1, 1}};
+    Array<std::uint8_t> none{{2}, {0, 0}}, ends{{2}, {0, 1}};
+    Array<std::int64_t> action{{2}, {0, 0}};
+    Array<float> log_prob{{2, 1}, {0, 0}};
+    const std::array outputs{action.view(), log_prob.view()};
+    r.begin();
+    observe({1, 2, 3, 4});
+    CHECK(r.recorder.step({source, reward.view(), ends.view(), none.view(), outputs}) == 1);
+    observe({1, 2, 30, 40});
+    r.recorder.reset(source);
+    CHECK(r.current.values == std::vector<float>{1, 2, 30, 40});
+    observe({5, 6, 7, 8});
+    CHECK(r.recorder.step({source, reward.view(), none.view(), none.view(), outputs}) == 0);
+    observe({9, 9, 9, 9});
+    CHECK(r.recorder.step({source, reward.view(), none.view(), ends.view(), outputs}) == 1);
+    observe({9, 9, 60, 70});
+    r.recorder.reset(source);
+    r.finish();
+    CHECK(r.number(kNextObservation, 0, 1) == 3.0F);  // the true successor
+    CHECK(r.number(kObservation, 1, 0) == 1.0F);
+    CHECK(r.number(kObservation, 1, 1) == 30.0F);
+    CHECK(r.number(kNextObservation, 1, 1) == 7.0F);
+    CHECK(r.number(kObservation, 2, 1) == 7.0F);
+    r.begin();
+    CHECK(r.number(kObservation, 0, 0) == 9.0F);
+    CHECK(r.number(kObservation, 0, 1) == 60.0F);
+    r.recorder.abandon();
+
+    observe({0, 1, 2, 3});
+    r.recorder.restart(source);
+    r.begin();
+    CHECK(r.number(kObservation, 0, 1) == 2.0F);
+  }
+}
+
+TEST_CASE("several recorders write their rows of one slab at once, each on its thread") {
+  constexpr std::int64_t kWorkers = 4;
+  constexpr std::int64_t kSteps = 200;
+  for (Order order : {Order::stack, Order::time}) {
+    SlabPool pool(Placement(Layout(all_leaves()), {kWorkers, 2, kSteps, order}), 1, true);
+    const auto slab = pool.acquire();
+    std::vector<std::thread> threads;
+    for (std::int64_t row = 0; row < kWorkers; ++row) {
+      threads.emplace_back([&slab, row] {
+        Recording r({.envs = 2}, 1, all_leaves());
+        r.recorder.begin(slab, row, row);
+        for (std::int64_t t = 1; t <= kSteps; ++t) {
+          const std::uint8_t end = t % 7 == 0 ? 1 : 0;
+          if (r.step(static_cast<float>(1000 * row + t), {end, 0}) > 0) {
+            r.reset(static_cast<float>(-t));
+          }
+        }
+        r.recorder.finish({.worker = row});
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    const std::span bytes(slab->data(), static_cast<std::size_t>(slab->bytes()));
+    const auto leaf = static_cast<std::size_t>(slab->placement().layout().find(kNextObservation));
+    for (std::int64_t row = 0; row < kWorkers; ++row) {
+      const RolloutHeader header = read_header(bytes, slab->placement(), row);
+      CHECK(header.worker == row);
+      CHECK(header.policy_version == row);
+      CHECK(header.frames == 2 * kSteps);
+      const TensorView rows = slab->rows(leaf, row);
+      std::int64_t wrong = 0;
+      for (std::int64_t p = 0; p < 2; ++p) {
+        for (std::int64_t t = 0; t < kSteps; ++t) {
+          std::array<float, 2> frame;
+          std::memcpy(frame.data(), rows.data + p * rows.strides[0] + t * rows.strides[1], 8);
+          wrong += frame[0] != static_cast<float>(1000 * row + t + 1);
+          wrong += frame[1] != static_cast<float>(p);
+        }
+      }
+      CHECK(wrong == 0);
+    }
+  }
 }

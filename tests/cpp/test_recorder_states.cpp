@@ -120,7 +120,7 @@ TEST_CASE("a state goes on to the next step, and starts anew with a trajectory")
   r.step(2, {0, 0});
   r.step(3, {1, 0});
   r.reset();
-  r.recorder.finish(0, 0, 0);
+  r.recorder.finish();
   CHECK(row(*r.slab, {"h"}, 0) == "7 1 2 ");
   CHECK(row(*r.slab, {"next", "h"}, 0) == "1 2 3 ");
   CHECK(row(*r.slab, {"h"}, 1) == "7 7 2 ");
@@ -132,7 +132,7 @@ TEST_CASE("a state goes on to the next step, and starts anew with a trajectory")
   r.step(4, {0, 0});
   r.step(5, {0, 0});
   r.step(6, {0, 0});
-  r.recorder.finish(0, 0, 1);
+  r.recorder.finish({.sequence = 1});
   CHECK(row(*next, {"h"}, 0) == "7 4 5 ");
   CHECK(row(*next, {"h"}, 1) == "3 4 5 ");
   CHECK(row(*next, {"is_init"}, 0) == "1 0 0 ");
@@ -148,7 +148,7 @@ TEST_CASE("what a policy writes in the place of what it read is the root, in a f
   r.step(2, {0, 0});
   r.step(3, {1, 0});
   r.reset();
-  r.recorder.finish(0, 0, 0);
+  r.recorder.finish();
   CHECK(row(*r.slab, {"x"}, 0) == "1000 10 20 ");
   CHECK(row(*r.slab, {"x"}, 1) == "2000 4000 20 ");
   CHECK(row(*r.slab, {"next", "x"}, 1) == "1 2 3 ");
@@ -164,7 +164,7 @@ TEST_CASE("after an uncollected cell a state starts anew") {
   r.step(2, {0, 0});  // env 1's dummy
   CHECK(r.state == std::vector<float>{2, 7});
   r.step(3, {0, 0});
-  r.recorder.finish(0, 0, 0);
+  r.recorder.finish();
   CHECK(row(*r.slab, {"h"}, 1) == "7 0 7 ");
   CHECK(row(*r.slab, {"is_init"}, 1) == "1 0 1 ");
   CHECK(row(*r.slab, {"x"}, 1) == "200 0 2 ");
@@ -202,7 +202,7 @@ TEST_CASE("an environment's own reward and flags are copied as they are") {
   recorder.begin(slab, 0, 0);
   const std::array<TensorView, 0> none{};
   CHECK(recorder.step(StepData{views, {}, {}, {}, none}) == 1);
-  recorder.finish(0, 0, 0);
+  recorder.finish();
   const std::vector<Episode> episodes = recorder.take_episodes();
   REQUIRE(episodes.size() == 1);
   CHECK(episodes[0].total_reward == 3);

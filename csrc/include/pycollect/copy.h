@@ -26,6 +26,7 @@ namespace pycollect::inline PYCOLLECT_ABI {
 
 class ThreadPool;
 
+// Allocates nothing.
 void copy(const TensorView& dst, const TensorView& src);
 
 // The same; arrays of a megabyte and more are shared out between the threads of the pool.
@@ -74,6 +75,7 @@ class RunCopy {
 
   // The frame's dimensions are those from `first`, 0 or 1, on.
   RunCopy(const TensorView& dst, const TensorView& src, int first);
+  void sort_axes();
   void merge_axes();
   void absorb_block(bool same_type, std::int64_t item);
   void walk(int axis, std::int64_t extent, std::byte* dst, const std::byte* src) const;

@@ -1,8 +1,14 @@
 // Recorder: writes what P environments and their policy produce into a slab, step after step.
 //
 // The writes of a step go to their final place in the batch; trajectory ids, step counts, flags and
-// episode statistics are kept here. Not thread-safe: a recorder belongs to one worker. step() and
-// reset() allocate nothing (but for a list of episodes that ended, which grows geometrically).
+// episode statistics are kept here. step() and reset() allocate nothing, but for the list of
+// episodes that ended: it grows geometrically, and keeps its room when it is taken.
+//
+// Not thread-safe: a recorder belongs to one worker. Several recorders, each on a thread of its
+// own, may write distinct rows of one slab at once.
+//
+// All or nothing: a call that throws has recorded nothing. begin() then leaves no rollout open, and
+// a step that was refused can be recorded anew.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +36,9 @@ struct Episode {
 
 // What one step of the environments gave, each with a leading P where batched. The outputs are
 // those that the policy chose the step's action with. Reward and flags are not looked at where they
-// are among the observations.
+// are among the observations. An observation or a state may be the very memory that was given as
+// `current`, so that environments write where the policy reads: nothing is copied there then. It
+// may not overlap that memory in any other way.
 struct StepData {
   std::span<const TensorView> observation;  // the true successor, in the order of `observations`
   TensorView reward;
@@ -48,6 +56,13 @@ struct OneStep {
   bool truncated = false;
   std::span<const TensorView> outputs;
   std::span<const TensorView> states = {};
+};
+
+// Which rollout it is, as its header says: whose, and the how many-th.
+struct RolloutName {
+  std::int64_t worker = 0;
+  std::int64_t incarnation = 0;  // of the worker: how many of its id were there before
+  std::int64_t sequence = 0;
 };
 
 // What others may do to a rollout while it runs, and see of it. Each number may be null. Looking at
@@ -76,8 +91,8 @@ class Recorder {
   // `step_count`, int64, say how many steps its trajectory has had, where the layout has that leaf.
   // `elsewhere` are the keys of what others write into the slab, after finish(): the recorder only
   // clears their uncollected cells.
-  // Throws std::invalid_argument where the layout lacks a leaf that the contract promises, or has
-  // one that nobody writes.
+  // Throws std::invalid_argument, which names the leaf, where the layout lacks one that the
+  // contract promises, or has one that nobody writes.
   Recorder(Layout layout, const std::vector<ObservationSpec>& observations,
            const std::vector<Key>& outputs, RecorderOptions options,
            const std::vector<StateSpec>& states = {},
@@ -88,18 +103,24 @@ class Recorder {
   Recorder& operator=(const Recorder&) = delete;
 
   // Every environment was reset: open trajectories just end, new ones begin at this observation.
+  // Throws std::logic_error within a rollout.
   void restart(std::span<const TensorView> observation);
 
   // The next steps go to `row` of this slab, which the recorder holds until finish() or abandon().
   // The rollout has `steps` of them, or as many as the slab where that is 0. Where it has fewer,
   // the cells behind its end are uncollected, as behind that of a rollout that was stopped.
+  // Throws std::logic_error before restart() and where a rollout is open, std::invalid_argument for
+  // no slab, one of another layout or number of environments, or too many steps, and
+  // std::out_of_range for a row that the slab has not.
   void begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
              RolloutControl control = {}, std::int64_t steps = 0);
 
   // Records a step and returns how many environments must be reset now (see done()); -1 minus that
-  // number if the rollout was stopped and ends here.
+  // number if the rollout was stopped and ends here. Throws std::logic_error where no step is left,
+  // or where an environment was not reset that had to be, and std::invalid_argument, which names
+  // the leaf, for an array that does not fit.
   std::int64_t step(const StepData& data);
-  // Throws std::logic_error where there are several environments.
+  // The same. Throws std::logic_error also where there are several environments.
   std::int64_t step(const OneStep& data);
 
   // The environments that done() names were reset: only their rows are read.
@@ -110,7 +131,7 @@ class Recorder {
 
   // Completes the rollout and lets the slab go; the header stands in the slab too.
   // Throws std::logic_error before the last step.
-  RolloutHeader finish(std::int64_t worker, std::int64_t incarnation, std::int64_t sequence);
+  RolloutHeader finish(const RolloutName& name = {});
 
   // Lets the slab go, its rollout unfinished (an environment raised), and forgets the rollout's
   // episodes. Nothing happens after finish().
@@ -134,6 +155,10 @@ class Recorder {
   std::int64_t record(std::span<const TensorView> observation, std::span<const TensorView> outputs,
                       std::span<const TensorView> states);
   void check_step_is_due() const;
+  void check_resets(std::span<const TensorView> observation) const;
+  void check_arrays(std::span<const TensorView> observation, std::span<const TensorView> outputs,
+                    std::span<const TensorView> states) const;
+  void write_outputs(std::span<const TensorView> outputs);
   void write_observations(std::span<const TensorView> observation);
   void write_states(std::span<const TensorView> states);
   void set_is_init(std::int64_t env, std::int64_t step, bool first);
@@ -152,6 +177,7 @@ class Recorder {
 
   std::vector<Env> envs_;
   std::vector<std::uint8_t> done_;
+  std::int64_t resets_due_ = 0;
   std::vector<std::uint8_t> flags_;  // terminated, then truncated, of each env
   std::vector<double> rewards_;
   std::vector<Episode> episodes_;

@@ -52,6 +52,10 @@ class LeafRows {
       convert(step, source);
     }
   }
+  // Whether these rows are bound to that very array, so that nothing of it has to be written.
+  bool is_memory_of(const TensorView& source) const {
+    return source.data == base_ && source.dtype == leaf_.dtype && source.is_contiguous();
+  }
   // One env of such an array.
   void write_env(std::int64_t env, std::int64_t step, const TensorView& source) const;
   // What write() checks; with `exact`, the dtype has to be the leaf's.

@@ -17,13 +17,16 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 
 struct RecorderOptions {
-  std::int64_t envs = 1;                 // P
-  bool batched = false;                  // arrays have a leading dimension P
+  std::int64_t envs = 1;  // P
+  // Arrays have a leading dimension P also where P is 1; those of several environments always have.
+  bool batched = false;
   std::int64_t max_frames_per_traj = 0;  // truncate a trajectory at that length; 0: never
   // The step after a done is a dummy whose cell stays uncollected (an env in NEXT_STEP mode that
   // cannot be reset by mask); reset() is then never called.
   bool skips_after_done = false;
   bool set_truncated = false;  // flag the last collected frame of every env in every rollout
+
+  bool has_env_dimension() const { return batched || envs > 1; }
 };
 
 // What an observation says besides. Where some say that an episode ends, reward and flags are the
@@ -71,6 +74,13 @@ struct RecorderLeaves {
 
     // The leaf that tells what has to come; none where nothing is recorded of it.
     const std::optional<LeafRows>& written() const { return next ? next : current; }
+
+    // What was checked, where the next action is chosen on it; it may lie there already.
+    void write_current(const TensorView& value) const {
+      if (current && !current->is_memory_of(value)) {
+        current->write_checked(0, value);
+      }
+    }
   };
   struct State {
     std::optional<LeafRows> root;
@@ -78,6 +88,8 @@ struct RecorderLeaves {
     LeafRows current;
     TensorView view;     // of current
     TensorView initial;  // of the shape of current
+
+    const LeafRows& written() const { return next ? *next : current; }
   };
   struct Standard {  // reward and flags of an environment that has one of each
     LeafRows reward, done, terminated, truncated;

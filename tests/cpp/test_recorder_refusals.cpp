@@ -1,0 +1,186 @@
+// What a recorder refuses, and that a refused call has recorded nothing.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "recording.h"
+
+using namespace pycollect;
+using namespace pycollect::tests;
+
+namespace {
+
+std::vector<std::byte> bytes_of(const Slab& slab) {
+  return {slab.data(), slab.data() + slab.bytes()};
+}
+
+// A recorder whose first rollout of two steps was delivered.
+struct Delivered : Recording {
+  explicit Delivered(RecorderOptions options = {}) : Recording(options, 2) {
+    begin();
+    Recording::step(1);
+    Recording::step(2);
+    finish();
+    batch = slab;
+    before = bytes_of(*batch);
+  }
+
+  // Nothing is open, no step is taken, and the batch is as it was.
+  void check_untouched() {
+    CHECK(recorder.steps_left() == 0);
+    CHECK_THROWS_AS(Recording::step(5), std::logic_error);
+    CHECK_THROWS_AS(finish(), std::logic_error);
+    CHECK(bytes_of(*batch) == before);
+  }
+
+  // Goes on as if nothing had happened.
+  void check_goes_on() {
+    begin();
+    CHECK(Recording::step(3) == 0);
+    CHECK(Recording::step(4) == 0);
+    CHECK(finish().frames == 2 * P);
+    CHECK(number(kObservation, 0) == 2.0F);
+    CHECK(integer(kIds, 0) == 0);
+    CHECK(bytes_of(*batch) == before);
+  }
+
+  std::shared_ptr<Slab> batch;
+  std::vector<std::byte> before;
+};
+
+}  // namespace
+
+TEST_CASE("a begin that is refused opens nothing, and touches no batch that was delivered") {
+  Delivered r;
+  Recorder& recorder = r.recorder;
+  SUBCASE("no slab") {
+    CHECK_THROWS_WITH_AS(recorder.begin(nullptr, 0, 0), "slab: expected one, got null",
+                         std::invalid_argument);
+  }
+  SUBCASE("a row that the slab has not") {
+    CHECK_THROWS_AS(recorder.begin(r.pool.acquire(), 7, 0), std::out_of_range);
+    CHECK_THROWS_AS(recorder.begin(r.pool.acquire(), -1, 0), std::out_of_range);
+  }
+  SUBCASE("too many steps") {
+    CHECK_THROWS_AS(recorder.begin(r.pool.acquire(), 0, 0, {}, 3), std::invalid_argument);
+  }
+  SUBCASE("another layout") {
+    SlabPool other(Placement(Layout(all_leaves()), {1, 1, 2}), 1, true);
+    CHECK_THROWS_AS(recorder.begin(other.acquire(), 0, 0), std::invalid_argument);
+  }
+  SUBCASE("other environments") {
+    SlabPool other(Placement(Layout(usual_leaves()), {1, 2, 2}), 1, true);
+    CHECK_THROWS_AS(recorder.begin(other.acquire(), 0, 0), std::invalid_argument);
+  }
+  r.check_untouched();
+  r.check_goes_on();
+}
+
+TEST_CASE("a fresh recorder whose begin was refused takes no step") {
+  Array<float> current{{2}, {0, 0}};
+  const std::array views{current.view()};
+  Recorder recorder(Layout(usual_leaves()), {{kObservation, current.view()}},
+                    {{"action"}, {"log_prob"}}, {});
+  recorder.restart(views);
+  SlabPool pool(Placement(Layout(usual_leaves()), {1, 1, 2}), 1, true);
+  CHECK_THROWS_AS(recorder.begin(pool.acquire(), 1, 0), std::out_of_range);
+  CHECK(recorder.steps_left() == 0);
+  Array<std::int64_t> action{{}, {0}};
+  Array<float> log_prob{{1}, {0}};
+  const std::array outputs{action.view(), log_prob.view()};
+  CHECK_THROWS_AS(recorder.step(OneStep{views, 0, false, false, outputs}), std::logic_error);
+  CHECK(pool.stats().lent == 0);
+}
+
+TEST_CASE("an open rollout is neither dropped nor restarted in silence") {
+  Delivered r;
+  r.begin(6);
+  r.step(3);
+  const std::shared_ptr<Slab> open = r.slab;
+  CHECK_THROWS_WITH_AS(r.recorder.begin(r.pool.acquire(), 0, 0),
+                       "begin: expected finish() or abandon() of the rollout before it",
+                       std::logic_error);
+  CHECK_THROWS_AS(r.restart(90), std::logic_error);
+  CHECK(r.recorder.steps_left() == 1);
+  CHECK(r.step(4) == 0);
+  CHECK(r.finish().policy_version == 6);
+  CHECK(r.slab == open);
+  CHECK(r.number(kObservation, 1) == 3.0F);
+  CHECK(bytes_of(*r.batch) == r.before);
+}
+
+TEST_CASE("a step of an environment that was not reset is refused by its number") {
+  Recording r({.envs = 3}, 4, all_leaves());
+  r.begin();
+  CHECK(r.step(1, {0, 0, 1}, {0, 1, 0}) == 2);
+  const std::vector<std::byte> before = bytes_of(*r.slab);
+  CHECK_THROWS_WITH_AS(
+      r.step(2), "step: expected a reset() of env 1, whose episode ended with the step before",
+      std::logic_error);
+  CHECK(bytes_of(*r.slab) == before);
+  CHECK(r.recorder.frames() == 3);
+  r.reset(50);
+  CHECK(r.step(51, {1, 0, 0}) == 1);
+
+  r.recorder.abandon();  // it has ended all the same
+  r.begin();
+  CHECK_THROWS_AS(r.step(60), std::logic_error);
+  r.reset(70);
+  CHECK(r.step(71) == 0);
+  CHECK(r.number(kObservation, 0, 0) == 70.0F);
+}
+
+TEST_CASE("a step that is refused can be recorded anew, also the last one of a stopped rollout") {
+  Recording r({.envs = 2}, 4, all_leaves());
+  const SharedNumber stop = std::make_shared<std::atomic<std::uint64_t>>(0);
+  r.begin(0, {stop, 1});
+  r.step(1);
+  stop->store(1);
+  const std::vector<std::byte> before = bytes_of(*r.slab);
+  const std::vector<float> current = r.current.values;
+  Array<float> observation{{2, 2}, {9, 9, 9, 9}}, narrow{{2, 1}, {9, 9}};
+  Array<double> reward{{2}, {9, 9}};
+  Array<std::uint8_t> flag{{2}, {1, 1}};
+  Array<std::int64_t> action{{2}, {9, 9}};
+  Array<float> log_prob{{2, 1}, {9, 9}};
+  const auto refused = [&](TensorView o, TensorView a, TensorView l) {
+    const std::array observations{o};
+    const std::array outputs{a, l};
+    CHECK_THROWS_AS(
+        r.recorder.step({observations, reward.view(), flag.view(), flag.view(), outputs}),
+        std::invalid_argument);
+  };
+  refused(narrow.view(), action.view(), log_prob.view());
+  refused(observation.view(), reward.view(), log_prob.view());
+  refused(observation.view(), action.view(), reward.view());
+  CHECK(bytes_of(*r.slab) == before);
+  CHECK(r.current.values == current);
+  CHECK(r.recorder.steps_left() == 3);
+  CHECK(r.step(2) == -1);  // and it is the last one
+  CHECK(r.finish().frames == 4);
+  CHECK(r.number(kObservation, 1, 1) == 1.0F);
+  CHECK(r.recorder.take_episodes().empty());
+}
+
+TEST_CASE("a reset that is refused leaves the environments due") {
+  Recording r({.envs = 2}, 3);
+  r.begin();
+  r.step(1, {0, 1});
+  const std::vector<std::byte> before = bytes_of(*r.slab);
+  Array<float> narrow{{2, 1}, {9, 9}};
+  const std::array bad{narrow.view()};
+  CHECK_THROWS_AS(r.recorder.reset(bad), std::invalid_argument);
+  CHECK(bytes_of(*r.slab) == before);
+  CHECK(r.recorder.done()[1] == 1);
+  CHECK_THROWS_AS(r.step(2), std::logic_error);
+  r.reset(40);
+  CHECK(r.step(41) == 0);
+}
