@@ -1,0 +1,204 @@
+// What moving frames costs beside one memcpy of as many bytes: batches of 4 x 84 x 84 uint8, one
+// thread. The figure to compare is bytes per second of CPU time.
+#include <benchmark/benchmark.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "pycollect/assemble.h"
+#include "pycollect/multistep.h"
+#include "pycollect/recorder.h"
+#include "pycollect/slab_pool.h"
+#include "pycollect/split.h"
+#include "pycollect/thread_pool.h"
+
+namespace pycollect::benchmarks {
+namespace {
+
+constexpr std::int64_t kEnvs = 4;
+constexpr std::int64_t kSteps = 128;
+constexpr std::int64_t kFrames = kEnvs * kSteps;
+const Dims kFrame{4, 84, 84};
+constexpr std::int64_t kFrameBytes = 4 * 84 * 84;
+constexpr std::int64_t kBytes = kFrames * kFrameBytes;
+
+Dims with_frame(std::initializer_list<std::int64_t> lead) {
+  Dims shape(lead);
+  for (const std::int64_t extent : kFrame) {
+    shape.push_back(extent);
+  }
+  return shape;
+}
+
+// Frames in memory as a batch has it, touched before.
+class Frames {
+ public:
+  explicit Frames(const Dims& shape) {
+    const std::int64_t bytes = TensorView::contiguous(nullptr, DType::uint8, shape).bytes();
+    memory_ = Memory::allocate(bytes);
+    std::memset(memory_->data(), 1, static_cast<std::size_t>(bytes));
+    view_ = TensorView::contiguous(memory_->data(), DType::uint8, shape);
+  }
+  const TensorView& view() const { return view_; }
+
+ private:
+  std::shared_ptr<Memory> memory_;
+  TensorView view_;
+};
+
+void tell(benchmark::State& state, std::int64_t bytes) {
+  state.SetBytesProcessed(state.iterations() * bytes);
+}
+
+void one_memcpy(benchmark::State& state) {
+  const Frames source(with_frame({kEnvs, kSteps}));
+  const Frames target(with_frame({kEnvs, kSteps}));
+  for (auto _ : state) {
+    std::memcpy(target.view().data, source.view().data, static_cast<std::size_t>(kBytes));
+    benchmark::ClobberMemory();
+  }
+  tell(state, kBytes);
+}
+
+Layout layout() {
+  std::vector<Leaf> leaves{{{"pixels"}, DType::uint8, kFrame},
+                           {{"next", "pixels"}, DType::uint8, kFrame},
+                           {{"action"}, DType::int64, {}},
+                           {{"next", "reward"}, DType::float32, {1}},
+                           {{"collector", "traj_ids"}, DType::int64, {}}};
+  for (const char* flag : {"done", "terminated", "truncated"}) {
+    leaves.push_back({{flag}, DType::boolean, {1}});
+    leaves.push_back({{"next", flag}, DType::boolean, {1}});
+  }
+  return Layout(leaves);
+}
+
+// Environments whose frames are there for nothing, and a recorder of them.
+struct Recording {
+  Recording()
+      : pool(Placement(layout(), {1, kEnvs, kSteps}), 1, false),
+        pixels(with_frame({kEnvs})),
+        observation{pixels.view()},
+        recorder(layout(), {{{"pixels"}, pixels.view()}}, {{"action"}}, {.envs = kEnvs}) {
+    recorder.restart(observation);
+  }
+
+  std::shared_ptr<Slab> roll() {
+    const Dims each{kEnvs};
+    const std::array outputs{TensorView::contiguous(action.data(), DType::int64, each)};
+    const TensorView flags = TensorView::contiguous(flag.data(), DType::boolean, each);
+    const StepData data{observation, TensorView::contiguous(reward.data(), DType::float32, each),
+                        flags, flags, outputs};
+    std::shared_ptr<Slab> slab = pool.acquire();
+    recorder.begin(slab, 0, 0);
+    while (recorder.steps_left() > 0) {
+      recorder.step(data);
+    }
+    recorder.finish();
+    return slab;
+  }
+
+  SlabPool pool;
+  Frames pixels;
+  std::array<TensorView, 1> observation;
+  std::array<std::int64_t, kEnvs> action{};
+  std::array<float, kEnvs> reward{};
+  std::array<std::uint8_t, kEnvs> flag{};
+  Recorder recorder;
+};
+
+// Each frame goes to two places.
+void recorder(benchmark::State& state) {
+  Recording recording;
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(recording.roll());
+  }
+  tell(state, 2 * kBytes);
+}
+
+// A rollout that came from elsewhere becomes row 1 of a batch of two.
+void place(benchmark::State& state) {
+  ThreadPool pool(1);
+  Recording recording;
+  const std::shared_ptr<Slab> rollout = recording.roll();
+  const Placement batch(layout(), {2, kEnvs, kSteps});
+  const std::shared_ptr<Memory> memory = Memory::allocate(batch.bytes());
+  std::memset(memory->data(), 1, static_cast<std::size_t>(batch.bytes()));
+  const std::span<const std::byte> bytes(rollout->data(),
+                                         static_cast<std::size_t>(rollout->bytes()));
+  for (auto _ : state) {
+    place_rollout(pool, memory->data(), batch, 1, bytes, rollout->placement());
+    benchmark::ClobberMemory();
+  }
+  tell(state, 2 * kBytes);
+}
+
+// A batch of trajectories of `length` frames each.
+class Trajectories {
+ public:
+  explicit Trajectories(std::int64_t length) : done_(static_cast<std::size_t>(kFrames)) {
+    for (std::size_t i = 0; i < done_.size(); ++i) {
+      done_[i] = static_cast<std::int64_t>(i + 1) % length == 0 ? 1 : 0;
+    }
+    plan_.emplace(TensorView::contiguous(done_.data(), DType::boolean, {kEnvs, kSteps}),
+                  std::nullopt, std::nullopt, 2);
+  }
+  const SplitPlan& plan() const { return *plan_; }
+
+ private:
+  std::vector<std::uint8_t> done_;
+  std::optional<SplitPlan> plan_;
+};
+
+// One leaf from a batch to somewhere of that shape, by `move`.
+template <typename Move>
+void moved(benchmark::State& state, const Dims& shape, const Move& move) {
+  ThreadPool pool(1);
+  const Frames source(with_frame({kEnvs, kSteps}));
+  const Frames target(shape);
+  const std::array sources{source.view()};
+  const std::array targets{target.view()};
+  for (auto _ : state) {
+    move(pool, sources, targets);
+    benchmark::ClobberMemory();
+  }
+  tell(state, kBytes);
+}
+
+void split_padded(benchmark::State& state) {
+  const Trajectories trajectories(state.range(0));
+  const SplitPlan& plan = trajectories.plan();
+  moved(state, with_frame({plan.count(), plan.longest()}),
+        [&](auto& pool, auto& from, auto& to) { plan.padded(pool, from, to); });
+}
+
+void split_flat(benchmark::State& state) {
+  const Trajectories trajectories(state.range(0));
+  const SplitPlan& plan = trajectories.plan();
+  moved(state, with_frame({plan.frames()}),
+        [&](auto& pool, auto& from, auto& to) { plan.flat(pool, from, to); });
+}
+
+void multistep_shift(benchmark::State& state) {
+  const Trajectories trajectories(state.range(0));
+  const MultiStepPlan plan(trajectories.plan(), 3);
+  moved(state, with_frame({kEnvs, kSteps}),
+        [&](auto& pool, auto& from, auto& to) { plan.shift(pool, from, to); });
+}
+
+BENCHMARK(one_memcpy);
+BENCHMARK(recorder)->Name("pixels_recorder");
+BENCHMARK(place)->Name("place_rollout");
+BENCHMARK(split_padded)->ArgName("length")->Arg(64)->Arg(8);
+BENCHMARK(split_flat)->ArgName("length")->Arg(64)->Arg(8);
+BENCHMARK(multistep_shift)->ArgName("length")->Arg(64)->Arg(8);
+
+}  // namespace
+}  // namespace pycollect::benchmarks
