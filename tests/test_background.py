@@ -29,7 +29,7 @@ from test_ledger import check
 from torch import nn
 
 from pycollect import SyncDataCollector
-from pycollect.stream.background import Turnstile
+from pycollect.stream.fair_lock import FairLock
 
 T = 5
 
@@ -260,7 +260,7 @@ def test_a_shutdown_in_another_thread_waits_for_the_batch() -> None:
         batch = pool.submit(collector.next)
         assert stepping.wait(60)
         closing = pool.submit(collector.shutdown)
-        wait_until(lambda: collector._closed)
+        wait_until(lambda: collector.closed)
         gate.set()
         assert batch.result(60).shape == (T,)
         closing.result(60)
@@ -285,7 +285,7 @@ def test_a_shutdown_in_another_thread_ends_the_waiting(way: Way, tmp_path: Path)
 
 
 def test_the_turnstile_lets_threads_in_as_they_came() -> None:
-    turnstile, order = Turnstile(), []
+    turnstile, order = FairLock(), []
 
     def enter(name: int) -> None:
         with turnstile, turnstile:

@@ -19,10 +19,10 @@ from collect_support import (
 from echo_envs import echo_fns
 
 from pycollect._core import Uninterrupted
-from pycollect.collectors import single
 from pycollect.scheduler import assembly
 from pycollect.scheduler import scheduler as remote
 from pycollect.stream import collector as base
+from pycollect.stream import in_process
 
 
 def interrupt(*_: Any) -> None:
@@ -102,11 +102,11 @@ def test_a_batch_of_processes_that_was_interrupted_comes_next(
     check_interrupted(monkeypatch, way, module, name)
 
 
-@pytest.mark.parametrize("module", [single, base], ids=["joining", "delivering"])
+@pytest.mark.parametrize("module", [in_process, base], ids=["joining", "delivering"])
 def test_a_batch_of_this_process_that_was_interrupted_comes_next(
     monkeypatch: pytest.MonkeyPatch, module: Any
 ) -> None:
-    name = "Batch" if module is single else "assembled"
+    name = "Batch" if module is in_process else "assembled"
     check_interrupted(monkeypatch, IN_PROCESS, module, name)
 
 

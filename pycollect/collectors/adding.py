@@ -12,7 +12,7 @@ from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.arguments.kwargs import merged_arguments
 from pycollect.devices import Devices
 from pycollect.scheduler.options import RemoteOptions
-from pycollect.scheduler.workers import WorkerPlan
+from pycollect.scheduler.records import WorkerPlan
 
 _SINGLE = WorkerKind()
 

@@ -11,18 +11,16 @@ from tensordict.nn import InteractionType
 
 from pycollect import checks as check
 from pycollect.arguments import checked
-from pycollect.batch.weights import weights_from
 from pycollect.collectors.adding import NewWorkers, WorkerTemplate
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices, check_one_place
 from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.choice import ChoosingSync
+from pycollect.collectors.scheduled import ScheduledCollector
 from pycollect.engines.processes.engine import ProcessEngine
-from pycollect.scheduler.elastic import ElasticCollector
 from pycollect.scheduler.options import RemoteOptions, check_uneven
 from pycollect.scheduler.worker_pipe import WorkerPipe
-from pycollect.scheduler.workers import Member
 from pycollect.stream.options import StreamOptions
 
 
@@ -88,7 +86,7 @@ def _arguments(
     """What the collectors of processes take, but for what an async one has no use for."""
 
 
-class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
+class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
     """What both have in common; itself it makes one of them.
 
     ``MultiCollector(..., sync=True)`` is a :class:`MultiSyncDataCollector`, with False a
@@ -171,25 +169,16 @@ class MultiCollector(ElasticCollector, metaclass=ChoosingSync):
         new = NewWorkers(
             create_env_fn, num_envs, policy, collector_kwargs, lambda devices: [none] * len(devices)
         )
-        return self._recruit(partial(new.plans, self._template, self._remote, self._policy))
-
-    @property
-    def remote_collectors(self) -> list[Any]:
-        """The workers' processes, multiprocessing's own, in worker order."""
-        return [member.process.native for member in self._members]
+        plans = partial(new.plans, self._template, self._remote, self.policy)
+        return self._source.members.add(plans)
 
     @property
     def pipes(self) -> list[WorkerPipe]:
         """One per worker, for weight updaters that send through them."""
-        for member in self._members:
-            give = partial(self._give_to, member)
-            self._pipes.setdefault(member.index, WorkerPipe(give))
-        return [self._pipes[member.index] for member in self._members]
-
-    def _give_to(self, member: Member, source: Any) -> None:
-        weights = weights_from(source)
-        self._weights.check(weights, [member])
-        self._push([(weights, [member])], False, own=True)
+        for worker in self._workers:
+            give = partial(self._source.weights.push_own, worker)
+            self._pipes.setdefault(worker.index, WorkerPipe(give))
+        return [self._pipes[worker.index] for worker in self._workers]
 
 
 class MultiSyncDataCollector(MultiCollector):

@@ -19,12 +19,12 @@ from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.arguments.kwargs import merged_arguments
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.done import Done
+from pycollect.collectors.scheduled import ScheduledCollector
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
 from pycollect.engines.ray.engine import RayEngine, actor_options, check_actor_options
 from pycollect.engines.ray.inference import client_factories, is_inference_service, update_service
 from pycollect.engines.ray.session import import_ray
-from pycollect.scheduler.elastic import ElasticCollector
 from pycollect.scheduler.many_workers import Places
 from pycollect.scheduler.options import RemoteOptions, check_uneven
 from pycollect.stream.options import StreamOptions
@@ -95,7 +95,7 @@ def _arguments(
     """What a RayCollector takes."""
 
 
-class RayCollector(ElasticCollector):
+class RayCollector(ScheduledCollector):
     """Collects in Ray actors, on one machine or a cluster.
 
     Args:
@@ -302,7 +302,8 @@ class RayCollector(ElasticCollector):
             return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 
         new = NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, options)
-        return self._recruit(partial(new.plans, self._template, self._remote, self._policy))
+        plans = partial(new.plans, self._template, self._remote, self.policy)
+        return self._source.members.add(plans)
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **options: Any) -> None:
         """As the other collectors'; an inference service is given the weights itself, at once."""
@@ -314,7 +315,7 @@ class RayCollector(ElasticCollector):
     @property
     def num_collectors(self) -> int:
         """How many actors there are."""
-        return len(self._members)
+        return len(self._workers)
 
     @property
     def update_after_each_batch(self) -> bool:
@@ -329,7 +330,7 @@ class RayCollector(ElasticCollector):
     @property
     def collected_frames(self) -> int:
         """Frames that were delivered."""
-        return self._statistics.frames
+        return self._flow.statistics.frames
 
     @property
     def device(self) -> Places:
@@ -377,8 +378,3 @@ class RayCollector(ElasticCollector):
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
             import_ray().shutdown()
-
-    @property
-    def remote_collectors(self) -> list[Any]:
-        """The actors' handles, Ray's own, in worker order."""
-        return [member.process.native for member in self._members]

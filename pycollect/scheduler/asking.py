@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import cloudpickle
-
-from pycollect.scheduler.workers import Member
+from pycollect.scheduler.awaiting import Call
+from pycollect.scheduler.scheduler import Scheduler
 from pycollect.worker.paths import called, calls, resolved
 
-Call = tuple[str, Sequence[Any], Mapping[str, Any]]
 
-
-class Asking(ABC):
+class Asking:
     """What is asked of workers by name; each answers once the rollouts before are done.
 
     No rollout is lost by it. What a worker raises is raised here, same type, once all who were
     asked have answered; a worker that dies meanwhile is replaced, and the asker told.
     """
+
+    _source: Scheduler
 
     def getattr_env(self, attr: str) -> Any:
         """An attribute of the first worker's environment, as a copy.
@@ -38,9 +36,9 @@ class Asking(ABC):
 
     def get_distant_attr(self, attr: str) -> list[Any]:
         """What stands at a path in each worker: "env.action_spec", "policy.module[0]"."""
-        members = self._in_order()
+        workers = self._source.group.in_order
         question: Call = ("get_distant_attr", (attr,), {})
-        return self._ask({member.index: question for member in members})
+        return self._ask({worker.index: question for worker in workers})
 
     def map_fn(
         self,
@@ -58,18 +56,18 @@ class Asking(ABC):
             ValueError: not one entry for each worker.
             AttributeError: there is no such method, or it is one that the collector has to call.
         """
-        members = self._in_order()
-        each = calls(list_of_args, list_of_kwargs, len(members))
+        workers = self._source.group.in_order
+        each = calls(list_of_args, list_of_kwargs, len(workers))
         if method_name == "update_policy_weights_":  # which the collector gives to one worker
             update = resolved(self, method_name)
             return [
-                update(*args, **{**kwargs, "worker_ids": member.index})
-                for member, (args, kwargs) in zip(members, each, strict=True)
+                update(*args, **{**kwargs, "worker_ids": worker.index})
+                for worker, (args, kwargs) in zip(workers, each, strict=True)
             ]
         return self._ask(
             {
-                member.index: ("cascade_execute", (method_name, *args), kwargs)
-                for member, (args, kwargs) in zip(members, each, strict=True)
+                worker.index: ("cascade_execute", (method_name, *args), kwargs)
+                for worker, (args, kwargs) in zip(workers, each, strict=True)
             }
         )
 
@@ -89,17 +87,8 @@ class Asking(ABC):
         )
 
     def _ask_first(self, method: str, attr: str) -> Any:
-        first, *_ = self._in_order()
+        first, *_ = self._source.group.in_order
         return self._ask({first.index: (method, (attr,), {})})[0]
 
     def _ask(self, questions: Mapping[int, Call]) -> list[Any]:
-        packed = {index: cloudpickle.dumps(question) for index, question in questions.items()}
-        return [cloudpickle.loads(answer) for answer in self._answers(packed)]
-
-    @abstractmethod
-    def _in_order(self) -> list[Member]:
-        """The workers that are there by id; RuntimeError where there are none."""
-
-    @abstractmethod
-    def _answers(self, questions: Mapping[int, bytes]) -> list[bytes]:
-        """What these workers answer, both pickled."""
+        return self._source.awaiting.ask(questions)

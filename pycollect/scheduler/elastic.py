@@ -3,144 +3,157 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from pycollect.checks import check_open, check_worker_ids
-from pycollect.engines.protocol import Engine
 from pycollect.errors import warn_user
+from pycollect.scheduler.assembly import Assembly
+from pycollect.scheduler.awaiting import Awaiting
 from pycollect.scheduler.options import RemoteOptions, check_uneven
-from pycollect.scheduler.scheduler import RemoteCollector
-from pycollect.scheduler.workers import Member, WorkerPlan, check_alike
-from pycollect.stream.options import StreamOptions
+from pycollect.scheduler.records import WorkerPlan, WorkerRecord
+from pycollect.scheduler.updates import PolicyUpdates
+from pycollect.scheduler.workers import WorkerGroup, check_alike
+from pycollect.stream.flow import Flow
 
 
-class ElasticCollector(RemoteCollector):
-    """A RemoteCollector to which workers can be added, and from which they can be removed.
+class Membership:
+    """Starts a group of workers, and lets others come and go.
 
-    Args:
-        options, remote, plans, policy, engine: see :class:`RemoteCollector`.
+    Async, who comes is asked at once, and who leaves is gone once it owes nothing. Sync, they
+    change all at once between two rounds, and share the frames of a batch anew.
+
+    Attributes:
+        batch_frames: of a full batch.
+        changed: sync: the workers are not those that share the frames now.
     """
 
     def __init__(
         self,
-        options: StreamOptions,
-        remote: RemoteOptions,
-        plans: Sequence[WorkerPlan],
-        policy: Any,
-        engine: Engine,
+        flow: Flow,
+        group: WorkerGroup,
+        awaiting: Awaiting,
+        updates: PolicyUpdates,
+        assembly: Assembly,
+        options: RemoteOptions,
     ) -> None:
-        self._next_index = len(plans)
-        super().__init__(options, remote, plans, policy, engine)
+        self._flow, self._group, self._awaiting = flow, group, awaiting
+        self._updates, self._assembly, self._options = updates, assembly, options
+        self._next_index = 0
+        self.batch_frames = 0
+        self.changed = False
 
-    def _recruit(self, plans: Callable[[int], Sequence[WorkerPlan]]) -> list[int]:
-        """Add workers; return their ids.
+    def start(self, plans: Sequence[WorkerPlan]) -> None:
+        """Start the first workers, and check what they turned out to be."""
+        self._group.start(plans)
+        self._next_index = len(plans)
+        if self._options.sync:
+            check_alike(self._group.infos)
+        self._check(self._group.present)
+        frames = [info.frames for info in self._group.infos.values()]
+        self.batch_frames = sum(frames) if self._options.sync else max(frames)
+
+    def prepare_slabs(self) -> None:
+        """Make the slabs that the present workers will write; let those of others go."""
+        present = self._group.present
+        in_place = [worker.index for worker in present if worker.in_place]
+        ways = {worker.index: self._flow.uploads.way(worker.place) for worker in present}
+        self._assembly.prepare(self._group.infos, in_place, ways)
+
+    def _check(self, workers: Sequence[WorkerRecord]) -> None:
+        for worker in workers:
+            info = worker.info
+            check_uneven(self._options.joined, self._options.ragged, bool(info.batch_size))
+            self._flow.check_environment(info.leaves, info.bounded)
+
+    def add(self, plans: Callable[[int], Sequence[WorkerPlan]]) -> list[int]:
+        """Start more workers; return their ids.
 
         Args:
             plans: makes theirs, for ids from that one on; it raises what is wrong with them.
         """
-        with self._stream:
-            self._check_open()
+        with self._flow.moving:
+            self._flow.check_open()
             made = plans(self._next_index)
             self._next_index += len(made)
-            return self._add(made)
+            workers = self._group.start(made)
+            try:
+                self._take_in(workers)
+            except BaseException:
+                self._group.end(workers)
+                raise
+            self.changed = self._options.sync
+            return [worker.index for worker in workers]
 
-    def _add(self, plans: Sequence[WorkerPlan]) -> list[int]:
-        """Start workers; async they are asked at once, sync from the next batch on.
+    def _take_in(self, workers: Sequence[WorkerRecord]) -> None:
+        if self._options.sync:
+            check_alike(self._group.infos)
+        self._check(workers)
+        weights = self._updates.current()
+        if weights:
+            self._group.weights.check(weights, workers)
+        if not self._options.sync:
+            self.prepare_slabs()
+        for worker in workers:
+            self._begin_with(worker)
 
-        Returns:
-            Their ids.
-        """
-        present = {member.index: member.info for member in self._members}
-        members = self._force.start(plans)
-        try:
-            infos = {member.index: member.info for member in members}
-            if self._remote.sync:
-                check_alike({**present, **infos})
-            for info in infos.values():
-                check_uneven(self._remote.joined, self._remote.uneven, bool(info.batch_size))
-                self._check_environment(info.leaves, info.bounded)
-            for member in members:
-                if self._current_weights():
-                    self._weights.check(self._current_weights(), [member])
-            if not self._remote.sync:
-                self._prepare_slabs()
-        except BaseException:
-            self._end_workers(members)
-            raise
-        for member in members:
-            self._begin_with(member)
-        self._line = [*self._line, *members]
-        self._changed = self._remote.sync
-        return [member.index for member in members]
-
-    def _begin_with(self, member: Member) -> None:
+    def _begin_with(self, worker: WorkerRecord) -> None:
         """A new worker has the newest weights and, where there is a seed, streams from it."""
-        self._weights.give_newest(member)
-        self._hook_sender.give(member)
-        if self._seeded:
-            seeds = self._seeds_for(member, self._statistics.batches)
-            member.beginning = ("set_seed", seeds, self._entropy)
-            member.handle.answer(member.handle.request(*member.beginning))
+        flow = self._flow
+        self._group.weights.give_newest(worker)
+        self._group.hooks.give(worker)
+        if flow.seeded:
+            seeds = worker.seeds(flow.entropy, flow.statistics.batches)
+            worker.initial_call = ("set_seed", seeds, flow.entropy)
+            worker.handle.answer(worker.handle.request(*worker.initial_call))
 
-    def remove_collectors(self, worker_ids: int | Sequence[int]) -> None:
-        """End workers. What they were asked for before is still delivered.
-
-        Sync: from the next batch on that was not asked for yet the others collect their share,
-        too. The ids are not given again.
+    def remove(self, worker_ids: int | Sequence[int]) -> None:
+        """Let workers go once they owe nothing any more.
 
         Raises:
             ValueError: an unknown id, or no worker would be left.
         """
-        with self._stream:
-            self._check_open()
-            staying = [member.index for member in self._members if not member.leaving]
+        with self._flow.moving:
+            self._flow.check_open()
+            staying = [worker.index for worker in self._group.present if not worker.leaving]
             ids = check_worker_ids(worker_ids, staying)
             if len(set(ids)) == len(staying):
                 raise ValueError(
                     f"worker_ids: expected at least one worker to stay, got all of them: {ids}; "
                     "stop_remote_collectors() ends them all"
                 )
-            for member in self._members:
-                member.leaving = member.leaving or member.index in ids
-            self._changed = self._remote.sync or self._changed
-            self._settle()
+            for worker in self._group.of(ids):
+                worker.leaving = True
+            self.changed = self._options.sync or self.changed
+            self.settle()
 
-    def stop_remote_collectors(self) -> None:
-        """End all workers; what is in flight is lost. `add_collectors` can bring new ones."""
-        with self._stream:
-            check_open(self._closed, None)
-            self._drop_all("shutdown")
-            self._end_workers(list(self._members))
+    def end_all(self) -> None:
+        """End all workers; what is in flight is lost."""
+        with self._flow.moving:
+            check_open(self._flow.closed, None)
+            self._flow.drop("shutdown")
+            for worker in self._group.present:
+                worker.drop()
+            self._group.end(self._group.present)
+            self.changed = False
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """Let workers go that owe nothing any more; sync: all at once, between two rounds."""
-        gone = [member for member in self._members if member.leaving and not member.orders]
-        if self._remote.sync and any(member.orders for member in self._members):
+        present = self._group.present
+        gone = [worker for worker in present if worker.leaving and not worker.orders]
+        if self._options.sync and any(worker.orders for worker in present):
             return
         if gone:
-            self._end_workers(gone)
-        if self._changed:
-            self._changed = False
+            self._group.end(gone)
+        if self.changed:
+            self.changed = False
             self._share_out()
         elif gone:
-            self._prepare_slabs()
-
-    def _end_workers(self, members: Sequence[Member]) -> None:
-        for member in members:
-            self._cut_trajectories(member.index, "incomplete")
-            self._force.release(member)
-            if member in self._line:
-                self._line.remove(member)
-            if self._served is member:
-                self._served = None
-        self._engine.wait_closed([member.process for member in members])
+            self.prepare_slabs()
 
     def _share_out(self) -> None:
         """Every worker of a sync collector collects an equal share from now on."""
-        members = self._members
-        share = -(-self._options.frames_per_batch // len(members))
-        self._resize(share)
-        self._batch_frames = sum(member.info.frames for member in members)
-        self._prepare_slabs()
-        shape = self._assembly.shape([member.info for member in members])
-        warn_user(f"{len(members)} workers from the next batch on: batches are of shape {shape}")
+        workers = self._group.present
+        self._awaiting.resized(-(-self._flow.options.frames_per_batch // len(workers)))
+        self.batch_frames = sum(worker.info.frames for worker in workers)
+        self.prepare_slabs()
+        shape = self._assembly.shape([worker.info for worker in workers])
+        warn_user(f"{len(workers)} workers from the next batch on: batches are of shape {shape}")

@@ -8,7 +8,7 @@ from typing import Any
 import cloudpickle
 
 from pycollect.engines.shared_value import SharedValue
-from pycollect.scheduler.workers import Member
+from pycollect.scheduler.records import WorkerRecord
 
 _Sent = dict[str, tuple[int, SharedValue]]
 
@@ -26,7 +26,9 @@ class HookSender:
         self._of_all: _Sent = {}
         self._of_one: dict[int, _Sent] = {}  # what a worker was given alone, by its id
 
-    def send(self, name: str, hook: Any, members: Sequence[Member], alone: bool = False) -> None:
+    def send(
+        self, name: str, hook: Any, workers: Sequence[WorkerRecord], alone: bool = False
+    ) -> None:
         """Give a hook to workers.
 
         Args:
@@ -45,16 +47,16 @@ class HookSender:
         sent = {name: (self._edition, self._put(pickled))}
         if not alone:
             self._of_all.update(sent)
-        for member in members:
+        for worker in workers:
             if alone:
-                self._of_one.setdefault(member.index, {}).update(sent)
+                self._of_one.setdefault(worker.index, {}).update(sent)
             else:
-                self._of_one.get(member.index, {}).pop(name, None)
-            if not member.starting:
-                member.handle.set_hooks(sent)
+                self._of_one.get(worker.index, {}).pop(name, None)
+            if not worker.starting:
+                worker.handle.set_hooks(sent)
 
-    def give(self, member: Member) -> None:
+    def give(self, worker: WorkerRecord) -> None:
         """Give a new worker what the one before it had, or all others have."""
-        newest = {**self._of_all, **self._of_one.get(member.index, {})}
+        newest = {**self._of_all, **self._of_one.get(worker.index, {})}
         if newest:
-            member.handle.set_hooks(newest)
+            worker.handle.set_hooks(newest)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any
 
 import torch
 
 from pycollect.devices import Devices
 from pycollect.scheduler.options import RemoteOptions
-from pycollect.scheduler.workers import Member
+from pycollect.scheduler.records import WorkerRecord
+from pycollect.scheduler.scheduler import Scheduler
 from pycollect.worker.names import WorkerNames
 from pycollect.worker.options import WorkerOptions
 
@@ -20,20 +20,20 @@ class ManyWorkers(WorkerNames):
     """The workers that there are, and the arguments of each, in the order of their ids."""
 
     _remote: RemoteOptions
+    _source: Scheduler
 
     @property
-    @abstractmethod
-    def _members(self) -> list[Member]:
-        """The workers."""
+    def _workers(self) -> list[WorkerRecord]:
+        return self._source.group.present
 
     @property
     def _worker_options(self) -> WorkerOptions:
-        return self._members[0].plan.spec.options
+        return self._workers[0].plan.spec.options
 
     @property
     def num_workers(self) -> int:
         """How many workers there are."""
-        return len(self._members)
+        return len(self._workers)
 
     @property
     def cat_results(self) -> str | int | None:
@@ -59,12 +59,12 @@ class ManyWorkers(WorkerNames):
     @property
     def create_env_fn(self) -> list[Any]:
         """The entry of each."""
-        return [member.plan.spec.entry for member in self._members]
+        return [worker.plan.spec.entry for worker in self._workers]
 
     @property
     def create_env_kwargs(self) -> list[Any]:
         """The keyword arguments of each."""
-        return [member.plan.spec.env_kwargs or {} for member in self._members]
+        return [worker.plan.spec.env_kwargs or {} for worker in self._workers]
 
     @property
     def storing_device(self) -> Places:
@@ -87,13 +87,13 @@ class ManyWorkers(WorkerNames):
         Args:
             worker_idx: its id; None: the first one's.
         """
-        index = self._members[0].index if worker_idx is None else worker_idx
-        for member in self._members:
-            if member.index == index:
-                return member.info.frames
-        known = [member.index for member in self._members]
+        index = self._workers[0].index if worker_idx is None else worker_idx
+        for worker in self._workers:
+            if worker.index == index:
+                return worker.info.frames
+        known = [worker.index for worker in self._workers]
         raise ValueError(f"worker_idx: expected one of {known}, got {worker_idx!r}")
 
     @property
     def _devices_of_each(self) -> list[Devices]:
-        return [member.plan.spec.options.devices for member in self._members]
+        return [worker.plan.spec.options.devices for worker in self._workers]

@@ -17,9 +17,11 @@ from pycollect.engines.processes.engine import ProcessEngine
 from pycollect.engines.waiting import LOOK_SECONDS
 from pycollect.errors import WorkerError
 from pycollect.scheduler.options import RemoteOptions
-from pycollect.scheduler.scheduler import RemoteCollector
+from pycollect.scheduler.records import WorkerPlan, WorkerRecord
+from pycollect.scheduler.scheduler import Scheduler
 from pycollect.scheduler.team_face import TeamFace
-from pycollect.scheduler.workers import Member, WorkerPlan, check_alike
+from pycollect.scheduler.workers import check_alike
+from pycollect.stream.flow import Flow
 from pycollect.stream.options import StreamOptions
 from pycollect.stream.source import Batch
 from pycollect.worker.generators import GeneratorState, TeamState
@@ -139,7 +141,7 @@ class Team:
 
     def face(self, version: int) -> Face:
         """What it shows of its processes to whoever asks by name."""
-        return TeamFace(self.index, self._processes)
+        return TeamFace(self.index, self._processes.scheduler)
 
     @property
     def batch_shape(self) -> list[int]:
@@ -175,7 +177,7 @@ class Team:
         joined = batch.joined
         header = join_rollouts(slab, row, joined.slab, self.index, self.incarnation, self._sequence)
         self._sequence += 1
-        notes = [member.note for member in self._processes.members if member.note is not None]
+        notes = [own.note for own in self._processes.present if own.note is not None]
         return RolloutReport(
             header,
             list(batch.episodes),
@@ -209,7 +211,7 @@ class Team:
 
     def set_hook(self, name: str, hook: Any) -> None:
         """A hook for all processes, from their next rollout to start on."""
-        setattr(self._processes, name, hook)
+        self._processes.scheduler.set_hook(name, hook)
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
         """Seed everything anew and reset all environments.
@@ -247,11 +249,11 @@ class Team:
 
     def reset(self) -> None:
         """Reset all environments; open trajectories end there."""
-        self._processes.reset()
+        self._processes.scheduler.reset(None)
 
     def generator_state(self) -> TeamState | None:
         """Where the processes' generators stood; None if one of them has not said it yet."""
-        notes = [member.note for member in self._processes.members]
+        notes = [process.note for process in self._processes.present]
         states = [None if note is None else note.generators for note in notes]
         known = tuple(state for state in states if isinstance(state, GeneratorState))
         return TeamState(known) if len(known) == len(states) else None
@@ -263,7 +265,7 @@ class Team:
 
     def close(self) -> None:
         """End the processes, which close their environments. Idempotent."""
-        self._processes.shutdown()
+        self._processes.close()
 
 
 class _Engine(ProcessEngine):
@@ -294,51 +296,60 @@ class _Engine(ProcessEngine):
                 return ready
 
 
-class _Processes(RemoteCollector):
-    """The collector of a team's processes. Its batches are handed over as they were assembled."""
+class _TeamFlow(Flow):
+    """The accounts of a team's processes, whose actions are random where the team's are to be."""
 
-    _engine: _Engine
+    is_random = False
+
+
+class _Processes:
+    """A team's processes. Their batches are handed over as they were assembled."""
 
     def __init__(self, options: RemoteOptions, plans: Sequence[WorkerPlan]) -> None:
-        self._random = False
-        engine = _Engine(options.sync)
-        super().__init__(StreamOptions(frames_per_batch=1), options, plans, None, engine)
+        self._flow = _TeamFlow(StreamOptions(frames_per_batch=1))
+        self._engine = _Engine(options.sync)
+        self.scheduler = Scheduler(self._flow, options, plans, None, self._engine)
+        try:
+            self.scheduler.start()
+        except BaseException:
+            self.close()
+            raise
 
     @property
-    def members(self) -> list[Member]:
+    def present(self) -> list[WorkerRecord]:
         """What is known of each process."""
-        return self._members
+        return self.scheduler.group.present
 
     @property
     def infos(self) -> dict[int, WorkerInfo]:
         """What each process turned out to be."""
-        return {member.index: member.info for member in self._members}
+        return self.scheduler.group.infos
 
     @property
     def shape(self) -> list[int]:
         """The batch dimensions of a batch."""
-        return self._assembly.shape(list(self.infos.values()))
+        return self.scheduler.assembly.shape(list(self.infos.values()))
 
     @property
     def in_time(self) -> bool:
         """Whether processes follow each other along time in a batch."""
-        return self._assembly.along_time(self.infos[0])
+        return self.scheduler.assembly.along_time(self.infos[0])
 
     @property
     def activity(self) -> int:
         """Changes as long as anything happens."""
-        return self._engine.beats + sum(m.handle.steps() or 0 for m in self._members)
+        return self._engine.beats + sum(process.handle.steps() or 0 for process in self.present)
 
     @property
     def lost(self) -> dict[str, int]:
         """Frames that were asked for and never came, by reason."""
-        reasons: dict[str, int] = self.ledger()["total"]["reasons"]
+        reasons: dict[str, int] = self._flow.ledger.report()["total"]["reasons"]
         return reasons
 
     @property
     def restarts(self) -> int:
         """How often a process was replaced."""
-        return sum(member.plan.spec.incarnation for member in self._members)
+        return sum(process.incarnation for process in self.present)
 
     def rollout(self, random: bool, control: RolloutControl) -> Batch:
         """The next batch.
@@ -348,38 +359,42 @@ class _Processes(RemoteCollector):
                 sync, some was asked for before.
             control: told of steps, and asked whether to stop.
         """
-        self._random, self._engine.control = random, control
-        batch = self._collected()
-        self._claim()
+        flow = self._flow
+        flow.is_random, self._engine.control = random, control
+        if flow.unclaimed is None:
+            self.scheduler.collect()
+        batch = flow.unclaimed
+        assert batch is not None
+        flow.claim()
         for process, frames in batch.frames_of.items():
-            self._ledger.deliver(process, frames)
-        self._statistics.count_batch(sum(batch.frames_of.values()))
+            flow.ledger.deliver(process, frames)
+        flow.statistics.count_batch(sum(batch.frames_of.values()))
         return batch
-
-    @property
-    def _is_random(self) -> bool:
-        return self._random
 
     def push(self, weights: Weights, version: int) -> None:
         """Weights for the rollouts that start from now on."""
-        self._policy_version = version
-        self._weights.send(weights, self._members, version)
+        self._flow.version.number = version
+        self.scheduler.group.weights.send(weights, self.present, version)
 
     def begin(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
         """Drop what is in flight, and begin anew with a call of each process."""
-        self._drop_all("set_seed")
-        for member in self._members:
-            member.note = None
-        self._begin_all(calls)
+        self._flow.drop("set_seed")
+        self.scheduler.drop()
+        for process in self.present:
+            process.note = None
+        self.scheduler.group.begin_all(calls)
 
     def resize(self, frames: int) -> None:
         """Collect that many frames per rollout of each process."""
-        if self._ledger.in_flight:  # nobody has asked for it yet; what follows has no gap
-            self.reset()
-        self._resize(frames)
+        if self._flow.ledger.in_flight:  # nobody has asked for it yet; what follows has no gap
+            self.scheduler.reset(None)
+        self.scheduler.awaiting.resized(frames)
 
-    def _warn_of_rounding(self) -> None:
-        """Whoever asks the team does."""
+    def close(self) -> None:
+        """End them. Idempotent."""
+        self._flow.closed = True
+        self._flow.ledger.lose_in_flight("shutdown")
+        self.scheduler.close()
 
 
 def _mean(seconds: Sequence[WorkerSeconds]) -> WorkerSeconds:

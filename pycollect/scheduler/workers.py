@@ -1,196 +1,206 @@
-"""The workers of a collector: started, watched, replaced when they die, ended."""
+"""The workers of a scheduler: started, replaced when they die, ended."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from pycollect._core import Leaf
 from pycollect.batch.extras import Extra
 from pycollect.batch.layout import dotted
-from pycollect.engines.messages import Order, RolloutNote, WorkerInfo, WorkerSpec
-from pycollect.engines.protocol import Engine, StartingWorker, WorkerHandle, WorkerProcess
+from pycollect.engines.messages import WorkerInfo
+from pycollect.engines.protocol import Engine, StartingWorker
 from pycollect.engines.shared_value import SharedValue
 from pycollect.errors import WorkerDied, WorkerError
+from pycollect.scheduler.assembly import forget_ids
+from pycollect.scheduler.hooks import HookSender
+from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.records import WorkerPlan, WorkerRecord
+from pycollect.scheduler.weight_sender import WeightSender
+from pycollect.stream.flow import Flow
 
 _BATCHES_REMEMBERED = 100  # a death is forgotten after so many delivered batches
 
 
-@dataclass(frozen=True)
-class WorkerPlan:
-    """What a worker is made from, as often as it has to be.
+class WorkerGroup:
+    """Who is there, by id, and what each was given: whoever takes a worker's place gets it, too.
+
+    A death is told to the flow: ledger, trajectories and their ids.
 
     Attributes:
-        policy: the pickled policy or factory.
-        options: of the engine, for the worker's process.
+        present: in the order in which they came.
+        line: these; whoever was served longest ago first.
+        former: those that were released.
+        weights, hooks: what they were given.
     """
 
-    spec: WorkerSpec
-    policy: bytes
-    options: Mapping[str, Any]
-
-
-@dataclass
-class Member:
-    """What the driver knows of one worker, whichever incarnation of it is there.
-
-    Attributes:
-        starting: what was started and not heard of yet, while its orders wait here; else None.
-        handle, info: of what is built; while another starts in its place, of the dead one.
-        orders: of rollouts that were asked for and not taken off, oldest first.
-        beginning: what is asked of it before its first rollout: a method and its arguments.
-        since_update: batches that it delivered since it last got weights.
-        deaths: after how many delivered batches.
-        leaving: it is asked for nothing more.
-    """
-
-    plan: WorkerPlan
-    starting: StartingWorker | None
-    handle: WorkerHandle = field(init=False)
-    info: WorkerInfo = field(init=False)
-    orders: deque[Order] = field(default_factory=deque)
-    beginning: tuple[Any, ...] | None = None
-    note: RolloutNote | None = None
-    version: int = 0
-    frames: int = 0
-    since_update: int = 0
-    deaths: list[int] = field(default_factory=list)
-    leaving: bool = False
-
-    @property
-    def index(self) -> int:
-        """The worker's id."""
-        return self.plan.spec.index
-
-    @property
-    def incarnation(self) -> int:
-        """How often it was replaced."""
-        return self.plan.spec.incarnation
-
-    @property
-    def process(self) -> WorkerProcess:
-        """Its process, whether or not the worker is built there."""
-        return self.starting or self.handle
-
-    @property
-    def in_place(self) -> bool:
-        """Whether it writes into the batch's own rows; while it starts: as it did before."""
-        return self.handle.in_place
-
-    def share(self, frames: int) -> None:
-        """It is to collect that many per rollout, also whoever takes its place."""
-        spec = self.plan.spec
-        spec = replace(spec, options=replace(spec.options, frames=frames))
-        self.plan = replace(self.plan, spec=spec)
-
-    def order(self, order: Order) -> None:
-        """Ask for one more rollout."""
-        self.orders.append(order)
-        if not self.starting:
-            self.handle.submit(order)
-
-    def drop(self) -> None:
-        """Forget the rollouts that were asked for."""
-        self.orders.clear()
-        if not self.starting:
-            self.handle.drop_rollouts()
-
-
-class Workforce:
-    """All workers of a collector, by id.
-
-    Args:
-        init_timeout: seconds until a worker must have built its environments.
-        max_restarts: how often one worker is replaced; see `replace`.
-    """
-
-    def __init__(self, engine: Engine, init_timeout: float, max_restarts: int) -> None:
-        self._engine = engine
-        self._init_timeout = init_timeout
-        self._max_restarts = max_restarts
+    def __init__(self, flow: Flow, engine: Engine, options: RemoteOptions) -> None:
+        self._flow, self._engine, self._options = flow, engine, options
         self._policies: dict[bytes, SharedValue] = {}
-        self.members: list[Member] = []
-        self.former: list[Member] = []
+        self.weights = WeightSender(engine.put)
+        self.hooks = HookSender(engine.put)
+        self.present: list[WorkerRecord] = []
+        self.line: list[WorkerRecord] = []
+        self.former: list[WorkerRecord] = []
 
-    def start(self, plans: Sequence[WorkerPlan]) -> list[Member]:
-        """Start new workers and wait until they are built."""
-        everyone = [*(member.plan for member in self.members), *plans]
+    @property
+    def in_order(self) -> list[WorkerRecord]:
+        """Those that are there by id; RuntimeError where there are none."""
+        if not self.present:
+            raise RuntimeError("all workers were stopped: there is nobody to ask")
+        return sorted(self.present, key=lambda worker: worker.index)
+
+    @property
+    def infos(self) -> dict[int, WorkerInfo]:
+        """What each turned out to be."""
+        return {worker.index: worker.info for worker in self.present}
+
+    def of(self, indices: Sequence[int]) -> list[WorkerRecord]:
+        """Those with these ids."""
+        return [worker for worker in self.present if worker.index in indices]
+
+    def start(self, plans: Sequence[WorkerPlan]) -> list[WorkerRecord]:
+        """Start new workers and wait until they are built; if one is not, none of them is here."""
+        everyone = [*(worker.plan for worker in self.present), *plans]
         self._engine.check_resources([plan.options for plan in everyone])
-        members = [Member(plan, self._started(plan)) for plan in plans]
-        self.members = [*self.members, *members]
-        self._await(members)
-        for member in members:
-            try:
-                self.welcome(member)
-            except WorkerDied as death:
-                raise _with_words(death, str(death), member.process.last_words()) from death
-        return members
+        workers: list[WorkerRecord] = []
+        try:
+            for plan in plans:
+                workers.append(WorkerRecord(plan, self._started(plan)))
+            self._await_built(workers)
+        except BaseException:
+            self._engine.wait_closed([worker.process for worker in workers])
+            raise
+        self.present = [*self.present, *workers]
+        self.line = [*self.line, *workers]
+        return workers
 
     def _started(self, plan: WorkerPlan) -> StartingWorker:
         if plan.policy not in self._policies:
             self._policies[plan.policy] = self._engine.put(plan.policy)
         return self._engine.start(plan.spec, self._policies[plan.policy], plan.options)
 
-    def _await(self, members: Sequence[Member]) -> None:
-        deadline = time.monotonic() + self._init_timeout
-        waiting = list(members)
+    def _await_built(self, workers: Sequence[WorkerRecord]) -> None:
+        deadline = time.monotonic() + self._options.init_timeout
+        waiting = list(workers)
         while waiting:
             ready = self.wait_any(waiting, max(deadline - time.monotonic(), 0.0))
             if ready is None:
                 raise ValueError(
-                    f"worker_init_timeout: workers {[member.index for member in waiting]} did not "
-                    f"start within {self._init_timeout:.0f} s; their CPU, memory or other "
+                    f"worker_init_timeout: workers {[worker.index for worker in waiting]} did not "
+                    f"start within {self._options.init_timeout:.0f} s; their CPU, memory or other "
                     "resources are in use, or their environments take longer to build"
                 )
-            waiting = [member for member in waiting if member is not ready]
+            waiting = [worker for worker in waiting if worker is not ready]
+        for worker in workers:
+            try:
+                _take_handle(worker)
+            except WorkerDied as death:
+                raise _with_words(death, str(death), worker.process.last_words()) from death
 
-    def wait_any(self, members: Sequence[Member], timeout: float) -> Member | None:
+    def wait_any(self, workers: Sequence[WorkerRecord], timeout: float) -> WorkerRecord | None:
         """One that is built, has answered its oldest call, or has died; None: none in that time."""
-        processes = [member.process for member in members]
+        processes = [worker.process for worker in workers]
         ready = self._engine.wait_any(processes, timeout)
-        return None if ready is None else members[processes.index(ready)]
+        return None if ready is None else workers[processes.index(ready)]
 
-    def welcome(self, member: Member) -> None:
-        """A worker that was started is built: from now on it is asked through its handle."""
-        assert member.starting is not None
-        member.info, member.handle = member.starting.built()
-        member.starting = None
-
-    def replace(self, member: Member, cause: WorkerDied, batches: int) -> None:
-        """Start a worker anew from its factories, in the place of one that died.
-
-        Args:
-            batches: delivered so far. A death is forgotten after 100 more.
+    def replace(self, worker: WorkerRecord, death: WorkerDied, reason: str) -> None:
+        """Start a worker anew; what was asked of the old one is lost, and asked of the new one.
 
         Raises:
             WorkerError: it died too often; with its id, the cause and its last log lines.
         """
-        words = member.process.last_words()
-        member.process.kill()
-        recent = [death for death in member.deaths if death > batches - _BATCHES_REMEMBERED]
-        member.deaths = [*recent, batches]
-        if len(member.deaths) > self._max_restarts:
-            text = f"{cause}; it was replaced {len(recent)} times (max_worker_restarts)"
-            raise _with_words(cause, text, words) from cause
-        spec = replace(member.plan.spec, incarnation=member.incarnation + 1)
-        member.plan = replace(member.plan, spec=spec)
-        member.starting = self._started(member.plan)
+        flow = self._flow
+        flow.lose_worker(worker.index, worker.frames_in_flight, reason)
+        forget_ids(flow.ids, worker.index, worker.info)
+        self._restart(worker, death, flow.statistics.batches)
+        generators = None if worker.note is None else worker.note.generators
+        if generators is not None:
+            moment = worker.incarnation
+            worker.initial_call = worker.resumption(generators, flow.entropy, moment)
+        flow.ledger.issue(worker.index, worker.frames_in_flight)
 
-    def release(self, member: Member) -> None:
+    def _restart(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
+        words = worker.process.last_words()
+        worker.process.kill()
+        recent = [before for before in worker.deaths if before > batches - _BATCHES_REMEMBERED]
+        worker.deaths = [*recent, batches]
+        if len(worker.deaths) > self._options.max_restarts:
+            text = f"{death}; it was replaced {len(recent)} times (max_worker_restarts)"
+            raise _with_words(death, text, words) from death
+        spec = replace(worker.plan.spec, incarnation=worker.incarnation + 1)
+        worker.plan = replace(worker.plan, spec=spec)
+        worker.starting = self._started(worker.plan)
+
+    def welcome(self, worker: WorkerRecord) -> None:
+        """A replaced worker is built: it goes on where the old one was."""
+        before = worker.info
+        _take_handle(worker)
+        if self._options.sync:
+            check_alike({-1: before, worker.index: worker.info})
+        self.weights.give(worker)
+        self.hooks.give(worker)
+        if worker.initial_call is not None:
+            worker.handle.request(*worker.initial_call)
+        for order in worker.orders:
+            worker.handle.submit(order)
+
+    def call_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
+        """Queue these calls for workers that are built, and wait for all of them.
+
+        A worker that starts is asked for its `initial_call` once it is built.
+        """
+        asked = [
+            (worker, worker.handle.request(*calls[worker.index]))
+            for worker in self.present
+            if worker.index in calls and not worker.starting
+        ]
+        for worker, call in asked:
+            try:
+                worker.handle.answer(call)
+            except WorkerDied as death:
+                self.replace(worker, death, "worker_died")
+
+    def begin_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
+        """As `call_all`, for all; a worker that replaces one of them is asked for the same."""
+        for worker in self.present:
+            worker.initial_call = calls[worker.index]
+        self.call_all(calls)
+
+    def serve_last(self, worker: WorkerRecord) -> None:
+        """It was served: it goes to the end of the line, so that a fast one starves nobody."""
+        self.line.remove(worker)
+        self.line.append(worker)
+
+    def release(self, worker: WorkerRecord) -> None:
         """A worker is not one of the present ones any more."""
-        # A list of its own: another thread may be going through the old one.
-        self.members = [other for other in self.members if other is not member]
-        self.former.append(member)
+        # Lists of their own: another thread may be going through the old ones.
+        self.present = [other for other in self.present if other is not worker]
+        self.line = [other for other in self.line if other is not worker]
+        self.former.append(worker)
+
+    def end(self, workers: Sequence[WorkerRecord]) -> None:
+        """Release these, and wait until they are gone. What they have not delivered is lost."""
+        for worker in workers:
+            self._flow.lose_worker(worker.index, 0, "incomplete")
+            self.release(worker)
+        self._engine.wait_closed([worker.process for worker in workers])
 
     def close(self, timeout: float | None = None) -> None:
         """End all workers. They have that many seconds to close their environments."""
-        members = [*self.members, *self.former]
-        self._engine.wait_closed([member.process for member in members], timeout)
-        for member in members:
-            member.orders.clear()
+        workers = [*self.present, *self.former]
+        self._engine.wait_closed([worker.process for worker in workers], timeout)
+        for worker in workers:
+            worker.orders.clear()
+
+
+def _take_handle(worker: WorkerRecord) -> None:
+    """A worker that was started is built: from now on it is asked through its handle."""
+    assert worker.starting is not None
+    worker.info, worker.handle = worker.starting.built()
+    worker.starting = None
 
 
 def _with_words(death: WorkerDied, text: str, words: str) -> WorkerError:
@@ -225,53 +235,3 @@ def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
                 f"sync collector; worker {index} differs from worker {first} in "
                 f"{sorted({dotted(leaf.key) for leaf in odd})}"
             )
-
-
-@dataclass
-class _Seen:
-    incarnation: int
-    steps: int
-    since: float
-
-
-class Watch:
-    """Asks workers how many steps they made, and tells which make none any more.
-
-    Args:
-        timeout: seconds without a step; None: nobody is ever overdue.
-    """
-
-    def __init__(self, timeout: float | None) -> None:
-        self._timeout = timeout
-        self._seen: dict[int, _Seen] = {}
-        self._looked = time.monotonic()
-
-    def patience(self, most: float) -> float:
-        """How long to wait before the workers are looked at again, seconds."""
-        return most if self._timeout is None else min(most, self._timeout / 4)
-
-    def heard_of(self, member: Member) -> None:
-        """A worker delivered something, or was replaced."""
-        self._seen.pop(member.index, None)
-
-    def overdue(self, members: Sequence[Member]) -> list[Member]:
-        """Those of them that made no step for the time-out. Workers that start are left alone.
-
-        Looks only now and then, so that it may be asked before every batch.
-        """
-        now = time.monotonic()
-        if self._timeout is None or now - self._looked < self._timeout / 4:
-            return []
-        self._looked = now
-        return [member for member in members if not member.starting and self._is_late(member)]
-
-    def _is_late(self, member: Member) -> bool:
-        assert self._timeout is not None
-        now = time.monotonic()
-        steps = member.handle.steps()
-        seen = self._seen.get(member.index)
-        moved = seen is not None and steps is not None and steps != seen.steps
-        if seen is None or moved or seen.incarnation != member.incarnation:
-            self._seen[member.index] = _Seen(member.incarnation, steps or 0, now)
-            return False
-        return now - seen.since >= self._timeout

@@ -1,17 +1,24 @@
-"""A batch on its way to the caller."""
+"""Where batches come from: the protocol of a source, and a batch on its way to the caller."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
+from tensordict import TensorDictBase
 
 from pycollect._core import Slab
 from pycollect.batch.extras import Extras
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.layout import Key
+from pycollect.batch.weights import Weights
 from pycollect.devices import CPU
+from pycollect.stream.state import CollectorState, WorkerState
+from pycollect.worker.hooks import PostHook
+from pycollect.worker.profiling import ProfileConfig
 from pycollect.worker.report import Episode
 
 
@@ -60,3 +67,109 @@ class Batch:
     told: torch.device | None = None
     there: Mapping[Key, torch.Tensor] = field(default_factory=dict)
     beside: bool = False
+
+
+class PolicyWeights(Protocol):
+    """The policy's weights where they are collected with."""
+
+    def current(self) -> Weights:
+        """As far as they are known here."""
+
+    def check(self, weights: Weights) -> None:
+        """Raise ValueError unless a state's weights fit all workers' policies."""
+
+    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
+        """Give these workers weights from a source, or by worker; None: the policy's."""
+
+    def receive(self, source: Any) -> None:
+        """Take weights from a source, whatever brought them."""
+
+    def one_version(self) -> AbstractContextManager[None]:
+        """What is given within is one update, whatever the number of workers."""
+
+    def due(self) -> Sequence[int]:
+        """The workers that are to get the policy's weights now, without being told."""
+
+    def push(self, worker_ids: Sequence[int]) -> None:
+        """Give them to these, if they have changed."""
+
+
+class WorkerStreams(Protocol):
+    """Random streams of the workers: seeded, told, resumed. Nothing is in flight meanwhile."""
+
+    def seed(self, root: int, static: bool) -> int:
+        """Seed and reset everything; return the next seed of the chain."""
+
+    def states(self) -> dict[int, WorkerState]:
+        """Of each present worker, at the end of its last delivered rollout."""
+
+    def check(self, states: Mapping[int, WorkerState]) -> None:
+        """Raise ValueError unless these states fit the workers."""
+
+    def resume(self, state: CollectorState) -> None:
+        """Give workers weights, version and generators; reset."""
+
+
+class Source(Protocol):
+    """Where a collector's batches come from: a worker in this process, or many elsewhere.
+
+    It writes into the Flow that it was made with, and has no collector.
+    """
+
+    @property
+    def policy(self) -> Any:
+        """The caller's, None for random actions, or where workers built it."""
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether its workers are in other processes."""
+
+    @property
+    def weights(self) -> PolicyWeights:
+        """The policy's."""
+
+    @property
+    def streams(self) -> WorkerStreams:
+        """Of random numbers."""
+
+    @property
+    def batch_frames(self) -> int:
+        """Frames of a full batch."""
+
+    @property
+    def policy_lag(self) -> dict[int, int]:
+        """Per worker: by how many versions its last delivered rollout was behind, 0 before it."""
+
+    def start(self) -> None:
+        """Get ready to collect, and check what the environments turned out to be."""
+
+    def collect(self) -> None:
+        """Produce the next batch, as the flow's `unclaimed`. Its frames are in flight till then.
+
+        An interrupt gives up what is not complete. From then on it does not count any more: whoever
+        changes what must agree does so uninterrupted, and `unclaimed` is a part of that.
+        """
+
+    def before_delivery(self, td: TensorDictBase) -> None:
+        """A batch is about to be given away."""
+
+    def drop(self) -> None:
+        """Forget the rollouts that workers were asked for."""
+
+    def set_hook(self, name: str, hook: Callable[..., Any] | None) -> None:
+        """Give a hook to whoever calls it."""
+
+    def begin_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
+        """Put profilers around the `post_collect_hook` of these workers."""
+
+    def end_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
+        """Stop what runs, and give them back the hook that was there."""
+
+    def report(self) -> dict[str, Any]:
+        """What `stats` tells of it and of the stream's statistics."""
+
+    def check_close_env(self, close_env: bool) -> None:
+        """Raise RuntimeError where environments cannot outlive their collector."""
+
+    def close(self, timeout: float | None, close_env: bool) -> None:
+        """End workers, and close environments. Idempotent."""

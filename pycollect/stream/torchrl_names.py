@@ -12,10 +12,12 @@ from tensordict import TensorDictBase
 from pycollect import checks as check
 from pycollect.arguments import tells
 from pycollect.stream.background import Background
+from pycollect.stream.flow import Flow
 from pycollect.stream.options import StreamOptions
+from pycollect.stream.source import Source
 
 
-@tells(StreamOptions, "_options")
+@tells(StreamOptions, "_flow.options")
 class TorchRLNames(ABC):
     """Other names of what a stream is and does; each says which."""
 
@@ -26,11 +28,9 @@ class TorchRLNames(ABC):
     traj_format: str
     track_traj_ids: bool
 
-    _options: StreamOptions
-    _policy: Any
-    _closed: bool
+    _flow: Flow
+    _source: Source
     _background: Background
-    _policy_version: int
     _worker_idx: int | None = None
 
     @property
@@ -39,32 +39,32 @@ class TorchRLNames(ABC):
 
         In process it is the one that is called, on its device; a `policy_factory`'s too.
         """
-        return self._policy
+        return self._source.policy
 
     @property
     def requested_frames_per_batch(self) -> int:
         """The frames of a batch, in this process after rounding up; elsewhere as asked for."""
-        return self._options.frames_per_batch
+        return self._flow.options.frames_per_batch
 
     @property
     def postproc(self) -> Callable[[TensorDictBase], TensorDictBase] | None:
         """The argument. Another may be set, for batches that are delivered from then on."""
-        return self._options.postproc
+        return self._flow.options.postproc
 
     @postproc.setter
     def postproc(self, function: Callable[[TensorDictBase], TensorDictBase] | None) -> None:
         function = check.check_callable("postproc", function)
-        self._options = replace(self._options, postproc=function)
+        self._flow.options = replace(self._flow.options, postproc=function)
 
     @property
     def trajs_per_batch(self) -> int | None:
         """The argument, None where it is off."""
-        return self._options.trajs_per_batch or None
+        return self._flow.options.trajs_per_batch or None
 
     @property
     def closed(self) -> bool:
         """Whether the collector was shut down."""
-        return self._closed
+        return self._flow.closed
 
     @property
     def worker_idx(self) -> int | None:

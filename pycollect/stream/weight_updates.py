@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
+from pycollect.stream.flow import Flow
+from pycollect.stream.source import Source
 from pycollect.stream.weight_calls import source_of
-from pycollect.stream.weight_ways import WeightWays, end_receiver, made_updater
+from pycollect.stream.weight_ways import carried, end_receiver, made_updater, only_carries
 
 
-class WeightUpdates(ABC):
-    """What a collector is told of new weights. Subclasses give them to whoever collects.
+class WeightUpdates:
+    """What a collector is told of new weights, which its source gives to whoever collects."""
 
-    Args:
-        ways: how weights come, as the constructor was told.
-    """
-
-    _policy: Any
-    _policy_version: int
+    _flow: Flow
+    _source: Source
     worker_idx: Any
 
-    def __init__(self, ways: WeightWays) -> None:
-        self._ways = ways
+    def __init__(self) -> None:
         self._updater: Any = None
         self._receivers: dict[str, Any] = {}
-        first = getattr(ways.tracker, "version", 0)
-        self._policy_version = first if isinstance(first, int) else 0
-        if ways.updater is not None:
-            self.weight_updater = ways.updater
 
     def update_policy_weights_(
         self,
@@ -84,11 +75,8 @@ class WeightUpdates(ABC):
             name = next(iter(others))
             raise TypeError(f"update_policy_weights_() got an unexpected keyword argument {name!r}")
         else:
-            self._update(source_of(given, model_id, weights_dict), worker_ids, wait)
-
-    @abstractmethod
-    def _update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Give these workers weights from a source, or by worker; None: the policy's."""
+            source = source_of(given, model_id, weights_dict)
+            self._source.weights.update(source, worker_ids, wait)
 
     def _update_by(
         self,
@@ -97,13 +85,28 @@ class WeightUpdates(ABC):
         worker_ids: int | Sequence[int] | None,
         others: Mapping[str, Any],
     ) -> None:
-        """Let an updater of the user's give the workers their weights."""
-        with self._one_version():
+        """Let an updater of the user's give the workers their weights.
+
+        One of TorchRL's that would reach workers of its own only says which weights.
+        """
+        if self._source.elsewhere and only_carries(updater):
+            self._source.weights.update(carried(updater, source), worker_ids, False)
+            updater._call_post_hooks()
+            return
+        with self._source.weights.one_version():
             updater(policy_or_weights=source, worker_ids=worker_ids, **others)
 
-    @abstractmethod
-    def _one_version(self) -> AbstractContextManager[None]:
-        """What is given within is one update, whatever the number of workers."""
+    def _give_due_weights(self) -> None:
+        """Workers get the policy's weights without being told, where that was asked for."""
+        due = self._source.weights.due()
+        if not due:
+            return
+        with self._flow.statistics.timed("transport"):
+            if self._updater is None:
+                self._source.weights.push(due)
+            else:
+                everyone = len(due) == len(self._source.policy_lag)
+                self.update_policy_weights_(worker_ids=None if everyone else due)
 
     @property
     def weight_updater(self) -> Any:
@@ -177,7 +180,7 @@ class WeightUpdates(ABC):
             for scheme in self._receivers.values():
                 scheme.receive()
         elif source is not None:
-            self._take_received(source)
+            self._source.weights.receive(source)
 
     def _stop_receiving(self) -> None:
         """End the threads of the schemes that receive.
@@ -187,15 +190,6 @@ class WeightUpdates(ABC):
         for scheme in self._receivers.values():
             end_receiver(scheme)
 
-    @abstractmethod
-    def _take_received(self, source: Any) -> None:
-        """Take weights from a source, whatever brings them."""
-
     def increment_version(self) -> None:
         """One more `policy_version`, without weights; workers elsewhere learn it with the next."""
-        self._count_version()
-
-    def _count_version(self) -> None:
-        self._policy_version += 1
-        if self._ways.tracker is not None:
-            self._ways.tracker.increment_version()
+        self._flow.version.count()

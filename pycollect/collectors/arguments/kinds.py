@@ -11,8 +11,8 @@ from pycollect.arguments import checked_kwargs, defaults_of
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.kwargs import batched
 from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.records import WorkerPlan
 from pycollect.scheduler.team import TeamMaker
-from pycollect.scheduler.workers import WorkerPlan
 
 
 @dataclass(frozen=True)

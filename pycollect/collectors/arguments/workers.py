@@ -11,7 +11,7 @@ from pycollect.collectors.arguments import devices as device_arguments
 from pycollect.devices import CPU, Devices
 from pycollect.engines.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
 from pycollect.policy import placed
-from pycollect.scheduler.workers import WorkerPlan
+from pycollect.scheduler.records import WorkerPlan
 from pycollect.stream.options import StreamOptions
 from pycollect.worker.options import WorkerOptions
 

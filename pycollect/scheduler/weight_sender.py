@@ -12,7 +12,7 @@ from pycollect._core import Leaf
 from pycollect.batch.weights import Weights, WeightSlab, check_part
 from pycollect.engines.messages import Buffer
 from pycollect.engines.shared_value import SharedValue
-from pycollect.scheduler.workers import Member
+from pycollect.scheduler.records import WorkerRecord
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,19 @@ class WeightSender:
         """The weights that were sent last, which a new worker gets; none before the first time."""
         return self._newest.weights
 
-    def check(self, weights: Weights, members: Sequence[Member]) -> None:
+    def check(self, weights: Weights, workers: Sequence[WorkerRecord]) -> None:
         """Raise ValueError if names or shapes are not those of the workers' policies."""
-        for member in members:
-            check_part(member.info.weights, weights)
+        for worker in workers:
+            check_part(worker.info.weights, weights)
 
     def send(
         self,
         weights: Weights,
-        members: Sequence[Member],
+        workers: Sequence[WorkerRecord],
         version: int,
         acknowledge: bool = False,
         own: bool = False,
-    ) -> list[tuple[Member, Any]]:
+    ) -> list[tuple[WorkerRecord, Any]]:
         """Give weights to these workers; the calls that can be waited for.
 
         Args:
@@ -78,35 +78,35 @@ class WeightSender:
         """
         copies = {name: value.detach().clone() for name, value in weights.items()}
         edition = self._newest.edition + 1
-        before = [self._of.get(member.index, _NOTHING) for member in members]
+        before = [self._of.get(worker.index, _NOTHING) for worker in workers]
         following = {  # workers that had the same have the same again
             id(had): Assignment(edition, version, {**had.weights, **copies})
             for had in (self._newest, *before)
         }
         self._newest = following[id(self._newest)]
-        for member, had in zip(members, before, strict=True):
-            self._of[member.index] = following[id(had)]
-            (self._own.add if own else self._own.discard)(member.index)
-        sent = [(member, self.give(member, acknowledge)) for member in members]
-        return [(member, call) for member, call in sent if call is not None]
+        for worker, had in zip(workers, before, strict=True):
+            self._of[worker.index] = following[id(had)]
+            (self._own.add if own else self._own.discard)(worker.index)
+        sent = [(worker, self.give(worker, acknowledge)) for worker in workers]
+        return [(worker, call) for worker, call in sent if call is not None]
 
-    def give_newest(self, member: Member) -> None:
+    def give_newest(self, worker: WorkerRecord) -> None:
         """Give a new worker the newest weights, if there are any."""
-        self._of[member.index] = self._newest
-        self.give(member)
+        self._of[worker.index] = self._newest
+        self.give(worker)
 
-    def give(self, member: Member, acknowledge: bool = False) -> Any:
+    def give(self, worker: WorkerRecord, acknowledge: bool = False) -> Any:
         """Give a worker all that it was given before, if there is anything; once it is built."""
-        own = self._of.get(member.index, _NOTHING)
+        own = self._of.get(worker.index, _NOTHING)
         if own.edition == 0:
             return None
-        member.since_update = 0
-        if member.starting:
+        worker.since_update = 0
+        if worker.starting:
             return None
-        form = member.info.weights
+        form = worker.info.weights
         if form not in own.packed:
             own.packed[form] = self._put(self._packed(form, own.weights))
-        return member.handle.assign(own.edition, own.version, own.packed[form], acknowledge)
+        return worker.handle.assign(own.edition, own.version, own.packed[form], acknowledge)
 
     def _packed(self, form: tuple[Leaf, ...], weights: Weights) -> Buffer:
         """The weights as bytes, in the dtypes that a worker's policy has."""

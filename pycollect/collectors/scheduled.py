@@ -1,0 +1,87 @@
+"""What collectors share whose workers run elsewhere: who is there, and what they can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pycollect.engines.protocol import Engine
+from pycollect.scheduler.asking import Asking
+from pycollect.scheduler.many_workers import ManyWorkers
+from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.records import WorkerPlan
+from pycollect.scheduler.scheduler import Scheduler
+from pycollect.stream.buffer_warnings import warn_of_slices
+from pycollect.stream.collector import CollectorBase
+from pycollect.stream.flow import Flow
+from pycollect.stream.options import StreamOptions
+
+
+class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
+    """A stream whose source is a scheduler of workers behind an engine.
+
+    Args:
+        options: of the stream; a replay buffer gets frames: rows of each batch are of another T.
+        plans: one per worker.
+        policy: the caller's, whose weights are sent; None: random actions, or built by workers.
+        engine: is left when the collector is shut down, or could not be made.
+    """
+
+    _source: Scheduler
+
+    def __init__(
+        self,
+        options: StreamOptions,
+        remote: RemoteOptions,
+        plans: Sequence[WorkerPlan],
+        policy: Any,
+        engine: Engine,
+    ) -> None:
+        first = plans[0].spec.options
+        if options.replay_buffer is not None:
+            options = replace(options, split_trajs=False)
+        warn_of_slices(options, first.set_truncated)
+        self._remote = remote
+        flow = Flow(options)
+        super().__init__(
+            flow,
+            Scheduler(flow, remote, plans, policy, engine),
+            first.pre_collect_hook,
+            first.post_collect_hook,
+        )
+
+    def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
+        """Reset environments. Rollouts of their workers that are in flight are dropped.
+
+        Args:
+            reset_idx: for each worker whether its environments are reset; None: those of all.
+
+        Raises:
+            ValueError: not one for each worker.
+            RuntimeError: some of a sync collector's workers, while it collects ahead: what the
+                others have begun belongs to the same batches.
+        """
+        with self._flow.moving:
+            self._flow.check_open()
+            self._source.reset(reset_idx)
+
+    def remove_collectors(self, worker_ids: int | Sequence[int]) -> None:
+        """End workers. What they were asked for before is still delivered.
+
+        Sync: from the next batch on that was not asked for yet the others collect their share,
+        too. The ids are not given again.
+
+        Raises:
+            ValueError: an unknown id, or no worker would be left.
+        """
+        self._source.members.remove(worker_ids)
+
+    def stop_remote_collectors(self) -> None:
+        """End all workers; what is in flight is lost. `add_collectors` can bring new ones."""
+        self._source.members.end_all()
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """The workers in their order, as their library knows them: processes, or actor handles."""
+        return [worker.process.native for worker in self._workers]

@@ -1,0 +1,165 @@
+"""Waiting for workers, and for what they answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import cloudpickle
+
+from pycollect.engines.messages import Rollout
+from pycollect.errors import WorkerDied, WorkerError, warn_user
+from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.records import WorkerRecord
+from pycollect.scheduler.stalls import StallDetector
+from pycollect.scheduler.workers import WorkerGroup
+from pycollect.stream.flow import Flow
+
+Call = tuple[str, Sequence[Any], Mapping[str, Any]]
+"""A method by name, and its arguments."""
+
+_SILENCE_SECONDS = 60.0
+_LOOK_SECONDS = 0.5  # from one look at whether another thread shut the collector down to the next
+
+
+class Awaiting:
+    """Whoever waits does so here. A worker that died or stalled meanwhile is replaced."""
+
+    def __init__(self, flow: Flow, group: WorkerGroup, options: RemoteOptions) -> None:
+        self._flow, self._group, self._options = flow, group, options
+        self._stalls = StallDetector(options.timeout)
+
+    def any_of(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord:
+        """One of them whose oldest call has an answer. Says who is awaited when it takes long."""
+        silence = _Silence(waiting)
+        with self._flow.statistics.timed("idle"):
+            while True:
+                self._flow.check_not_closed()
+                for worker in self._stalls.stalled(waiting):
+                    self._give_up(worker)
+                ready = self._group.wait_any(waiting, self._stalls.next_check(_LOOK_SECONDS))
+                if ready is not None:
+                    return ready
+                silence.look()
+
+    def one_now(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord | None:
+        """One of those that are built whose answer is there already."""
+        built = [worker for worker in waiting if not worker.starting]
+        return self._group.wait_any(built, 0.0) if built else None
+
+    def built(self, worker: WorkerRecord) -> None:
+        """Until it is, or was already."""
+        while worker.starting:
+            self.any_of([worker])
+            self.rollout_of(worker)
+
+    def rollout_of(self, worker: WorkerRecord) -> Rollout | None:
+        """The worker's oldest rollout; None where it only started, or is being replaced."""
+        self._stalls.heard_of(worker)
+        try:
+            if worker.starting:
+                self._group.welcome(worker)
+                return None
+            with self._flow.statistics.timed("transport"):
+                return worker.handle.rollout()
+        except WorkerDied as death:
+            self._group.replace(worker, death, "worker_died")
+        except Exception as error:
+            if not self._options.restart_on_error:
+                self._flow.ledger.lose(worker.index, worker.frames_in_flight, "env_error")
+                raise
+            text = f"worker {worker.index} raised {type(error).__name__}: {error}"
+            self._group.replace(worker, _end_of(worker, text, error), "env_error")
+        return None
+
+    def _give_up(self, worker: WorkerRecord) -> None:
+        """End a worker from which nothing comes any more, and replace it."""
+        text = f"worker {worker.index} made no step for {self._options.timeout} s (worker_timeout)"
+        self._group.replace(worker, _end_of(worker, text), "worker_timeout")
+
+    def ask(self, questions: Mapping[int, Call]) -> list[Any]:
+        """What these workers answer, in the order of their ids.
+
+        What one of them raises is raised here, same type, once all have answered.
+        """
+        pickled = {index: cloudpickle.dumps(call) for index, call in questions.items()}
+        return [cloudpickle.loads(answer) for answer in self._answers(pickled)]
+
+    def _answers(self, questions: Mapping[int, bytes]) -> list[bytes]:
+        with self._flow.moving:
+            self._flow.check_open()
+            workers = [own for own in self._group.in_order if own.index in questions]
+            for worker in workers:
+                self.built(worker)
+            asked = [(own, own.handle.request("ask", questions[own.index])) for own in workers]
+            answers, failures = [], []
+            for worker, call in asked:
+                try:
+                    answers.append(self._answer_of(worker, call))
+                except Exception as error:
+                    failures.append(error)
+            if failures:
+                raise failures[0]
+            return answers
+
+    def _answer_of(self, worker: WorkerRecord, call: Any) -> bytes:
+        self._stalls.heard_of(worker)
+        silence = _Silence([worker])
+        while not worker.handle.await_answer(call, self._stalls.next_check(_LOOK_SECONDS)):
+            self._flow.check_not_closed()
+            if self._stalls.stalled([worker]):
+                self._give_up(worker)
+                raise TimeoutError(
+                    f"worker {worker.index}: expected an answer within worker_timeout "
+                    f"({self._options.timeout} s); it is replaced"
+                )
+            silence.look()
+        try:
+            answer: bytes = worker.handle.answer(call)
+            return answer
+        except WorkerDied as death:
+            self._group.replace(worker, death, "worker_died")
+            raise WorkerError(
+                f"{death}, while it was asked; it is replaced",
+                death.worker,
+                death.incarnation,
+                death.remote_traceback,
+            ) from death
+
+    def resized(self, frames: int) -> None:
+        """Every worker collects that many frames per rollout from now on; nothing is in flight."""
+        present = self._group.present
+        for worker in present:
+            self.built(worker)
+            worker.share(frames)
+        calls = [(worker, worker.handle.request("resize", frames)) for worker in present]
+        for worker, call in calls:
+            try:
+                worker.info = worker.handle.answer(call)
+            except WorkerDied as death:
+                self._group.replace(worker, death, "worker_died")
+                self.built(worker)
+
+
+class _Silence:
+    """Says once who is awaited, when that takes long."""
+
+    def __init__(self, workers: Sequence[WorkerRecord]) -> None:
+        self._workers = workers
+        self._since = time.monotonic()
+        self._warned = False
+
+    def look(self) -> None:
+        """Nothing has come yet."""
+        if not self._warned and time.monotonic() - self._since >= _SILENCE_SECONDS:
+            self._warned = True
+            indices = [worker.index for worker in self._workers]
+            warn_user(f"no rollout for {_SILENCE_SECONDS:.0f} s; waiting for workers {indices}")
+
+
+def _end_of(worker: WorkerRecord, text: str, cause: Exception | None = None) -> WorkerDied:
+    """What is known of a worker that the collector itself gives up."""
+    end = WorkerDied(text, worker.index, worker.incarnation, str(cause or ""))
+    end.__cause__ = cause
+    return end

@@ -1,0 +1,42 @@
+"""What `stats` tells of workers elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pycollect.scheduler.workers import WorkerGroup
+from pycollect.stream.flow import Flow
+from pycollect.stream.statistics import count_slow_paths
+
+
+def report_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
+    """The stream's statistics, and what each worker told last, former ones included.
+
+    "seconds" of the collector has the phases idle (waiting for rollouts), transport, assemble,
+    deliver and user, which add up to "elapsed"; "seconds" of each worker has env, policy,
+    record and idle, since its first rollout began. "transport" of a worker is "shared memory",
+    where it writes into the batch itself, or "object store". "slow_paths" counts workers that
+    go through one TensorDict per step, or have extras.
+    """
+    present, former = group.present, group.former
+    everyone = sorted([*present, *former], key=lambda worker: worker.index)
+    notes = {worker.index: note for worker in everyone if (note := worker.note)}
+    return {
+        **flow.statistics.report(),
+        "frames_stepped": sum(note.stepped for note in notes.values()),
+        "slow_paths": count_slow_paths(note.slow_paths for note in notes.values()),
+        "workers": {
+            worker.index: {
+                "pid": worker.info.pid,
+                "node": worker.info.node,
+                "transport": "shared memory" if worker.in_place else "object store",
+                "version": worker.version,
+                "restarts": worker.restarts,
+                "frames": worker.frames,
+                "seconds": note.seconds.report() if note else {},
+            }
+            for worker in everyone
+            for note in [notes.get(worker.index)]
+        },
+        "workers_alive": 0 if flow.closed else sum(not worker.starting for worker in present),
+    }

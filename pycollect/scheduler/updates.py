@@ -1,0 +1,168 @@
+"""New weights of the policy: which workers get which, and when."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from pycollect.batch.weights import Weights, check_same, same_values, weights_from, weights_of
+from pycollect.checks import check_open, check_worker_ids, no_weights_given
+from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.records import WorkerRecord
+from pycollect.scheduler.workers import WorkerGroup
+from pycollect.stream.flow import Flow
+from pycollect.stream.weight_calls import by_worker
+
+Gift: TypeAlias = tuple[Weights, Sequence[WorkerRecord]]
+"""Weights, and the workers that they are for."""
+
+
+class PolicyUpdates:
+    """Gives workers the weights that whoever calls brings, or those of the caller's policy.
+
+    Any thread may call `update` and `push_own`, also while a batch is collected.
+
+    Args:
+        policy: the caller's; None: random actions, or built by workers.
+
+    Attributes:
+        last_served: async: the worker whose rollout was delivered last.
+    """
+
+    def __init__(self, flow: Flow, group: WorkerGroup, options: RemoteOptions, policy: Any) -> None:
+        self._flow, self._group, self._options = flow, group, options
+        self._policy = policy
+        self._sends = flow.options.ways.sends
+        self._pushing = threading.Lock()
+        self._first = self._policy_now()
+        self._overruled: Weights | None = None  # the policy's, when workers were given others
+        self._shared_version: int | None = None  # 0: within an update that gave nothing yet
+        self.last_served: WorkerRecord | None = None
+
+    def start(self) -> None:
+        """Workers that built their policy get the weights of the one that is here beside."""
+        if self._options.built_by_workers and self._first:
+            everyone, sender = self._group.present, self._group.weights
+            sender.check(self._first, everyone)
+            sender.send(self._first, everyone, self._flow.version.number)
+
+    def current(self) -> Weights:
+        """The caller's, or what workers were given last."""
+        return weights_of(self._policy) or self._group.weights.newest
+
+    def check(self, weights: Weights) -> None:
+        """Raise ValueError unless a state's weights fit all workers' policies."""
+        if not self._options.built_by_workers:
+            for worker in self._group.present:
+                check_same(worker.info.weights, weights)
+        elif weights:
+            self._group.weights.check(weights, self._group.present)
+        elif self._group.weights.newest:
+            raise ValueError(
+                "state_dict: expected weights, as the workers were given some, got none: it was "
+                "made while they had those that their policy_factory had built"
+            )
+
+    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
+        """Give these workers weights from a source, or by worker; None: the policy's."""
+        check_open(self._flow.closed, None)
+        if not self._sends:
+            return
+        gifts = self._gifts(source, worker_ids)
+        for weights, workers in gifts:
+            self._group.weights.check(weights, workers)
+        by_itself = self._options.update_each or self._options.update_interval
+        self._overruled = self._policy_now() if by_itself and source is not None else None
+        sent = self._push(gifts, wait, by_worker(source) is not None)
+        if wait:
+            for worker, call in sent:
+                worker.handle.answer(call)
+
+    def receive(self, source: Any) -> None:
+        """Give all workers weights from a source, whatever brought them."""
+        self.update(source, None, False)
+
+    def push_own(self, worker: WorkerRecord, source: Any) -> None:
+        """Give one worker weights of its own."""
+        weights = weights_from(source)
+        self._group.weights.check(weights, [worker])
+        self._push([(weights, [worker])], False, own=True)
+
+    def _gifts(self, source: Any, worker_ids: int | Sequence[int] | None) -> list[Gift]:
+        """Which weights go to which workers."""
+        known = sorted(worker.index for worker in self._group.present)
+        own = by_worker(source)
+        if own is not None:
+            check_worker_ids(list(own), known, "policy_or_weights")
+            ids = check_worker_ids(list(own) if worker_ids is None else worker_ids, sorted(own))
+            return [(weights_from(own[index]), self._group.of([index])) for index in ids]
+        ids = check_worker_ids(worker_ids, known)
+        if source is None and self._options.built_by_workers and self._policy is None:
+            raise no_weights_given()
+        weights = weights_of(self._policy) if source is None else weights_from(source)
+        return [(weights, self._group.of(ids))]
+
+    @contextmanager
+    def one_version(self) -> Iterator[None]:
+        """What is given within is one update."""
+        self._shared_version = 0
+        try:
+            yield
+        finally:
+            self._shared_version = None
+
+    def due(self) -> Sequence[int]:
+        """The workers that are to get the policy's weights now: sync all, async who was served."""
+        each, every = self._options.update_each, self._options.update_interval
+        if not (each or every):
+            return ()
+        present, served = self._group.present, self.last_served
+        return [
+            worker.index
+            for worker in present
+            if (each and (self._options.sync or worker is served))
+            or (every and worker.since_update >= every)
+        ]
+
+    def push(self, worker_ids: Sequence[int]) -> None:
+        """Give them to these, unless they are the ones that the workers were made with.
+
+        Others that workers were given since stay until the policy's change.
+        """
+        weights = weights_of(self._policy) if self._sends else {}
+        if not weights:
+            return
+        untouched = self._flow.version.number == 0 and self._flow.statistics.batches == 0
+        if untouched and same_values(weights, self._first):
+            return
+        if self._overruled is not None and same_values(weights, self._overruled):
+            return
+        self._overruled = None
+        self._push([(weights, self._group.of(worker_ids))], False)
+
+    def _policy_now(self) -> Weights:
+        return {name: value.clone() for name, value in weights_of(self._policy).items()}
+
+    def _push(
+        self, gifts: Sequence[Gift], acknowledge: bool, own: bool = False
+    ) -> list[tuple[WorkerRecord, Any]]:
+        """One more version for these workers; the calls that can be waited for.
+
+        Args:
+            own: each of them is to have its own weights.
+        """
+        version = self._flow.version
+        with self._pushing:
+            if not self._shared_version:
+                version.count()
+            if self._shared_version is not None:
+                self._shared_version = version.number
+            return [
+                sent
+                for weights, workers in gifts
+                for sent in self._group.weights.send(
+                    weights, workers, version.number, acknowledge, own
+                )
+            ]

@@ -1,0 +1,172 @@
+"""What a collector and its source share: the accounts of one stream of batches."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+
+from pycollect._core import TrajectoryIds
+from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.upload import Uploads
+from pycollect.checks import check_open
+from pycollect.errors import warn_user
+from pycollect.stream.buffer_delivery import written_before
+from pycollect.stream.fair_lock import FairLock
+from pycollect.stream.ledger import Ledger
+from pycollect.stream.options import StreamOptions
+from pycollect.stream.source import Batch
+from pycollect.stream.state import CollectorState
+from pycollect.stream.statistics import Statistics
+from pycollect.stream.version import PolicyVersion
+from pycollect.trajectories.queue import TrajectoryQueue
+
+
+class ShutDownError(RuntimeError):
+    """The collector was shut down while, or before, a batch was asked for."""
+
+
+class Flow:
+    """What was asked for, what became of each frame, and where the stream stands.
+
+    A collector and its source both write here, and neither has to know the other: a source never
+    holds its collector, so that one that is forgotten is gone at once.
+
+    Attributes:
+        options: of the stream.
+        moving: held by whoever moves the stream on.
+        ids: by which trajectories are numbered over all workers.
+        entropy, seeded: what the streams of a run come from that is resumed, or was seeded.
+        queue: of trajectories, where batches are made of these; else None.
+        cut_frames: of trajectories that were cut there.
+        unclaimed: a batch that was collected and that an interrupt may have kept from the caller.
+        failing: raised once what is done was delivered; until then nothing new is asked for.
+        failure: what every later call raises again.
+        closed: nothing more is collected.
+    """
+
+    def __init__(self, options: StreamOptions) -> None:
+        self.options = options
+        self.moving = FairLock()
+        self.ledger = Ledger()
+        self.statistics = Statistics()
+        self.uploads = Uploads()
+        self.version = PolicyVersion(options.ways.tracker)
+        self.ids = TrajectoryIds()
+        self.entropy = secrets.randbits(64)
+        self.seeded = False
+        self.queue = self._new_queue(0)
+        self.cut_frames = 0
+        self.unclaimed: Batch | None = None
+        self.failing: Exception | None = None
+        self.failure: BaseException | None = None
+        self.closed = False
+        self._written_before = written_before(options)
+        self._warned_of_bounds = False
+
+    # How far it is
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all that was asked for is there, and nothing is left to be delivered."""
+        total = self.options.total_frames
+        return total is not None and self._frames_here >= total and not self._has_more
+
+    @property
+    def more_needed(self) -> bool:
+        """Whether what is delivered and in flight is less than what was asked for."""
+        total = self.options.total_frames
+        if total is None:
+            return True
+        return self.ledger.delivered + self.ledger.in_flight + self.cut_frames < total
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a rollout that is handed out now has random actions.
+
+        Rollouts that were lost do not count: who asked for so many random frames gets them. What
+        was in the replay buffer before counts.
+        """
+        there = self._written_before + self.ledger.delivered + self.ledger.in_flight
+        return there < self.options.init_random_frames
+
+    @property
+    def _frames_here(self) -> int:
+        """Frames that were collected and are not lost, or belonged to a trajectory that was cut."""
+        waiting = 0 if self.queue is None else sum(self.queue.held.values()) + self.cut_frames
+        return self.ledger.delivered + waiting
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether a batch of trajectories is there already."""
+        return self.queue is not None and self.queue.complete >= self.options.trajs_per_batch
+
+    # What happens to frames
+
+    def claim(self) -> None:
+        """The batch that was collected is the caller's now."""
+        if self.unclaimed is not None:
+            self.statistics.count_episodes(self.unclaimed.episodes)
+            self.unclaimed = None
+
+    def drop(self, reason: str) -> None:
+        """Whatever is in flight is lost: rollouts, and trajectories that wait to be delivered."""
+        self.ledger.lose_in_flight(reason)
+        self.unclaimed = None
+        if self.queue is not None:
+            self.queue.clear()
+
+    def lose_worker(self, worker: int, frames: int, reason: str) -> None:
+        """So many frames of a worker will not come, and its open trajectories end unfinished."""
+        self.ledger.lose(worker, frames, reason)
+        if self.queue is not None:
+            self.ledger.lose(worker, self.queue.cut(worker), reason)
+
+    def _new_queue(self, next_id: int) -> TrajectoryQueue | None:
+        """An empty one whose trajectories are numbered from there on."""
+        if not self.options.trajs_per_batch:
+            return None
+        flat = self.options.replay_buffer is not None
+        form = "cat" if flat else self.options.form
+        return TrajectoryQueue(self.options.trajs_per_batch, form, next_id)
+
+    def resume(self, state: CollectorState, dropped: Mapping[int, int]) -> None:
+        """Go on where another run stood.
+
+        Args:
+            dropped: frames of this one that were in flight, by worker, which are lost.
+        """
+        self.ledger.restore(state.ledger)
+        for worker, frames in dropped.items():
+            self.ledger.issue(worker, frames)
+            self.ledger.lose(worker, frames, "load_state_dict")
+        self.statistics.restore(self.ledger.delivered, state.batches, state.episodes)
+        self.ids = TrajectoryIds.from_state((state.trajectories, []))
+        self.queue = self._new_queue(state.trajectories)
+        self.cut_frames = 0
+        self.entropy, self.seeded = state.entropy, True
+        self.version.number = state.policy_version
+
+    # What may go on
+
+    def check_open(self) -> None:
+        """Raise where the stream cannot go on: it was shut down, or something went wrong."""
+        check_open(self.closed, self.failure or self.failing)
+
+    def check_not_closed(self) -> None:
+        """Raise where batches cannot be collected any more; another thread may have decided so."""
+        if self.closed:
+            raise ShutDownError("the collector was shut down: no more batches can be collected")
+
+    def check_environment(self, leaves: BatchLeaves, bounded: bool) -> None:
+        """Raise ValueError for observations that are to be cast and that it does not have.
+
+        And warn where a trajectory might stay open for ever.
+        """
+        if self.options.cast is not None:
+            self.options.cast.check_keys(leaves)
+        if self.queue is not None and not bounded and not self._warned_of_bounds:
+            self._warned_of_bounds = True
+            warn_user(
+                "trajs_per_batch: this environment has no time limit that is known, and a "
+                "trajectory is held in memory until it ends; max_frames_per_traj bounds it"
+            )

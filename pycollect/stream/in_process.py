@@ -1,0 +1,330 @@
+"""A source of batches that is one worker in this process; the policy is the caller's, live."""
+
+from __future__ import annotations
+
+import os
+import socket
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from pycollect._core import Slab, Uninterrupted
+from pycollect.batch.extras import joined
+from pycollect.batch.frame import TRAJ_IDS
+from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors
+from pycollect.batch.weights import (
+    Weights,
+    check_same,
+    load_weights,
+    weight_leaves,
+    weights_from,
+    weights_of,
+)
+from pycollect.checks import check_open, check_worker_ids, no_weights_given
+from pycollect.envs import EnvBatch
+from pycollect.errors import WorkerError
+from pycollect.stream.blank import blank_batch
+from pycollect.stream.flow import Flow
+from pycollect.stream.source import Batch, Joined
+from pycollect.stream.state import CollectorState, WorkerState, check_generators
+from pycollect.stream.statistics import count_slow_paths
+from pycollect.stream.weight_calls import by_worker
+from pycollect.worker.generators import GeneratorState, derived_seeds, seed_chain
+from pycollect.worker.hooks import POST, PRE, PostHook
+from pycollect.worker.profiling import ProfileConfig, ProfilerHook
+from pycollect.worker.report import RolloutReport
+from pycollect.worker.worker import Worker
+
+# The newest batch, the one before it that a learner still reads, and one to write into.
+_SLABS_KEPT = 3
+
+
+class LivePolicy:
+    """The weights of a policy that is called where the caller has it.
+
+    Args:
+        policy: the caller's; where it is called on another device than it lies on, the worker has
+            a copy.
+        is_ours: nobody else has it: a factory made it.
+    """
+
+    def __init__(self, flow: Flow, worker: Worker, policy: Any, is_ours: bool) -> None:
+        self._flow, self._worker = flow, worker
+        self._policy, self._is_ours = policy, is_ours
+        self._sends = flow.options.ways.sends
+
+    def current(self) -> Weights:
+        """The caller's."""
+        return weights_of(self._policy)
+
+    def check(self, weights: Weights) -> None:
+        """Raise ValueError unless they fit the policy."""
+        check_same(weight_leaves(self.current()), weights)
+
+    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
+        """Write them into the caller's policy, at once."""
+        check_open(self._flow.closed, None)
+        check_worker_ids(worker_ids, [0])
+        own = by_worker(source)
+        if own is not None:
+            check_worker_ids(list(own), [0], "policy_or_weights")
+            source = own[0]
+        if source is None and self._is_ours and self._sends:
+            raise no_weights_given()
+        if source is not None and self._sends:
+            load_weights(self.current(), weights_from(source))
+        self.renew_copy()
+        self._flow.version.count()
+
+    def receive(self, source: Any) -> None:
+        """Write them into the caller's policy; no version is counted."""
+        load_weights(self.current(), weights_from(source))
+        self.renew_copy()
+
+    @contextmanager
+    def one_version(self) -> Iterator[None]:
+        """Whoever gives weights within writes into the caller's policy himself."""
+        yield
+        self.renew_copy()
+        self._flow.version.count()
+
+    def renew_copy(self) -> None:
+        """Where the worker has a copy, it gets what the caller's holds now."""
+        if self._sends and self._worker.policy is not self._policy:
+            self._worker.load_weights(self.current())
+
+    def due(self) -> Sequence[int]:
+        """Nobody: they are live."""
+        return ()
+
+    def push(self, worker_ids: Sequence[int]) -> None:
+        """There is nobody to give them to."""
+
+
+class OwnStreams:
+    """The random streams of the one worker.
+
+    Attributes:
+        report: of its last rollout in this run; None before it.
+    """
+
+    def __init__(self, worker: Worker, weights: LivePolicy) -> None:
+        self._worker, self._weights = worker, weights
+        self.report: RolloutReport | None = None
+
+    def seed(self, root: int, static: bool) -> int:
+        """Seed and reset everything; return the next seed of the chain."""
+        seeds, following = seed_chain(root, self._worker.env.num_seeds, static)
+        self._worker.set_seed(seeds, root)
+        return following
+
+    def states(self) -> dict[int, WorkerState]:
+        """Where its generators stand."""
+        return {0: WorkerState(self._worker.generator_state())}
+
+    def check(self, states: Mapping[int, WorkerState]) -> None:
+        """Raise ValueError unless the state fits the worker."""
+        check_generators(0, states[0], 0, self._worker.env.num_envs)
+
+    def resume(self, state: CollectorState) -> None:
+        """Take over weights and generators; reset."""
+        if state.policy:
+            load_weights(self._weights.current(), state.policy)
+            self._weights.renew_copy()
+        own = state.workers[0].generators
+        seeds = derived_seeds(self._worker.env.num_seeds, state.entropy, state.batches, 0)
+        if own is None:
+            self._worker.set_seed(seeds, derived_seeds(1, state.entropy, state.batches)[0])
+        else:
+            assert isinstance(own, GeneratorState)  # as was checked
+            self._worker.resume(own, seeds)
+        self.report = None
+
+
+class InProcess:
+    """One worker that collects a batch when it is asked for one.
+
+    Args:
+        policy: the caller's, or what was built for him.
+        is_ours: it was; then it is the worker's own, on its device.
+        post_hook: is called with each batch that is about to be given away.
+
+    Attributes:
+        worker: steps the environments.
+    """
+
+    elsewhere = False
+
+    def __init__(
+        self, flow: Flow, worker: Worker, policy: Any, is_ours: bool, post_hook: PostHook | None
+    ) -> None:
+        self._flow = flow
+        self.worker = worker
+        self.policy = worker.policy if is_ours else policy
+        self.weights = LivePolicy(flow, worker, self.policy, is_ours)
+        self.streams = OwnStreams(worker, self.weights)
+        self._post_hook = post_hook
+        self._profiler: ProfilerHook | None = None
+        devices = worker.options.devices
+        self._place = devices.of_batches or worker.device, devices.told
+        way = flow.uploads.way(self._place[0])
+        allocate = None if way is None else way.allocate
+        self._pool = make_pool(worker.placement, _SLABS_KEPT, allocate)
+
+    def start(self) -> None:
+        """Check the environment; it is there already."""
+        self._flow.check_environment(self.worker.leaves, self.worker.bounded)
+
+    @property
+    def batch_frames(self) -> int:
+        """Frames of a batch."""
+        return self.worker.env.num_envs * self.worker.steps
+
+    # Collecting
+
+    def collect(self) -> None:
+        """See :meth:`Source.collect`. What an environment raises has a WorkerError as its cause."""
+        flow = self._flow
+        random = flow.is_random
+        flow.ledger.issue(0, self.batch_frames)
+        slab = self._pool.acquire()
+        try:
+            report = self.worker.collect(slab, 0, flow.version.number, random)
+            with Uninterrupted():
+                flow.unclaimed = self._batch_of(slab, report)
+        except Exception as error:
+            flow.ledger.lose(0, self.batch_frames, "env_error")
+            text = f"worker 0 raised {type(error).__name__}: {error}"
+            failure = WorkerError(text, 0, 0, traceback.format_exc())
+            failure.__cause__ = error.__cause__
+            raise error from failure
+        except BaseException:  # an interrupt: the rollout was given up
+            if flow.unclaimed is None:
+                flow.ledger.lose(0, self.batch_frames, "incomplete")
+            raise
+
+    def _batch_of(self, slab: Slab, report: RolloutReport) -> Batch:
+        worker = self.worker
+        with self._flow.statistics.timed("assemble"):
+            check_lease(slab, slab.header())
+            tensors = slab_tensors(slab, worker.batch_shape, worker.slab_leaves.keys)
+            ids = tensors[TRAJ_IDS]
+            self._flow.ids.renumber(0, ids.view(worker.env.num_envs, worker.steps))
+            extras = report.extras and joined([report.extras], -1, worker.env.batch_size)
+        self.streams.report = report
+        self._flow.ledger.take_back(0, self.batch_frames - report.header.frames)
+        return Batch(
+            Joined(slab, tensors, worker.batch_shape, extras),
+            {0: report.header.frames},
+            report.episodes,
+            worker.leaves,
+            *self._place,
+            report.there,
+        )
+
+    def before_delivery(self, td: TensorDictBase) -> None:
+        """Call the hook of the user's."""
+        if self._post_hook is not None:
+            self._post_hook(td)
+
+    def drop(self) -> None:
+        """There are none beside the one that is being collected."""
+
+    def reset(self, index: Any) -> None:
+        """Reset those of P environments that stand at an index into their batch dimensions.
+
+        Raises RuntimeError and IndexError as :func:`rows_at`.
+        """
+        self.worker.reset_rows(rows_at(self.worker.env, index))
+
+    def blank(self) -> Batch:
+        """A batch of zeros."""
+        return blank_batch(self.worker, self._pool.acquire(), *self._place)
+
+    # Hooks and profiles
+
+    def set_hook(self, name: str, hook: Callable[..., Any] | None) -> None:
+        """Call this one from the next batch on."""
+        if name == PRE:
+            self.worker.pre_collect_hook = hook
+        elif name == POST:
+            self._post_hook = hook
+
+    def begin_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
+        """Profile this worker, if it is meant."""
+        if 0 in config.workers:
+            self._post_hook = self._profiler = ProfilerHook(config, 0, hook)
+
+    def end_profile(self, config: ProfileConfig, hook: PostHook | None) -> None:
+        """Stop, and call the hook alone, unless another was set meanwhile."""
+        if self._profiler is not None:
+            self._profiler.stop()
+            if self._post_hook is self._profiler:
+                self._post_hook = hook
+
+    # What it is and does
+
+    @property
+    def policy_lag(self) -> dict[int, int]:
+        """Always 0 after the first batch that follows an update: the module is live."""
+        report = self.streams.report
+        return {0: self._flow.version.number - report.header.policy_version if report else 0}
+
+    def report(self) -> dict[str, Any]:
+        """What `stats` tells.
+
+        "seconds" has the phases env, policy, record, assemble, deliver and user, which add up to
+        "elapsed"; the first three are split by a sample of the steps. "slow_paths" counts what goes
+        through one TensorDict per step (the policy, the environment), and "extras".
+        """
+        report = self.streams.report
+        statistics = self._flow.statistics.report()
+        own = self.worker.seconds.report()
+        statistics["seconds"].update({phase: own[phase] for phase in ("env", "policy", "record")})
+        return {
+            **statistics,
+            "frames_stepped": report.stepped if report else 0,
+            "slow_paths": count_slow_paths([report.slow_paths] if report else []),
+            "workers": {
+                0: {
+                    "pid": os.getpid(),
+                    "node": socket.gethostname(),
+                    "version": report.header.policy_version if report else 0,
+                    "restarts": 0,
+                    "frames": self._flow.statistics.frames,
+                    "seconds": own,
+                }
+            },
+            "workers_alive": 0 if self._flow.closed else 1,
+        }
+
+    def check_close_env(self, close_env: bool) -> None:
+        """Here they can stay open: they are the caller's."""
+
+    def close(self, timeout: float | None, close_env: bool) -> None:
+        """End the profiler, and close the environments if they are to be."""
+        if self._profiler is not None:
+            self._profiler.stop()
+        if close_env:
+            self.worker.close()
+
+
+def rows_at(env: EnvBatch, index: Any) -> list[int]:
+    """Which of P environments stand at an index into their batch dimensions.
+
+    Raises:
+        RuntimeError: they are no batch, or cannot be reset one by one.
+        IndexError: it is out of their range.
+    """
+    if not env.batch_size:
+        raise RuntimeError("index: expected None, as there is one environment alone")
+    if not env.can_reset:
+        raise RuntimeError(
+            "index: expected None, as this vector environment does not honour reset_mask"
+        )
+    rows = torch.arange(env.num_envs).view(env.batch_size)
+    return sorted(set(rows[index].reshape(-1).tolist()))
