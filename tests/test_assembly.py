@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pycollect._core import RolloutControl, SharedNumber, Slab, TrajectoryIds
-from pycollect.batch.slab_views import Target
-from pycollect.engines.messages import Order, Rollout, RolloutNote, WorkerInfo, pickled_extras
+from pycollect.batch.slab_rows import SlabRows
+from pycollect.engines.messages import Rollout, RolloutRequest, WorkerInfo, plain_report, report_of
 from pycollect.scheduler.assembly import Assembly
 from pycollect.stream.delivery import assembled, rollouts_of
 from pycollect.stream.options import StreamOptions
 from pycollect.stream.source import Batch
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.step_timer import WorkerSeconds
+from pycollect.worker.report import RolloutReport
 from pycollect.worker.worker import Worker
 
 MASK = ("collector", "mask")
@@ -64,11 +64,10 @@ class Stoppable:
         worker = Worker(number, entry, None, None, options)
         return cls(worker, RolloutControl(stop, 1), min(steps, at))
 
-    def collect(self, target: Target) -> RolloutNote:
-        """One rollout over memory that holds something else."""
-        report = self.worker.collect(target.slab, target.row, 0, control=self.control)
-        extras = pickled_extras(report.extras)
-        return RolloutNote(report.episodes, WorkerSeconds(), 0, (), extras)
+    def collect(self, rows: SlabRows) -> RolloutReport:
+        """One rollout over memory that holds something else, and its report as it arrives."""
+        report = self.worker.collect(rows.slab, rows.row, 0, control=self.control)
+        return report_of(plain_report(report))
 
     @property
     def info(self) -> WorkerInfo:
@@ -88,22 +87,20 @@ def assembly_of(cat: Any) -> Iterator[Assembly]:
 def batch_of(assembly: Assembly, cat: Any, in_place: bool, workers: list[Stoppable]) -> Batch:
     infos = {w: own.info for w, own in enumerate(workers)}
     assembly.prepare(infos, infos if in_place else (), dict.fromkeys(infos))
-    targets = assembly.targets(infos, in_place)
-    draft = assembly.draft(Order(False, targets[0]), list(infos.values()))
-    draft.slab.array()[:] = 0xA5
-    notes, frames = {}, {}
+    rows = assembly.rows(infos, in_place)
+    pending = assembly.pending(RolloutRequest(False, rows[0]), list(infos.values()))
+    pending.slab.array()[:] = 0xA5
+    reports = {}
     for row, own in enumerate(workers):
-        target = targets[row]
-        if target is not None:
-            notes[row] = own.collect(target)
-            rollout = Rollout(row, 0, notes[row], None)
+        if rows[row] is not None:
+            reports[row] = own.collect(rows[row])
+            rollout = Rollout(reports[row], None)
         else:
-            alone = stale(assembly.draft(Order(False), [own.info]).slab)
-            notes[row] = own.collect(Target(alone))
-            rollout = Rollout(row, 0, notes[row], alone.array())
-        frames[row] = assembly.place(draft, row, rollout).frames
-    joined = assembly.join(draft, notes, TrajectoryIds())
-    return Batch(joined, frames, [], workers[0].info.leaves)
+            alone = stale(assembly.pending(RolloutRequest(False), [own.info]).slab)
+            reports[row] = own.collect(SlabRows(alone))
+            rollout = Rollout(reports[row], alone.array())
+        assert assembly.place(pending, row, rollout).frames == reports[row].frames
+    return assembly.join(pending, reports, TrajectoryIds())
 
 
 def stale(slab: Slab) -> Slab:

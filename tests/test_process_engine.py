@@ -20,9 +20,10 @@ import torch
 from torch import nn
 
 from pycollect._core import Placement, SharedSlabPool, Slab
-from pycollect.batch.slab_views import Target, slab_tensors
+from pycollect.batch.slab_rows import SlabRows
+from pycollect.batch.slab_views import slab_tensors
 from pycollect.batch.weights import WeightSlab, weight_leaves, weights_from
-from pycollect.engines.messages import Order, WorkerInfo, WorkerSpec
+from pycollect.engines.messages import RolloutRequest, WorkerInfo, WorkerSpec
 from pycollect.engines.processes.engine import ProcessEngine
 from pycollect.engines.processes.handle import MailboxHandle
 from pycollect.engines.waiting import AnswerWaiter
@@ -113,7 +114,7 @@ class Started:
         """Ask for a rollout; the slab that it is to be in."""
         slab = SharedSlabPool(self.info.placement, 1, 0).acquire()
         assert slab is not None
-        self.handle.submit(Order(random, Target(slab)))
+        self.handle.submit(RolloutRequest(random, SlabRows(slab)))
         return slab
 
 
@@ -153,7 +154,7 @@ def test_workers_write_into_the_rows_of_one_batch(engine: ProcessEngine) -> None
             slab = pool.acquire()
             assert slab is not None
             for row, handle in enumerate(handles):
-                handle.submit(Order(False, Target(slab, row, order)))
+                handle.submit(RolloutRequest(False, SlabRows(slab, row, order)))
             waiting = list(handles)
             while waiting:
                 handle = engine.wait_any(waiting, LONG)
@@ -173,7 +174,7 @@ def test_rollouts_that_are_queued_each_have_their_slab(engine: ProcessEngine) ->
     worker = started(engine, CountingEnv)
     slabs = [worker.ask(random=True) for _ in range(2)]
     for sequence, slab in enumerate(slabs):
-        assert worker.handle.rollout().note.stepped >= STEPS
+        assert worker.handle.rollout().report.stepped >= STEPS
         worker.handle.pop()
         assert slab.header().sequence == sequence
     assert worker.handle.steps() == 2 * STEPS
@@ -212,7 +213,7 @@ def test_an_error_is_raised_as_it_was_and_the_worker_goes_on(
     assert isinstance(caught.value.__cause__, WorkerError)
     assert len(str(caught.value)) == length
     handle.pop()
-    assert handle.rollout().note.episodes is not None
+    assert handle.rollout().report.episodes is not None
 
 
 def test_requests_wait_their_turn_and_answer(engine: ProcessEngine) -> None:
@@ -235,7 +236,7 @@ def test_dropped_rollouts_end_soon_and_are_not_heard_of(engine: ProcessEngine) -
         handle.drop_rollouts()
     worker.ask()
     rollout = handle.rollout()
-    assert rollout.note.stepped < 100 * STEPS
+    assert rollout.report.stepped < 100 * STEPS
 
 
 def test_stop_ends_the_oldest_rollout_early(engine: ProcessEngine) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pycollect.engines.messages import Order, WorkerSpec
+from pycollect.engines.messages import RolloutRequest, WorkerSpec
 from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.store_handle import StoreHandle
 from pycollect.engines.shared_value import SharedValue
@@ -63,7 +63,7 @@ def test_a_rollout_is_stopped_by_one_message_past_the_queue(
     handle: StoreHandle, actor: NotingActor
 ) -> None:
     for _ in range(3):
-        handle.submit(Order(False, None))
+        handle.submit(RolloutRequest(False, None))
     asked = [arguments[0] for name, past, arguments in actor.notes if not past]
     assert asked == [1, 2, 3]
     actor.notes.clear()
@@ -80,14 +80,14 @@ def test_a_rollout_is_stopped_by_one_message_past_the_queue(
 def test_what_is_dropped_is_stopped(handle: StoreHandle, actor: NotingActor) -> None:
     handle.drop_rollouts()
     assert actor.notes == []
-    handle.submit(Order(False, None))
-    handle.submit(Order(False, None))
+    handle.submit(RolloutRequest(False, None))
+    handle.submit(RolloutRequest(False, None))
     handle.stop()
     actor.notes.clear()
     handle.drop_rollouts()
     assert actor.notes == [("stop", True, (2,))]
     handle.stop()
     assert len(actor.notes) == 1
-    handle.submit(Order(False, None))
+    handle.submit(RolloutRequest(False, None))
     handle.stop()
     assert actor.notes[-1] == ("stop", True, (3,))

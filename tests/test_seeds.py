@@ -20,9 +20,11 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
 from pycollect._core import Mailbox
-from pycollect.engines.messages import RolloutNote
+from pycollect.engines.messages import plain_report
 from pycollect.engines.processes.wire import pack
 from pycollect.worker.generators import Generators, GeneratorState
+from pycollect.worker.packed import Packed
+from pycollect.worker.report import RolloutReport
 from pycollect.worker.step_timer import WorkerSeconds
 
 T = 6
@@ -212,11 +214,12 @@ def test_a_caller_may_have_another_bit_generator() -> None:
         np.random.mtrand.set_bit_generator(before)
 
 
-def test_a_seeded_rollouts_note_fits_into_the_mailbox() -> None:
+def test_a_seeded_rollouts_report_fits_into_the_mailbox() -> None:
     """Else memory is shared anew for each rollout."""
     generators = Generators(np.random.SeedSequence(0)).state([np.random.default_rng(0)] * 8)
-    note = RolloutNote([], WorkerSeconds(), 0, (), generator_state=pickle.dumps(generators))
-    _, memory = pack((note.plain(), None), Mailbox.ANSWER_BYTES)
+    told = Packed[Any](generators, pickle.dumps)
+    report = RolloutReport(8, 0, [], WorkerSeconds(), 0, (), generators=told)
+    _, memory = pack((plain_report(report), None), Mailbox.ANSWER_BYTES)
     assert memory is None
 
 

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import cloudpickle
 import numpy as np
 import numpy.typing as npt
 import torch
 from tensordict import NonTensorData, is_tensor_collection
 
-from pycollect.batch.layout import Key
+from pycollect.batch.layout import Key, dotted
 
 Cells: TypeAlias = npt.NDArray[np.object_]
 """One value per cell, of the shape of the batch: [P, T] in a rollout."""
@@ -122,3 +123,20 @@ def per_env(entry: Any, envs: Sequence[int]) -> list[Any]:
     if not envs:
         return [value_of(entry)]
     return [value_of(entry[place]) for place in np.ndindex(*envs)]
+
+
+def pickled_extras(extras: Extras) -> bytes:
+    """The extras of a rollout as they travel; TypeError that names one that does not pickle."""
+    try:
+        data: bytes = cloudpickle.dumps(extras)
+        return data
+    except Exception:
+        for key, cells in extras.items():
+            try:
+                cloudpickle.dumps(cells)
+            except Exception as error:
+                raise TypeError(
+                    f"{dotted(key)}: expected values that pickle, as they leave their process: "
+                    f"{error}"
+                ) from error
+        raise

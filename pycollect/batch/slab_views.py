@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -37,46 +36,6 @@ def make_shared_pool(placement: Placement, working: int, spare: int) -> SharedSl
 
 def _poisons() -> bool:
     return os.environ.get("PYCOLLECT_POISON") == "1"
-
-
-@dataclass(frozen=True)
-class Target:
-    """The rows of a slab that one worker's rollout is written into.
-
-    Attributes:
-        order: of the slab's placement: "stack" or "time".
-    """
-
-    slab: Slab
-    row: int = 0
-    order: str = "stack"
-
-    def header(self) -> RolloutHeader:
-        """The checked header of the rollout that was written there, of this very lease."""
-        header = self.slab.header(self.row)
-        check_lease(self.slab, header)
-        return header
-
-    def tensors(self, envs: Sequence[int], keys: Sequence[Key | None]) -> dict[Key, torch.Tensor]:
-        """The rollout's leaves by key, not contiguous in any order.
-
-        Args:
-            envs: the batch dimensions of the environments: (), (P,) or more.
-
-        Returns:
-            ``[*envs, T, *frame]`` each, with T the steps that the rollout really has.
-        """
-        steps = self.slab.lengths(self.row)[0]
-        placement = self.slab.placement
-        extents = [placement.workers, placement.envs]
-        if self.order == "time":
-            extents.reverse()
-        whole = slab_tensors(self.slab, [*extents, placement.steps], keys)
-        dim = 1 if self.order == "time" else 0
-        return {
-            key: (own := tensor.select(dim, self.row)[:, :steps]).view(*envs, steps, *own.shape[2:])
-            for key, tensor in whole.items()
-        }
 
 
 def check_lease(slab: Slab, header: RolloutHeader) -> None:

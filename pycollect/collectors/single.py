@@ -239,7 +239,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         options = self._flow.options
         blank = self._source.blank()
         td = assembled(blank, options, self._flow.uploads)
-        return finished(td, options, blank.joined.tensors)
+        return finished(td, options, blank.tensors)
 
 
 def _only_entry(create_env_fn: Any) -> Any:

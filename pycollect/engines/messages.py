@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -15,17 +14,15 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import Leaf, Placement
-from pycollect.batch.extras import Extras
 from pycollect.batch.frame import BatchLeaves
-from pycollect.batch.layout import dotted
-from pycollect.batch.slab_views import Target
+from pycollect.batch.slab_rows import SlabRows
 from pycollect.devices import CPU
 from pycollect.engines.inheritance import pickled_apart
 from pycollect.engines.rollout_worker import RolloutWorker
 from pycollect.errors import WorkerError
-from pycollect.worker.generators import GeneratorState, TeamState
 from pycollect.worker.options import WorkerOptions
-from pycollect.worker.report import Episode, TeamReport
+from pycollect.worker.packed import Packed
+from pycollect.worker.report import RolloutReport
 from pycollect.worker.step_timer import WorkerSeconds
 
 Buffer = npt.NDArray[np.uint8]
@@ -91,60 +88,38 @@ class WorkerInfo:
         return Placement(self.leaves.layout(), 1, self.num_envs, self.steps)
 
 
-class RolloutNote(NamedTuple):
-    """What travels beside a rollout's bytes.
+def plain_report(report: RolloutReport) -> tuple[Any, ...]:
+    """A report as it travels; TypeError that names an extra that does not pickle.
 
-    Attributes:
-        extras: pickled; None where there are none.
-        generator_state: where the worker's own stand at its end, pickled, as few are ever looked
-            at; None if it has none.
-        team: None where the worker collected it itself.
+    As plain tuples: to pickle classes, once per rollout, takes ten times as long.
     """
-
-    episodes: list[Episode]
-    seconds: WorkerSeconds
-    stepped: int
-    slow_paths: tuple[str, ...]
-    extras: bytes | None = None
-    generator_state: bytes | None = None
-    team: TeamReport | None = None
-
-    @classmethod
-    def from_plain(cls, plain: tuple[Any, ...]) -> RolloutNote:
-        """The note that `plain` was of."""
-        episodes, seconds, *others = plain
-        return cls(episodes, WorkerSeconds(*seconds), *others)
-
-    def plain(self) -> tuple[Any, ...]:
-        """As plain tuples: to pickle classes, once per rollout, takes ten times as long."""
-        return (self.episodes, tuple(self.seconds), *self[2:])
-
-    @property
-    def generators(self) -> GeneratorState | TeamState | None:
-        """Where the worker's own generators stand at its end; None if it has none."""
-        if self.generator_state is None:
-            return None
-        state: GeneratorState | TeamState = pickle.loads(self.generator_state)
-        return state
+    packed = (report.extras, report.generators)
+    return (
+        *report[:3],
+        tuple(report.seconds),
+        report.stepped,
+        report.slow_paths,
+        *(None if own is None else own.pickled for own in packed),
+        report.sources,
+        dict(report.lost),
+        report.restarts,
+    )
 
 
-def pickled_extras(extras: Extras | None) -> bytes | None:
-    """The extras of a rollout as they travel; TypeError that names one that does not pickle."""
-    if extras is None:
-        return None
-    try:
-        data: bytes = cloudpickle.dumps(extras)
-        return data
-    except Exception:
-        for key, cells in extras.items():
-            try:
-                cloudpickle.dumps(cells)
-            except Exception as error:
-                raise TypeError(
-                    f"{dotted(key)}: expected values that pickle, as they leave their process: "
-                    f"{error}"
-                ) from error
-        raise
+def report_of(plain: tuple[Any, ...]) -> RolloutReport:
+    """The report that `plain_report` made this of; few ever look at where its generators stood."""
+    frames, version, episodes, seconds, stepped, slow_paths, extras, generators, *of_team = plain
+    return RolloutReport(
+        frames,
+        version,
+        episodes,
+        WorkerSeconds(*seconds),
+        stepped,
+        slow_paths,
+        None if extras is None else Packed(extras),
+        None if generators is None else Packed(generators),
+        *of_team,
+    )
 
 
 @dataclass(frozen=True)
@@ -189,52 +164,32 @@ class ErrorReport:
 
 
 @dataclass(frozen=True)
-class Order:
+class RolloutRequest:
     """One rollout, as it is asked for.
 
     Attributes:
         random: with random actions instead of the policy's.
-        target: where it is to lie. A worker that writes in place uses these rows until the rollout
-            is there, also if it is dropped, or its process is gone. None: a slab is found once the
+        rows: where it is to lie. A worker that writes in place uses these until the rollout is
+            there, also if it is dropped, or its process is gone. None: a slab is found once the
             rollout is there, and it comes with its own bytes.
         min_steps: it has so many steps at least, also where it is stopped.
     """
 
     random: bool
-    target: Target | None = None
+    rows: SlabRows | None = None
     min_steps: int = 1
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """A rollout that arrived: its note, and its bytes, read-only.
+    """A rollout that arrived: what is said of it, and its bytes, read-only.
 
     Attributes:
-        buffer: None where the worker wrote it into its order's target.
+        buffer: None where the worker wrote it into the rows of its request.
     """
 
-    worker: int
-    incarnation: int
-    note: RolloutNote
+    report: RolloutReport
     buffer: Buffer | None
-
-
-Address = tuple[int, int, int, int, int]
-
-
-class Lease(NamedTuple):
-    """One worker's rows of a slab in shared memory, as another process is told of them.
-
-    Attributes:
-        workers, steps, order: of the slab's placement; the rest of it the worker knows.
-    """
-
-    address: Address
-    generation: int
-    workers: int
-    steps: int
-    order: str
-    row: int
 
 
 def pickled(name: str, value: Any) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from pycollect.engines.messages import Buffer, Order, Rollout, WorkerInfo, WorkerSpec
+from pycollect.engines.messages import Buffer, Rollout, RolloutRequest, WorkerInfo, WorkerSpec
 from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.waiting import Waited
 
@@ -40,9 +40,9 @@ class WorkerHandle(WorkerProcess, Protocol):
 
     @property
     def in_place(self) -> bool:
-        """Whether it shares memory with this process, and writes into the rows of its orders."""
+        """Whether it shares memory with this process, and writes into the rows of its requests."""
 
-    def submit(self, order: Order) -> None:
+    def submit(self, request: RolloutRequest) -> None:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
 
     def stop(self) -> None:

@@ -18,20 +18,21 @@ import torch
 from pycollect._core import RolloutControl, SharedNumber, SlabPool, merge_freed_memory
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.layout import Key
-from pycollect.batch.slab_views import Target, make_pool, to_tensordict
+from pycollect.batch.slab_rows import SlabRows
+from pycollect.batch.slab_views import make_pool, to_tensordict
 from pycollect.batch.weights import WeightSlab
 from pycollect.engines.face import answered
 from pycollect.engines.inheritance import unpickled
 from pycollect.engines.messages import (
     Buffer,
     ErrorReport,
-    RolloutNote,
     WorkerInfo,
     WorkerSpec,
-    pickled_extras,
+    plain_report,
 )
 from pycollect.engines.rollout_worker import RolloutWorker
 from pycollect.engines.single_worker import SingleWorker
+from pycollect.worker.packed import Packed
 
 T = TypeVar("T")
 
@@ -105,8 +106,8 @@ class RemoteWorker:
         edition: int,
         version: int,
         weights: Buffer | None,
-    ) -> tuple[RolloutNote, Buffer] | ErrorReport:
-        """One rollout, as its slab's bytes.
+    ) -> tuple[tuple[Any, ...], Buffer] | ErrorReport:
+        """One rollout: its plain report, and its slab's bytes.
 
         Args:
             number: the how many-th it is that was asked for; see `stop`.
@@ -120,42 +121,38 @@ class RemoteWorker:
         control = RolloutControl(self._stop, number, min_steps)
         return _answer(lambda: self._collect(random, control))
 
-    def _collect(self, random: bool, control: RolloutControl) -> tuple[RolloutNote, Buffer]:
+    def _collect(self, random: bool, control: RolloutControl) -> tuple[tuple[Any, ...], Buffer]:
         if self._pool is None:
             self._pool = make_pool(self._built.placement, 2)
         slab = self._pool.acquire()
-        note = self._collect_into(Target(slab), random, control)
-        return note, slab.array()
+        report = self._collect_into(SlabRows(slab), random, control)
+        return report, slab.array()
 
     def stop(self, number: int) -> None:
         """Rollouts up to this one of `collect` are to end after their current step."""
         with self._lock:
             self._stop.value = max(self._stop.value, number)
 
-    def _collect_into(self, target: Target, random: bool, control: RolloutControl) -> RolloutNote:
+    def _collect_into(
+        self, rows: SlabRows, random: bool, control: RolloutControl
+    ) -> tuple[Any, ...]:
         worker = self._built
         self._take_weights(worker)
         self._take_hooks(worker, self._hooks_given)
-        report = worker.collect(target.slab, target.row, self._version, random, control)
-        _bring(report.there, worker, target)
-        target.header()
-        self._show(worker, target)
+        report = worker.collect(rows.slab, rows.row, self._version, random, control)
+        _bring(report.on_device, worker, rows)
+        rows.header()
+        self._show(worker, rows)
         generators = worker.generator_state()
-        return RolloutNote(
-            report.episodes,
-            report.seconds,
-            report.stepped,
-            report.slow_paths,
-            pickled_extras(report.extras),
-            None if generators is None else pickle.dumps(generators),
-            report.team,
-        )
+        if generators is not None:
+            report = report._replace(generators=Packed(generators, pickle.dumps))
+        return plain_report(report)
 
-    def _show(self, worker: RolloutWorker, target: Target) -> None:
+    def _show(self, worker: RolloutWorker, rows: SlabRows) -> None:
         """The hook's rollout is the one that is delivered: what it writes there arrives."""
         hook = worker.post_collect_hook
         if hook is not None:
-            tensors = target.tensors(worker.env.batch_size, worker.leaves.keys)
+            tensors = rows.tensors(worker.env.batch_size, worker.leaves.keys)
             shape = [*worker.env.batch_size, tensors[TRAJ_IDS].shape[-1]]
             hook(to_tensordict(tensors, shape))
 
@@ -228,11 +225,11 @@ class RemoteWorker:
             self._worker.close()
 
 
-def _bring(there: Mapping[Key, torch.Tensor], worker: RolloutWorker, target: Target) -> None:
+def _bring(on_device: Mapping[Key, torch.Tensor], worker: RolloutWorker, rows: SlabRows) -> None:
     """Copy what was recorded on a device to its place in the slab, once for a whole rollout."""
-    if there:
-        tensors = target.tensors(worker.env.batch_size, worker.leaves.keys)
-        for key, recorded in there.items():
+    if on_device:
+        tensors = rows.tensors(worker.env.batch_size, worker.leaves.keys)
+        for key, recorded in on_device.items():
             tensors[key].copy_(recorded)
 
 

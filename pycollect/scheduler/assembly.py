@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-import cloudpickle
 import torch
 
 from pycollect._core import (
@@ -22,12 +21,14 @@ from pycollect._core import (
 from pycollect.batch.extras import Extras, fitted, joined
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.layout import Key
-from pycollect.batch.slab_views import Target, make_pool, slab_tensors
+from pycollect.batch.slab_rows import SlabRows
+from pycollect.batch.slab_views import make_pool, slab_tensors
 from pycollect.batch.tensordicts import spare_memory
 from pycollect.batch.upload import DeviceBatches
-from pycollect.engines.messages import Order, Rollout, RolloutNote, WorkerInfo
+from pycollect.engines.messages import Rollout, RolloutRequest, WorkerInfo
 from pycollect.scheduler.shared_slabs import SharedSlabs
-from pycollect.stream.source import Joined
+from pycollect.stream.source import Batch
+from pycollect.worker.report import RolloutReport
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
 _SLABS_KEPT = 3
@@ -36,37 +37,26 @@ _PROCESSES = 2**32  # ids of workers are smaller
 
 
 @dataclass(frozen=True)
-class Views:
-    """What a slab looks like as a batch.
-
-    Attributes:
-        steps: of each worker.
-        shape: the batch dimensions.
-        tensors: by key.
-        ids: each worker's part of the trajectory ids, [P, T].
-    """
-
-    steps: Sequence[int]
-    shape: Sequence[int]
-    tensors: dict[Key, torch.Tensor]
-    ids: Sequence[torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Draft:
+class PendingBatch:
     """A batch whose rollouts are still to come, with all that can be made before.
 
     Attributes:
         slab: in which its rollouts are to lie.
         infos: of its workers, in the order of their rows.
         way: to the device that it goes to; None: it stays on the host.
-        views: as it is to be delivered if no rollout ends early.
+        steps: of each worker, if no rollout ends early.
+        shape: then the batch dimensions.
+        tensors: by key.
+        ids: each worker's part of the trajectory ids, [P, T].
     """
 
     slab: Slab
     infos: Sequence[WorkerInfo]
     way: DeviceBatches | None
-    views: Views
+    steps: Sequence[int]
+    shape: Sequence[int]
+    tensors: dict[Key, torch.Tensor]
+    ids: Sequence[torch.Tensor]
 
 
 class Assembly:
@@ -112,9 +102,9 @@ class Assembly:
                 placement = self._placement([infos[index] for index in group])
                 self._shared.prepare(group, placement, ways[group[0]])
 
-    def targets(
+    def rows(
         self, infos: Mapping[int, WorkerInfo], in_place: bool, way: DeviceBatches | None = None
-    ) -> Sequence[Target | None]:
+    ) -> Sequence[SlabRows | None]:
         """Where the rollouts of one batch are to lie, by worker.
 
         Args:
@@ -125,19 +115,18 @@ class Assembly:
             return [None] * len(infos)
         placement = self._placement(list(infos.values()))
         slab = self._shared.acquire(tuple(infos), placement, way)
-        return [Target(slab, row, self._order) for row in range(len(infos))]
+        return [SlabRows(slab, row, self._order) for row in range(len(infos))]
 
-    def draft(
-        self, order: Order, infos: Sequence[WorkerInfo], way: DeviceBatches | None = None
-    ) -> Draft:
-        """The batch of these workers' next rollouts, in the slab that the order names, if it does.
+    def pending(
+        self, request: RolloutRequest, infos: Sequence[WorkerInfo], way: DeviceBatches | None = None
+    ) -> PendingBatch:
+        """The batch of these workers' next rollouts, in the slab that the request names, if any.
 
         Args:
             way: of the batch to its device; None: it stays on the host.
         """
-        slab = self._pool(infos, way).acquire() if order.target is None else order.target.slab
-        steps = [slab.placement.steps] * len(infos)
-        return Draft(slab, infos, way, self._views(slab, infos[0], steps))
+        slab = self._pool(infos, way).acquire() if request.rows is None else request.rows.slab
+        return self._viewed(slab, infos, way, [slab.placement.steps] * len(infos))
 
     def _pool(self, infos: Sequence[WorkerInfo], way: DeviceBatches | None) -> SlabPool:
         placement = self._placement(infos)
@@ -153,58 +142,89 @@ class Assembly:
         layout, envs = infos[0].placement.layout, infos[0].num_envs
         return Placement(layout, len(infos), envs, _longest(infos), self._order)
 
-    def place(self, draft: Draft, row: int, rollout: Rollout) -> RolloutHeader:
-        """Copy a rollout into its row of a batch, unless it was written there."""
+    def place(self, pending: PendingBatch, row: int, rollout: Rollout) -> RolloutHeader:
+        """Copy a rollout into its row of a batch, unless it was written there; its header."""
         if rollout.buffer is None:
-            return Target(draft.slab, row, self._order).header()
-        return place_rollout(draft.slab, row, rollout.buffer, draft.infos[row].placement)
+            return SlabRows(pending.slab, row, self._order).header()
+        return place_rollout(pending.slab, row, rollout.buffer, pending.infos[row].placement)
 
     def close(self) -> None:
         """Let shared memory go, but for what the user still has."""
         self._shared.keep([])
 
-    def join(self, draft: Draft, notes: Mapping[int, RolloutNote], ids: TrajectoryIds) -> Joined:
+    def join(
+        self, pending: PendingBatch, reports: Mapping[int, RolloutReport], ids: TrajectoryIds
+    ) -> Batch:
         """The batch, for the user to keep; its rollouts are all in their rows.
 
         Args:
-            notes: of each worker, by its id, in the order of its row.
+            reports: of each worker, by its id, in the order of its row.
             ids: by which trajectories are numbered over all workers.
         """
-        info, workers = draft.infos[0], list(notes)
-        slab, views = self._whole(draft, workers)
-        sources = {worker: sources_of(note) for worker, note in notes.items()}
-        for worker, own in zip(workers, views.ids, strict=True):
+        info, workers = pending.infos[0], list(reports)
+        whole = self._whole(pending, workers)
+        sources = {worker: report.sources for worker, report in reports.items()}
+        for worker, own in zip(workers, whole.ids, strict=True):
             count = len(sources[worker])
             of_each = [own] if count == 1 else own.chunk(count, -1)
             for source, part in zip(sources[worker], of_each, strict=True):
                 ids.renumber(_numbering(worker, source), part)
-        extras = join_extras(
-            [note.extras for note in notes.values()],
-            -1 if self._joined is None else self._joined,
-            info,
-            views.steps if self._uneven else None,
+        return Batch(
+            whole.slab,
+            whole.tensors,
+            whole.shape,
+            info.leaves,
+            {worker: report.frames for worker, report in reports.items()},
+            [episode for report in reports.values() for episode in report.episodes],
+            self._extras(list(reports.values()), whole),
+            how=self._joined,
+            parts=self._parts(whole),
+            sources=sources,
+            beside=info.beside,
         )
-        along_time = self.along_time(info)
-        parts = views.steps if along_time else [*info.batch_size[:1]] * len(workers)
-        return Joined(slab, views.tensors, views.shape, extras, self._joined, parts, sources)
 
-    def _whole(self, draft: Draft, workers: Sequence[int]) -> tuple[Slab, Views]:
-        """The slab to be delivered, and what it looks like."""
-        info, steps = draft.infos[0], draft.views.steps
+    def _parts(self, whole: PendingBatch) -> Sequence[int]:
+        """How much of the dimension along which workers follow each other is each one's."""
+        info = whole.infos[0]
+        return whole.steps if self.along_time(info) else [*info.batch_size[:1]] * len(whole.infos)
+
+    def _extras(self, reports: Sequence[RolloutReport], whole: PendingBatch) -> Extras | None:
+        """The extras of several workers' rollouts, in their order, as those of a batch."""
+        info = whole.infos[0]
+        if not info.leaves.extras:
+            return None
+        rollouts = [report.extras.value for report in reports if report.extras]
+        if self._uneven:  # each as long as it is in the batch: cut or padded
+            rollouts = [fitted(*pair) for pair in zip(rollouts, whole.steps, strict=True)]
+        return joined(rollouts, -1 if self._joined is None else self._joined, info.batch_size)
+
+    def _whole(self, pending: PendingBatch, workers: Sequence[int]) -> PendingBatch:
+        """The batch in the slab that is to be delivered."""
+        info, steps = pending.infos[0], pending.steps
         if self._uneven and self.along_time(info) and not self._padded:
-            steps = [draft.slab.lengths(row)[0] for row in range(len(steps))]
-        if sum(steps) < sum(draft.views.steps):
-            slab = self._without_gaps(draft.slab, sum(steps), draft.way)
-        elif draft.slab.memory.address is not None:
-            slab = self._shared.deliver(tuple(workers), draft.slab)
+            steps = [pending.slab.lengths(row)[0] for row in range(len(steps))]
+        if sum(steps) < sum(pending.steps):
+            slab = self._without_gaps(pending.slab, sum(steps), pending.way)
+        elif pending.slab.memory.address is not None:
+            slab = self._shared.deliver(tuple(workers), pending.slab)
         else:
-            slab = draft.slab
-        return slab, draft.views if slab is draft.slab else self._views(slab, info, steps)
+            return pending
+        if slab is pending.slab:
+            return pending
+        return self._viewed(slab, pending.infos, pending.way, steps)
 
-    def _views(self, slab: Slab, info: WorkerInfo, steps: Sequence[int]) -> Views:
+    def _viewed(
+        self,
+        slab: Slab,
+        infos: Sequence[WorkerInfo],
+        way: DeviceBatches | None,
+        steps: Sequence[int],
+    ) -> PendingBatch:
+        info = infos[0]
         shape = self._shape(info, steps)
         tensors = slab_tensors(slab, shape, info.leaves.keys)
-        return Views(steps, shape, tensors, self._rows(tensors[TRAJ_IDS], info, steps))
+        ids = self._ids(tensors[TRAJ_IDS], info, steps)
+        return PendingBatch(slab, infos, way, steps, shape, tensors, ids)
 
     def _without_gaps(self, slab: Slab, steps: int, way: DeviceBatches | None) -> Slab:
         """The cells that workers came to, `steps` of each env in all, copied."""
@@ -217,7 +237,7 @@ class Assembly:
         compact(target, slab)
         return target
 
-    def _rows(
+    def _ids(
         self, leaf: torch.Tensor, info: WorkerInfo, steps: Sequence[int]
     ) -> Sequence[torch.Tensor]:
         """Each worker's rows, [P, T], of a leaf of the batch that has one number per frame."""
@@ -252,11 +272,6 @@ def _longest(infos: Sequence[WorkerInfo]) -> int:
     return max(info.steps for info in infos)
 
 
-def sources_of(note: RolloutNote) -> Sequence[int]:
-    """The numbers of those of a worker's processes whose parts of a rollout follow each other."""
-    return (0,) if note.team is None else note.team.sources
-
-
 def forget_ids(ids: TrajectoryIds, worker: int, info: WorkerInfo) -> None:
     """A worker was replaced: its open trajectories end, and its ids begin anew."""
     for source in range(max(info.processes, 1)):
@@ -271,22 +286,3 @@ def in_flight_bytes(infos: Mapping[int, WorkerInfo], rollouts: int) -> int:
 def _numbering(worker: int, source: int) -> int:
     """By what the ids of one process of a worker are told from those of all others."""
     return worker + _PROCESSES * source
-
-
-def join_extras(
-    pickled: Sequence[bytes | None],
-    join: str | int,
-    info: WorkerInfo,
-    steps: Sequence[int] | None = None,
-) -> Extras | None:
-    """The extras of several workers' rollouts, in their order, as those of a batch.
-
-    Args:
-        steps: how many each is to have in the batch, cut or padded; None: as many as it has.
-    """
-    if not info.leaves.extras:
-        return None
-    rollouts = [cloudpickle.loads(data) for data in pickled]
-    if steps is not None:
-        rollouts = [fitted(own, count) for own, count in zip(rollouts, steps, strict=True)]
-    return joined(rollouts, join, info.batch_size)

@@ -138,8 +138,8 @@ class Membership:
     def settle(self) -> None:
         """Let workers go that owe nothing any more; sync: all at once, between two rounds."""
         present = self._group.present
-        gone = [worker for worker in present if worker.leaving and not worker.orders]
-        if self._options.sync and any(worker.orders for worker in present):
+        gone = [worker for worker in present if worker.leaving and not worker.requests]
+        if self._options.sync and any(worker.requests for worker in present):
             return
         if gone:
             self._group.end(gone)

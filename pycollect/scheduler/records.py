@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from pycollect.engines.messages import Order, RolloutNote, WorkerInfo, WorkerSpec
+from pycollect.engines.messages import RolloutRequest, WorkerInfo, WorkerSpec
 from pycollect.engines.protocol import StartingWorker, WorkerHandle, WorkerProcess
 from pycollect.worker.generators import GeneratorState, TeamState, derived_seeds
+from pycollect.worker.report import RolloutReport
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class WorkerRecord:
     """What the driver knows of one worker.
 
     Attributes:
-        starting: what was started and not heard of yet, while its orders wait here; else None.
+        starting: what was started and not heard of yet, while its requests wait here; else None.
         handle, info: of what is built; while another starts in its place, of the dead one.
-        orders: of rollouts that were asked for and not taken off, oldest first.
+        requests: of rollouts that were asked for and not taken off, oldest first.
         initial_call: what is asked of it before its first rollout: a method and its arguments.
+        report: of the rollout that was delivered last; None before it, and after a seed.
         since_update: batches that it delivered since it last got weights.
         deaths: after how many delivered batches.
         leaving: it is asked for nothing more.
@@ -46,9 +48,9 @@ class WorkerRecord:
     starting: StartingWorker | None
     handle: WorkerHandle = field(init=False)
     info: WorkerInfo = field(init=False)
-    orders: deque[Order] = field(default_factory=deque)
+    requests: deque[RolloutRequest] = field(default_factory=deque)
     initial_call: tuple[Any, ...] | None = None
-    note: RolloutNote | None = None
+    report: RolloutReport | None = None
     version: int = 0
     frames: int = 0
     since_update: int = 0
@@ -78,8 +80,13 @@ class WorkerRecord:
     @property
     def restarts(self) -> int:
         """How often it was replaced, or one of its own processes."""
-        team = self.note and self.note.team
-        return self.incarnation + (team.restarts if team else 0)
+        return self.incarnation + (self.report.restarts if self.report else 0)
+
+    @property
+    def generators(self) -> GeneratorState | TeamState | None:
+        """Where its own stood at the end of its last rollout; None if it has none."""
+        told = None if self.report is None else self.report.generators
+        return None if told is None else told.value
 
     @property
     def place(self) -> torch.device:
@@ -87,14 +94,14 @@ class WorkerRecord:
         return self.plan.spec.options.devices.of_batches or self.info.device
 
     @property
-    def told_device(self) -> torch.device | None:
+    def reported_device(self) -> torch.device | None:
         """What ``td.device`` of its batches says."""
         return self.plan.spec.options.devices.told
 
     @property
     def frames_in_flight(self) -> int:
         """Of the rollouts that it was asked for."""
-        return len(self.orders) * self.info.frames
+        return len(self.requests) * self.info.frames
 
     def share(self, frames: int) -> None:
         """It is to collect that many per rollout, also whoever takes its place."""
@@ -102,15 +109,15 @@ class WorkerRecord:
         spec = replace(spec, options=replace(spec.options, frames=frames))
         self.plan = replace(self.plan, spec=spec)
 
-    def order(self, order: Order) -> None:
+    def ask_for(self, request: RolloutRequest) -> None:
         """Ask for one more rollout."""
-        self.orders.append(order)
+        self.requests.append(request)
         if not self.starting:
-            self.handle.submit(order)
+            self.handle.submit(request)
 
     def drop(self) -> None:
         """Forget the rollouts that were asked for."""
-        self.orders.clear()
+        self.requests.clear()
         if not self.starting:
             self.handle.drop_rollouts()
 

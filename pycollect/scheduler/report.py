@@ -20,11 +20,11 @@ def report_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
     """
     present, former = group.present, group.former
     everyone = sorted([*present, *former], key=lambda worker: worker.index)
-    notes = {worker.index: note for worker in everyone if (note := worker.note)}
+    reports = [worker.report for worker in everyone if worker.report]
     return {
         **flow.statistics.report(),
-        "frames_stepped": sum(note.stepped for note in notes.values()),
-        "slow_paths": count_slow_paths(note.slow_paths for note in notes.values()),
+        "frames_stepped": sum(report.stepped for report in reports),
+        "slow_paths": count_slow_paths(report.slow_paths for report in reports),
         "workers": {
             worker.index: {
                 "pid": worker.info.pid,
@@ -33,10 +33,9 @@ def report_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
                 "version": worker.version,
                 "restarts": worker.restarts,
                 "frames": worker.frames,
-                "seconds": note.seconds.report() if note else {},
+                "seconds": worker.report.seconds.report() if worker.report else {},
             }
             for worker in everyone
-            for note in [notes.get(worker.index)]
         },
         "workers_alive": 0 if flow.closed else sum(not worker.starting for worker in present),
     }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 from tensordict import TensorDictBase
 
-from pycollect._core import RolloutHeader, Uninterrupted
-from pycollect.engines.messages import Order, Rollout, RolloutNote
+from pycollect._core import Uninterrupted
+from pycollect.engines.messages import Rollout, RolloutRequest
 from pycollect.engines.protocol import Engine
-from pycollect.scheduler.assembly import Assembly, Draft, in_flight_bytes
+from pycollect.scheduler.assembly import Assembly, PendingBatch, in_flight_bytes
 from pycollect.scheduler.awaiting import Awaiting, Call
 from pycollect.scheduler.elastic import Membership
 from pycollect.scheduler.options import RemoteOptions
@@ -24,9 +25,7 @@ from pycollect.stream.flow import Flow
 from pycollect.stream.source import Batch
 from pycollect.worker.hooks import POST, PostHook
 from pycollect.worker.profiling import ProfileConfig, ProfilerHook
-
-Placed: TypeAlias = tuple[RolloutHeader, RolloutNote]
-"""A rollout in its row of a batch."""
+from pycollect.worker.report import RolloutReport
 
 
 class Scheduler:
@@ -100,22 +99,24 @@ class Scheduler:
 
     def _collect_round(self) -> None:
         """A rollout of each."""
-        workers = [worker for worker in self.group.present if worker.orders]
+        workers = [worker for worker in self.group.present if worker.requests]
         with self._flow.statistics.timed("assemble"):
-            draft = self._draft(workers)
-        placed = self._await_round(workers, draft)
+            pending = self._pending(workers)
+        reports = self._await_round(workers, pending)
         with Uninterrupted():
-            self._flow.unclaimed = self._joined(workers, draft, placed)
+            self._flow.unclaimed = self._joined(workers, pending, reports)
 
-    def _await_round(self, workers: Sequence[WorkerRecord], draft: Draft) -> list[Placed]:
-        """The oldest rollout of each, in its row.
+    def _await_round(
+        self, workers: Sequence[WorkerRecord], pending: PendingBatch
+    ) -> list[RolloutReport]:
+        """What is said of the oldest rollout of each, once it is in its row.
 
         Whatever can be made of the batch before is made then: the workers of a sync round wait for
         all that comes after.
         """
         rows = {worker.index: row for row, worker in enumerate(workers)}
         waiting = list(workers)
-        placed: dict[int, Placed] = {}
+        reports: dict[int, RolloutReport] = {}
         while waiting:
             self._stop_stragglers(waiting, len(workers))
             worker = self.awaiting.any_of(waiting)
@@ -124,9 +125,9 @@ class Scheduler:
                 continue
             waiting.remove(worker)
             with self._flow.statistics.timed("assemble"):
-                header = self.assembly.place(draft, rows[worker.index], rollout)
-            placed[worker.index] = (header, rollout.note)
-        return [placed[index] for index in rows]
+                self.assembly.place(pending, rows[worker.index], rollout)
+            reports[worker.index] = rollout.report
+        return [reports[index] for index in rows]
 
     def _stop_stragglers(self, waiting: Sequence[WorkerRecord], workers: int) -> None:
         """Once enough of so many workers are done, the others end their rollouts."""
@@ -142,9 +143,9 @@ class Scheduler:
         worker, rollout = self._first_ready()
         with Uninterrupted():
             with self._flow.statistics.timed("assemble"):
-                draft = self._draft([worker])
-                header = self.assembly.place(draft, 0, rollout)
-            self._flow.unclaimed = self._joined([worker], draft, [(header, rollout.note)])
+                pending = self._pending([worker])
+                self.assembly.place(pending, 0, rollout)
+            self._flow.unclaimed = self._joined([worker], pending, [rollout.report])
             self.group.serve_last(worker)
             self.weights.last_served = worker
 
@@ -152,7 +153,7 @@ class Scheduler:
         """The first rollout that is there. One that failed is raised after those that are done."""
         flow = self._flow
         while True:
-            waiting = [own for own in self.group.line if own.orders or own.starting]
+            waiting = [own for own in self.group.line if own.requests or own.starting]
             if flow.failing is None:
                 worker = self.awaiting.any_of(waiting)
             elif done := self.awaiting.one_now(waiting):
@@ -168,45 +169,40 @@ class Scheduler:
             if rollout is not None:
                 return worker, rollout
 
-    def _draft(self, workers: Sequence[WorkerRecord]) -> Draft:
+    def _pending(self, workers: Sequence[WorkerRecord]) -> PendingBatch:
         """The batch of their oldest rollouts."""
         infos = [worker.info for worker in workers]
         way = self._flow.uploads.way(workers[0].place)
-        return self.assembly.draft(workers[0].orders[0], infos, way)
+        return self.assembly.pending(workers[0].requests[0], infos, way)
 
     def _joined(
-        self, workers: Sequence[WorkerRecord], draft: Draft, placed: Sequence[Placed]
+        self,
+        workers: Sequence[WorkerRecord],
+        pending: PendingBatch,
+        reports: Sequence[RolloutReport],
     ) -> Batch:
         """The batch of rollouts that are in their rows, which are taken off."""
         with self._flow.statistics.timed("assemble"):
-            notes = {own.index: note for own, (_, note) in zip(workers, placed, strict=True)}
-            joined = self.assembly.join(draft, notes, self._flow.ids)
-        for worker, (header, note) in zip(workers, placed, strict=True):
-            self._take_off(worker, header, note)
+            indices = [worker.index for worker in workers]
+            by_id = dict(zip(indices, reports, strict=True))
+            batch = self.assembly.join(pending, by_id, self._flow.ids)
+        for worker, report in zip(workers, reports, strict=True):
+            self._take_off(worker, report)
         first = workers[0]
-        return Batch(
-            joined,
-            {own.index: header.frames for own, (header, _) in zip(workers, placed, strict=True)},
-            [episode for note in notes.values() for episode in note.episodes],
-            first.info.leaves,
-            first.place,
-            first.told_device,
-            beside=first.info.beside,
-        )
+        return replace(batch, place=first.place, reported=first.reported_device)
 
-    def _take_off(self, worker: WorkerRecord, header: RolloutHeader, note: RolloutNote) -> None:
+    def _take_off(self, worker: WorkerRecord, report: RolloutReport) -> None:
         """The worker's oldest rollout is part of a batch now."""
         ledger = self._flow.ledger
         worker.handle.pop()
-        worker.orders.popleft()
-        ledger.take_back(worker.index, worker.info.frames - header.frames)
-        if note.team is not None:  # its processes were asked for these beside what is there
-            for reason, frames in note.team.lost.items():
-                ledger.issue(worker.index, frames)
-                ledger.lose(worker.index, frames, reason)
-        worker.note = note
-        worker.version = header.policy_version
-        worker.frames += header.frames
+        worker.requests.popleft()
+        ledger.take_back(worker.index, worker.info.frames - report.frames)
+        for reason, frames in report.lost.items():  # its own processes were asked for these, too
+            ledger.issue(worker.index, frames)
+            ledger.lose(worker.index, frames, reason)
+        worker.report = report
+        worker.version = report.policy_version
+        worker.frames += report.frames
         worker.since_update += 1
 
     # Asking
@@ -226,26 +222,26 @@ class Scheduler:
     def _ask_for_more(self, depth: int) -> None:
         workers = [worker for worker in self.group.present if not worker.leaving]
         for level in range(1, depth + 1):
-            lacking = [worker for worker in workers if len(worker.orders) < level]
+            lacking = [worker for worker in workers if len(worker.requests) < level]
             if not lacking:
                 continue
             for group in [lacking] if self._options.sync else [[worker] for worker in lacking]:
                 if not self._flow.more_needed:
                     return
-                self._order(group)
+                self._request(group)
 
-    def _order(self, workers: Sequence[WorkerRecord]) -> None:
+    def _request(self, workers: Sequence[WorkerRecord]) -> None:
         """Queue one rollout of each, which are to become one batch."""
         random = self._flow.is_random
         infos = {worker.index: worker.info for worker in workers}
         in_place = any(worker.in_place for worker in workers)
         way = self._flow.uploads.way(workers[0].place)
-        targets = self.assembly.targets(infos, in_place, way)
+        rows = self.assembly.rows(infos, in_place, way)
         preemption = self._options.preemption
-        for worker, target in zip(workers, targets, strict=True):
+        for worker, own in zip(workers, rows, strict=True):
             self._flow.ledger.issue(worker.index, worker.info.frames)
             least = 1 if preemption is None else preemption.min_steps(worker.info.steps)
-            worker.order(Order(random, target, least))
+            worker.ask_for(RolloutRequest(random, own, least))
 
     def drop(self) -> None:
         """Forget the rollouts that were asked for; then workers may come or go."""
@@ -318,7 +314,7 @@ class Scheduler:
     def policy_lag(self) -> dict[int, int]:
         """Per worker: by how many versions its last delivered rollout was behind, 0 before it."""
         version = self._flow.version.number
-        return {own.index: version - own.version if own.note else 0 for own in self.group.present}
+        return {own.index: version - own.version if own.report else 0 for own in self.group.present}
 
     def report(self) -> dict[str, Any]:
         """See :func:`report_of`."""

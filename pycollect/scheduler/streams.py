@@ -29,7 +29,7 @@ class GroupStreams:
         for worker in sorted(self._group.present, key=lambda worker: worker.index):
             count = worker.info.num_seeds
             seeds[worker.index], following = seed_chain(following, count, static)
-            worker.note = None
+            worker.report = None
         self._group.begin_all({index: ("set_seed", own, root) for index, own in seeds.items()})
         return following
 
@@ -37,9 +37,7 @@ class GroupStreams:
         """Of each present worker, at the end of its last delivered rollout."""
         own = self._group.weights.own
         return {
-            worker.index: WorkerState(
-                worker.note.generators if worker.note else None, own.get(worker.index, {})
-            )
+            worker.index: WorkerState(worker.generators, own.get(worker.index, {}))
             for worker in self._group.present
         }
 
@@ -65,7 +63,7 @@ class GroupStreams:
                 calls[worker.index] = ("set_seed", seeds, root)
             else:
                 calls[worker.index] = worker.resumption(own, state.entropy, state.batches)
-            worker.note = None
+            worker.report = None
             worker.version = state.policy_version
         self._group.begin_all(calls)
         # Now that what was dropped has ended, which might have changed buffers of the policy.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect._core import Leaf, Placement, RolloutControl, Slab, join_rollouts
-from pycollect.batch.extras import Extras
+from pycollect.batch.extras import Extras, pickled_extras
 from pycollect.batch.weights import Weights
 from pycollect.engines.face import Face
 from pycollect.engines.messages import WorkerInfo, WorkerSpec
@@ -25,7 +25,8 @@ from pycollect.stream.flow import Flow
 from pycollect.stream.options import StreamOptions
 from pycollect.stream.source import Batch
 from pycollect.worker.generators import GeneratorState, TeamState
-from pycollect.worker.report import RolloutReport, TeamReport
+from pycollect.worker.packed import Packed
+from pycollect.worker.report import RolloutReport
 from pycollect.worker.step_timer import WorkerSeconds
 
 _TOLD = ("worker_died", "worker_timeout", "env_error")  # losses that whoever asks is to know
@@ -174,24 +175,27 @@ class Team:
         except WorkerError as error:
             text = f"of the processes of worker {self.index}: {error}"
             raise WorkerError(text, self.index, self.incarnation, error.remote_traceback) from error
-        joined = batch.joined
-        header = join_rollouts(slab, row, joined.slab, self.index, self.incarnation, self._sequence)
+        header = join_rollouts(slab, row, batch.slab, self.index, self.incarnation, self._sequence)
         self._sequence += 1
-        notes = [own.note for own in self._processes.present if own.note is not None]
+        reports = [own.report for own in self._processes.present if own.report is not None]
         return RolloutReport(
-            header,
+            header.frames,
+            header.policy_version,
             list(batch.episodes),
-            _mean([note.seconds for note in notes]),
-            sum(note.stepped for note in notes),
-            tuple(sorted({name for note in notes for name in note.slow_paths})),
-            self._extras(joined.extras),
-            TeamReport(self._sources(batch), self._new_losses(), self._processes.restarts),
+            _mean([report.seconds for report in reports]),
+            sum(report.stepped for report in reports),
+            tuple(sorted({name for report in reports for name in report.slow_paths})),
+            self._extras(batch.extras),
+            sources=self._sources(batch),
+            lost=self._new_losses(),
+            restarts=self._processes.restarts,
         )
 
-    def _extras(self, extras: Extras | None) -> Extras | None:
+    def _extras(self, extras: Extras | None) -> Packed[Extras] | None:
         if extras is None:
             return None
-        return {key: c.reshape(self.env.num_envs, self.steps) for key, c in extras.items()}
+        size = self.env.num_envs, self.steps
+        return Packed({key: c.reshape(size) for key, c in extras.items()}, pickled_extras)
 
     def _sources(self, batch: Batch) -> tuple[int, ...]:
         """Whose rollouts follow each other along time; 0 where all are side by side."""
@@ -253,8 +257,7 @@ class Team:
 
     def generator_state(self) -> TeamState | None:
         """Where the processes' generators stood; None if one of them has not said it yet."""
-        notes = [process.note for process in self._processes.present]
-        states = [None if note is None else note.generators for note in notes]
+        states = [process.generators for process in self._processes.present]
         known = tuple(state for state in states if isinstance(state, GeneratorState))
         return TeamState(known) if len(known) == len(states) else None
 
@@ -381,7 +384,7 @@ class _Processes:
         self._flow.drop("set_seed")
         self.scheduler.drop()
         for process in self.present:
-            process.note = None
+            process.report = None
         self.scheduler.group.begin_all(calls)
 
     def resize(self, frames: int) -> None:

@@ -116,7 +116,7 @@ class WorkerGroup:
         flow.lose_worker(worker.index, worker.frames_in_flight, reason)
         forget_ids(flow.ids, worker.index, worker.info)
         self._restart(worker, death, flow.statistics.batches)
-        generators = None if worker.note is None else worker.note.generators
+        generators = worker.generators
         if generators is not None:
             moment = worker.incarnation
             worker.initial_call = worker.resumption(generators, flow.entropy, moment)
@@ -144,8 +144,8 @@ class WorkerGroup:
         self.hooks.give(worker)
         if worker.initial_call is not None:
             worker.handle.request(*worker.initial_call)
-        for order in worker.orders:
-            worker.handle.submit(order)
+        for request in worker.requests:
+            worker.handle.submit(request)
 
     def call_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
         """Queue these calls for workers that are built, and wait for all of them.
@@ -193,7 +193,7 @@ class WorkerGroup:
         workers = [*self.present, *self.former]
         self._engine.wait_closed([worker.process for worker in workers], timeout)
         for worker in workers:
-            worker.orders.clear()
+            worker.requests.clear()
 
 
 def _take_handle(worker: WorkerRecord) -> None:

@@ -10,26 +10,26 @@ from pycollect._core import Slab
 from pycollect.batch.extras import cells_of
 from pycollect.batch.layout import torch_dtype
 from pycollect.batch.slab_views import slab_tensors
-from pycollect.stream.source import Batch, Joined
+from pycollect.stream.source import Batch
 from pycollect.worker.worker import Worker
 
 
 def blank_batch(
-    worker: Worker, slab: Slab, place: torch.device, told: torch.device | None
+    worker: Worker, slab: Slab, place: torch.device, reported: torch.device | None
 ) -> Batch:
     """A batch of zeros as this worker's are.
 
     Its extras are absent, and with `set_truncated` the flags of its last frames are set.
 
     Args:
-        place, told: as a Batch's.
+        place, reported: as a Batch's.
     """
     shape = worker.batch_shape
     tensors = slab_tensors(slab, shape, worker.slab_leaves.keys)
     for tensor in tensors.values():
         tensor.zero_()
     kept = worker.slab_leaves.keys
-    there = {
+    on_device = {
         leaf.key: torch.zeros([*shape, *leaf.shape], dtype=torch_dtype(leaf.dtype))
         for leaf in worker.leaves.all
         if leaf.key not in kept and leaf.key in worker.leaves.keys
@@ -44,5 +44,12 @@ def blank_batch(
         for extra in worker.leaves.extras
     }
     return Batch(
-        Joined(slab, tensors, shape, extras or None), {}, [], worker.leaves, place, told, there
+        slab,
+        tensors,
+        shape,
+        worker.leaves,
+        extras=extras or None,
+        place=place,
+        reported=reported,
+        on_device=on_device,
     )

@@ -22,7 +22,7 @@ def pieces(
     That is each rollout, [T] or [*P, T]; or all of a sync batch one after the other, without a
     copy, where the buffer takes items only and could not tell.
     """
-    if batch.joined.how == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
+    if batch.how == "stack" and td.get(MASK, None) is None and _takes_items(options, td):
         td.names = None
         yield batch.frames_of, td.flatten(0, 2 if batch.beside else 1)
         return

@@ -123,7 +123,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._flow.claim()
             self._count(batch.frames_of)
         with self._flow.statistics.timed("deliver"):
-            td = finished(td, self._flow.options, batch.joined.tensors)
+            td = finished(td, self._flow.options, batch.tensors)
             self._source.before_delivery(td)
         self._show_progress(sum(batch.frames_of.values()))
         return td
@@ -160,7 +160,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             filling.expect(batch.frames_of)
             self._flow.claim()
             for frames_of, piece in pieces(td, batch, self._flow.options):
-                done = finished(piece, self._flow.options, batch.joined.tensors)
+                done = finished(piece, self._flow.options, batch.tensors)
                 self._source.before_delivery(done)
                 extend(done, self._flow.options)
                 filling.count(frames_of)
@@ -220,7 +220,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             return
         with self._flow.statistics.timed("deliver"), self._fatal():
             self._flow.claim()
-            self._place = batch.place, batch.told
+            self._place = batch.place, batch.reported
             for worker, source, rollout in rollouts_of(td, batch):
                 if rollout.ndim > 2:
                     rollout = rollout.flatten(0, rollout.ndim - 2)

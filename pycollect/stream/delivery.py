@@ -25,37 +25,36 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
         uploads: what brings it to its place; None: it stays on the host.
     """
     cast = partial(options.cast.apply, leaves=batch.leaves) if options.cast else None
-    joined, device = batch.joined, batch.told
-    tensors = joined.tensors
+    tensors, device = batch.tensors, batch.reported
     if batch.place.type == "cpu" or uploads is None:
         tensors = tensors if cast is None else cast(tensors)
         device = device if batch.place.type == "cpu" else None
     else:
-        there = uploads.to(batch.place)
-        tensors = there.upload(joined.slab, tensors, cast)
-        device = there.device
-    if batch.there:
+        way = uploads.to(batch.place)
+        tensors = way.upload(batch.slab, tensors, cast)
+        device = way.device
+    if batch.on_device:
         place = next(iter(tensors.values())).device
-        own = {key: tensor.to(place) for key, tensor in batch.there.items()}
+        own = {key: tensor.to(place) for key, tensor in batch.on_device.items()}
         tensors = {**tensors, **(own if cast is None else cast(own))}
         tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}
-    td: TensorDictBase = to_tensordict(tensors, joined.shape, device, batch.leaves.shapes)
-    if parcel := batch.leaves.parcel(joined.extras):
+    td: TensorDictBase = to_tensordict(tensors, batch.shape, device, batch.leaves.shapes)
+    if parcel := batch.leaves.parcel(batch.extras):
         td = with_extras(td, parcel)  # those of tensors follow to its device
-    return td if device is None or batch.told is not None else td.clear_device_()
+    return td if device is None or batch.reported is not None else td.clear_device_()
 
 
 def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:
     """The rollouts in a batch: worker, which of its processes, and its frames, [T] or [*P, T]."""
-    workers, how = list(batch.frames_of), batch.joined.how
+    workers, how = list(batch.frames_of), batch.how
     if how is None:
         parts: Iterable[TensorDictBase] = [td]
     elif how == "stack":
         parts = td.unbind(0)
     else:
-        parts = td.split(list(batch.joined.parts), td.ndim - 1 if how == -1 else 0)
+        parts = td.split(list(batch.parts), td.ndim - 1 if how == -1 else 0)
     for worker, part in zip(workers, parts, strict=True):
-        sources = batch.joined.sources.get(worker, (0,))
+        sources = batch.sources.get(worker, (0,))
         if len(sources) == 1:
             yield worker, sources[0], part
             continue

@@ -29,7 +29,7 @@ from pycollect.envs import EnvBatch
 from pycollect.errors import WorkerError
 from pycollect.stream.blank import blank_batch
 from pycollect.stream.flow import Flow
-from pycollect.stream.source import Batch, Joined
+from pycollect.stream.source import Batch
 from pycollect.stream.state import CollectorState, WorkerState, check_generators
 from pycollect.stream.statistics import count_slow_paths
 from pycollect.stream.weight_calls import by_worker
@@ -214,16 +214,20 @@ class InProcess:
             tensors = slab_tensors(slab, worker.batch_shape, worker.slab_leaves.keys)
             ids = tensors[TRAJ_IDS]
             self._flow.ids.renumber(0, ids.view(worker.env.num_envs, worker.steps))
-            extras = report.extras and joined([report.extras], -1, worker.env.batch_size)
+            own = report.extras
+            extras = None if own is None else joined([own.value], -1, worker.env.batch_size)
         self.streams.report = report
-        self._flow.ledger.take_back(0, self.batch_frames - report.header.frames)
+        self._flow.ledger.take_back(0, self.batch_frames - report.frames)
         return Batch(
-            Joined(slab, tensors, worker.batch_shape, extras),
-            {0: report.header.frames},
-            report.episodes,
+            slab,
+            tensors,
+            worker.batch_shape,
             worker.leaves,
+            {0: report.frames},
+            report.episodes,
+            extras,
             *self._place,
-            report.there,
+            report.on_device,
         )
 
     def before_delivery(self, td: TensorDictBase) -> None:
@@ -272,7 +276,7 @@ class InProcess:
     def policy_lag(self) -> dict[int, int]:
         """Always 0 after the first batch that follows an update: the module is live."""
         report = self.streams.report
-        return {0: self._flow.version.number - report.header.policy_version if report else 0}
+        return {0: self._flow.version.number - report.policy_version if report else 0}
 
     def report(self) -> dict[str, Any]:
         """What `stats` tells.
@@ -293,7 +297,7 @@ class InProcess:
                 0: {
                     "pid": os.getpid(),
                     "node": socket.gethostname(),
-                    "version": report.header.policy_version if report else 0,
+                    "version": report.policy_version if report else 0,
                     "restarts": 0,
                     "frames": self._flow.statistics.frames,
                     "seconds": own,

@@ -23,49 +23,39 @@ from pycollect.worker.report import Episode
 
 
 @dataclass(frozen=True)
-class Joined:
-    """Rollouts that became a batch.
+class Batch:
+    """Rollouts that became a batch, before it is delivered.
 
     Attributes:
         slab: in which the tensors lie.
         shape: the batch dimensions, time last.
+        leaves: what a frame consists of.
+        frames_of: collected frames of each worker, in the order of their rows; uncollected cells
+            are not counted.
         extras: of that shape each; None where there are none.
-        how: "stack", 0 or -1; None: it is one rollout.
+        place: where it is to lie.
+        reported: what ``td.device`` says; None: nobody asked for a device.
+        on_device: tensors that lie in no slab but on the environments' device, by key.
+        how: rollouts are joined: "stack", 0 or -1; None: it is one rollout.
         parts: where they are joined by a number, how much of that dimension is each one's.
         sources: of workers with processes of their own, which of these follow each other along time
             in the worker's part.
+        beside: the first dimension of each worker's rollout is that of its own processes.
     """
 
     slab: Slab
     tensors: dict[Key, torch.Tensor]
     shape: Sequence[int]
+    leaves: BatchLeaves
+    frames_of: Mapping[int, int] = field(default_factory=dict)
+    episodes: Sequence[Episode] = ()
     extras: Extras | None = None
+    place: torch.device = CPU
+    reported: torch.device | None = None
+    on_device: Mapping[Key, torch.Tensor] = field(default_factory=dict)
     how: str | int | None = None
     parts: Sequence[int] = ()
     sources: Mapping[int, Sequence[int]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Batch:
-    """An assembled batch before it is delivered.
-
-    Attributes:
-        frames_of: collected frames of each worker, in the order of their rows; uncollected cells
-            are not counted.
-        leaves: what a frame consists of.
-        place: where it is to lie.
-        told: what ``td.device`` says; None: nobody asked for a device.
-        there: tensors that lie in no slab but on the environments' device, by key.
-        beside: the first dimension of each worker's rollout is that of its own processes.
-    """
-
-    joined: Joined
-    frames_of: Mapping[int, int]
-    episodes: Sequence[Episode]
-    leaves: BatchLeaves
-    place: torch.device = CPU
-    told: torch.device | None = None
-    there: Mapping[Key, torch.Tensor] = field(default_factory=dict)
     beside: bool = False
 
 

@@ -3,54 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 
-from pycollect._core import RolloutHeader
 from pycollect.batch.extras import Extras
 from pycollect.batch.layout import Key
+from pycollect.worker.generators import GeneratorState, TeamState
+from pycollect.worker.packed import Packed
 from pycollect.worker.step_timer import WorkerSeconds
 
 Episode = tuple[int, float, int]
 """(env, return, length in frames) of an episode that ended."""
 
-
-@dataclass(frozen=True)
-class TeamReport:
-    """What there is to know of a rollout that several processes collected as one worker.
-
-    Attributes:
-        sources: the numbers of those whose parts follow each other along time; one number where
-            all of them are environments side by side.
-        lost: frames that were asked of them since the last rollout and never came, by reason.
-        restarts: how often one of them was replaced so far.
-    """
-
-    sources: tuple[int, ...]
-    lost: Mapping[str, int]
-    restarts: int
+_NOTHING: Mapping[Key, torch.Tensor] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class RolloutReport:
+class RolloutReport(NamedTuple):
     """What comes back beside the frames of a rollout.
 
     Attributes:
+        frames: that it really has; uncollected cells are not counted.
+        policy_version: that it began with.
         seconds: where the worker's time went so far.
         stepped: steps of single envs since the worker was made, best effort.
         slow_paths: the names of those that the rollout took.
         extras: [P, T] each; None where there are none.
-        team: None where the worker collected it itself.
-        there: what was recorded on the environments' device instead of in the slab, of the steps
-            that the rollout really has, [*batch, T, *frame] each.
+        generators: where the worker's own stand at its end; None if it has none, or nobody asked.
+        sources: the numbers of those of its own processes whose parts follow each other along time;
+            one number where all of them are environments side by side, or it collects itself.
+        lost: frames that were asked of its processes since the last rollout and never came, by
+            reason.
+        restarts: how often one of these was replaced so far.
+        on_device: what was recorded on the environments' device instead of in the slab, of the
+            steps that the rollout really has, [*batch, T, *frame] each. Does not travel.
     """
 
-    header: RolloutHeader
+    frames: int
+    policy_version: int
     episodes: list[Episode]
     seconds: WorkerSeconds
     stepped: int
     slow_paths: tuple[str, ...]
-    extras: Extras | None = None
-    team: TeamReport | None = None
-    there: Mapping[Key, torch.Tensor] = field(default_factory=dict)
+    extras: Packed[Extras] | None = None
+    generators: Packed[GeneratorState | TeamState] | None = None
+    sources: tuple[int, ...] = (0,)
+    lost: Mapping[str, int] = MappingProxyType({})
+    restarts: int = 0
+    on_device: Mapping[Key, torch.Tensor] = _NOTHING

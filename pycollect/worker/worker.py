@@ -12,6 +12,7 @@ import torch
 from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import Leaf, Recorder, RolloutControl, Slab
+from pycollect.batch.extras import pickled_extras
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.layout import Key, dotted
 from pycollect.batch.weights import Weights, load_weights, weight_leaves, weights_from, weights_of
@@ -31,6 +32,7 @@ from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.generators import Generators, GeneratorState
 from pycollect.worker.memory import current_tensors, fill, placement_of
 from pycollect.worker.options import WorkerOptions
+from pycollect.worker.packed import Packed
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.step_timer import StepTimer, WorkerSeconds
 
@@ -277,13 +279,14 @@ class Worker:
         self._must_reset = False
         self._sequence += 1
         return RolloutReport(
-            header,
+            header.frames,
+            header.policy_version,
             self._recorder.take_episodes(),
             self._timer.seconds,
             self._recorder.frames,
             self._slow_paths(runner),
-            self._extras.finish(self.steps) if self.leaves.extras else None,
-            there=self._there.take_tensors() if self._there else {},
+            Packed(self._extras.finish(self.steps), pickled_extras) if self.leaves.extras else None,
+            on_device=self._there.take_tensors() if self._there else {},
         )
 
     def _slow_paths(self, runner: Runner) -> tuple[str, ...]:

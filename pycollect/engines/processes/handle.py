@@ -10,15 +10,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from pycollect._core import Bell, Mailbox, Memory, SharedMemoryError
-from pycollect.batch.slab_views import Target
 from pycollect.engines.messages import (
     ErrorReport,
-    Lease,
-    Order,
     Rollout,
-    RolloutNote,
+    RolloutRequest,
     WorkerInfo,
     WorkerSpec,
+    report_of,
 )
 from pycollect.engines.processes.serve import QUESTIONS
 from pycollect.engines.processes.wire import pack, unpack
@@ -103,12 +101,11 @@ class MailboxHandle:
         self.pop()
         return info
 
-    def submit(self, order: Order) -> None:
+    def submit(self, request: RolloutRequest) -> None:
         """Queue one rollout."""
-        target = order.target
-        lease = None if target is None else tuple(_lease(target))  # see RolloutNote.plain
-        question = ("write", (order.random, order.min_steps, lease))
-        self._calls.append(self._ask(question, target))
+        address = request.rows and request.rows.address
+        question = ("write", (request.random, request.min_steps, address))
+        self._calls.append(self._ask(question, request.rows))
 
     def stop(self) -> None:
         """The oldest rollout is to end after its current step. Does not wait; may come again."""
@@ -146,8 +143,8 @@ class MailboxHandle:
 
         An interrupt between the two loses nothing: the same rollout is given again.
         """
-        note, buffer = self._read(self._calls[0])
-        return Rollout(self.index, self.incarnation, RolloutNote.from_plain(note), buffer)
+        report, buffer = self._read(self._calls[0])
+        return Rollout(report_of(report), buffer)
 
     def pop(self) -> None:
         """The oldest rollout is done with."""
@@ -298,14 +295,3 @@ class MailboxHandle:
             )
         text = f"worker {self.index} died: {end}"
         return WorkerDied(text, self.index, self.incarnation, account)
-
-
-def _lease(target: Target) -> Lease:
-    """The rows of a slab in shared memory, as another process is told of them."""
-    slab = target.slab
-    address = slab.memory.address
-    assert address is not None, "slab: expected one in shared memory"
-    placement = slab.placement
-    return Lease(
-        address, slab.generation, placement.workers, placement.steps, target.order, target.row
-    )

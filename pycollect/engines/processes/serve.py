@@ -11,14 +11,13 @@ from typing import Any
 from pycollect._core import (
     Mailbox,
     Memory,
-    Placement,
     RolloutControl,
     SharedMemoryError,
     WorkerMailbox,
     end_with_process,
 )
-from pycollect.batch.slab_views import Target
-from pycollect.engines.messages import Address, Buffer, ErrorReport, Lease, WorkerInfo
+from pycollect.batch.slab_rows import MappedSlabs, MemoryAddress, RowsAddress
+from pycollect.engines.messages import Buffer, ErrorReport, WorkerInfo
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.wire import pack, unpack
 from pycollect.engines.remote_worker import RemoteWorker
@@ -28,11 +27,10 @@ QUESTIONS = 64
 """How many questions a worker's mailbox has room for."""
 
 _PATIENCE = 10.0
-_MAPPINGS_KEPT = 64
 
 
 def serve(
-    mailbox: Address, bell: Address, driver: int, log: int, inherited: tuple[Any, ...]
+    mailbox: MemoryAddress, bell: MemoryAddress, driver: int, log: int, inherited: tuple[Any, ...]
 ) -> None:
     """Answer what is asked through a mailbox, until `close` is; the main function of a process.
 
@@ -80,44 +78,27 @@ class ProcessWorker(RemoteWorker):
     def __init__(self, mailbox: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
         super().__init__(inherited)
         self._mailbox = mailbox
-        self._mappings: dict[Address, Memory] = {}
-        self._placements: dict[tuple[int, int, str], Placement] = {}
+        self._slabs = MappedSlabs()
 
-    def attach(self, spec: bytes, policy: Address) -> WorkerInfo | ErrorReport:
+    def attach(self, spec: bytes, policy: MemoryAddress) -> WorkerInfo | ErrorReport:
         """Build, with a policy that lies in shared memory."""
         return self.build(spec, Memory.attach(policy).array().tobytes())
 
     def write(
-        self, random: bool, min_steps: int, lease: tuple[Any, ...] | None
+        self, random: bool, min_steps: int, rows: RowsAddress | None
     ) -> tuple[tuple[Any, ...], Buffer | None]:
-        """One rollout, into the driver's slab; returns its note, plain.
+        """One rollout, into the driver's slab; returns its report, plain.
 
         Args:
             min_steps: it has so many at least if it is stopped.
-            lease: a Lease's fields; None: as its own slab's bytes.
+            rows: where it is to lie; None: it is returned as its own slab's bytes.
         """
         mailbox = self._mailbox
         control = RolloutControl(mailbox.stop, mailbox.number, min_steps, mailbox.steps)
-        if lease is None:
-            note, buffer = self._collect(random, control)
-            return note.plain(), buffer
-        return self._collect_into(self._target(Lease(*lease)), random, control).plain(), None
-
-    def _target(self, lease: Lease) -> Target:
-        """The driver's slab. Mapped once: to map it costs more than to fill a part of it."""
-        memory = self._mappings.get(lease.address)
-        if memory is None:
-            memory = self._mappings[lease.address] = Memory.attach(lease.address)
-            if len(self._mappings) > _MAPPINGS_KEPT:
-                del self._mappings[next(iter(self._mappings))]
-        own = self._built.placement
-        form = (lease.workers, lease.steps, lease.order)
-        if form not in self._placements:
-            self._placements[form] = Placement(
-                own.layout, lease.workers, own.envs, lease.steps, lease.order
-            )
-        slab = memory.slab(self._placements[form], lease.generation)
-        return Target(slab, lease.row, lease.order)
+        if rows is None:
+            return self._collect(random, control)
+        own = self._slabs.rows(rows, self._built.placement)
+        return self._collect_into(own, random, control), None
 
     def _take_weights(self, worker: RolloutWorker) -> None:
         """Load the weights, and call the hooks, that were published last, if they are new."""

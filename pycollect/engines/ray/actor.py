@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from pycollect.engines.messages import Address
+from pycollect.batch.slab_rows import MemoryAddress
 from pycollect.engines.waiting import Rung
 
 _LOG_CHARACTERS = 2000
@@ -31,7 +31,7 @@ class Actor:
         self._bell = bell
         weakref.finalize(self, _kill, ray, handle).atexit = False
 
-    def serve(self, node: str, mailbox: Address, bell: Address) -> Future[str]:
+    def serve(self, node: str, mailbox: MemoryAddress, bell: MemoryAddress) -> Future[str]:
         """Ask it to serve a mailbox of this process, which is on that node."""
         return self._ringing(self.handle.serve.remote(node, mailbox, bell, os.getpid()))
 

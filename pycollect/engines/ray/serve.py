@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
-from pycollect.engines.messages import Address
+from pycollect.batch.slab_rows import MemoryAddress
 from pycollect.engines.processes.serve import answer_all
 from pycollect.engines.ray.session import import_ray
 from pycollect.engines.remote_worker import RemoteWorker
@@ -21,7 +21,7 @@ class RayWorker:
     def __init__(self) -> None:
         self._called: RemoteWorker | None = None  # not where a mailbox is served
 
-    def serve(self, node: str, mailbox: Address, bell: Address, driver: int) -> str:
+    def serve(self, node: str, mailbox: MemoryAddress, bell: MemoryAddress, driver: int) -> str:
         """Answer what is asked through a mailbox, until `close` is.
 
         Args:

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 from pycollect.engines.messages import (
     ErrorReport,
-    Order,
     Rollout,
+    RolloutRequest,
     WorkerInfo,
     WorkerSpec,
     pickled_spec,
+    report_of,
 )
 from pycollect.engines.ray.actor import Actor, end_of
 from pycollect.engines.shared_value import SharedValue
@@ -62,13 +63,13 @@ class StoreHandle:
         self._pid = info.pid
         return info
 
-    def submit(self, order: Order) -> None:
+    def submit(self, request: RolloutRequest) -> None:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
         edition, version, weights = self._assigned
         sent = edition <= self._sent_edition
         self._sent_edition = edition
         self._asked += 1
-        asked = (self._asked, order.random, order.min_steps)
+        asked = (self._asked, request.random, request.min_steps)
         weights = None if sent else weights
         self._calls.append(self.request("collect", *asked, edition, version, weights))
 
@@ -105,8 +106,8 @@ class StoreHandle:
 
         An interrupt between the two loses nothing: the same rollout is given again.
         """
-        note, buffer = self.answer(self._calls[0])
-        return Rollout(self.index, self.incarnation, note, buffer)
+        report, buffer = self.answer(self._calls[0])
+        return Rollout(report_of(report), buffer)
 
     def pop(self) -> None:
         """The oldest call is done with."""
