@@ -350,27 +350,29 @@ class Devices:
     policy: torch.device | None = None
 
     @property
-    def told(self) -> torch.device | None:
+    def reported(self) -> torch.device | None:
         """What ``td.device`` of a batch says."""
         agreed = self.env if self.env == self.policy else None
         return self.storing or self.default or agreed
 
     @property
-    def of_batches(self) -> torch.device | None:
+    def batch_device(self) -> torch.device | None:
         """Where batches are to lie; None: where the environment does."""
         return self.storing or self.default or self.env
 
     @property
-    def of_env(self) -> torch.device | None:
+    def env_device(self) -> torch.device | None:
         """Where the environment is to lie that says nothing itself."""
         return self.env or self.default
 
     @property
-    def of_policy(self) -> torch.device | None:
+    def policy_device(self) -> torch.device | None:
         """Where the policy is to lie."""
         return self.policy or self.default
 
     @property
     def of_worker(self) -> frozenset[str]:
         """The types of the devices that a worker itself works with."""
-        return frozenset(own.type for own in (self.of_env, self.of_policy) if own is not None)
+        return frozenset(
+            own.type for own in (self.env_device, self.policy_device) if own is not None
+        )

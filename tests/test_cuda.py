@@ -30,7 +30,7 @@ from torch import nn
 from pycollect import MultiStep, SyncDataCollector, split_trajectories
 from pycollect._core import Layout, Leaf, Placement
 from pycollect.batch.slab_views import make_shared_pool
-from pycollect.batch.upload import DeviceBatches
+from pycollect.batch.upload import DeviceUploader
 from pycollect.devices import CudaAccelerator, StreamAccelerator, accelerator
 
 pytestmark = [
@@ -390,5 +390,5 @@ def test_graphs_of_a_policy_on_the_cpu_are_refused() -> None:
 
 
 def test_pinned_memory_is_pinned() -> None:
-    memory = DeviceBatches(accelerator(torch.device("cuda", 0))).allocate(1 << 20)
+    memory = DeviceUploader(accelerator(torch.device("cuda", 0))).allocate(1 << 20)
     assert torch.from_numpy(memory).is_pinned()

@@ -21,7 +21,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(
-    ("devices", "told", "batches"),
+    ("devices", "reported", "batches"),
     [
         (Devices(), None, None),
         (Devices(default=GPU), GPU, GPU),
@@ -35,10 +35,10 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
     ids=str,
 )
 def test_where_batches_lie_and_what_they_say(
-    devices: Devices, told: torch.device | None, batches: torch.device | None
+    devices: Devices, reported: torch.device | None, batches: torch.device | None
 ) -> None:
-    assert devices.told == told
-    assert devices.of_batches == batches
+    assert devices.reported == reported
+    assert devices.batch_device == batches
 
 
 def given(**devices: Any) -> dict[str, Any]:

@@ -186,11 +186,11 @@ def test_the_newest_weights_are_taken_by_rollouts_that_are_queued(engine: Proces
     packer = WeightSlab(weight_leaves(weights_from(policy)))
     worker.ask()
     slab = worker.ask()
-    for edition in range(1, 4):
+    for serial in range(1, 4):
         with torch.no_grad():
-            policy.number.fill_(edition % 2)
+            policy.number.fill_(serial % 2)
         weights = engine.put(packer.pack(weights_from(policy)))
-        assert handle.assign(edition, 10 * edition, weights, True) is None
+        assert handle.assign(serial, 10 * serial, weights, True) is None
     handle.rollout()
     handle.pop()
     handle.rollout()

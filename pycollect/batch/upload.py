@@ -28,7 +28,7 @@ MOST_IN_FLIGHT = 2
 """Slabs whose copies may be under way; past that, the host waits for the oldest."""
 
 
-class DeviceBatches:
+class DeviceUploader:
     """Carries the slabs of batches to a device.
 
     The whole slab goes in one copy beside the device's current stream, which waits for it without
@@ -148,44 +148,44 @@ def _views(memory: torch.Tensor, places: Mapping[Key, tuple[int, torch.Tensor]])
 
 
 class Uploads:
-    """The way to each device that batches go to."""
+    """What brings batches to each device that they go to."""
 
     def __init__(self) -> None:
-        self._by_device: dict[torch.device, DeviceBatches] = {}
+        self._by_device: dict[torch.device, DeviceUploader] = {}
 
-    def to(self, device: torch.device) -> DeviceBatches:
-        """The way to that device, one for all batches."""
+    def to(self, device: torch.device) -> DeviceUploader:
+        """What brings them to that device, one for all."""
         if device not in self._by_device:
-            self._by_device[device] = DeviceBatches(accelerator(device))
+            self._by_device[device] = DeviceUploader(accelerator(device))
         return self._by_device[device]
 
-    def way(self, place: torch.device) -> DeviceBatches | None:
-        """The way to that place; None: batches lie there already, on the CPU."""
+    def uploader_for(self, place: torch.device) -> DeviceUploader | None:
+        """What brings batches to that place; None: batches lie there already, on the CPU."""
         return None if place.type == "cpu" else self.to(place)
 
     def moved(
-        self, td: TensorDictBase, place: torch.device, told: torch.device | None
+        self, td: TensorDictBase, place: torch.device, reported: torch.device | None
     ) -> TensorDictBase:
         """A TensorDict that lies in no slab, at its place.
 
         Args:
-            told: what ``td.device`` is to say.
+            reported: what ``td.device`` is to say.
 
         Raises:
             TypeError: an entry that is neither a strided tensor nor one of the extras.
         """
         if place.type == "cpu":
             return td
-        way = self.to(place)
+        uploader = self.to(place)
         dense, parcel = without_extras(td)
         leaves, nested, others = flatten(dense)
         refuse(others)
         size = tuple(td.batch_size)
-        there: TensorDictBase = to_tensordict(way.gather(leaves), size, way.device)
+        there: TensorDictBase = to_tensordict(uploader.gather(leaves), size, uploader.device)
         restore_nested(there, nested, size, len(size))
         if parcel:
             there = with_extras(there, parcel)
-        return there if told is not None else there.clear_device_()
+        return there if reported is not None else there.clear_device_()
 
     def close(self) -> None:
         """Wait for what is under way."""

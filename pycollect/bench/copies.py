@@ -14,7 +14,7 @@ from pycollect._core import Placement, Slab, place_rollout
 from pycollect.batch.cast import scaled
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import make_pool, make_shared_pool, slab_tensors
-from pycollect.batch.upload import Allocate, DeviceBatches
+from pycollect.batch.upload import Allocate, DeviceUploader
 from pycollect.bench.clock import Learner, median_seconds
 from pycollect.bench.environment import FreeFrames, Still
 from pycollect.bench.rows import Row, missing
@@ -93,12 +93,12 @@ def device_rows(sizes: Sizes, material: Material, device: torch.device, why_not:
     """What needs a device; rows without figures where there is none."""
     if why_not:
         return [missing(name, why_not) for name in _ON_A_DEVICE]
-    way = DeviceBatches(accelerator(device))
+    way = DeviceUploader(accelerator(device))
     return [
         *_copies(sizes, material, device),
         _assembly("assembly, pinned", sizes, material, way.allocate),
         _upload("upload", sizes, material, way, "by the core" if cuda.is_torchs() else "by torch"),
-        _upload(_OF_TORCH, sizes, material, DeviceBatches(StreamAccelerator(device))),
+        _upload(_OF_TORCH, sizes, material, DeviceUploader(StreamAccelerator(device))),
         _upload_of_shared(sizes, material, way),
         _cast("cast", sizes, material, device),
         _overlap(sizes, material, device),
@@ -138,12 +138,14 @@ def _assembly(name: str, sizes: Sizes, material: Material, allocate: Allocate | 
     return Row(name, material.megabytes, seconds, limit=MEMORY_COPY)
 
 
-def _upload(name: str, sizes: Sizes, material: Material, way: DeviceBatches, note: str = "") -> Row:
+def _upload(
+    name: str, sizes: Sizes, material: Material, way: DeviceUploader, note: str = ""
+) -> Row:
     """A batch that lies in memory of the way's own, as collectors send it."""
     return _sent(name, sizes, make_pool(material.batch, 1, way.allocate).acquire(), way, note)
 
 
-def _upload_of_shared(sizes: Sizes, material: Material, way: DeviceBatches) -> Row:
+def _upload_of_shared(sizes: Sizes, material: Material, way: DeviceUploader) -> Row:
     """A batch that lies where worker processes wrote it."""
     pool = make_shared_pool(material.batch, 1, 0)
     if not way.pin(pool):
@@ -153,7 +155,7 @@ def _upload_of_shared(sizes: Sizes, material: Material, way: DeviceBatches) -> R
     return _sent(_SHARED, sizes, slab, way, "registered with the driver")
 
 
-def _sent(name: str, sizes: Sizes, slab: Slab, way: DeviceBatches, note: str) -> Row:
+def _sent(name: str, sizes: Sizes, slab: Slab, way: DeviceUploader, note: str) -> Row:
     tensors = _tensors(slab)
     seconds = median_seconds(lambda: way.upload(slab, tensors), sizes.seconds, way.device)
     way.close()
@@ -162,7 +164,7 @@ def _sent(name: str, sizes: Sizes, slab: Slab, way: DeviceBatches, note: str) ->
 
 def _overlap(sizes: Sizes, material: Material, device: torch.device) -> Row:
     """Batches that are copied while a learner works that takes as long as the copy."""
-    batches = DeviceBatches(accelerator(device))
+    batches = DeviceUploader(accelerator(device))
     pool = make_pool(material.batch, 3, batches.allocate)
 
     def upload() -> None:

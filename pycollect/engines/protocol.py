@@ -48,11 +48,11 @@ class WorkerHandle(WorkerProcess, Protocol):
     def stop(self) -> None:
         """The oldest rollout is to end after its current step. Does not wait; may come again."""
 
-    def assign(self, edition: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
+    def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts, also one that is queued.
 
         Args:
-            edition: grows with every call; of two that arrive, the higher one counts.
+            serial: grows with every call; of two that arrive, the higher one counts.
             version: the policy version that rollouts with these weights carry.
             weights: packed.
             acknowledge: send them now in any case.
@@ -65,7 +65,7 @@ class WorkerHandle(WorkerProcess, Protocol):
         """Give the worker hooks for the next rollout that it starts, also one that is queued.
 
         Args:
-            hooks: by name, an edition that grows, and the hook, pickled.
+            hooks: by name, a serial number that grows, and the hook, pickled.
         """
 
     def rollout(self) -> Rollout:

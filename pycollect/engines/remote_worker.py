@@ -51,7 +51,7 @@ class RemoteWorker:
         self._weight_slab: WeightSlab | None = None
         self._lock = threading.Lock()
         self._given: tuple[int, int, Buffer | None] = (0, 0, None)
-        self._edition = 0
+        self._weights_serial = 0
         self._version = 0
         self._hooks_given: dict[str, tuple[int, Buffer]] = {}
         self._hooks_taken: dict[str, int] = {}
@@ -103,7 +103,7 @@ class RemoteWorker:
         number: int,
         random: bool,
         min_steps: int,
-        edition: int,
+        serial: int,
         version: int,
         weights: Buffer | None,
     ) -> tuple[tuple[Any, ...], Buffer] | ErrorReport:
@@ -113,11 +113,11 @@ class RemoteWorker:
             number: the how many-th it is that was asked for; see `stop`.
             random: random actions instead of the policy's.
             min_steps: it has so many at least if it is stopped.
-            edition: of the weights that the caller knows to be the newest.
+            serial: of the weights that the caller knows to be the newest.
             version: the policy version that they make.
             weights: these, None if they were sent before or never changed.
         """
-        self.set_weights(edition, version, weights)
+        self.set_weights(serial, version, weights)
         control = RolloutControl(self._stop, number, min_steps)
         return _answer(lambda: self._collect(random, control))
 
@@ -156,31 +156,31 @@ class RemoteWorker:
             shape = [*worker.env.batch_size, tensors[TRAJ_IDS].shape[-1]]
             hook(to_tensordict(tensors, shape))
 
-    def set_weights(self, edition: int, version: int, weights: Buffer | None) -> None:
+    def set_weights(self, serial: int, version: int, weights: Buffer | None) -> None:
         """Keep weights for the next rollout to start, if they are newer than what is there."""
         with self._lock:
-            if weights is not None and edition > self._given[0]:
-                self._given = (edition, version, weights)
+            if weights is not None and serial > self._given[0]:
+                self._given = (serial, version, weights)
 
     def _take_weights(self, worker: RolloutWorker) -> None:
         with self._lock:
-            edition, version, buffer = self._given
-        if buffer is not None and edition > self._edition:
+            serial, version, buffer = self._given
+        if buffer is not None and serial > self._weights_serial:
             if self._weight_slab is not None:
                 worker.load_weights(self._weight_slab.unpack(buffer))
-            self._edition, self._version = edition, version
+            self._weights_serial, self._version = serial, version
 
-    def set_hook(self, name: str, edition: int, pickled: Buffer) -> None:
+    def set_hook(self, name: str, serial: int, pickled: Buffer) -> None:
         """Keep a hook for the next rollout to start."""
         with self._lock:
-            self._hooks_given = {**self._hooks_given, name: (edition, pickled)}
+            self._hooks_given = {**self._hooks_given, name: (serial, pickled)}
 
     def _take_hooks(self, worker: RolloutWorker, hooks: Mapping[str, tuple[int, Buffer]]) -> None:
         """Call from now on those of them that are new."""
-        for name, (edition, pickled) in hooks.items():
-            if edition > self._hooks_taken.get(name, 0):
+        for name, (serial, pickled) in hooks.items():
+            if serial > self._hooks_taken.get(name, 0):
                 worker.set_hook(name, cloudpickle.loads(pickled))
-                self._hooks_taken[name] = edition
+                self._hooks_taken[name] = serial
 
     def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
         """Seed and reset everything."""

@@ -24,7 +24,7 @@ from pycollect.batch.layout import Key
 from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.slab_views import make_pool, slab_tensors
 from pycollect.batch.tensordicts import spare_memory
-from pycollect.batch.upload import DeviceBatches
+from pycollect.batch.upload import DeviceUploader
 from pycollect.engines.messages import Rollout, RolloutRequest, WorkerInfo
 from pycollect.scheduler.shared_slabs import SharedSlabs
 from pycollect.stream.source import Batch
@@ -43,7 +43,7 @@ class PendingBatch:
     Attributes:
         slab: in which its rollouts are to lie.
         infos: of its workers, in the order of their rows.
-        way: to the device that it goes to; None: it stays on the host.
+        uploader: to the device that it goes to; None: it stays on the host.
         steps: of each worker, if no rollout ends early.
         shape: then the batch dimensions.
         tensors: by key.
@@ -52,7 +52,7 @@ class PendingBatch:
 
     slab: Slab
     infos: Sequence[WorkerInfo]
-    way: DeviceBatches | None
+    uploader: DeviceUploader | None
     steps: Sequence[int]
     shape: Sequence[int]
     tensors: dict[Key, torch.Tensor]
@@ -87,53 +87,59 @@ class Assembly:
         self,
         infos: Mapping[int, WorkerInfo],
         in_place: Collection[int],
-        ways: Mapping[int, DeviceBatches | None],
+        uploaders: Mapping[int, DeviceUploader | None],
     ) -> None:
         """Make the slabs that these workers will write; errors as SharedSlabs.prepare's.
 
         Args:
             in_place: those of them that write into a batch's own rows, in shared memory.
-            ways: of each worker's batches to their device; None: they stay on the host.
+            uploaders: of each worker's batches to their device; None: they stay on the host.
         """
         groups = [tuple(infos)] if self._joined is not None else [(index,) for index in infos]
         self._shared.keep(groups)
         for group in groups:
             if not set(group).isdisjoint(in_place):
                 placement = self._placement([infos[index] for index in group])
-                self._shared.prepare(group, placement, ways[group[0]])
+                self._shared.prepare(group, placement, uploaders[group[0]])
 
     def rows(
-        self, infos: Mapping[int, WorkerInfo], in_place: bool, way: DeviceBatches | None = None
+        self,
+        infos: Mapping[int, WorkerInfo],
+        in_place: bool,
+        uploader: DeviceUploader | None = None,
     ) -> Sequence[SlabRows | None]:
         """Where the rollouts of one batch are to lie, by worker.
 
         Args:
             in_place: some of these workers write there themselves; else there are None.
-            way: of the batch to its device; None: it stays on the host.
+            uploader: of the batch to its device; None: it stays on the host.
         """
         if not in_place:
             return [None] * len(infos)
         placement = self._placement(list(infos.values()))
-        slab = self._shared.acquire(tuple(infos), placement, way)
+        slab = self._shared.acquire(tuple(infos), placement, uploader)
         return [SlabRows(slab, row, self._order) for row in range(len(infos))]
 
     def pending(
-        self, request: RolloutRequest, infos: Sequence[WorkerInfo], way: DeviceBatches | None = None
+        self,
+        request: RolloutRequest,
+        infos: Sequence[WorkerInfo],
+        uploader: DeviceUploader | None = None,
     ) -> PendingBatch:
         """The batch of these workers' next rollouts, in the slab that the request names, if any.
 
         Args:
-            way: of the batch to its device; None: it stays on the host.
+            uploader: of the batch to its device; None: it stays on the host.
         """
-        slab = self._pool(infos, way).acquire() if request.rows is None else request.rows.slab
-        return self._viewed(slab, infos, way, [slab.placement.steps] * len(infos))
+        slab = self._pool(infos, uploader).acquire() if request.rows is None else request.rows.slab
+        return self._viewed(slab, infos, uploader, [slab.placement.steps] * len(infos))
 
-    def _pool(self, infos: Sequence[WorkerInfo], way: DeviceBatches | None) -> SlabPool:
+    def _pool(self, infos: Sequence[WorkerInfo], uploader: DeviceUploader | None) -> SlabPool:
         placement = self._placement(infos)
         layout = placement.layout
-        kind = (layout.fingerprint, len(infos), placement.envs, placement.steps, way)
+        kind = (layout.fingerprint, len(infos), placement.envs, placement.steps, uploader)
         if kind not in self._pools:
-            allocate = None if way is None else way.allocate
+            allocate = None if uploader is None else uploader.allocate
             self._pools[kind] = make_pool(placement, _SLABS_KEPT, allocate)
         return self._pools[kind]
 
@@ -204,36 +210,36 @@ class Assembly:
         if self._uneven and self.along_time(info) and not self._padded:
             steps = [pending.slab.lengths(row)[0] for row in range(len(steps))]
         if sum(steps) < sum(pending.steps):
-            slab = self._without_gaps(pending.slab, sum(steps), pending.way)
+            slab = self._without_gaps(pending.slab, sum(steps), pending.uploader)
         elif pending.slab.memory.address is not None:
             slab = self._shared.deliver(tuple(workers), pending.slab)
         else:
             return pending
         if slab is pending.slab:
             return pending
-        return self._viewed(slab, pending.infos, pending.way, steps)
+        return self._viewed(slab, pending.infos, pending.uploader, steps)
 
     def _viewed(
         self,
         slab: Slab,
         infos: Sequence[WorkerInfo],
-        way: DeviceBatches | None,
+        uploader: DeviceUploader | None,
         steps: Sequence[int],
     ) -> PendingBatch:
         info = infos[0]
         shape = self._shape(info, steps)
         tensors = slab_tensors(slab, shape, info.leaves.keys)
         ids = self._ids(tensors[TRAJ_IDS], info, steps)
-        return PendingBatch(slab, infos, way, steps, shape, tensors, ids)
+        return PendingBatch(slab, infos, uploader, steps, shape, tensors, ids)
 
-    def _without_gaps(self, slab: Slab, steps: int, way: DeviceBatches | None) -> Slab:
+    def _without_gaps(self, slab: Slab, steps: int, uploader: DeviceUploader | None) -> Slab:
         """The cells that workers came to, `steps` of each env in all, copied."""
         batch = slab.placement
         placement = Placement(batch.layout, 1, batch.envs, steps)
-        if way is None:
+        if uploader is None:
             target = self._compacted.acquire(placement)
         else:  # torch keeps pinned memory itself, of whatever size
-            target = make_pool(placement, 0, way.allocate).acquire()
+            target = make_pool(placement, 0, uploader.allocate).acquire()
         compact(target, slab)
         return target
 

@@ -55,8 +55,10 @@ class Membership:
         """Make the slabs that the present workers will write; let those of others go."""
         present = self._group.present
         in_place = [worker.index for worker in present if worker.in_place]
-        ways = {worker.index: self._flow.uploads.way(worker.place) for worker in present}
-        self._assembly.prepare(self._group.infos, in_place, ways)
+        uploaders = {
+            worker.index: self._flow.uploads.uploader_for(worker.place) for worker in present
+        }
+        self._assembly.prepare(self._group.infos, in_place, uploaders)
 
     def _check(self, workers: Sequence[WorkerRecord]) -> None:
         for worker in workers:

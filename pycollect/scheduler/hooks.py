@@ -22,7 +22,7 @@ class HookSender:
 
     def __init__(self, put: Callable[[bytes], SharedValue]) -> None:
         self._put = put
-        self._edition = 0
+        self._serial = 0
         self._of_all: _Sent = {}
         self._of_one: dict[int, _Sent] = {}  # what a worker was given alone, by its id
 
@@ -43,8 +43,8 @@ class HookSender:
             raise TypeError(
                 f"{name}: expected a function that pickles, as it goes to the workers: {error}"
             ) from error
-        self._edition += 1
-        sent = {name: (self._edition, self._put(pickled))}
+        self._serial += 1
+        sent = {name: (self._serial, self._put(pickled))}
         if not alone:
             self._of_all.update(sent)
         for worker in workers:

@@ -69,17 +69,17 @@ class ManyWorkers(WorkerNames):
     @property
     def storing_device(self) -> Places:
         """For each, what ``td.device`` of its batches says."""
-        return tuple(own.told for own in self._devices_of_each)
+        return tuple(own.reported for own in self._devices_of_each)
 
     @property
     def env_device(self) -> Places:
         """Where the environments of each were told to lie."""
-        return tuple(own.of_env for own in self._devices_of_each)
+        return tuple(own.env_device for own in self._devices_of_each)
 
     @property
     def policy_device(self) -> Places:
         """Where the policy of each was told to lie."""
-        return tuple(own.of_policy for own in self._devices_of_each)
+        return tuple(own.policy_device for own in self._devices_of_each)
 
     def frames_per_batch_worker(self, *, worker_idx: int | None = None) -> int:
         """Frames of one rollout of a worker.

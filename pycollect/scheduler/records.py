@@ -85,18 +85,18 @@ class WorkerRecord:
     @property
     def generators(self) -> GeneratorState | TeamState | None:
         """Where its own stood at the end of its last rollout; None if it has none."""
-        told = None if self.report is None else self.report.generators
-        return None if told is None else told.value
+        packed = None if self.report is None else self.report.generators
+        return None if packed is None else packed.value
 
     @property
     def place(self) -> torch.device:
         """Where its batches are to lie."""
-        return self.plan.spec.options.devices.of_batches or self.info.device
+        return self.plan.spec.options.devices.batch_device or self.info.device
 
     @property
     def reported_device(self) -> torch.device | None:
         """What ``td.device`` of its batches says."""
-        return self.plan.spec.options.devices.told
+        return self.plan.spec.options.devices.reported
 
     @property
     def frames_in_flight(self) -> int:

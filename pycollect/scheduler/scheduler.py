@@ -172,8 +172,8 @@ class Scheduler:
     def _pending(self, workers: Sequence[WorkerRecord]) -> PendingBatch:
         """The batch of their oldest rollouts."""
         infos = [worker.info for worker in workers]
-        way = self._flow.uploads.way(workers[0].place)
-        return self.assembly.pending(workers[0].requests[0], infos, way)
+        uploader = self._flow.uploads.uploader_for(workers[0].place)
+        return self.assembly.pending(workers[0].requests[0], infos, uploader)
 
     def _joined(
         self,
@@ -235,8 +235,8 @@ class Scheduler:
         random = self._flow.is_random
         infos = {worker.index: worker.info for worker in workers}
         in_place = any(worker.in_place for worker in workers)
-        way = self._flow.uploads.way(workers[0].place)
-        rows = self.assembly.rows(infos, in_place, way)
+        uploader = self._flow.uploads.uploader_for(workers[0].place)
+        rows = self.assembly.rows(infos, in_place, uploader)
         preemption = self._options.preemption
         for worker, own in zip(workers, rows, strict=True):
             self._flow.ledger.issue(worker.index, worker.info.frames)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from pycollect._core import Placement, SharedSlabPool, Slab, SlabPool, copy
 from pycollect.batch.slab_views import make_pool, make_shared_pool
-from pycollect.batch.upload import MOST_IN_FLIGHT, DeviceBatches
+from pycollect.batch.upload import MOST_IN_FLIGHT, DeviceUploader
 
 # The newest batch and the one before it, which a learner still reads.
 _SPARE = 2
@@ -34,12 +34,12 @@ class SharedSlabs:
         self._staging: dict[_Kind, SlabPool] = {}  # where a device cannot read those themselves
 
     def prepare(
-        self, workers: Group, placement: Placement, way: DeviceBatches | None = None
+        self, workers: Group, placement: Placement, uploader: DeviceUploader | None = None
     ) -> SharedSlabPool:
         """Make the slabs of these workers, unless they are there.
 
         Args:
-            way: to the device that their batches go to; None: they stay on the host.
+            uploader: to the device that their batches go to; None: they stay on the host.
 
         Raises:
             ValueError: memory cannot hold them; with both numbers.
@@ -47,22 +47,24 @@ class SharedSlabs:
         """
         kind = _kind(workers, placement)
         if kind not in self._pools:
-            spare = _SPARE if way is None else _SPARE_BEFORE_A_DEVICE
+            spare = _SPARE if uploader is None else _SPARE_BEFORE_A_DEVICE
             pool = make_shared_pool(placement, self._working, spare)
-            if way is not None and not way.pin(pool):
-                self._staging[kind] = make_pool(placement, _SPARE_BEFORE_A_DEVICE, way.allocate)
+            if uploader is not None and not uploader.pin(pool):
+                self._staging[kind] = make_pool(
+                    placement, _SPARE_BEFORE_A_DEVICE, uploader.allocate
+                )
             self._pools[kind] = pool
         return self._pools[kind]
 
     def acquire(
-        self, workers: Group, placement: Placement, way: DeviceBatches | None = None
+        self, workers: Group, placement: Placement, uploader: DeviceUploader | None = None
     ) -> Slab:
         """A slab for these workers to write; arguments as of `prepare`.
 
         There always is one: a worker has answered whatever it was asked before it is asked for
         more than `working` rollouts, also for rollouts that were dropped, or its process is gone.
         """
-        slab = self.prepare(workers, placement, way).acquire()
+        slab = self.prepare(workers, placement, uploader).acquire()
         if slab is None:
             raise RuntimeError(
                 f"workers {list(workers)} hold {self._working} slabs, one more is needed; please "

@@ -20,12 +20,12 @@ class Assignment:
     """What workers were given, all of it: later weights may be some of the names only.
 
     Attributes:
-        edition: counts what was sent; 0: nothing yet.
+        serial: counts what was sent; 0: nothing yet.
         version: the policy version that they make.
         packed: for the workers, by the form of a worker's weights.
     """
 
-    edition: int = 0
+    serial: int = 0
     version: int = 0
     weights: Weights = field(default_factory=dict)
     packed: dict[tuple[Leaf, ...], SharedValue] = field(default_factory=dict)
@@ -77,10 +77,10 @@ class WeightSender:
             own: others are to have others.
         """
         copies = {name: value.detach().clone() for name, value in weights.items()}
-        edition = self._newest.edition + 1
+        serial = self._newest.serial + 1
         before = [self._of.get(worker.index, _NOTHING) for worker in workers]
         following = {  # workers that had the same have the same again
-            id(had): Assignment(edition, version, {**had.weights, **copies})
+            id(had): Assignment(serial, version, {**had.weights, **copies})
             for had in (self._newest, *before)
         }
         self._newest = following[id(self._newest)]
@@ -98,7 +98,7 @@ class WeightSender:
     def give(self, worker: WorkerRecord, acknowledge: bool = False) -> Any:
         """Give a worker all that it was given before, if there is anything; once it is built."""
         own = self._of.get(worker.index, _NOTHING)
-        if own.edition == 0:
+        if own.serial == 0:
             return None
         worker.since_update = 0
         if worker.starting:
@@ -106,7 +106,7 @@ class WeightSender:
         form = worker.info.weights
         if form not in own.packed:
             own.packed[form] = self._put(self._packed(form, own.weights))
-        return worker.handle.assign(own.edition, own.version, own.packed[form], acknowledge)
+        return worker.handle.assign(own.serial, own.version, own.packed[form], acknowledge)
 
     def _packed(self, form: tuple[Leaf, ...], weights: Weights) -> Buffer:
         """The weights as bytes, in the dtypes that a worker's policy has."""

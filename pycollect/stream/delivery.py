@@ -30,9 +30,9 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
         tensors = tensors if cast is None else cast(tensors)
         device = device if batch.place.type == "cpu" else None
     else:
-        way = uploads.to(batch.place)
-        tensors = way.upload(batch.slab, tensors, cast)
-        device = way.device
+        uploader = uploads.to(batch.place)
+        tensors = uploader.upload(batch.slab, tensors, cast)
+        device = uploader.device
     if batch.on_device:
         place = next(iter(tensors.values())).device
         own = {key: tensor.to(place) for key, tensor in batch.on_device.items()}

@@ -170,9 +170,9 @@ class InProcess:
         self._post_hook = post_hook
         self._profiler: ProfilerHook | None = None
         devices = worker.options.devices
-        self._place = devices.of_batches or worker.device, devices.told
-        way = flow.uploads.way(self._place[0])
-        allocate = None if way is None else way.allocate
+        self._place = devices.batch_device or worker.device, devices.reported
+        uploader = flow.uploads.uploader_for(self._place[0])
+        allocate = None if uploader is None else uploader.allocate
         self._pool = make_pool(worker.placement, _SLABS_KEPT, allocate)
 
     def start(self) -> None:

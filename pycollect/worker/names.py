@@ -65,14 +65,14 @@ class DeviceNames(WorkerNames):
     @property
     def storing_device(self) -> torch.device | None:
         """What ``td.device`` of a batch says."""
-        return self._devices.told
+        return self._devices.reported
 
     @property
     def env_device(self) -> torch.device | None:
         """Where the environment was told to lie."""
-        return self._devices.of_env
+        return self._devices.env_device
 
     @property
     def policy_device(self) -> torch.device | None:
         """Where the policy was told to lie."""
-        return self._devices.of_policy
+        return self._devices.policy_device

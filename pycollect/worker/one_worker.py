@@ -30,7 +30,7 @@ class OneWorker(DeviceNames):
     @property
     def env_device(self) -> torch.device | None:
         """Where the environment lies: where it was told to, else where it says itself."""
-        return self._devices.of_env or getattr(self.env, "device", None)
+        return self._devices.env_device or getattr(self.env, "device", None)
 
     @property
     def n_env(self) -> int:

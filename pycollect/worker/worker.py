@@ -120,7 +120,7 @@ class Worker:
                 calling=options.calling.on(self._policy_device),
                 device=self._policy_device,
                 home=indexed(env.device) if staying else None,
-                told=options.devices.of_policy is not None,
+                told=options.devices.policy_device is not None,
             )
         self._extras.outputs = self._runner.extra_outputs
         self._random = (
@@ -444,7 +444,7 @@ def _threads(count: int) -> Iterator[None]:
 
 def _place_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
     """Where the policy is to be called; ValueError where that is nowhere."""
-    device = devices.of_policy or device_of(policy) or env.device
+    device = devices.policy_device or device_of(policy) or env.device
     reason = why_not(device)
     if reason:
         raise ValueError(f"policy: expected parameters on a device, got {device}: {reason}")

@@ -53,8 +53,8 @@ def check_one_place(devices: Sequence[Devices]) -> None:
 
     Sync collectors join them.
     """
-    if any(own.told != devices[0].told for own in devices):
+    if any(own.reported != devices[0].reported for own in devices):
         raise ValueError(
             "storing_device: expected one device for all workers of a sync collector, got "
-            f"{[str(own.told) for own in devices]}"
+            f"{[str(own.reported) for own in devices]}"
         )

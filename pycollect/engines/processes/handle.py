@@ -112,29 +112,29 @@ class MailboxHandle:
         if self._calls:
             self._mailbox.stop(self._calls[0])
 
-    def assign(self, edition: int, version: int, weights: SharedValue, acknowledge: bool) -> None:
+    def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> None:
         """Give the worker weights for the next rollout that it starts, also one that is queued.
 
         It has them when this returns, so that there is nothing to wait for.
         """
-        self._publish((edition, version, weights.memory), self._hooks)
+        self._publish((serial, version, weights.memory), self._hooks)
 
     def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
         """Give the worker hooks for the next rollout that it starts, also one that is queued.
 
         Args:
-            hooks: by name, an edition that grows, and the hook, pickled.
+            hooks: by name, a serial number that grows, and the hook, pickled.
         """
-        new = {name: (edition, hook.memory) for name, (edition, hook) in hooks.items()}
+        new = {name: (serial, hook.memory) for name, (serial, hook) in hooks.items()}
         self._publish(self._weights, {**self._hooks, **new})
 
     def _publish(
         self, weights: tuple[int, int, Memory | None], hooks: dict[str, tuple[int, Memory]]
     ) -> None:
         """One message tells all that is new; what it names stays until the next one is there."""
-        edition, version, packed = weights
+        serial, version, packed = weights
         places = [(name, (number, hook.address)) for name, (number, hook) in hooks.items()]
-        told = (edition, version, None if packed is None else packed.address, places)
+        told = (serial, version, None if packed is None else packed.address, places)
         self._mailbox.publish(pickle.dumps(told))
         self._weights, self._hooks = weights, hooks
 

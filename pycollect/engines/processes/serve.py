@@ -103,12 +103,12 @@ class ProcessWorker(RemoteWorker):
     def _take_weights(self, worker: RolloutWorker) -> None:
         """Load the weights, and call the hooks, that were published last, if they are new."""
         while message := self._mailbox.published():
-            edition, version, address, hooks = pickle.loads(message)
+            serial, version, address, hooks = pickle.loads(message)
             new = [name for name, (number, _) in hooks if number > self._hooks_taken.get(name, 0)]
-            if edition <= self._edition and not new:
+            if serial <= self._weights_serial and not new:
                 return
             try:
-                packed = Memory.attach(address).array() if edition > self._edition else None
+                packed = Memory.attach(address).array() if serial > self._weights_serial else None
                 pickled = {
                     name: (number, Memory.attach(place).array())
                     for name, (number, place) in hooks
@@ -121,5 +121,5 @@ class ProcessWorker(RemoteWorker):
             if packed is not None:
                 if self._weight_slab is not None:
                     worker.load_weights(self._weight_slab.unpack(packed))
-                self._edition, self._version = edition, version
+                self._weights_serial, self._version = serial, version
             self._take_hooks(worker, pickled)

@@ -32,7 +32,7 @@ class StoreHandle:
         self.incarnation = spec.incarnation
         self._actor = actor
         self._assigned: tuple[int, int, Any] = (0, 0, None)
-        self._sent_edition = 0
+        self._sent_serial = 0
         self._steps_call: Any = None
         self._closing: Any = None
         self._pid: int | None = None
@@ -65,13 +65,13 @@ class StoreHandle:
 
     def submit(self, request: RolloutRequest) -> None:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
-        edition, version, weights = self._assigned
-        sent = edition <= self._sent_edition
-        self._sent_edition = edition
+        serial, version, weights = self._assigned
+        sent = serial <= self._sent_serial
+        self._sent_serial = serial
         self._asked += 1
         asked = (self._asked, request.random, request.min_steps)
         weights = None if sent else weights
-        self._calls.append(self.request("collect", *asked, edition, version, weights))
+        self._calls.append(self.request("collect", *asked, serial, version, weights))
 
     def stop(self) -> None:
         """The oldest rollout is to end after its current step: one message, past the queue."""
@@ -82,7 +82,7 @@ class StoreHandle:
             self._stopped = number
             self._actor.call_beside("stop", number)
 
-    def assign(self, edition: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
+    def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts.
 
         They travel with the next rollout that is queued here. If some are queued already, or with
@@ -91,15 +91,15 @@ class StoreHandle:
         Returns:
             What to wait for until the worker has them, or None if nothing was sent now.
         """
-        self._assigned = (edition, version, weights.reference)
+        self._assigned = (serial, version, weights.reference)
         if not (self._calls or acknowledge):
             return None
         return self._actor.call_beside("set_weights", *self._assigned)
 
     def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
         """Give the worker hooks for the next rollout that it starts: past its queue."""
-        for name, (edition, hook) in hooks.items():
-            self._actor.call_beside("set_hook", name, edition, hook.reference)
+        for name, (serial, hook) in hooks.items():
+            self._actor.call_beside("set_hook", name, serial, hook.reference)
 
     def rollout(self) -> Rollout:
         """The oldest rollout, which stays the oldest until `pop`. Waits.
