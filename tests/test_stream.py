@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import math
+import weakref
 from functools import partial
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from collect_support import (
@@ -24,7 +27,7 @@ from collect_support import (
     parity,
     parity_policy,
 )
-from echo_envs import ENTRIES, TallyEnv, echo_fns
+from echo_envs import ENTRIES, TallyEnv, echo_fns, wait_until
 from envs_for_tests import CountingEnv
 from tensordict.nn import InteractionType, TensorDictModule
 from tensordict.nn.probabilistic import interaction_type
@@ -40,7 +43,25 @@ def names(value: Any) -> str | None:
     return value.name if isinstance(value, Way) else None
 
 
-# How long it is
+# How long it is, and lives
+
+
+@pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_ASYNC[0])], ids=names)
+def test_a_forgotten_collector_is_gone_at_once(way: Way) -> None:
+    """Nothing that it is made of holds it: its workers need no garbage collector to end."""
+    gc.disable()
+    try:
+        entries = [ONE(w) for w in range(way.workers)]
+        collector = way.collector(entries, None, frames_per_batch=T)
+        collector.next()
+        processes = [worker["pid"] for worker in collector.stats()["workers"].values()]
+        forgotten = weakref.ref(collector)
+        del collector
+        assert forgotten() is None
+        if way is not IN_PROCESS:
+            wait_until(lambda: not any(map(psutil.pid_exists, processes)))
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.slab_views import make_pool, slab_tensors
 from pycollect.batch.tensordicts import spare_memory
 from pycollect.batch.upload import DeviceUploader
+from pycollect.devices import CPU
 from pycollect.engines.messages import Rollout, RolloutRequest, WorkerInfo
 from pycollect.scheduler.shared_slabs import SharedSlabs
 from pycollect.stream.source import Batch
@@ -159,13 +160,19 @@ class Assembly:
         self._shared.keep([])
 
     def join(
-        self, pending: PendingBatch, reports: Mapping[int, RolloutReport], ids: TrajectoryIds
+        self,
+        pending: PendingBatch,
+        reports: Mapping[int, RolloutReport],
+        ids: TrajectoryIds,
+        place: torch.device = CPU,
+        reported: torch.device | None = None,
     ) -> Batch:
         """The batch, for the user to keep; its rollouts are all in their rows.
 
         Args:
             reports: of each worker, by its id, in the order of its row.
             ids: by which trajectories are numbered over all workers.
+            place, reported: as a Batch's.
         """
         info, workers = pending.infos[0], list(reports)
         whole = self._whole(pending, workers)
@@ -183,6 +190,8 @@ class Assembly:
             {worker: report.frames for worker, report in reports.items()},
             [episode for report in reports.values() for episode in report.episodes],
             self._extras(list(reports.values()), whole),
+            place,
+            reported,
             how=self._joined,
             parts=self._parts(whole),
             sources=sources,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tensordict import TensorDictBase
@@ -182,14 +181,15 @@ class Scheduler:
         reports: Sequence[RolloutReport],
     ) -> Batch:
         """The batch of rollouts that are in their rows, which are taken off."""
+        first = workers[0]
+        places = first.place, first.reported_device
         with self._flow.statistics.timed("assemble"):
             indices = [worker.index for worker in workers]
             by_id = dict(zip(indices, reports, strict=True))
-            batch = self.assembly.join(pending, by_id, self._flow.ids)
+            batch = self.assembly.join(pending, by_id, self._flow.ids, *places)
         for worker, report in zip(workers, reports, strict=True):
             self._take_off(worker, report)
-        first = workers[0]
-        return replace(batch, place=first.place, reported=first.reported_device)
+        return batch
 
     def _take_off(self, worker: WorkerRecord, report: RolloutReport) -> None:
         """The worker's oldest rollout is part of a batch now."""
