@@ -20,7 +20,6 @@ from echo_envs import echo_fns
 
 from pycollect._core import Uninterrupted
 from pycollect.scheduler import assembly
-from pycollect.scheduler import scheduler as remote
 from pycollect.stream import collector as base
 from pycollect.stream import in_process
 
@@ -90,7 +89,7 @@ def check_interrupted(monkeypatch: pytest.MonkeyPatch, way: Way, module: Any, na
     ("module", "name"),
     [
         (assembly, "sources_of"),  # within the joining
-        (remote, "Batch"),  # when all rollouts are taken off
+        (assembly, "Batch"),  # when all rollouts are in their rows
         (base, "assembled"),  # on the way to the caller
     ],
     ids=lambda value: value if isinstance(value, str) else "",

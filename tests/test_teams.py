@@ -74,7 +74,7 @@ def collected(
     """A rollout as a TensorDict, and its report."""
     slab = make_pool(team.placement, 1).acquire()
     report = team.collect(slab, 0, version, random, control)
-    assert slab.header().frames == report.header.frames
+    assert (slab.header().frames, slab.header().worker) == (report.frames, 1)
     tensors = slab_tensors(slab, team.batch_shape, team.leaves.keys)
     return to_tensordict(tensors, team.batch_shape), report
 
@@ -98,14 +98,13 @@ def test_every_frame_of_a_team(inner: Inner) -> None:
         for _ in range(4):
             td, report = collected(team)
             oracle.check(inner.rows(td, None if inner.joined is None else 1))
-            assert report.header.worker == 1
-            assert report.header.frames == inner.frames == td.numel()
-            assert report.team.lost == {}
+            assert report.frames == inner.frames == td.numel()
+            assert report.lost == {}
         team.set_share(2 * inner.frames)
         if inner.joined is not None:  # else it is not said which rollouts come first
             td, report = collected(team)
             assert td.shape[-1] == inner.shape[-1] // T * 2 * T
-            assert report.header.frames == 2 * inner.frames
+            assert report.frames == 2 * inner.frames
 
 
 @pytest.mark.processes
@@ -129,9 +128,9 @@ def test_a_process_that_dies_is_replaced_by_its_team() -> None:
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: is_gone(victim))
         td, report = collected(team, version=4)
-        assert report.header.policy_version == 4
-        assert report.team.lost == {"worker_died": T}
-        assert report.team.restarts == 1
+        assert report.policy_version == 4
+        assert report.lost == {"worker_died": T}
+        assert report.restarts == 1
         before, after = last["collector", "traj_ids"], td["collector", "traj_ids"]
         went_on = [bool((before[w, -1] == after[w]).any()) for w in range(W)]
         assert sorted(went_on) == [False, True]
@@ -183,7 +182,7 @@ def test_a_team_is_stopped(
         for batch in range(3):
             td, report = collected(team, control=control if batch == 0 else None)
             lengths = check_padded(inner.rows(td, 1), oracle)
-            assert report.header.frames == sum(lengths) == td["collector", "mask"].sum()
+            assert report.frames == sum(lengths) == td["collector", "mask"].sum()
             least = max(END, math.ceil(fraction * T))
             if batch == 0:
                 assert lengths[-1] == least
