@@ -134,7 +134,7 @@ def test_a_process_that_dies_is_replaced_by_its_team() -> None:
         before, after = last["collector", "traj_ids"], td["collector", "traj_ids"]
         went_on = [bool((before[w, -1] == after[w]).any()) for w in range(W)]
         assert sorted(went_on) == [False, True]
-        assert collected(team)[1].team.lost == {}
+        assert collected(team)[1].lost == {}
 
         for victim in pids():
             os.kill(victim, signal.SIGKILL)
