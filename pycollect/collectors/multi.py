@@ -10,18 +10,16 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from pycollect import checks as check
-from pycollect.arguments import checked
-from pycollect.collectors.adding import NewWorkers, WorkerTemplate
+from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import workers as parse
-from pycollect.collectors.arguments.devices import check_devices, check_one_place
 from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.choice import ChoosingSync
 from pycollect.collectors.scheduled import ScheduledCollector
+from pycollect.collectors.set_up import SetUp
+from pycollect.devices import Devices
 from pycollect.engines.processes.engine import ProcessEngine
-from pycollect.scheduler.options import RemoteOptions, check_uneven
 from pycollect.scheduler.worker_pipe import WorkerPipe
-from pycollect.stream.options import StreamOptions
 
 
 def _arguments(
@@ -103,42 +101,11 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
             threads = check.check_positive("num_sub_threads", given["num_sub_threads"])
             given = given.instead(num_threads=threads)
         entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
-        shares = frames_of_workers(given["frames_per_batch"], len(entries), sync)
-        values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
-        arguments = parse.of_each_worker(values, len(entries))
-        devices = [check_devices(own) for own in arguments]
-        if sync:
-            check_one_place(devices)
-        frames = _frames_of_a_batch(given["frames_per_batch"])
-        options = checked(StreamOptions, given.instead(frames_per_batch=frames))
-        # A policy beside factories is here for its weights; an updater would not know of it.
-        beside = given["weight_updater"] is None
-        sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
-        remote = RemoteOptions.checked(
-            given,
-            sync=sync,
-            built_by_workers=built_by_workers,
-            apart=options.replay_buffer is not None,
-            shares=shares,
-        )
-        lists = any(isinstance(entry, list) for entry in entries)
-        check_uneven(remote.joined, remote.uneven, batched=lists)
-        plans = parse.worker_plans(
-            entries,
-            arguments,
-            sources,
-            built_by_workers,
-            shares,
-            [{}] * len(entries),
-            devices,
-            mask=remote.masked,
-            elsewhere=False,
-        )
-        share = -(-options.frames_per_batch // (len(entries) if sync else 1))
+        shares = parse.frames_of_each(given["frames_per_batch"], len(entries), sync)
+        given = given.instead(frames_per_batch=_frames_of_a_batch(given["frames_per_batch"]))
+        set_up = SetUp.of(given, entries, shares, _no_options, sync=sync)
         self._pipes: dict[int, WorkerPipe] = {}
-        # What was passed for those that are there gives way to what is passed for new ones.
-        self._template = WorkerTemplate(values, set(), None, share)
-        super().__init__(options, remote, plans, given["policy"], ProcessEngine())
+        super().__init__(set_up, ProcessEngine())
 
     def add_collectors(
         self,
@@ -165,12 +132,7 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
         Raises:
             ValueError: also for workers that deliver other things than those of a sync collector.
         """
-        none: Mapping[str, Any] = {}
-        new = NewWorkers(
-            create_env_fn, num_envs, policy, collector_kwargs, lambda devices: [none] * len(devices)
-        )
-        plans = partial(new.plans, self._template, self._remote, self.policy)
-        return self._source.members.add(plans)
+        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, _no_options))
 
     @property
     def pipes(self) -> list[WorkerPipe]:
@@ -337,14 +299,9 @@ class AsyncCollector(MultiaSyncDataCollector):
         super().__init__([create_env_fn], policy, **arguments)
 
 
-def frames_of_workers(value: Any, workers: int, sync: bool) -> list[int]:
-    """The frames of one rollout of each worker, from `frames_per_batch`."""
-    name = "frames_per_batch"
-    if not isinstance(value, (list, tuple)):
-        whole = check.check_positive(name, value)
-        return [-(-whole // workers) if sync else whole] * workers
-    shares = [check.check_positive(name, item) for item in parse.one_each(name, value, workers)]
-    return shares if sync else [sum(shares)] * workers
+def _no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
+    """Processes have none."""
+    return [{}] * len(devices)
 
 
 def _frames_of_a_batch(value: Any) -> Any:

@@ -9,25 +9,22 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from pycollect.arguments import checked
-from pycollect.collectors.adding import NewWorkers, WorkerTemplate
+from pycollect import checks as check
+from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import ray as ray_check
 from pycollect.collectors.arguments import workers as parse
-from pycollect.collectors.arguments.devices import check_devices, check_one_place
 from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.arguments.kinds import WorkerKind
-from pycollect.collectors.arguments.kwargs import merged_arguments
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.done import Done
 from pycollect.collectors.scheduled import ScheduledCollector
+from pycollect.collectors.set_up import SetUp
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
 from pycollect.engines.ray.engine import RayEngine, actor_options, check_actor_options
 from pycollect.engines.ray.inference import client_factories, is_inference_service, update_service
 from pycollect.engines.ray.session import import_ray
 from pycollect.scheduler.many_workers import Places
-from pycollect.scheduler.options import RemoteOptions, check_uneven
-from pycollect.stream.options import StreamOptions
 
 
 def _arguments(
@@ -227,46 +224,30 @@ class RayCollector(ScheduledCollector):
         if self._service is not None:
             factories = client_factories(self._service, given["policy_factory"], len(entries))
             given = given.instead(policy_factory=factories, policy=None)
-        collector_kwargs = given["collector_kwargs"]
-        values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
-        arguments = merged_arguments(
-            values, given.passed, collector_kwargs, len(entries), kind.arguments
-        )
-        devices = [check_devices(own, elsewhere=True) for own in arguments]
-        if sync:
-            check_one_place(devices)
-        options = checked(StreamOptions, given.instead(**parse.common_values(arguments)))
-        # A policy beside factories is here for its weights; an updater would not know of it.
-        beside = given["weight_updater"] is None
-        sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
-        share = -(-options.frames_per_batch // (len(entries) if sync else 1))
-        remote = RemoteOptions.checked(
-            given,
-            sync=sync,
-            built_by_workers=built_by_workers,
-            apart=options.replay_buffer is not None,
-        )
-        lists = any(isinstance(entry, list) for entry in entries)
-        check_uneven(remote.joined, remote.uneven, batched=lists)
-        configs = ray_check.check_remote_configs(given["remote_configs"], len(entries))
-        plans = parse.worker_plans(
-            entries,
-            arguments,
-            sources,
-            built_by_workers,
-            [share] * len(entries),
-            [actor_options(*pair) for pair in zip(configs, devices, strict=True)],
-            devices,
-            mask=remote.masked,
-        )
-        plans = kind.plans(plans, remote, arguments)
+        check.check_positive("frames_per_batch", given["frames_per_batch"])
+        shares = parse.frames_of_each(given["frames_per_batch"], len(entries), sync)
         self._remote_configs = given["remote_configs"]
-        self._template = WorkerTemplate(
-            values, given.passed, collector_kwargs, share, elsewhere=True, kind=kind
+        set_up = SetUp.of(
+            given,
+            entries,
+            shares,
+            partial(self._actor_options, given["remote_configs"]),
+            sync=sync,
+            passed=given.passed,
+            collector_kwargs=given["collector_kwargs"],
+            kind=kind,
+            elsewhere=True,
         )
         init_config = ray_check.check_init_config(given["ray_init_config"])
+        super().__init__(set_up, RayEngine(init_config))
+
+    def _actor_options(
+        self, remote_configs: Any, devices: Sequence[Devices]
+    ) -> list[dict[str, Any]]:
+        """Of actors with these devices, from that argument."""
+        configs = ray_check.check_remote_configs(remote_configs, len(devices))
         check_actor_options(configs)
-        super().__init__(options, remote, plans, given["policy"], RayEngine(init_config))
+        return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
 
     def add_collectors(
         self,
@@ -294,16 +275,16 @@ class RayCollector(ScheduledCollector):
         Raises:
             ValueError: also for actors that deliver other things than those of a sync collector.
         """
-
-        def options(devices: Sequence[Devices]) -> list[dict[str, Any]]:
-            given = parse.one_for_all(remote_configs, self._remote_configs)
-            configs = ray_check.check_remote_configs(given, len(devices))
-            check_actor_options(configs)
-            return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
-
-        new = NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, options)
-        plans = partial(new.plans, self._template, self._remote, self.policy)
-        return self._source.members.add(plans)
+        configs = parse.one_for_all(remote_configs, self._remote_configs)
+        return self._add(
+            NewWorkers(
+                create_env_fn,
+                num_envs,
+                policy,
+                collector_kwargs,
+                partial(self._actor_options, configs),
+            )
+        )
 
     def update_policy_weights_(self, policy_or_weights: Any = None, **options: Any) -> None:
         """As the other collectors'; an inference service is given the weights itself, at once."""

@@ -4,52 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from pycollect.collectors.adding import NewWorkers
+from pycollect.collectors.set_up import SetUp
 from pycollect.engines.protocol import Engine
 from pycollect.scheduler.asking import Asking
 from pycollect.scheduler.many_workers import ManyWorkers
-from pycollect.scheduler.options import RemoteOptions
-from pycollect.scheduler.records import WorkerPlan
 from pycollect.scheduler.scheduler import Scheduler
 from pycollect.stream.buffer_warnings import warn_of_slices
 from pycollect.stream.collector import CollectorBase
 from pycollect.stream.flow import Flow
-from pycollect.stream.options import StreamOptions
 
 
 class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
     """A stream whose source is a scheduler of workers behind an engine.
 
     Args:
-        options: of the stream; a replay buffer gets frames: rows of each batch are of another T.
-        plans: one per worker.
-        policy: the caller's, whose weights are sent; None: random actions, or built by workers.
+        set_up: all that it was given, checked.
         engine: is left when the collector is shut down, or could not be made.
     """
 
     _source: Scheduler
 
-    def __init__(
-        self,
-        options: StreamOptions,
-        remote: RemoteOptions,
-        plans: Sequence[WorkerPlan],
-        policy: Any,
-        engine: Engine,
-    ) -> None:
-        first = plans[0].spec.options
-        if options.replay_buffer is not None:
+    def __init__(self, set_up: SetUp, engine: Engine) -> None:
+        self._remote, self._template = set_up.remote, set_up.template
+        options, first = set_up.options, set_up.plans[0].spec.options
+        if options.replay_buffer is not None:  # it gets frames: rows of each batch are of another T
             options = replace(options, split_trajs=False)
         warn_of_slices(options, first.set_truncated)
-        self._remote = remote
         flow = Flow(options)
-        super().__init__(
-            flow,
-            Scheduler(flow, remote, plans, policy, engine),
-            first.pre_collect_hook,
-            first.post_collect_hook,
-        )
+        scheduler = Scheduler(flow, set_up.remote, set_up.plans, set_up.policy, engine)
+        super().__init__(flow, scheduler, first.pre_collect_hook, first.post_collect_hook)
+
+    def _add(self, new: NewWorkers) -> list[int]:
+        """Start more workers, with the arguments of the others; return their ids."""
+        plans = partial(new.plans, self._template, self._remote, self.policy)
+        return self._source.members.add(plans)
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
         """Reset environments. Rollouts of their workers that are in flight are dropped.

@@ -69,6 +69,16 @@ def one_each(name: str, value: Any, workers: int) -> list[Any]:
     return list(value)
 
 
+def frames_of_each(value: Any, workers: int, sync: bool) -> list[int]:
+    """The frames of one rollout of each worker, from `frames_per_batch`."""
+    name = "frames_per_batch"
+    if not isinstance(value, (list, tuple)):
+        whole = check.check_positive(name, value)
+        return [-(-whole // workers) if sync else whole] * workers
+    shares = [check.check_positive(name, item) for item in one_each(name, value, workers)]
+    return shares if sync else [sum(shares)] * workers
+
+
 def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
     """As `one_each`, dicts of their own; None is an empty one."""
     each = one_each(name, {} if value is None else value, workers)

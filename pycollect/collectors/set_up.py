@@ -1,0 +1,94 @@
+"""What a collector of workers elsewhere is made of, from what its constructor was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pycollect.arguments import checked
+from pycollect.collectors.adding import WorkerTemplate
+from pycollect.collectors.arguments import workers as parse
+from pycollect.collectors.arguments.devices import check_devices, check_one_place
+from pycollect.collectors.arguments.given import Given
+from pycollect.collectors.arguments.kinds import WorkerKind
+from pycollect.collectors.arguments.kwargs import merged_arguments
+from pycollect.devices import Devices
+from pycollect.scheduler.options import RemoteOptions, check_uneven
+from pycollect.scheduler.records import WorkerPlan
+from pycollect.stream.options import StreamOptions
+
+EngineOptions = Callable[[Sequence[Devices]], Sequence[Mapping[str, Any]]]
+"""Those of the engine for workers with these devices, checked."""
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """All of it checked, before anything starts.
+
+    Attributes:
+        template: of workers that are added later.
+    """
+
+    options: StreamOptions
+    remote: RemoteOptions
+    plans: Sequence[WorkerPlan]
+    template: WorkerTemplate
+    policy: Any
+
+    @classmethod
+    def of(
+        cls,
+        given: Given,
+        entries: Sequence[Any],
+        shares: Sequence[int],
+        engine_options: EngineOptions,
+        *,
+        sync: bool,
+        passed: Collection[str] = (),
+        collector_kwargs: Any = None,
+        kind: WorkerKind | None = None,
+        elsewhere: bool = False,
+    ) -> SetUp:
+        """Check what was given; the errors name the argument.
+
+        Args:
+            entries: of `create_env_fn`, one per worker.
+            shares: frames of one rollout of each.
+            passed: arguments that go before `collector_kwargs`.
+            kind: what each worker runs; None: one collector of its process.
+            elsewhere: workers may be on machines that have other devices.
+        """
+        kind = kind or WorkerKind()
+        values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
+        arguments = merged_arguments(values, passed, collector_kwargs, len(entries), kind.arguments)
+        devices = [check_devices(own, elsewhere=elsewhere) for own in arguments]
+        if sync:
+            check_one_place(devices)
+        options = checked(StreamOptions, given.instead(**parse.common_values(arguments)))
+        # A policy beside factories is here for its weights; an updater would not know of it.
+        beside = given["weight_updater"] is None
+        sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
+        remote = RemoteOptions.checked(
+            given,
+            sync=sync,
+            built_by_workers=built_by_workers,
+            apart=options.replay_buffer is not None,
+            shares=shares,
+        )
+        lists = any(isinstance(entry, list) for entry in entries)
+        check_uneven(remote.joined, remote.uneven, batched=lists)
+        plans = parse.worker_plans(
+            entries,
+            arguments,
+            sources,
+            built_by_workers,
+            shares,
+            engine_options(devices),
+            devices,
+            mask=remote.masked,
+            elsewhere=elsewhere,
+        )
+        share = -(-options.frames_per_batch // (len(entries) if sync else 1))
+        template = WorkerTemplate(values, set(passed), collector_kwargs, share, elsewhere, kind)
+        return cls(options, remote, kind.plans(plans, remote, arguments), template, given["policy"])
