@@ -1,13 +1,24 @@
-"""A wheel has the package, its types and its module, and nothing else: check_wheel.py WHEEL."""
+"""A wheel has the package, its types, its module and the C++ core to build, and nothing else.
+
+check_wheel.py WHEEL
+"""
 
 import re
 import sys
 import zipfile
 from pathlib import Path
 
-package = Path(__file__).parent.parent / "pycollect"
+root = Path(__file__).parent.parent
+package = root / "pycollect"
 expected = {f"pycollect/{path.relative_to(package)}" for path in package.rglob("*.py")}
 expected |= {"pycollect/py.typed", "pycollect/__init__.pyi", "pycollect/_core.pyi"}
+expected |= {
+    f"pycollect/share/cmake/pycollect/pycollectConfig{name}.cmake" for name in ("", "Version")
+}
+core = [*root.glob("csrc/include/**/*.h"), *root.glob("csrc/src/*"), root / "csrc/cuda/gather.h"]
+core += [root / "CMakeLists.txt", root / "cmake/pycollect-hidden.map"]
+core += [root / f"cmake/{name}.cmake" for name in ("options", "unoptimised", "version")]
+expected |= {f"pycollect/share/pycollect/{path.relative_to(root)}" for path in core}
 
 names = set(zipfile.ZipFile(sys.argv[1]).namelist())
 names = {name for name in names if not re.match(r"pycollect-[^/]*\.dist-info/", name)}

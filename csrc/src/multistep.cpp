@@ -294,8 +294,9 @@ void MultiStepPlan::discounts(double gamma, const TensorView& target) const {
   };
   const RunCopy repeat = run_of(0);
   const RunCopy descend = run_of(-kSize);
-  for (const auto& [cells, collected] : pieces_) {
-    const std::int64_t tail = collected ? std::min(n_steps_, cells.length) : 0;
+  for (const Piece& piece : pieces_) {
+    const Segment& cells = piece.cells;
+    const std::int64_t tail = piece.collected ? std::min(n_steps_, cells.length) : 0;
     const double& first = powers[static_cast<std::size_t>(tail)];
     const auto* source = reinterpret_cast<const std::byte*>(&first);
     const auto cell = [&](std::int64_t t) {

@@ -10,6 +10,10 @@
 
 #include <string_view>  // defines _GLIBCXX_USE_CXX11_ABI and _LIBCPP_ABI_VERSION
 
+#if __cplusplus < 202002L
+#error "pycollect needs C++20: compile with -std=c++20, or CMake's cxx_std_20"
+#endif
+
 // The one place where the version stands: CMake and the Python package read it here.
 #define PYCOLLECT_VERSION_MAJOR 0
 #define PYCOLLECT_VERSION_MINOR 1
