@@ -3,27 +3,6 @@
 #include <vector>
 
 namespace pycollect::python::dlpack {
-namespace {
-
-constexpr std::uint8_t kSigned = 0, kUnsigned = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6;
-
-}  // namespace
-
-DataType type_of(DType dtype) {
-  const auto bits = static_cast<std::uint8_t>(item_size(dtype) * 8);
-  switch (kind_of(dtype)) {
-    case DTypeKind::boolean:
-      return {kBool, bits, 1};
-    case DTypeKind::floating:
-      return {dtype == DType::bfloat16 ? kBfloat : kFloat, bits, 1};
-    case DTypeKind::complex:
-      return {kComplex, bits, 1};
-    case DTypeKind::integer:
-      break;
-  }
-  return {name_of(dtype).front() == 'u' ? kUnsigned : kSigned, bits, 1};
-}
-
 // Looked up once per type, as DLPack says one may; the types are kept alive so that an address
 // cannot come to mean another one. Guarded by the GIL.
 const ExchangeApi* exchange_api(PyTypeObject* type) {

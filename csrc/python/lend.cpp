@@ -1,6 +1,5 @@
 #include "lend.h"
 
-#include <array>
 #include <stdexcept>
 #include <string>
 
@@ -9,50 +8,20 @@
 namespace pycollect::python {
 namespace {
 
-// What keeps a lent tensor's slab alive. Freed by the deleter, on any thread, without the GIL.
-template <typename ManagedType>
-struct Lent {
-  ManagedType managed{};
-  std::shared_ptr<Slab> slab;
-  std::array<std::int64_t, Dims::kMaxRank> shape{};
-  std::array<std::int64_t, Dims::kMaxRank> strides{};
-};
-
-template <typename ManagedType>
-ManagedType* lend(const std::shared_ptr<Slab>& slab, std::size_t index, const Dims& batch_shape) {
-  const Placement& placement = slab->placement();
+// A leaf in the shape that the batch's tensors have.
+TensorView view_of(const Slab& slab, std::size_t index, const Dims& batch_shape) {
+  const Placement& placement = slab.placement();
   const Leaf& leaf = placement.layout()[index];
   Dims shape = batch_shape;
   for (std::int64_t extent : leaf.shape) {
     shape.push_back(extent);
   }
-  const auto view =
-      TensorView::contiguous(slab->data() + placement.offset(index), leaf.dtype, shape);
-  auto* lent = new Lent<ManagedType>;
-  lent->slab = slab;
-  for (int i = 0; i < view.rank(); ++i) {
-    lent->shape[static_cast<std::size_t>(i)] = view.shape[i];
-    lent->strides[static_cast<std::size_t>(i)] =
-        view.strides[i] / static_cast<std::int64_t>(item_size(leaf.dtype));
-  }
-  lent->managed.tensor = {view.data,
-                          {dlpack::kCpu, 0},
-                          view.rank(),
-                          dlpack::type_of(leaf.dtype),
-                          lent->shape.data(),
-                          lent->strides.data(),
-                          0};
-  lent->managed.context = lent;
-  lent->managed.deleter = [](ManagedType* managed) {
-    delete static_cast<Lent<ManagedType>*>(managed->context);
-  };
-  return &lent->managed;
+  return TensorView::contiguous(slab.data() + placement.offset(index), leaf.dtype, shape);
 }
 
 py::object lend_by_api(const dlpack::ExchangeApi& api, const std::shared_ptr<Slab>& slab,
                        std::size_t leaf, const Dims& batch_shape) {
-  auto* managed = lend<dlpack::ManagedVersioned>(slab, leaf, batch_shape);
-  managed->version = {1, 0};
+  auto* managed = to_dlpack_versioned(slab, view_of(*slab, leaf, batch_shape));
   void* tensor = nullptr;
   if (api.object_from_managed(managed, &tensor) != 0) {
     managed->deleter(managed);
@@ -63,7 +32,7 @@ py::object lend_by_api(const dlpack::ExchangeApi& api, const std::shared_ptr<Sla
 
 py::object lend_by_capsule(const std::shared_ptr<Slab>& slab, std::size_t leaf,
                            const Dims& batch_shape) {
-  auto* managed = lend<dlpack::Managed>(slab, leaf, batch_shape);
+  auto* managed = to_dlpack(slab, view_of(*slab, leaf, batch_shape));
   PyObject* capsule = PyCapsule_New(managed, "dltensor", [](PyObject* object) {
     // A consumer renames the capsule and takes the tensor over; else it is still ours to free.
     if (PyCapsule_IsValid(object, "dltensor") != 0) {

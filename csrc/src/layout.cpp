@@ -70,14 +70,6 @@ void check_keys(std::span<const Leaf> leaves) {
 
 }  // namespace
 
-std::string to_string(const Key& key) {
-  std::string text;
-  for (const std::string& part : key) {
-    text += (text.empty() ? "" : ".") + part;
-  }
-  return text;
-}
-
 std::int64_t Leaf::frame_bytes() const {
   return checked_mul(element_count({shape.begin(), shape.end()}),
                      static_cast<std::int64_t>(item_size(dtype)));
@@ -98,6 +90,33 @@ int Layout::find(const Key& key) const {
     }
   }
   return -1;
+}
+
+Layout standard_layout(const std::vector<Leaf>& observations, const std::vector<Leaf>& outputs,
+                       StandardLeaves standard) {
+  std::vector<Leaf> leaves;
+  leaves.insert(leaves.end(), observations.begin(), observations.end());
+  leaves.insert(leaves.end(), outputs.begin(), outputs.end());
+  for (const Leaf& observation : observations) {
+    leaves.push_back({Key("next") / observation.key, observation.dtype, observation.shape});
+  }
+  for (const char* flag : {"done", "terminated", "truncated"}) {
+    leaves.push_back({flag, DType::boolean, {1}});
+    leaves.push_back({Key("next", flag), DType::boolean, {1}});
+  }
+  leaves.push_back({"next.reward", DType::float32, {1}});
+  leaves.push_back({"collector.traj_ids", DType::int64, {}});
+  if (standard.policy_version) {
+    leaves.push_back({"collector.policy_version", DType::int64, {}});
+  }
+  if (standard.step_count) {
+    leaves.push_back({"step_count", DType::int64, {1}});
+    leaves.push_back({"next.step_count", DType::int64, {1}});
+  }
+  if (standard.mask) {
+    leaves.push_back({"collector.mask", DType::boolean, {}});
+  }
+  return Layout(std::move(leaves));
 }
 
 std::int64_t Geometry::frames() const { return checked_mul(checked_mul(workers, envs), steps); }

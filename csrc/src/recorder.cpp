@@ -386,7 +386,7 @@ void Recorder::flag_last_frames() {
   } else {
     // Each "truncated" and the "done" beside it; a "done" without one tells of terminals alone.
     std::set<Key> truncating;
-    const auto node = [](const Key& key) { return Key(key.begin(), key.end() - 1); };
+    const auto node = [](const Key& key) { return key.parent(); };
     for (const RecorderLeaves::Observation& observation : leaves_.observations) {
       if (observation.next && observation.next->leaf().key.back() == "truncated") {
         truncating.insert(node(observation.next->leaf().key));

@@ -8,11 +8,7 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-Key next_of(const Key& key) {
-  Key next{"next"};
-  next.insert(next.end(), key.begin(), key.end());
-  return next;
-}
+Key next_of(const Key& key) { return Key("next") / key; }
 
 // The leaves of a layout, by key.
 struct Rows {

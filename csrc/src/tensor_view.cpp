@@ -54,6 +54,21 @@ std::int64_t TensorView::bytes() const {
   return checked_mul(count(), static_cast<std::int64_t>(item_size(dtype)));
 }
 
+void TensorView::expect(DType wanted) const {
+  if (dtype != wanted) {
+    throw std::invalid_argument("dtype: expected " + std::string(name_of(wanted)) +
+                                ", the array is " + std::string(name_of(dtype)));
+  }
+}
+
+void detail::expect_count(std::size_t numbers, const Dims& shape) {
+  const std::int64_t wanted = element_count({shape.begin(), shape.end()});
+  if (static_cast<std::int64_t>(numbers) != wanted) {
+    throw std::invalid_argument("numbers: expected " + std::to_string(wanted) + " for shape " +
+                                to_string(shape) + ", got " + std::to_string(numbers));
+  }
+}
+
 TensorView TensorView::operator[](std::int64_t i) const {
   if (rank() == 0 || i < 0 || i >= shape[0]) {
     throw std::out_of_range("index " + std::to_string(i) + " is outside of shape " +

@@ -27,3 +27,15 @@ TEST_CASE("sizes and kinds") {
   CHECK(kind_of(DType::float16) == DTypeKind::floating);
   CHECK(kind_of(DType::complex64) == DTypeKind::complex);
 }
+
+TEST_CASE("the dtypes of C++'s own numbers") {
+  CHECK(dtype_of<bool> == DType::boolean);
+  CHECK(dtype_of<float> == DType::float32);
+  CHECK(dtype_of<const double> == DType::float64);
+  CHECK(dtype_of<std::int8_t> == DType::int8);
+  CHECK(dtype_of<std::uint16_t> == DType::uint16);
+  CHECK(dtype_of<int> == DType::int32);
+  CHECK(dtype_of<long> == DType::int64);
+  CHECK(dtype_of<long long> == DType::int64);
+  CHECK(dtype_of<std::complex<float>> == DType::complex64);
+}

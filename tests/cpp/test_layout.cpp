@@ -93,3 +93,21 @@ TEST_CASE("geometries that cannot be") {
   CHECK_THROWS_AS(placement.header_offset(2), std::out_of_range);
   CHECK_THROWS_AS(placement.header_offset(-1), std::out_of_range);
 }
+
+TEST_CASE("the standard layout has what a recorder writes") {
+  const Layout layout =
+      standard_layout({{"observation", DType::float32, {4}}}, {{"action", DType::int64, {}}},
+                      {.step_count = true, .mask = true});
+  for (const char* key :
+       {"observation", "next.observation", "action", "done", "next.done", "terminated",
+        "next.terminated", "truncated", "next.truncated", "next.reward", "collector.traj_ids",
+        "collector.policy_version", "step_count", "next.step_count", "collector.mask"}) {
+    INFO(key);
+    CHECK(layout.find(key) >= 0);
+  }
+  CHECK(layout.size() == 15);
+  CHECK(standard_layout({{"observation", DType::float32, {4}}}, {}, {.policy_version = false})
+            .size() == 10);
+  CHECK_THROWS_AS(standard_layout({{"action", DType::float32, {}}}, {{"action", DType::int64, {}}}),
+                  std::invalid_argument);
+}

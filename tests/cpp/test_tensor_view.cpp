@@ -69,3 +69,18 @@ TEST_CASE("an element of the first dimension") {
   CHECK_THROWS_AS(view[-1], std::out_of_range);
   CHECK_THROWS_AS(second[0][0], std::out_of_range);
 }
+
+TEST_CASE("C++'s own numbers as an array of a shape, and back") {
+  std::array<std::int32_t, 6> numbers{1, 2, 3, 4, 5, 6};
+  const TensorView whole = view(std::span(numbers), {2, 3});
+  CHECK(whole.dtype == DType::int32);
+  CHECK(whole.is_contiguous());
+  CHECK(whole[1].as<std::int32_t>()[0] == 4);
+  CHECK_THROWS_AS(whole.as<float>(), std::invalid_argument);
+  CHECK_THROWS_AS(view(std::span(numbers), {2, 2}), std::invalid_argument);
+
+  const std::array<double, 2> constant{7, 8};
+  const ConstTensorView read = view(std::span(constant), {2});
+  CHECK(read.as<double>()[1] == 8);
+  CHECK(ConstTensorView(whole).shape == whole.shape);
+}

@@ -1,9 +1,12 @@
 // The numeric types a leaf can have, by the names that numpy and torch share.
 #pragma once
 
+#include <complex>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
 #include "pycollect/version.h"
 
@@ -35,5 +38,41 @@ std::string_view name_of(DType dtype);
 
 // The type of that name ("float32", "bool", ...); throws std::invalid_argument for another one.
 DType dtype_named(std::string_view name);
+
+namespace detail {
+
+template <typename T>
+consteval DType dtype_of() {
+  if constexpr (std::same_as<T, bool>) {
+    return DType::boolean;
+  } else if constexpr (std::integral<T>) {
+    constexpr bool sign = std::is_signed_v<T>;
+    switch (sizeof(T)) {
+      case 1:
+        return sign ? DType::int8 : DType::uint8;
+      case 2:
+        return sign ? DType::int16 : DType::uint16;
+      case 4:
+        return sign ? DType::int32 : DType::uint32;
+      default:
+        return sign ? DType::int64 : DType::uint64;
+    }
+  } else if constexpr (std::same_as<T, float>) {
+    return DType::float32;
+  } else if constexpr (std::same_as<T, double>) {
+    return DType::float64;
+  } else if constexpr (std::same_as<T, std::complex<float>>) {
+    return DType::complex64;
+  } else {
+    static_assert(std::same_as<T, std::complex<double>>, "no leaf has this type");
+    return DType::complex128;
+  }
+}
+
+}  // namespace detail
+
+// The type of C++'s own numbers: dtype_of<float> is DType::float32. float16 and bfloat16 have none.
+template <typename T>
+inline constexpr DType dtype_of = detail::dtype_of<std::remove_cv_t<T>>();
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -7,19 +7,14 @@
 
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "pycollect/dtype.h"
+#include "pycollect/key.h"
 #include "pycollect/tensor_view.h"
 #include "pycollect/version.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
-
-using Key = std::vector<std::string>;
-
-// "next.observation", for error texts.
-std::string to_string(const Key& key);
 
 // One tensor of a frame: its key path, type, and the shape it has for one frame of one env.
 struct Leaf {
@@ -50,6 +45,20 @@ class Layout {
   std::vector<Leaf> leaves_;
   std::uint64_t fingerprint_;
 };
+
+// What a recorder writes besides observations and outputs, where the layout has it.
+struct StandardLeaves {
+  bool policy_version = true;  // "collector.policy_version", int64
+  bool step_count = false;     // "step_count" and "next.step_count", int64 [1]
+  bool mask = false;           // "collector.mask", bool: False in uncollected cells
+};
+
+// The layout of what a Recorder writes of an environment with a reward and flags: each observation
+// and "next" of it; the outputs, actions among them; "done", "terminated" and "truncated", bool
+// [1], and "next" of them; "next.reward", float32 [1]; "collector.traj_ids", int64. Throws as
+// Layout does.
+Layout standard_layout(const std::vector<Leaf>& observations, const std::vector<Leaf>& outputs,
+                       StandardLeaves standard = {});
 
 // How the batch dimensions of a slab follow each other in memory: [B, P, T] ("stack", and 0, which
 // only joins the first two), or [P, B, T], in which workers follow each other along time (-1).

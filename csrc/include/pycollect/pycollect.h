@@ -3,11 +3,16 @@
 #pragma once
 
 #include "pycollect/assemble.h"
+#include "pycollect/batch.h"
+#include "pycollect/collector.h"
 #include "pycollect/copy.h"
 #include "pycollect/cuda.h"
 #include "pycollect/device_gather.h"
+#include "pycollect/dlpack.h"
 #include "pycollect/dtype.h"
+#include "pycollect/env.h"
 #include "pycollect/header.h"
+#include "pycollect/key.h"
 #include "pycollect/layout.h"
 #include "pycollect/memory_pool.h"
 #include "pycollect/multistep.h"
@@ -21,3 +26,4 @@
 #include "pycollect/thread_pool.h"
 #include "pycollect/uploader.h"
 #include "pycollect/version.h"
+#include "pycollect/worker_error.h"

@@ -9,6 +9,7 @@
 #include <initializer_list>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "pycollect/dtype.h"
 #include "pycollect/version.h"
@@ -93,6 +94,63 @@ struct TensorView {
   }
   // The view of element i of the first dimension.
   TensorView operator[](std::int64_t i) const;
+  // Its numbers; throws std::invalid_argument where they are of another type.
+  template <typename T>
+  T* as() const {
+    expect(dtype_of<T>);
+    return reinterpret_cast<T*>(data);
+  }
+
+ private:
+  void expect(DType wanted) const;
 };
+
+// The same over memory that is only read.
+struct ConstTensorView {
+  const std::byte* data = nullptr;
+  DType dtype = DType::uint8;
+  Dims shape;
+  Dims strides;  // in bytes
+  Device device;
+
+  ConstTensorView() = default;
+  ConstTensorView(const TensorView& view)
+      : data(view.data),
+        dtype(view.dtype),
+        shape(view.shape),
+        strides(view.strides),
+        device(view.device) {}
+  static ConstTensorView contiguous(const void* data, DType dtype, const Dims& shape) {
+    return TensorView::contiguous(const_cast<void*>(data), dtype, shape);
+  }
+
+  int rank() const { return shape.size(); }
+  std::int64_t count() const { return element_count({shape.begin(), shape.end()}); }
+  template <typename T>
+  const T* as() const {
+    return writable().as<T>();
+  }
+
+ private:
+  // Only to ask it what does not depend on that.
+  TensorView writable() const {
+    return {const_cast<std::byte*>(data), dtype, shape, strides, device};
+  }
+};
+
+namespace detail {
+
+void expect_count(std::size_t numbers, const Dims& shape);
+
+}  // namespace detail
+
+// Numbers of C++'s own as an array of that shape, without gaps. Throws std::invalid_argument where
+// there are more or fewer of them than it has.
+template <typename T, std::size_t n>
+auto view(std::span<T, n> numbers, const Dims& shape) {
+  detail::expect_count(numbers.size(), shape);
+  using View = std::conditional_t<std::is_const_v<T>, ConstTensorView, TensorView>;
+  return View::contiguous(numbers.data(), dtype_of<T>, shape);
+}
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -1,0 +1,162 @@
+// What a Collector is without its types: workers, their threads, and what they are asked for.
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "pycollect/batch.h"
+#include "pycollect/env.h"
+#include "pycollect/layout.h"
+#include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
+
+// When a batch is complete: once all workers are done, or the first.
+enum class Ready : std::uint8_t { all, first };
+
+struct CollectorOptions {
+  std::int64_t workers = 1;  // W
+  std::int64_t envs = 1;     // P, of each worker
+  std::int64_t steps = 128;  // T, of each rollout
+  std::uint64_t seed = 0;
+  Ready ready = Ready::all;
+  std::int64_t max_frames_per_traj = 0;  // truncate a trajectory at that length; 0: never
+  bool set_truncated = false;            // flag the last frame of every env in every rollout
+};
+
+// Frames, counted. In the type that printf has a word for.
+struct Ledger {
+  long long issued = 0;     // asked for
+  long long delivered = 0;  // in batches that next() has returned
+  long long in_flight = 0;  // being collected, or waiting to be delivered
+  long long lost = 0;       // of rollouts that failed, or that stop() ended
+};
+
+namespace detail {
+
+// An EnvBatch behind a call each.
+class AnyEnvBatch {
+ public:
+  virtual ~AnyEnvBatch() = default;
+  virtual std::int64_t envs() = 0;
+  virtual std::vector<Leaf> observations() = 0;
+  virtual std::vector<Leaf> actions() = 0;
+  virtual void reset(std::span<const std::uint8_t> mask, std::span<const TensorView> views) = 0;
+  virtual void step(std::span<const ConstTensorView> actions, std::span<const TensorView> views,
+                    std::span<double> rewards, std::span<std::uint8_t> terminated,
+                    std::span<std::uint8_t> truncated) = 0;
+};
+
+template <EnvBatch B>
+class Wrapped final : public AnyEnvBatch {
+ public:
+  explicit Wrapped(B batch) : batch_(std::move(batch)) {}
+
+  std::int64_t envs() override { return batch_.envs(); }
+  std::vector<Leaf> observations() override { return batch_.observations(); }
+  std::vector<Leaf> actions() override { return batch_.actions(); }
+  void reset(std::span<const std::uint8_t> mask, std::span<const TensorView> views) override {
+    batch_.reset(mask, views);
+  }
+  void step(std::span<const ConstTensorView> actions, std::span<const TensorView> views,
+            std::span<double> rewards, std::span<std::uint8_t> terminated,
+            std::span<std::uint8_t> truncated) override {
+    batch_.step(actions, views, rewards, terminated, truncated);
+  }
+
+ private:
+  B batch_;
+};
+
+template <typename E>
+struct EnvironmentsOf {
+  using type = E;
+};
+template <Env E>
+struct EnvironmentsOf<E> {
+  using type = Each<E>;
+};
+
+// One worker's policy, and how each gets its own.
+using Act = std::function<void(std::span<const ConstTensorView>, std::span<const TensorView>)>;
+struct AnyPolicy {
+  std::vector<Leaf> outputs;  // besides the actions
+  std::function<Act(std::uint64_t seed)> make;
+};
+
+template <typename Policy>
+concept ChoosesByViews =
+    std::invocable<Policy&, std::span<const ConstTensorView>, std::span<const TensorView>>;
+
+template <typename E, typename Policy>
+void act(Policy& policy, std::span<const ConstTensorView> observations,
+         std::span<const TensorView> outputs) {
+  if constexpr (ChoosesByViews<Policy>) {
+    policy(observations, outputs);
+  } else {
+    static_assert(Env<E>, "a policy for an EnvBatch is called with views");
+    using Number = typename E::Number;
+    using Action = typename E::Action;
+    const auto envs = static_cast<std::size_t>(observations[0].shape[0]);
+    policy(std::span<const Number>(reinterpret_cast<const Number*>(observations[0].data),
+                                   envs * E::kObservation),
+           std::span<Action>(reinterpret_cast<Action*>(outputs[0].data), envs));
+  }
+}
+
+// A copy that was told its seed; one that all share is told none.
+template <typename Policy>
+Policy seeded(const Policy& policy, std::uint64_t seed) {
+  Policy copy = policy;
+  if constexpr (requires { copy.seed(seed); }) {
+    copy.seed(seed);
+  }
+  return copy;
+}
+
+template <typename E, typename Policy>
+AnyPolicy policy_of(Policy policy) {
+  using Plain = std::unwrap_reference_t<Policy>;
+  AnyPolicy result;
+  if constexpr (requires(const Plain& plain) { plain.outputs(); }) {
+    result.outputs = static_cast<const Plain&>(policy).outputs();
+  }
+  result.make = [policy = std::move(policy)](std::uint64_t seed) -> Act {
+    return [mine = seeded(policy, seed)](std::span<const ConstTensorView> observations,
+                                         std::span<const TensorView> outputs) mutable {
+      act<E, Plain>(mine, observations, outputs);
+    };
+  };
+  return result;
+}
+
+class Collection {
+ public:
+  using MakeEnvironments = std::function<std::unique_ptr<AnyEnvBatch>(std::int64_t worker)>;
+
+  Collection(const CollectorOptions& options, const MakeEnvironments& make, AnyPolicy policy);
+  ~Collection();
+  Collection(const Collection&) = delete;
+  Collection& operator=(const Collection&) = delete;
+
+  Batch next();
+  void set_policy(AnyPolicy policy);
+  Ledger ledger() const;
+  Ledger ledger(std::int64_t worker) const;
+  void stop();
+  const Layout& layout() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace detail
+}  // namespace pycollect::inline PYCOLLECT_ABI

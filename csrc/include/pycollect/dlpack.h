@@ -1,0 +1,77 @@
+// A view as a DLPack tensor that holds its lease: how torch, JAX and others take memory over
+// without a copy.
+//
+// The part of DLPack's C ABI (version 1.x, https://dmlc.github.io/dlpack) that is needed, written
+// out so that nothing has to be fetched to build. Managed is DLManagedTensor and ManagedVersioned
+// is DLManagedTensorVersioned, under names that do not clash with those: reinterpret_cast.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "pycollect/dtype.h"
+#include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI::dlpack {
+
+struct Device {
+  std::int32_t type;
+  std::int32_t id;
+};
+struct DataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+struct Tensor {
+  void* data;
+  Device device;
+  std::int32_t ndim;
+  DataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  // in elements; null: contiguous
+  std::uint64_t byte_offset;
+};
+struct Managed {  // capsule "dltensor"
+  Tensor tensor;
+  void* context;
+  void (*deleter)(Managed*);
+};
+struct Version {
+  std::uint32_t major;
+  std::uint32_t minor;
+};
+struct ManagedVersioned {  // capsule "dltensor_versioned"
+  Version version;
+  void* context;
+  void (*deleter)(ManagedVersioned*);
+  std::uint64_t flags;
+  Tensor tensor;
+};
+
+inline constexpr std::uint64_t kIsReadOnly = 1;
+inline constexpr std::uint64_t kIsCopied = 2;
+inline constexpr std::int32_t kCpu = 1;
+inline constexpr std::int32_t kCuda = 2;
+inline constexpr std::int32_t kCudaHost = 3;
+
+DataType type_of(DType dtype);
+
+}  // namespace pycollect::inline PYCOLLECT_ABI::dlpack
+
+namespace pycollect::inline PYCOLLECT_ABI {
+
+// The array of a view, whose memory `lease` keeps (a Slab, say): it is let go when whoever takes
+// the tensor calls its deleter, on whatever thread. The caller owns the result until it is taken.
+// Throws std::invalid_argument where strides are no multiple of the item's size. One allocation.
+//
+//     at::Tensor tensor = at::fromDLPack(
+//         reinterpret_cast<DLManagedTensor*>(to_dlpack(batch.lease(), batch.view("action"))));
+dlpack::Managed* to_dlpack(std::shared_ptr<const void> lease, const TensorView& view);
+
+// The same for those that ask for the newer form.
+dlpack::ManagedVersioned* to_dlpack_versioned(std::shared_ptr<const void> lease,
+                                              const TensorView& view);
+
+}  // namespace pycollect::inline PYCOLLECT_ABI

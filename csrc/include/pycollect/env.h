@@ -1,0 +1,147 @@
+// What a collector steps: Env, one environment with one observation and one action, or EnvBatch, P
+// of them at once with as many of both as they have.
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "pycollect/dtype.h"
+#include "pycollect/layout.h"
+#include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
+
+// What a step of one environment came to. An episode ends where either is set: `terminated` by the
+// task itself, `truncated` by something else, such as a limit of steps.
+struct Outcome {
+  double reward = 0;
+  bool terminated = false;
+  bool truncated = false;
+};
+
+namespace detail {
+
+// A number or, as std::array, a vector of them: what an action is.
+template <typename T>
+struct Numbers {
+  using Element = T;
+  static Dims shape() { return {}; }
+};
+template <typename T, std::size_t n>
+struct Numbers<std::array<T, n>> {
+  using Element = T;
+  static Dims shape() { return {static_cast<std::int64_t>(n)}; }
+};
+
+}  // namespace detail
+
+// One environment:
+//
+//     using Number = float;                      // of its observation
+//     using Action = std::int64_t;               // a number, or std::array of numbers
+//     static constexpr std::size_t kObservation = 4;
+//     explicit Pole(std::uint64_t seed);         // or a constructor without arguments
+//     void reset(std::span<Number, kObservation> observation);
+//     Outcome step(Action action, std::span<Number, kObservation> observation);
+//
+// Both write the observation: reset() that of a new episode; step() the true successor, also where
+// the episode ends, over the observation that the action was chosen on. reset() is called before
+// the first step and after each that ended an episode. One thread at a time.
+template <typename E>
+concept Env = std::is_arithmetic_v<typename E::Number> &&
+              std::is_arithmetic_v<typename detail::Numbers<typename E::Action>::Element> &&
+              (E::kObservation > 0) &&
+              (std::constructible_from<E, std::uint64_t> || std::default_initializable<E>) &&
+              requires(E env, typename E::Action action,
+                       std::span<typename E::Number, E::kObservation> observation) {
+                env.reset(observation);
+                { env.step(action, observation) } -> std::same_as<Outcome>;
+              };
+
+// P environments of one kind. Observations and actions are leaves: key, dtype, and the shape of one
+// environment's; views of them are contiguous, [P, *shape], in the leaves' order.
+//
+// reset() writes the first observation of a new episode into the rows whose mask is not 0, and
+// leaves the others. step() reads the actions and overwrites every observation with its true
+// successor; each reward, and flags as 0 or 1, of each environment. One thread at a time.
+template <typename B>
+concept EnvBatch = requires(
+    B batch, std::span<const std::uint8_t> mask, std::span<const ConstTensorView> actions,
+    std::span<const TensorView> views, std::span<double> rewards, std::span<std::uint8_t> flags) {
+  { batch.envs() } -> std::convertible_to<std::int64_t>;
+  { batch.observations() } -> std::convertible_to<std::vector<Leaf>>;
+  { batch.actions() } -> std::convertible_to<std::vector<Leaf>>;
+  batch.reset(mask, views);
+  batch.step(actions, views, rewards, flags, flags);
+};
+
+// P environments, one after the other: an EnvBatch of an Env. The observation's key is
+// "observation", the action's "action".
+template <Env E>
+class Each {
+ public:
+  // Environment p gets seed + p, where it takes one.
+  Each(std::int64_t envs, std::uint64_t seed) {
+    envs_.reserve(static_cast<std::size_t>(envs));
+    for (std::int64_t p = 0; p < envs; ++p) {
+      if constexpr (std::constructible_from<E, std::uint64_t>) {
+        envs_.emplace_back(seed + static_cast<std::uint64_t>(p));
+      } else {
+        envs_.emplace_back();
+      }
+    }
+  }
+
+  // Environments that somebody else made.
+  explicit Each(std::vector<E> envs) : envs_(std::move(envs)) {}
+
+  std::int64_t envs() const { return static_cast<std::int64_t>(envs_.size()); }
+  std::vector<Leaf> observations() const {
+    return {{"observation", dtype_of<Number>, {static_cast<std::int64_t>(E::kObservation)}}};
+  }
+  std::vector<Leaf> actions() const {
+    using Parts = detail::Numbers<Action>;
+    return {{"action", dtype_of<typename Parts::Element>, Parts::shape()}};
+  }
+
+  void reset(std::span<const std::uint8_t> mask, std::span<const TensorView> observations) {
+    for (std::size_t p = 0; p < envs_.size(); ++p) {
+      if (mask[p] != 0) {
+        envs_[p].reset(row(observations, p));
+      }
+    }
+  }
+
+  void step(std::span<const ConstTensorView> actions, std::span<const TensorView> observations,
+            std::span<double> rewards, std::span<std::uint8_t> terminated,
+            std::span<std::uint8_t> truncated) {
+    const Action* action = reinterpret_cast<const Action*>(actions[0].data);
+    for (std::size_t p = 0; p < envs_.size(); ++p) {
+      const Outcome outcome = envs_[p].step(action[p], row(observations, p));
+      rewards[p] = outcome.reward;
+      terminated[p] = static_cast<std::uint8_t>(outcome.terminated);
+      truncated[p] = static_cast<std::uint8_t>(outcome.truncated);
+    }
+  }
+
+ private:
+  using Number = typename E::Number;
+  using Action = typename E::Action;
+
+  static std::span<Number, E::kObservation> row(std::span<const TensorView> observations,
+                                                std::size_t p) {
+    return std::span<Number, E::kObservation>(
+        reinterpret_cast<Number*>(observations[0].data) + p * E::kObservation, E::kObservation);
+  }
+
+  std::vector<E> envs_;
+};
+
+}  // namespace pycollect::inline PYCOLLECT_ABI

@@ -1,0 +1,364 @@
+#include "pycollect/detail/collection.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "collector_worker.h"
+#include "pycollect/assemble.h"
+#include "pycollect/slab_pool.h"
+#include "pycollect/worker_error.h"
+
+namespace pycollect::inline PYCOLLECT_ABI::detail {
+namespace {
+
+// What the exception that is being handled says.
+std::string text_of_current() {
+  try {
+    throw;
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+[[noreturn]] void rethrow_of(std::int64_t worker, const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (...) {
+    std::throw_with_nested(WorkerError(worker, text_of_current()));
+  }
+}
+
+void check(const char* name, std::int64_t value) {
+  if (value < 1) {
+    throw std::invalid_argument(std::string(name) + ": expected at least 1, got " +
+                                std::to_string(value));
+  }
+}
+
+CollectorOptions checked(const CollectorOptions& options) {
+  check("workers", options.workers);
+  check("envs", options.envs);
+  check("steps", options.steps);
+  if (options.max_frames_per_traj < 0) {
+    throw std::invalid_argument("max_frames_per_traj: expected at least 1, or 0 for none, got " +
+                                std::to_string(options.max_frames_per_traj));
+  }
+  return options;
+}
+
+// What came of an order.
+struct Answer {
+  std::shared_ptr<Slab> slab;
+  std::vector<Batch::Episode> episodes;
+  std::exception_ptr error;
+  bool complete = false;  // neither failed nor stopped
+};
+
+// A worker as whoever asks it sees it. What changes is guarded by the state's mutex.
+struct Desk {
+  std::unique_ptr<Worker> worker;
+  std::optional<Order> order;    // taken by the worker's thread
+  std::optional<Answer> answer;  // taken by next()
+  bool asked = false;            // neither idle nor answered
+  Ledger ledger;
+};
+
+}  // namespace
+
+struct Collection::State {
+  explicit State(const CollectorOptions& given) : options(checked(given)) {}
+
+  std::int64_t frames() const { return options.envs * options.steps; }
+  bool is_sync() const { return options.ready == Ready::all; }
+
+  void make_workers(const MakeEnvironments& make);
+  void start_threads();
+  void serve(Desk& desk, std::int64_t worker);
+  Answer answer(Desk& desk, Order order);
+  void ask(std::int64_t worker, std::shared_ptr<Slab> slab, std::int64_t row);
+  // The answer of a desk that has one: its episodes, or its error by a throw.
+  Answer taken(std::int64_t worker);
+  Batch delivered(std::shared_ptr<Slab> slab, std::vector<Batch::Episode> episodes);
+  Batch next_of_all();
+  Batch next_of_first();
+  void run_first_worker_here(std::unique_lock<std::mutex>& lock);
+  void expect_running() const;
+  void lose(Desk& desk);
+
+  const CollectorOptions options;
+  std::deque<Desk> desks;
+  std::optional<SlabPool> pool;
+  TrajectoryIds ids;
+
+  std::mutex turn;  // of next() and stop(), held throughout
+  mutable std::mutex mutex;
+  std::condition_variable ordered, answered;
+  std::atomic<bool> stopping{false};
+  std::shared_ptr<const Version> version;
+  std::deque<std::int64_t> answers;  // workers in the order in which they were done
+  std::vector<std::jthread> threads;
+
+  // With Ready::all: the batch that is being collected, and which of its rows are complete.
+  std::shared_ptr<Slab> slab;
+  std::vector<std::uint8_t> complete;
+  std::vector<std::vector<Batch::Episode>> episodes;  // of each row
+};
+
+Collection::Collection(const CollectorOptions& options, const MakeEnvironments& make,
+                       AnyPolicy policy)
+    : state_(std::make_unique<State>(options)) {
+  state_->version = std::make_shared<const Version>(Version{0, std::move(policy)});
+  state_->make_workers(make);
+  state_->start_threads();
+}
+
+Collection::~Collection() { stop(); }
+
+void Collection::State::make_workers(const MakeEnvironments& make) {
+  for (std::int64_t w = 0; w < options.workers; ++w) {
+    std::unique_ptr<AnyEnvBatch> environments;
+    try {
+      environments = make(w);
+    } catch (...) {
+      rethrow_of(w, std::current_exception());
+    }
+    Desk& desk = desks.emplace_back();
+    desk.worker =
+        std::make_unique<Worker>(options, w, std::move(environments), version->policy.outputs);
+    if (desk.worker->layout().fingerprint() != desks.front().worker->layout().fingerprint()) {
+      throw std::invalid_argument("make: expected environments alike, those of worker " +
+                                  std::to_string(w) + " have other leaves than those of worker 0");
+    }
+  }
+  const std::int64_t rows = is_sync() ? options.workers : 1;
+  const std::int64_t kept = is_sync() ? 2 : options.workers + 1;
+  pool.emplace(Placement(desks.front().worker->layout(), {rows, options.envs, options.steps}), kept,
+               false);
+  complete.resize(desks.size());
+  episodes.resize(desks.size());
+}
+
+// With Ready::all the thread in next() waits for the others anyway: it is worker 0's.
+void Collection::State::start_threads() {
+  try {
+    for (std::size_t w = is_sync() ? 1 : 0; w < desks.size(); ++w) {
+      threads.emplace_back([this, w] { serve(desks[w], static_cast<std::int64_t>(w)); });
+    }
+  } catch (...) {  // the system gives no more threads; those that there are wait to be asked
+    const std::lock_guard lock(mutex);
+    stopping = true;
+    ordered.notify_all();
+    throw;
+  }
+}
+
+void Collection::State::serve(Desk& desk, std::int64_t w) {
+  std::unique_lock lock(mutex);
+  for (;;) {
+    ordered.wait(lock, [&] { return stopping || desk.order; });
+    if (stopping) {
+      return;
+    }
+    Order order = *std::exchange(desk.order, std::nullopt);
+    lock.unlock();
+    Answer result = answer(desk, std::move(order));
+    lock.lock();
+    desk.answer = std::move(result);
+    answers.push_back(w);
+    answered.notify_all();
+  }
+}
+
+Answer Collection::State::answer(Desk& desk, Order order) {
+  Answer result;
+  result.slab = order.slab;
+  try {
+    if (auto ended = desk.worker->collect(std::move(order), stopping)) {
+      result.episodes = std::move(*ended);
+      result.complete = true;
+    }
+  } catch (...) {
+    result.error = std::current_exception();
+  }
+  return result;
+}
+
+// Under the mutex.
+void Collection::State::ask(std::int64_t w, std::shared_ptr<Slab> target, std::int64_t row) {
+  Desk& desk = desks[static_cast<std::size_t>(w)];
+  desk.order = Order{std::move(target), row, version};
+  desk.asked = true;
+  desk.ledger.issued += frames();
+  desk.ledger.in_flight += frames();
+}
+
+void Collection::State::lose(Desk& desk) {
+  desk.ledger.lost += desk.ledger.in_flight;
+  desk.ledger.in_flight = 0;
+}
+
+Answer Collection::State::taken(std::int64_t w) {
+  Desk& desk = desks[static_cast<std::size_t>(w)];
+  Answer answer = *std::exchange(desk.answer, std::nullopt);
+  desk.asked = false;
+  if (!answer.complete) {
+    lose(desk);
+  }
+  if (answer.error) {
+    rethrow_of(w, answer.error);
+  }
+  expect_running();
+  return answer;
+}
+
+void Collection::State::expect_running() const {
+  if (stopping) {
+    throw std::logic_error("next: expected a collector that runs, it was stopped");
+  }
+}
+
+Batch Collection::next() {
+  const std::lock_guard turn(state_->turn);
+  state_->expect_running();
+  return state_->is_sync() ? state_->next_of_all() : state_->next_of_first();
+}
+
+Batch Collection::State::next_of_all() {
+  std::unique_lock lock(mutex);
+  if (!slab) {
+    slab = pool->acquire();
+    std::fill(complete.begin(), complete.end(), std::uint8_t{0});
+  }
+  for (std::size_t w = 0; w < desks.size(); ++w) {
+    if (complete[w] == 0 && !desks[w].asked) {
+      ask(static_cast<std::int64_t>(w), slab, static_cast<std::int64_t>(w));
+    }
+  }
+  ordered.notify_all();
+  run_first_worker_here(lock);
+  // For all of them, also where one has failed: between calls nobody collects.
+  answered.wait(lock, [&] {
+    return stopping || std::all_of(desks.begin(), desks.end(),
+                                   [](const Desk& d) { return !d.asked || d.answer; });
+  });
+  for (std::size_t w = 0; w < desks.size(); ++w) {
+    if (complete[w] == 0) {
+      expect_running();
+      episodes[w] = taken(static_cast<std::int64_t>(w)).episodes;
+      complete[w] = 1;
+    }
+  }
+  answers.clear();
+  std::vector<Batch::Episode> ended;
+  for (std::vector<Batch::Episode>& of_one : episodes) {
+    ended.insert(ended.end(), of_one.begin(), of_one.end());
+    of_one.clear();
+  }
+  return delivered(std::exchange(slab, nullptr), std::move(ended));
+}
+
+void Collection::State::run_first_worker_here(std::unique_lock<std::mutex>& lock) {
+  Desk& desk = desks.front();
+  if (desk.order) {
+    Order order = *std::exchange(desk.order, std::nullopt);
+    lock.unlock();
+    Answer result = answer(desk, std::move(order));
+    lock.lock();
+    desk.answer = std::move(result);
+  }
+}
+
+Batch Collection::State::next_of_first() {
+  std::unique_lock lock(mutex);
+  for (std::size_t w = 0; w < desks.size(); ++w) {
+    if (!desks[w].asked) {
+      ask(static_cast<std::int64_t>(w), pool->acquire(), 0);
+    }
+  }
+  ordered.notify_all();
+  answered.wait(lock, [&] { return !answers.empty() || stopping; });
+  expect_running();
+  const std::int64_t w = answers.front();
+  answers.pop_front();
+  Answer done = taken(w);
+  ask(w, pool->acquire(), 0);
+  ordered.notify_all();
+  return delivered(std::move(done.slab), std::move(done.episodes));
+}
+
+// Under the mutex: ids become those of the whole run, and the ledger counts the batch.
+Batch Collection::State::delivered(std::shared_ptr<Slab> whole, std::vector<Batch::Episode> ended) {
+  Batch batch(std::move(whole), std::move(ended));
+  const TensorView numbers = batch.view("collector.traj_ids");
+  for (std::int64_t row = 0; row < batch.geometry().workers; ++row) {
+    const std::int64_t w = batch.header(row).worker;
+    ids.renumber(w, numbers[row]);
+    Ledger& ledger = desks[static_cast<std::size_t>(w)].ledger;
+    ledger.delivered += frames();
+    ledger.in_flight -= frames();
+  }
+  return batch;
+}
+
+void Collection::set_policy(AnyPolicy policy) {
+  const std::lock_guard lock(state_->mutex);
+  if (policy.outputs != state_->version->policy.outputs) {
+    throw std::invalid_argument("policy: expected the outputs of the one before, got others");
+  }
+  const std::int64_t number = state_->version->number + 1;
+  state_->version = std::make_shared<const Version>(Version{number, std::move(policy)});
+}
+
+Ledger Collection::ledger(std::int64_t worker) const {
+  const std::lock_guard lock(state_->mutex);
+  if (worker < 0 || worker >= state_->options.workers) {
+    throw std::out_of_range("worker: expected 0 to " + std::to_string(state_->options.workers - 1) +
+                            ", got " + std::to_string(worker));
+  }
+  return state_->desks[static_cast<std::size_t>(worker)].ledger;
+}
+
+Ledger Collection::ledger() const {
+  const std::lock_guard lock(state_->mutex);
+  Ledger sum;
+  for (const Desk& desk : state_->desks) {
+    sum.issued += desk.ledger.issued;
+    sum.delivered += desk.ledger.delivered;
+    sum.in_flight += desk.ledger.in_flight;
+    sum.lost += desk.ledger.lost;
+  }
+  return sum;
+}
+
+void Collection::stop() {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+    state_->ordered.notify_all();
+    state_->answered.notify_all();
+  }
+  const std::lock_guard turn(state_->turn);
+  state_->threads.clear();  // joins them
+  const std::lock_guard lock(state_->mutex);
+  for (Desk& desk : state_->desks) {
+    desk.answer.reset();
+    desk.order.reset();
+    state_->lose(desk);
+  }
+  state_->slab.reset();
+}
+
+const Layout& Collection::layout() const { return state_->desks.front().worker->layout(); }
+
+}  // namespace pycollect::inline PYCOLLECT_ABI::detail
