@@ -53,12 +53,14 @@ LeafRows::LeafRows(Leaf leaf, std::size_t index, std::int64_t envs, bool batched
       envs_(envs),
       batched_(batched),
       frame_bytes_(leaf_.frame_bytes()) {
+  Dims shape;
   if (batched) {
-    step_shape_.push_back(envs);
+    shape.push_back(envs);
   }
   for (std::int64_t extent : leaf_.shape) {
-    step_shape_.push_back(extent);
+    shape.push_back(extent);
   }
+  step_ = TensorView::contiguous(nullptr, leaf_.dtype, shape);
 }
 
 void LeafRows::bind(Slab& slab, std::int64_t row) {
@@ -69,8 +71,7 @@ void LeafRows::bind(Slab& slab, std::int64_t row) {
 }
 
 void LeafRows::bind(const TensorView& step) {
-  check(step, true);
-  if (!step.is_contiguous()) {
+  if (check(step, true) != Fit::plain) {
     throw std::invalid_argument(to_string(leaf_.key) + ": expected contiguous memory");
   }
   base_ = step.data;
@@ -78,20 +79,15 @@ void LeafRows::bind(const TensorView& step) {
   streams_ = false;
 }
 
-void LeafRows::check(const TensorView& source, bool exact) const {
+Fit LeafRows::check_cast(const TensorView& source, bool exact) const {
   const bool fits = exact ? source.dtype == leaf_.dtype : castable(source.dtype, leaf_.dtype);
-  if (fits && source.shape == step_shape_ && source.device.kind == DeviceKind::cpu) {
-    return;
+  if (fits && source.shape == step_.shape && source.device.kind == DeviceKind::cpu) {
+    return Fit::converted;
   }
   throw std::invalid_argument(
       to_string(leaf_.key) + ": expected " + std::string(name_of(leaf_.dtype)) + " of shape " +
-      to_string(step_shape_) + ", got " + std::string(name_of(source.dtype)) + " of shape " +
+      to_string(step_.shape) + ", got " + std::string(name_of(source.dtype)) + " of shape " +
       to_string(source.shape));
-}
-
-void LeafRows::write(std::int64_t step, const TensorView& source) const {
-  check(source);
-  write_checked(step, source);
 }
 
 void LeafRows::store(std::int64_t step, const std::byte* source) const {
@@ -106,15 +102,17 @@ void LeafRows::store(std::int64_t step, const std::byte* source) const {
 }
 
 void LeafRows::convert(std::int64_t step, const TensorView& source) const {
-  TensorView target = TensorView::contiguous(at(0, step), leaf_.dtype, step_shape_);
+  TensorView target = step_;
+  target.data = at(0, step);
   if (batched_) {
     target.strides[0] = env_stride_;
   }
   copy(target, source);
 }
 
-void LeafRows::write_env(std::int64_t env, std::int64_t step, const TensorView& source) const {
-  if (source.dtype == leaf_.dtype && source.is_contiguous()) {
+void LeafRows::write_env(std::int64_t env, std::int64_t step, const TensorView& source,
+                         Fit fit) const {
+  if (fit == Fit::plain) {
     copy_frame(at(env, step), source.data + env * frame_bytes_,
                static_cast<std::size_t>(frame_bytes_));
     return;

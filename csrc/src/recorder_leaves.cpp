@@ -25,14 +25,25 @@ struct Rows {
     return {layout[i], i, envs, batched};
   }
 
+  // A leaf of the recorder's own, which is one number of that type for each frame.
+  LeafRows number(const Key& key, DType dtype) const {
+    LeafRows rows = of(key);
+    if (rows.leaf().dtype != dtype ||
+        rows.frame_bytes() != static_cast<std::int64_t>(item_size(dtype))) {
+      throw std::invalid_argument("layout: expected " + to_string(key) + " to be one " +
+                                  std::string(name_of(dtype)) + " for each frame, got " +
+                                  std::string(name_of(rows.leaf().dtype)) + " of shape " +
+                                  to_string(rows.leaf().shape));
+    }
+    return rows;
+  }
+
   std::optional<LeafRows> if_any(const Key& key) const {
     return layout.find(key) < 0 ? std::nullopt : std::optional(of(key));
   }
 
-  void add_if_any(const Key& key, std::vector<LeafRows>& group) const {
-    if (layout.find(key) >= 0) {
-      group.push_back(of(key));
-    }
+  std::optional<LeafRows> number_if_any(const Key& key, DType dtype) const {
+    return layout.find(key) < 0 ? std::nullopt : std::optional(number(key, dtype));
   }
 
   // The root of what an environment shows or a policy passes on; nothing where that is an output.
@@ -58,12 +69,14 @@ struct Rows {
   }
 };
 
-// What carries an array on has the shape of the leaf that it came to first; its type may differ.
-void expect_one_shape(const std::optional<LeafRows>& next, const LeafRows& current) {
-  if (next && !(next->step_shape() == current.step_shape())) {
-    throw std::invalid_argument(
-        to_string(next->leaf().key) + ": expected the shape of " + to_string(current.leaf().key) +
-        ", " + to_string(current.leaf().shape) + ", got " + to_string(next->leaf().shape));
+// One array is written to both, so they have one form.
+void expect_one_form(const std::optional<LeafRows>& next, const LeafRows& current) {
+  const auto form = [](const LeafRows& rows) {
+    return std::string(name_of(rows.leaf().dtype)) + " of shape " + to_string(rows.leaf().shape);
+  };
+  if (next && form(*next) != form(current)) {
+    throw std::invalid_argument(to_string(next->leaf().key) + ": expected " + form(current) +
+                                ", as " + to_string(current.leaf().key) + ", got " + form(*next));
   }
 }
 
@@ -82,7 +95,7 @@ RecorderLeaves::Observation observation_of(const ObservationSpec& spec, bool has
   std::optional<LeafRows> root = rows.root_of(spec.key, outputs);
   std::optional<LeafRows> next = has_twin ? std::nullopt : rows.if_any(next_key);
   LeafRows current = rows.bound_beside(root, spec.key, spec.current);
-  expect_one_shape(next, current);
+  expect_one_form(next, current);
   return {std::move(root), std::move(next), std::move(current), spec.current, spec.live};
 }
 
@@ -97,7 +110,7 @@ RecorderLeaves::State state_of(const StateSpec& spec, const std::vector<Key>& ou
   std::optional<LeafRows> root = rows.root_of(spec.key, outputs);
   std::optional<LeafRows> next = rows.if_any(next_of(spec.key));
   LeafRows current = rows.bound_beside(root, spec.key, spec.current);
-  expect_one_shape(next, current);
+  expect_one_form(next, current);
   TensorView initial = spec.initial;
   if (rows.batched && initial.shape == current.leaf().shape) {  // one frame for all envs
     Dims strides{0};
@@ -107,16 +120,17 @@ RecorderLeaves::State state_of(const StateSpec& spec, const std::vector<Key>& ou
     initial.shape = current.step_shape();
     initial.strides = strides;
   }
-  current.check(initial, true);
-  return {std::move(root), std::move(next), std::move(current), spec.current, initial};
+  const Fit fit = current.check(initial, true);
+  return {std::move(root), std::move(next), std::move(current), spec.current, initial, fit};
 }
 
 RecorderLeaves::Standard standard_of(const Rows& rows) {
-  return {rows.of({"next", "reward"}),
-          rows.of({"next", "done"}),
-          rows.of({"next", "terminated"}),
-          rows.of({"next", "truncated"}),
-          {rows.of({"done"}), rows.of({"terminated"}), rows.of({"truncated"})}};
+  const auto flag = [&rows](const Key& key) { return rows.number(key, DType::boolean); };
+  return {rows.number({"next", "reward"}, DType::float32),
+          flag({"next", "done"}),
+          flag({"next", "terminated"}),
+          flag({"next", "truncated"}),
+          {flag({"done"}), flag({"terminated"}), flag({"truncated"})}};
 }
 
 // Every leaf that is written, each once.
@@ -149,8 +163,13 @@ std::vector<LeafRows*> all_of(RecorderLeaves& leaves) {
       all.push_back(&flag);
     }
   }
-  for (auto* group :
-       {&leaves.outputs, &leaves.step_counts, &leaves.versions, &leaves.masks, &leaves.elsewhere}) {
+  for (std::optional<LeafRows>* leaf :
+       {&leaves.step_count, &leaves.next_step_count, &leaves.version, &leaves.mask}) {
+    if (*leaf) {
+      all.push_back(&**leaf);
+    }
+  }
+  for (std::vector<LeafRows>* group : {&leaves.outputs, &leaves.elsewhere}) {
     for (LeafRows& leaf : *group) {
       all.push_back(&leaf);
     }
@@ -206,7 +225,8 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
                                const std::optional<TensorView>& is_init_memory,
                                const std::optional<TensorView>& step_count_memory,
                                const std::vector<Key>& elsewhere_keys)
-    : ids(Rows{layout, options.envs, options.has_env_dimension()}.of({"collector", "traj_ids"})) {
+    : ids(Rows{layout, options.envs, options.has_env_dimension()}.number({"collector", "traj_ids"},
+                                                                         DType::int64)) {
   if (options.envs < 1) {
     throw std::invalid_argument("envs: expected >= 1, got " + std::to_string(options.envs));
   }
@@ -226,14 +246,14 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
     standard = standard_of(rows);
   }
   if (is_init_memory) {
-    is_init =
-        IsInit{rows.of({"is_init"}), rows.bound({"is_init"}, *is_init_memory), *is_init_memory};
+    is_init = IsInit{rows.number({"is_init"}, DType::boolean),
+                     rows.bound({"is_init"}, *is_init_memory), *is_init_memory};
   }
-  rows.add_if_any({"collector", "policy_version"}, versions);
-  rows.add_if_any({"collector", "mask"}, masks);
+  version = rows.number_if_any({"collector", "policy_version"}, DType::int64);
+  mask = rows.number_if_any({"collector", "mask"}, DType::boolean);
   if (!summary) {
-    rows.add_if_any({"step_count"}, step_counts);
-    rows.add_if_any({"next", "step_count"}, step_counts);
+    step_count = rows.number_if_any({"step_count"}, DType::int64);
+    next_step_count = rows.number_if_any({"next", "step_count"}, DType::int64);
   }
   if (step_count_memory) {
     steps_had = rows.bound({"step_count"}, *step_count_memory);

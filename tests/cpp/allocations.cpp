@@ -27,6 +27,9 @@ void* allocate(std::size_t size, std::size_t alignment) {
   throw std::bad_alloc();
 }
 
+// Not inlined, or gcc sees free() beside a new that it does not know to be this file's.
+[[gnu::noinline]] void release(void* memory) { std::free(memory); }
+
 }  // namespace
 
 // The forms for arrays, and those that do not throw, come to these.
@@ -34,10 +37,10 @@ void* operator new(std::size_t size) { return allocate(size, alignof(std::max_al
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return allocate(size, static_cast<std::size_t>(alignment));
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t) noexcept { release(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { release(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { release(memory); }
 
 using namespace pycollect;
 using namespace pycollect::tests;
@@ -71,9 +74,7 @@ std::vector<Leaf> leaves_of(bool own_flags) {
 class Loop {
  public:
   Loop(RecorderOptions options, bool own_flags)
-      : own_flags_(own_flags),
-        P_(options.envs),
-        pool_(Placement(Layout(leaves_of(own_flags)), {1, P_, kSteps}), 1, true) {
+      : P_(options.envs), pool_(Placement(Layout(leaves_of(own_flags)), {1, P_, kSteps}), 1, true) {
     std::vector<ObservationSpec> specs{{kObservation, array<float>(DType::float32, {2})},
                                        {{"pixels"}, array<std::uint8_t>(DType::uint8, kPixels)}};
     if (own_flags) {
@@ -134,7 +135,6 @@ class Loop {
  private:
   static constexpr std::int64_t kSteps = 40;
 
-  bool own_flags_;
   std::int64_t P_;
   SlabPool pool_;
   std::vector<std::vector<std::byte>> memory_;

@@ -37,7 +37,9 @@ struct Rows {
 TEST_CASE("a step of all envs goes to its place in each env's row") {
   Rows r;
   std::array<float, 4> step{1, 2, 3, 4};
-  r.rows.write(1, TensorView::contiguous(step.data(), DType::float32, {2, 2}));
+  const TensorView view = TensorView::contiguous(step.data(), DType::float32, {2, 2});
+  CHECK(r.rows.check(view) == Fit::plain);
+  r.rows.write(1, view, Fit::plain);
   CHECK(r.value(0, 1, 0) == 1);
   CHECK(r.value(1, 1, 1) == 4);
   // [P, T, 2] in memory: env 1's rows begin behind the three steps of env 0.
@@ -49,25 +51,40 @@ TEST_CASE("another width is cast, also from strided memory, and one env can be w
   std::array<double, 8> wide{1, -1, 2, -1, 3, -1, 4, -1};
   TensorView every_other = TensorView::contiguous(wide.data(), DType::float64, {2, 2});
   every_other.strides = {32, 16};
-  r.rows.write(0, every_other);
+  CHECK(r.rows.check(every_other) == Fit::converted);
+  r.rows.write(0, every_other, Fit::converted);
   CHECK(r.value(0, 0, 1) == 2);
   CHECK(r.value(1, 0, 0) == 3);
-  r.rows.write_env(1, 2, every_other);
+  r.rows.write_env(1, 2, every_other, Fit::converted);
   CHECK(r.value(1, 2, 1) == 4);
+}
+
+TEST_CASE("numbers of the leaf's own type are put side by side, or in every frame") {
+  const Leaf leaf{{"count"}, DType::int64, {1}};
+  SlabPool pool(Placement(Layout({leaf}), {1, 2, 3}), 1, true);
+  const std::shared_ptr<Slab> slab = pool.acquire();
+  LeafRows rows(leaf, 0, 2, true);
+  rows.bind(*slab, 0);
+  rows.put_first(3, std::int64_t{7});
+  rows.put_all(1, std::vector<std::int64_t>{10, 20});
+  rows.put(1, 2, std::int64_t{30});
+  std::array<std::int64_t, 6> all;
+  std::memcpy(all.data(), rows.at(0, 0), sizeof(all));
+  CHECK(all == std::array<std::int64_t, 6>{7, 10, 7, 7, 20, 30});
 }
 
 TEST_CASE("what does not fit is refused by name") {
   Rows r;
   std::array<float, 4> step{};
   const auto three = TensorView::contiguous(step.data(), DType::float32, {2, 1});
-  CHECK_THROWS_WITH_AS(r.rows.write(0, three),
+  CHECK_THROWS_WITH_AS(r.rows.check(three),
                        "observation: expected float32 of shape [2, 2], got float32 of shape [2, 1]",
                        std::invalid_argument);
   const auto complex = TensorView::contiguous(step.data(), DType::complex64, {2, 1});
-  CHECK_THROWS_AS(r.rows.write(0, complex), std::invalid_argument);
+  CHECK_THROWS_AS(r.rows.check(complex), std::invalid_argument);
   std::array<double, 4> wide{};
   const auto exact = TensorView::contiguous(wide.data(), DType::float64, {2, 2});
-  CHECK_NOTHROW(r.rows.check(exact));
+  CHECK(r.rows.check(exact) == Fit::converted);
   CHECK_THROWS_AS(r.rows.check(exact, true), std::invalid_argument);
   CHECK_THROWS_AS(r.rows.bind(exact), std::invalid_argument);
 }
@@ -87,7 +104,7 @@ TEST_CASE("large frames of a large slab arrive whole, from wherever they come") 
       frames[i] = static_cast<std::uint8_t>(i * 7 + i / 256);
     }
     std::uint8_t* unaligned = frames.data() + 1;
-    rows.write(2, TensorView::contiguous(unaligned, DType::uint8, {2, extent}));
+    rows.write(2, TensorView::contiguous(unaligned, DType::uint8, {2, extent}), Fit::plain);
     stream_fence();
     for (std::int64_t env = 0; env < 2; ++env) {
       CHECK(std::memcmp(rows.at(env, 2), unaligned + env * extent,

@@ -168,6 +168,19 @@ TEST_CASE("episodes are counted over rollouts") {
   CHECK(r.recorder.take_episodes().empty());
 }
 
+TEST_CASE("episodes that were taken within a rollout are not given back by its end") {
+  Recording r({}, 2);
+  r.begin();
+  r.step(1, {1});
+  r.reset(0);
+  r.step(2);
+  r.finish();
+  r.begin();
+  CHECK(r.recorder.take_episodes().size() == 1);
+  r.recorder.abandon();
+  CHECK(r.recorder.take_episodes().empty());
+}
+
 TEST_CASE("max_frames_per_traj truncates each env on its own") {
   Recording r({.envs = 2, .batched = true, .max_frames_per_traj = 3}, 4, all_leaves());
   r.begin();
@@ -419,7 +432,16 @@ TEST_CASE("a recorder's layout has what a batch has, and nothing more") {
         "nobody");
   leaves = usual_leaves();
   leaves[6].shape = {3};
-  CHECK(make(leaves) == "next.observation: expected the shape of observation, [2], got [3]");
+  CHECK(
+      make(leaves) ==
+      "next.observation: expected float32 of shape [2], as observation, got float32 of shape [3]");
+  leaves = usual_leaves();
+  leaves[7].dtype = DType::float64;
+  CHECK(make(leaves) ==
+        "layout: expected next.reward to be one float32 for each frame, got float64 of shape [1]");
+  leaves = all_leaves();
+  std::erase_if(leaves, [](const Leaf& leaf) { return leaf.key == kNextStepCount; });
+  CHECK(make(leaves).empty());
   CHECK(make(usual_leaves(), {.envs = 0}) == "envs: expected >= 1, got 0");
   CHECK(contains(make(usual_leaves(), {.envs = 2}), "of shape [2, 2]"));
   CHECK(contains(make(usual_leaves(), {.batched = true}), "of shape [1, 2]"));

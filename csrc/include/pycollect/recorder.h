@@ -144,29 +144,30 @@ class Recorder {
   std::vector<Episode> take_episodes();
 
  private:
-  struct Env {
-    std::int64_t trajectory = -1;  // local id, grows by one with each trajectory
-    std::int64_t length = 0;       // frames of the open trajectory so far
-    double total_reward = 0;
-    std::int64_t last_collected = -1;  // its step in this rollout
-    bool skip = false;                 // the next step is a dummy
+  // The trajectory that each env is in, as arrays that are stored like any other.
+  struct Trajectories {
+    std::vector<std::int64_t> ids;      // local, each grows by one with each trajectory
+    std::vector<std::int64_t> lengths;  // frames so far
+    std::vector<double> returns;        // their rewards, added up
   };
 
   std::int64_t record(std::span<const TensorView> observation, std::span<const TensorView> outputs,
                       std::span<const TensorView> states);
   void check_step_is_due() const;
-  void check_resets(std::span<const TensorView> observation) const;
-  void check_arrays(std::span<const TensorView> observation, std::span<const TensorView> outputs,
-                    std::span<const TensorView> states) const;
+  void check_observation(std::span<const TensorView> observation, bool stepped);
+  void check_outputs(std::span<const TensorView> outputs);
+  void check_states(std::span<const TensorView> states);
   void write_outputs(std::span<const TensorView> outputs);
   void write_observations(std::span<const TensorView> observation);
   void write_states(std::span<const TensorView> states);
-  void set_is_init(std::int64_t env, std::int64_t step, bool first);
-  void set_length(std::int64_t env, std::int64_t length);
-  void clear_cell(std::int64_t env);
-  void clear_root_flags();
-  void collect(std::int64_t env, double reward, bool terminated, bool truncated);
+  void count_frames();
+  void complete_flags();
+  void end_episodes();
+  void end_episode(std::int64_t env);
+  void drop_dummies();
   void start_trajectory(std::int64_t env, std::int64_t step);
+  void write_constants();
+  void write_first_roots();
   void flag_last_frames();
   bool is_stopped() const;
   void clear_after_end();
@@ -175,11 +176,15 @@ class Recorder {
   RecorderOptions options_;
   RecorderLeaves leaves_;
 
-  std::vector<Env> envs_;
-  std::vector<std::uint8_t> done_;
-  std::int64_t resets_due_ = 0;
-  std::vector<std::uint8_t> flags_;  // terminated, then truncated, of each env
+  // How the arrays fit that are being recorded.
+  std::vector<Fit> observation_fits_, output_fits_, state_fits_;
+  // A number or a flag of each env.
+  Trajectories open_;
   std::vector<double> rewards_;
+  std::vector<float> reward_row_;  // the same as it is stored
+  std::vector<std::uint8_t> terminated_, truncated_, done_;
+  std::vector<std::uint8_t> skips_, skipped_;  // is the next step a dummy, was the last one
+  std::int64_t resets_due_ = 0;
   std::vector<Episode> episodes_;
 
   std::shared_ptr<Slab> slab_;

@@ -3,12 +3,17 @@
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "pycollect/layout.h"
 #include "pycollect/slab.h"
 #include "pycollect/version.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
+
+// How an array goes into a leaf: its bytes as they are, or its numbers one by one, because a
+// narrower or wider type of the same kind is cast, or because there are gaps between them.
+enum class Fit : std::uint8_t { plain, converted };
 
 // Frame (p, t) lies at base + p * env_stride + t * frame_bytes. A view: whoever holds one keeps the
 // memory. Writing allocates nothing.
@@ -20,7 +25,7 @@ class LeafRows {
   const Leaf& leaf() const { return leaf_; }
   std::int64_t frame_bytes() const { return frame_bytes_; }
   // What an array for one step looks like: [P, *frame] where batched, else [*frame].
-  const Dims& step_shape() const { return step_shape_; }
+  const Dims& step_shape() const { return step_.shape; }
 
   // The rows of a worker in a slab of the leaf's layout.
   void bind(Slab& slab, std::int64_t row);
@@ -38,30 +43,51 @@ class LeafRows {
   void fill(std::int64_t env, std::int64_t step, std::int64_t steps, std::uint8_t byte) const {
     std::memset(at(env, step), byte, static_cast<std::size_t>(frame_bytes_ * steps));
   }
+  // The first steps of all envs. Frames are one number of that type.
+  template <typename T>
+  void put_first(std::int64_t steps, T value) const {
+    for (std::int64_t env = 0; env < envs_; ++env) {
+      std::byte* const row = at(env, 0);
+      for (std::size_t i = 0; i < static_cast<std::size_t>(steps); ++i) {
+        std::memcpy(row + i * sizeof(value), &value, sizeof(value));
+      }
+    }
+  }
+  // One step of all envs. Frames are one number of that type.
+  template <typename T>
+  void put_all(std::int64_t step, const std::vector<T>& values) const {
+    store(step, reinterpret_cast<const std::byte*>(values.data()));
+  }
 
-  // One step of all envs. Large frames of a large slab go past the caches: whoever hands the slab
-  // to another thread calls stream_fence() before. A narrower or wider number of the same kind is
-  // cast; throws std::invalid_argument, which names the leaf, for another kind or shape.
-  void write(std::int64_t step, const TensorView& source) const;
-  // What write() does after its check, for whoever checked already: an array that fits is stored as
-  // it is where it has the leaf's dtype and no gaps, else converted.
-  void write_checked(std::int64_t step, const TensorView& source) const {
-    if (source.dtype == leaf_.dtype && source.is_contiguous()) {
+  // How an array of one step fits; what has another kind of number or another shape is refused by
+  // std::invalid_argument, which names the leaf. With `exact`, the dtype has to be the leaf's.
+  Fit check(const TensorView& source, bool exact = false) const {
+    return is_plain(source) ? Fit::plain : check_cast(source, exact);
+  }
+  // One step of all envs, in an array that was checked for this leaf or another one of its form.
+  // Large frames of a large slab go past the caches: whoever hands the slab to another thread calls
+  // stream_fence() before.
+  void write(std::int64_t step, const TensorView& source, Fit fit) const {
+    if (fit == Fit::plain) {
       store(step, source.data);
     } else {
       convert(step, source);
     }
   }
-  // Whether these rows are bound to that very array, so that nothing of it has to be written.
-  bool is_memory_of(const TensorView& source) const {
-    return source.data == base_ && source.dtype == leaf_.dtype && source.is_contiguous();
-  }
   // One env of such an array.
-  void write_env(std::int64_t env, std::int64_t step, const TensorView& source) const;
-  // What write() checks; with `exact`, the dtype has to be the leaf's.
-  void check(const TensorView& source, bool exact = false) const;
+  void write_env(std::int64_t env, std::int64_t step, const TensorView& source, Fit fit) const;
+  // Whether these rows are bound to that very array, so that nothing of it has to be written.
+  bool is_memory_of(const TensorView& source, Fit fit) const {
+    return source.data == base_ && fit == Fit::plain;
+  }
 
  private:
+  bool is_plain(const TensorView& source) const {
+    return source.dtype == leaf_.dtype && source.device == step_.device &&
+           source.shape == step_.shape &&
+           (source.strides == step_.strides || source.is_contiguous());
+  }
+  Fit check_cast(const TensorView& source, bool exact) const;
   void store(std::int64_t step, const std::byte* source) const;
   void convert(std::int64_t step, const TensorView& source) const;
 
@@ -69,7 +95,7 @@ class LeafRows {
   std::size_t index_;
   std::int64_t envs_;
   bool batched_;
-  Dims step_shape_;
+  TensorView step_;  // what an array for one step looks like; its address is not used
   std::int64_t frame_bytes_;
   std::byte* base_ = nullptr;
   std::int64_t env_stride_ = 0;

@@ -76,9 +76,9 @@ struct RecorderLeaves {
     const std::optional<LeafRows>& written() const { return next ? next : current; }
 
     // What was checked, where the next action is chosen on it; it may lie there already.
-    void write_current(const TensorView& value) const {
-      if (current && !current->is_memory_of(value)) {
-        current->write_checked(0, value);
+    void write_current(const TensorView& value, Fit fit) const {
+      if (!current->is_memory_of(value, fit)) {
+        current->write(0, value, fit);
       }
     }
   };
@@ -88,6 +88,7 @@ struct RecorderLeaves {
     LeafRows current;
     TensorView view;     // of current
     TensorView initial;  // of the shape of current
+    Fit initial_fit;
 
     const LeafRows& written() const { return next ? *next : current; }
   };
@@ -121,12 +122,11 @@ struct RecorderLeaves {
   std::optional<Standard> standard;
   std::optional<IsInit> is_init;
   LeafRows ids;
-  std::vector<LeafRows> step_counts;  // none, or root and next
+  std::optional<LeafRows> step_count, next_step_count;
   std::optional<LeafRows> steps_had;  // the caller's memory that is the next root step count
-  std::vector<LeafRows> versions;     // none or one
-  std::vector<LeafRows> masks;        // none or one
-  std::vector<LeafRows> elsewhere;    // what others write, once for each rollout
-  std::vector<LeafRows*> all;         // every leaf of the layout, each once
+  std::optional<LeafRows> version, mask;
+  std::vector<LeafRows> elsewhere;  // what others write, once for each rollout
+  std::vector<LeafRows*> all;       // every leaf of the layout, each once
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI
