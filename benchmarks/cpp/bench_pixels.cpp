@@ -1,5 +1,6 @@
-// What moving frames costs beside one memcpy of as many bytes: batches of 4 x 84 x 84 uint8, one
-// thread. The figure to compare is bytes per second of CPU time.
+// What moving frames costs beside one memcpy of as many bytes: batches of 4 environments, T steps
+// and frames of 4 x 84 x 84 uint8, one thread. The figure to compare is bytes per second of CPU
+// time.
 #include <benchmark/benchmark.h>
 
 #include <array>
@@ -23,11 +24,10 @@ namespace pycollect::benchmarks {
 namespace {
 
 constexpr std::int64_t kEnvs = 4;
-constexpr std::int64_t kSteps = 128;
-constexpr std::int64_t kFrames = kEnvs * kSteps;
 const Dims kFrame{4, 84, 84};
 constexpr std::int64_t kFrameBytes = 4 * 84 * 84;
-constexpr std::int64_t kBytes = kFrames * kFrameBytes;
+
+std::int64_t bytes_of(std::int64_t steps) { return kEnvs * steps * kFrameBytes; }
 
 Dims with_frame(std::initializer_list<std::int64_t> lead) {
   Dims shape(lead);
@@ -58,13 +58,14 @@ void tell(benchmark::State& state, std::int64_t bytes) {
 }
 
 void one_memcpy(benchmark::State& state) {
-  const Frames source(with_frame({kEnvs, kSteps}));
-  const Frames target(with_frame({kEnvs, kSteps}));
+  const std::int64_t steps = state.range(0);
+  const Frames source(with_frame({kEnvs, steps}));
+  const Frames target(with_frame({kEnvs, steps}));
   for (auto _ : state) {
-    std::memcpy(target.view().data, source.view().data, static_cast<std::size_t>(kBytes));
+    std::memcpy(target.view().data, source.view().data, static_cast<std::size_t>(bytes_of(steps)));
     benchmark::ClobberMemory();
   }
-  tell(state, kBytes);
+  tell(state, bytes_of(steps));
 }
 
 Layout layout() {
@@ -82,8 +83,8 @@ Layout layout() {
 
 // Environments whose frames are there for nothing, and a recorder of them.
 struct Recording {
-  Recording()
-      : pool(Placement(layout(), {1, kEnvs, kSteps}), 1, false),
+  explicit Recording(std::int64_t steps)
+      : pool(Placement(layout(), {1, kEnvs, steps}), 1, false),
         pixels(with_frame({kEnvs})),
         observation{pixels.view()},
         recorder(layout(), {{{"pixels"}, pixels.view()}}, {{"action"}}, {.envs = kEnvs}) {
@@ -114,21 +115,23 @@ struct Recording {
   Recorder recorder;
 };
 
-// Each frame goes to two places.
+// Each frame goes to two places: as many bytes as one memcpy of twice the steps.
 void recorder(benchmark::State& state) {
-  Recording recording;
+  Recording recording(state.range(0));
+  recording.roll();  // its slab's pages are touched then
   for (auto _ : state) {
     benchmark::DoNotOptimize(recording.roll());
   }
-  tell(state, 2 * kBytes);
+  tell(state, 2 * bytes_of(state.range(0)));
 }
 
 // A rollout that came from elsewhere becomes row 1 of a batch of two.
 void place(benchmark::State& state) {
+  const std::int64_t steps = state.range(0);
   ThreadPool pool(1);
-  Recording recording;
+  Recording recording(steps);
   const std::shared_ptr<Slab> rollout = recording.roll();
-  const Placement batch(layout(), {2, kEnvs, kSteps});
+  const Placement batch(layout(), {2, kEnvs, steps});
   const std::shared_ptr<Memory> memory = Memory::allocate(batch.bytes());
   std::memset(memory->data(), 1, static_cast<std::size_t>(batch.bytes()));
   const std::span<const std::byte> bytes(rollout->data(),
@@ -137,17 +140,18 @@ void place(benchmark::State& state) {
     place_rollout(pool, memory->data(), batch, 1, bytes, rollout->placement());
     benchmark::ClobberMemory();
   }
-  tell(state, 2 * kBytes);
+  tell(state, 2 * bytes_of(steps));
 }
 
 // A batch of trajectories of `length` frames each.
 class Trajectories {
  public:
-  explicit Trajectories(std::int64_t length) : done_(static_cast<std::size_t>(kFrames)) {
+  Trajectories(std::int64_t steps, std::int64_t length)
+      : done_(static_cast<std::size_t>(kEnvs * steps)) {
     for (std::size_t i = 0; i < done_.size(); ++i) {
       done_[i] = static_cast<std::int64_t>(i + 1) % length == 0 ? 1 : 0;
     }
-    plan_.emplace(TensorView::contiguous(done_.data(), DType::boolean, {kEnvs, kSteps}),
+    plan_.emplace(TensorView::contiguous(done_.data(), DType::boolean, {kEnvs, steps}),
                   std::nullopt, std::nullopt, 2);
   }
   const SplitPlan& plan() const { return *plan_; }
@@ -161,7 +165,7 @@ class Trajectories {
 template <typename Move>
 void moved(benchmark::State& state, const Dims& shape, const Move& move) {
   ThreadPool pool(1);
-  const Frames source(with_frame({kEnvs, kSteps}));
+  const Frames source(with_frame({kEnvs, state.range(0)}));
   const Frames target(shape);
   const std::array sources{source.view()};
   const std::array targets{target.view()};
@@ -169,36 +173,48 @@ void moved(benchmark::State& state, const Dims& shape, const Move& move) {
     move(pool, sources, targets);
     benchmark::ClobberMemory();
   }
-  tell(state, kBytes);
+  tell(state, bytes_of(state.range(0)));
 }
 
 void split_padded(benchmark::State& state) {
-  const Trajectories trajectories(state.range(0));
+  const Trajectories trajectories(state.range(0), state.range(1));
   const SplitPlan& plan = trajectories.plan();
   moved(state, with_frame({plan.count(), plan.longest()}),
         [&](auto& pool, auto& from, auto& to) { plan.padded(pool, from, to); });
 }
 
 void split_flat(benchmark::State& state) {
-  const Trajectories trajectories(state.range(0));
+  const Trajectories trajectories(state.range(0), state.range(1));
   const SplitPlan& plan = trajectories.plan();
   moved(state, with_frame({plan.frames()}),
         [&](auto& pool, auto& from, auto& to) { plan.flat(pool, from, to); });
 }
 
 void multistep_shift(benchmark::State& state) {
-  const Trajectories trajectories(state.range(0));
+  const Trajectories trajectories(state.range(0), state.range(1));
   const MultiStepPlan plan(trajectories.plan(), 3);
-  moved(state, with_frame({kEnvs, kSteps}),
+  moved(state, with_frame({kEnvs, state.range(0)}),
         [&](auto& pool, auto& from, auto& to) { plan.shift(pool, from, to); });
 }
 
-BENCHMARK(one_memcpy);
-BENCHMARK(recorder)->Name("pixels_recorder");
-BENCHMARK(place)->Name("place_rollout");
-BENCHMARK(split_padded)->ArgName("length")->Arg(64)->Arg(8);
-BENCHMARK(split_flat)->ArgName("length")->Arg(64)->Arg(8);
-BENCHMARK(multistep_shift)->ArgName("length")->Arg(64)->Arg(8);
+// Into memory of 14, 29 and 58 MB: what the last cache holds, and what it does not.
+void sizes(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgName("T")->Arg(128)->Arg(256)->Arg(512);
+}
+
+void lengths(benchmark::internal::Benchmark* benchmark) {
+  benchmark->ArgNames({"T", "length"});
+  for (const std::int64_t steps : {128, 512}) {
+    benchmark->Args({steps, 64})->Args({steps, 8});
+  }
+}
+
+BENCHMARK(one_memcpy)->Apply(sizes);
+BENCHMARK(recorder)->Name("pixels_recorder")->Apply(sizes);
+BENCHMARK(place)->Name("place_rollout")->Apply(sizes);
+BENCHMARK(split_padded)->Apply(lengths);
+BENCHMARK(split_flat)->Apply(lengths);
+BENCHMARK(multistep_shift)->Apply(lengths);
 
 }  // namespace
 }  // namespace pycollect::benchmarks

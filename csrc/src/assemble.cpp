@@ -148,11 +148,12 @@ RolloutHeader place_rollout(ThreadPool& pool, std::byte* base, const Placement& 
 
   const std::int64_t valid = placement.geometry().steps;
   const std::int64_t whole = batch.geometry().steps;
+  const Stores stores = stores_for(batch.bytes());
   // Views are of mutable memory; this one is only read.
   auto* source = const_cast<std::byte*>(rollout.data());
   for (std::size_t leaf = 0; leaf < batch.layout().size(); ++leaf) {
     const TensorView target = batch.rows(base, leaf, row);
-    parallel_copy(pool, steps(target, 0, valid), placement.rows(source, leaf, 0));
+    parallel_copy(pool, steps(target, 0, valid), placement.rows(source, leaf, 0), stores);
     if (valid < whole) {
       const TensorView padding = steps(target, valid, whole);
       if (batch.layout()[leaf].key == kTrajectoryIds) {
@@ -192,7 +193,8 @@ RolloutHeader join_rollouts(ThreadPool& pool, std::byte* base, const Placement& 
     const TensorView target = batch.rows(base, leaf, row);
     parallel_copy(
         pool, target,
-        TensorView::contiguous(source + placement.offset(leaf), target.dtype, target.shape));
+        TensorView::contiguous(source + placement.offset(leaf), target.dtype, target.shape),
+        stores_for(batch.bytes()));
   }
   write_header(base, batch, row, header, lengths);
   return read_header({base, static_cast<std::size_t>(batch.bytes())}, batch, row);
@@ -218,7 +220,8 @@ void compact(ThreadPool& pool, std::byte* target, const Placement& joined,
     for (std::size_t row = 0; row < ends.size(); ++row) {
       const auto worker = static_cast<std::int64_t>(row);
       parallel_copy(pool, steps(to, begin, begin + ends[row]),
-                    steps(batch.rows(source, leaf, worker), 0, ends[row]));
+                    steps(batch.rows(source, leaf, worker), 0, ends[row]),
+                    stores_for(joined.bytes()));
       begin += ends[row];
     }
   }

@@ -74,6 +74,14 @@ inline void check_leaves(std::span<const TensorView> sources, std::span<const Te
   }
 }
 
+inline std::int64_t total_bytes(std::span<const TensorView> views) {
+  std::int64_t bytes = 0;
+  for (const TensorView& view : views) {
+    bytes = checked_add(bytes, view.bytes());
+  }
+  return bytes;
+}
+
 // The batch's dimensions, then a frame's.
 inline Dims joined(const Dims& lead, std::span<const std::int64_t> frame) {
   Dims shape = lead;

@@ -1,5 +1,7 @@
 #include "pycollect/copy.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <complex>
 #include <cstdlib>
@@ -72,13 +74,31 @@ RunKernel cast_kernel(DType dst, DType src) {
   return table[static_cast<std::size_t>(dst) * kTypes + static_cast<std::size_t>(src)];
 }
 
+// Below this a piece is not worth non-temporal stores, wherever it goes.
+constexpr std::size_t kStreamBytes = 4096;
+
+// Bytes that lie together on both sides. The lines of the target that a streamed piece shares with
+// others, at its two ends, are written through the caches.
+template <Stores stores>
+void copy_bytes(std::byte* dst, const std::byte* src, std::size_t bytes) {
+  if (stores == Stores::cached || bytes < kStreamBytes) {
+    copy_frame(dst, src, bytes);
+    return;
+  }
+  const std::size_t head = (64 - reinterpret_cast<std::uintptr_t>(dst) % 64) % 64;
+  const std::size_t body = (bytes - head) / 64 * 64;
+  copy_frame(dst, src, head);
+  stream_frame(dst + head, src + head, body);
+  copy_frame(dst + head + body, src + head + body, bytes - head - body);
+}
+
 // Blocks of a size that the compiler knows, for small frames: no call to memcpy.
-template <std::size_t Bytes>
+template <std::size_t Bytes, Stores stores>
 void copy_small_blocks(std::byte* dst, std::int64_t dst_step, const std::byte* src,
                        std::int64_t src_step, std::int64_t n, std::int64_t) {
   constexpr auto bytes = static_cast<std::int64_t>(Bytes);
   if (dst_step == bytes && src_step == bytes) {
-    copy_frame(dst, src, static_cast<std::size_t>(n * bytes));
+    copy_bytes<stores>(dst, src, static_cast<std::size_t>(n * bytes));
     return;
   }
   for (std::int64_t i = 0; i < n; ++i) {
@@ -86,33 +106,35 @@ void copy_small_blocks(std::byte* dst, std::int64_t dst_step, const std::byte* s
   }
 }
 
+template <Stores stores>
 void copy_blocks(std::byte* dst, std::int64_t dst_step, const std::byte* src, std::int64_t src_step,
                  std::int64_t n, std::int64_t block) {
   if (dst_step == block && src_step == block) {
-    copy_frame(dst, src, static_cast<std::size_t>(n * block));
+    copy_bytes<stores>(dst, src, static_cast<std::size_t>(n * block));
     return;
   }
   for (std::int64_t i = 0; i < n; ++i) {
-    copy_frame(dst + i * dst_step, src + i * src_step, static_cast<std::size_t>(block));
+    copy_bytes<stores>(dst + i * dst_step, src + i * src_step, static_cast<std::size_t>(block));
   }
 }
 
+template <Stores stores>
 RunKernel block_kernel(std::int64_t block) {
   switch (block) {
     case 1:
-      return &copy_small_blocks<1>;
+      return &copy_small_blocks<1, stores>;
     case 2:
-      return &copy_small_blocks<2>;
+      return &copy_small_blocks<2, stores>;
     case 4:
-      return &copy_small_blocks<4>;
+      return &copy_small_blocks<4, stores>;
     case 8:
-      return &copy_small_blocks<8>;
+      return &copy_small_blocks<8, stores>;
     case 12:
-      return &copy_small_blocks<12>;
+      return &copy_small_blocks<12, stores>;
     case 16:
-      return &copy_small_blocks<16>;
+      return &copy_small_blocks<16, stores>;
     default:
-      return &copy_blocks;
+      return &copy_blocks<stores>;
   }
 }
 
@@ -180,11 +202,27 @@ void stream_frame(std::byte* dst, const std::byte* src, std::size_t bytes) {
 void stream_fence() {}
 #endif
 
-RunCopy::RunCopy(const TensorView& dst, const TensorView& src) : RunCopy(dst, src, 1) {}
+// What the system reports is not trusted further than 16 MB: a virtual machine may name the caches
+// of the whole machine.
+Stores stores_for(std::int64_t bytes) {
+  constexpr std::int64_t kMost = std::int64_t{16} << 20;
+#ifdef _SC_LEVEL3_CACHE_SIZE
+  static const std::int64_t half = sysconf(_SC_LEVEL3_CACHE_SIZE) / 2;
+  const std::int64_t from = half > 0 ? std::min(half, kMost) : kMost;
+#else
+  const std::int64_t from = kMost;
+#endif
+  return bytes > from ? Stores::streamed : Stores::cached;
+}
 
-RunCopy RunCopy::whole(const TensorView& dst, const TensorView& src) { return {dst, src, 0}; }
+RunCopy::RunCopy(const TensorView& dst, const TensorView& src, Stores stores)
+    : RunCopy(dst, src, 1, stores) {}
 
-RunCopy::RunCopy(const TensorView& dst, const TensorView& src, int first) {
+RunCopy RunCopy::whole(const TensorView& dst, const TensorView& src, Stores stores) {
+  return {dst, src, 0, stores};
+}
+
+RunCopy::RunCopy(const TensorView& dst, const TensorView& src, int first, Stores stores) {
   if (dst.rank() < first || dst.rank() != src.rank() ||
       !(Dims(dst.shape.from(first)) == Dims(src.shape.from(first)))) {
     throw std::invalid_argument("copy: expected runs of frames of one shape, got " +
@@ -201,7 +239,10 @@ RunCopy::RunCopy(const TensorView& dst, const TensorView& src, int first) {
   sort_axes();
   merge_axes();
   absorb_block(dst.dtype == src.dtype, static_cast<std::int64_t>(item_size(dst.dtype)));
-  kernel_ = dst.dtype == src.dtype ? block_kernel(block_) : cast_kernel(dst.dtype, src.dtype);
+  streams_ = stores == Stores::streamed && dst.dtype == src.dtype;
+  kernel_ = dst.dtype != src.dtype ? cast_kernel(dst.dtype, src.dtype)
+            : streams_             ? block_kernel<Stores::streamed>(block_)
+                                   : block_kernel<Stores::cached>(block_);
 }
 
 // In the order of the target's memory, whatever the order of the dimensions; those that lie equally
@@ -242,6 +283,9 @@ void RunCopy::absorb_block(bool same_type, std::int64_t item) {
 void RunCopy::operator()(std::byte* dst, const std::byte* src, std::int64_t n) const {
   if (n > 0 && !empty_) {
     walk(0, n * axes_[0].extent, dst, src);
+    if (streams_) {
+      stream_fence();
+    }
   }
 }
 
@@ -257,22 +301,22 @@ void RunCopy::walk(int axis, std::int64_t extent, std::byte* dst, const std::byt
   }
 }
 
-void copy(const TensorView& dst, const TensorView& src) {
+void copy(const TensorView& dst, const TensorView& src, Stores stores) {
   check(dst, src);
-  RunCopy::whole(dst, src)(dst.data, src.data, 1);
+  RunCopy::whole(dst, src, stores)(dst.data, src.data, 1);
 }
 
-void parallel_copy(ThreadPool& pool, const TensorView& dst, const TensorView& src) {
+void parallel_copy(ThreadPool& pool, const TensorView& dst, const TensorView& src, Stores stores) {
   const std::int64_t bytes = std::max(dst.bytes(), src.bytes());
   if (bytes < kParallelBytes || pool.threads() == 1) {
-    copy(dst, src);
+    copy(dst, src, stores);
     return;
   }
   check(dst, src);
   const int axis = widest(dst, 4 * pool.threads());
   const TensorView to = moved_to_front(dst, axis);
   const TensorView from = moved_to_front(src, axis);
-  const RunCopy run(to, from);
+  const RunCopy run(to, from, stores);
   const std::int64_t n = to.shape[0];
   pool.parallel_for(n, std::max<std::int64_t>(1, kGrainBytes / (bytes / n)),
                     [&](std::int64_t begin, std::int64_t end) {

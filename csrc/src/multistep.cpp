@@ -95,12 +95,13 @@ void MultiStepPlan::walk(std::int64_t begin, std::int64_t end, const Visit& visi
 // One leaf whose frames are moved.
 class MultiStepPlan::Shift {
  public:
-  Shift(const MultiStepPlan& plan, const TensorView& source, const TensorView& target)
+  Shift(const MultiStepPlan& plan, const TensorView& source, const TensorView& target,
+        Stores stores)
       : plan_(plan),
         source_(source),
         target_(target),
-        run_(row_of(target, plan.batch_), row_of(source, plan.batch_)),
-        repeat_(row_of(target, plan.batch_), repeated(row_of(source, plan.batch_))),
+        run_(row_of(target, plan.batch_), row_of(source, plan.batch_), stores),
+        repeat_(row_of(target, plan.batch_), repeated(row_of(source, plan.batch_)), stores),
         frame_bytes_(from_dimension(target, plan.batch_.size()).bytes()) {}
 
   std::int64_t frame_bytes() const { return frame_bytes_; }
@@ -233,10 +234,11 @@ std::int64_t MultiStepPlan::cells() const { return element_count({batch_.begin()
 void MultiStepPlan::shift(ThreadPool& pool, std::span<const TensorView> sources,
                           std::span<const TensorView> targets) const {
   check_leaves(sources, targets, batch_);
+  const Stores stores = stores_for(total_bytes(targets));
   std::vector<Shift> leaves;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     check_target(i, targets[i], sources[i].shape);
-    if (const Shift leaf(*this, sources[i], targets[i]); leaf.frame_bytes() > 0) {
+    if (const Shift leaf(*this, sources[i], targets[i], stores); leaf.frame_bytes() > 0) {
       leaves.push_back(leaf);
     }
   }

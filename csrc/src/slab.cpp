@@ -1,32 +1,19 @@
 #include "pycollect/slab.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <new>
 #include <stdexcept>
 #include <string>
 
+#include "pycollect/copy.h"
 #include "pycollect/detail/checked.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
-
-// Half of the last cache that a core has. What the system reports is not trusted further than that:
-// a virtual machine may name the caches of the whole machine.
-std::int64_t streams_from() {
-  constexpr std::int64_t kMost = std::int64_t{16} << 20;
-#ifdef _SC_LEVEL3_CACHE_SIZE
-  static const std::int64_t half = sysconf(_SC_LEVEL3_CACHE_SIZE) / 2;
-  return half > 0 ? std::min(half, kMost) : kMost;
-#else
-  return kMost;
-#endif
-}
 
 }  // namespace
 
@@ -67,7 +54,7 @@ Slab::Slab(std::shared_ptr<Memory> memory, std::shared_ptr<const Placement> plac
     : memory_(std::move(memory)),
       placement_(std::move(placement)),
       generation_(generation),
-      streams_(placement_->bytes() > streams_from()) {
+      streams_(stores_for(placement_->bytes()) == Stores::streamed) {
   if (memory_->bytes() < placement_->bytes()) {
     throw std::invalid_argument("slab: expected " + std::to_string(placement_->bytes()) +
                                 " bytes of memory, got " + std::to_string(memory_->bytes()));

@@ -67,13 +67,14 @@ void cut_row(const Signal& done, const Signal& ids, const Signal& mask, std::int
 // One leaf on its way from the batch to its target.
 class SplitPlan::Gather {
  public:
-  Gather(const SplitPlan& plan, const TensorView& source, const TensorView& target, bool padded)
+  Gather(const SplitPlan& plan, const TensorView& source, const TensorView& target, bool padded,
+         Stores stores)
       : plan_(plan),
         source_(source),
         target_(target),
         padded_(padded),
-        run_(from_dimension(target, padded ? 1 : 0),
-             from_dimension(source, plan.batch_.size() - 1)) {
+        run_(from_dimension(target, padded ? 1 : 0), from_dimension(source, plan.batch_.size() - 1),
+             stores) {
     const TensorView frame = from_dimension(target, padded ? 2 : 1);
     frame_bytes_ = frame.bytes();
     dense_ = frame.is_contiguous() && target.strides[padded ? 1 : 0] == frame_bytes_;
@@ -194,12 +195,13 @@ void SplitPlan::flat(ThreadPool& pool, std::span<const TensorView> sources,
 void SplitPlan::gather(ThreadPool& pool, std::span<const TensorView> sources,
                        std::span<const TensorView> targets, bool padded) const {
   check_leaves(sources, targets, batch_);
+  const Stores stores = stores_for(total_bytes(targets));
   std::vector<Gather> leaves;
   for (std::size_t i = 0; i < sources.size(); ++i) {
     check_target(i, targets[i],
                  joined(padded ? Dims{count(), longest_} : Dims{frames()},
                         sources[i].shape.from(batch_.size())));
-    const Gather leaf(*this, sources[i], targets[i], padded);
+    const Gather leaf(*this, sources[i], targets[i], padded, stores);
     if (leaf.frame_bytes() > 0) {
       leaves.push_back(leaf);
     }

@@ -337,3 +337,36 @@ TEST_CASE("runs of frames") {
   run(nullptr, nullptr, 0);
   CHECK_THROWS_AS(RunCopy(dst, view_of(source, DType::int16, {10, 4})), std::invalid_argument);
 }
+
+TEST_CASE("what is streamed past the caches is the same copy, wherever it begins and ends") {
+  ThreadPool pool(3);
+  std::vector<std::uint8_t> source(3 << 20), plain(source.size()), streamed(source.size());
+  for (std::size_t i = 0; i < source.size(); ++i) {
+    source[i] = static_cast<std::uint8_t>(i * 7 + i / 256);
+  }
+  const auto part = [](std::vector<std::uint8_t>& bytes, std::int64_t begin, const Dims& shape) {
+    TensorView view = TensorView::contiguous(bytes.data() + begin, DType::uint8, shape);
+    view.strides[0] += 3;  // rows that do not touch
+    return view;
+  };
+  for (const std::int64_t begin : {0, 1, 63}) {
+    for (const Dims& shape :
+         {Dims{2, 100}, Dims{3, 4095}, Dims{3, 4096}, Dims{5, 70001}, Dims{2, 1 << 20}}) {
+      std::fill(plain.begin(), plain.end(), std::uint8_t{0xEE});
+      streamed = plain;
+      const TensorView from = part(source, 5, shape);
+      copy(part(plain, begin, shape), from);
+      copy(part(streamed, begin, shape), from, Stores::streamed);
+      CHECK((plain == streamed));
+      std::fill(streamed.begin(), streamed.end(), std::uint8_t{0xEE});
+      parallel_copy(pool, part(streamed, begin, shape), from, Stores::streamed);
+      CHECK((plain == streamed));
+    }
+  }
+  std::vector<float> wide(4096);
+  copy(view_of(wide, DType::float32, {4096}),
+       TensorView::contiguous(source.data(), DType::uint8, {4096}), Stores::streamed);
+  CHECK(wide[300] == static_cast<float>(source[300]));
+  CHECK(stores_for(1 << 10) == Stores::cached);
+  CHECK(stores_for(std::int64_t{1} << 30) == Stores::streamed);
+}

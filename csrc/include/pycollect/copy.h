@@ -26,11 +26,21 @@ namespace pycollect::inline PYCOLLECT_ABI {
 
 class ThreadPool;
 
-// Allocates nothing.
-void copy(const TensorView& dst, const TensorView& src);
+// How bytes are written. Past the caches (non-temporal stores) spares the read of every line before
+// it is written, and the lines that it would displace: half again to twice as fast as memcpy into
+// memory that no cache holds, slower into memory that one does.
+enum class Stores : std::uint8_t { cached, streamed };
+
+// What suits memory of that many bytes that nobody reads soon: streamed where it is larger than
+// half of the last cache.
+Stores stores_for(std::int64_t bytes);
+
+// Allocates nothing. What is streamed goes past the caches in pieces of 4 kB and more.
+void copy(const TensorView& dst, const TensorView& src, Stores stores = Stores::cached);
 
 // The same; arrays of a megabyte and more are shared out between the threads of the pool.
-void parallel_copy(ThreadPool& pool, const TensorView& dst, const TensorView& src);
+void parallel_copy(ThreadPool& pool, const TensorView& dst, const TensorView& src,
+                   Stores stores = Stores::cached);
 
 // Sets every element of an array to zero.
 void zero(const TensorView& dst);
@@ -42,11 +52,9 @@ inline void copy_frame(std::byte* dst, const std::byte* src, std::size_t bytes) 
   }
 }
 
-// The same past the caches (non-temporal stores), for memory that nobody reads soon: it spares the
-// read of every line before it is written, and the lines that it would displace. Half again to
-// twice as fast as memcpy into slabs that no cache holds, slower into those that one does. dst and
-// bytes are multiples of 64: with lines written in part it is the slower way again. Other threads
-// see it after the writer's stream_fence(). Plain memcpy where the processor has no such stores.
+// The same past the caches. dst and bytes are multiples of 64: with lines written in part it is the
+// slower way. Other threads see it after the writer's stream_fence(). Plain memcpy where the
+// processor has no such stores.
 void stream_frame(std::byte* dst, const std::byte* src, std::size_t bytes);
 void stream_fence();
 
@@ -56,11 +64,13 @@ class RunCopy {
  public:
   // dst and src stand for all runs: [any, *frame], each run along the first dimension. Their
   // addresses and first extents are not used.
-  RunCopy(const TensorView& dst, const TensorView& src);
+  RunCopy(const TensorView& dst, const TensorView& src, Stores stores = Stores::cached);
 
   // For arrays that are one frame each, of any rank: a run of one.
-  static RunCopy whole(const TensorView& dst, const TensorView& src);
+  static RunCopy whole(const TensorView& dst, const TensorView& src,
+                       Stores stores = Stores::cached);
 
+  // Other threads see what it wrote as they see any other store.
   void operator()(std::byte* dst, const std::byte* src, std::int64_t n) const;
 
  private:
@@ -74,7 +84,7 @@ class RunCopy {
   };
 
   // The frame's dimensions are those from `first`, 0 or 1, on.
-  RunCopy(const TensorView& dst, const TensorView& src, int first);
+  RunCopy(const TensorView& dst, const TensorView& src, int first, Stores stores);
   void sort_axes();
   void merge_axes();
   void absorb_block(bool same_type, std::int64_t item);
@@ -85,6 +95,7 @@ class RunCopy {
   std::array<Axis, Dims::kMaxRank + 1> axes_{};
   int rank_ = 0;
   bool empty_ = false;
+  bool streams_ = false;
   std::int64_t block_ = 0;  // bytes that lie together on both sides
   Kernel kernel_ = nullptr;
 };
