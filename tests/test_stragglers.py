@@ -17,7 +17,7 @@ from test_ledger import check as check_ledger
 
 from pycollect import MultiSyncDataCollector, RayCollector
 from pycollect.engines.processes.handle import MailboxHandle
-from pycollect.engines.ray.store_handle import StoreHandle
+from pycollect.engines.call_handle import CallHandle
 
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")
@@ -66,12 +66,12 @@ def one_straggler(
 
 def open_once_stopped(monkeypatch: pytest.MonkeyPatch, stopped: Path) -> None:
     """Touch that file once a worker has heard that it is to stop."""
-    stops: dict[Any, Any] = {cls: cls.stop for cls in (MailboxHandle, StoreHandle)}
+    stops: dict[Any, Any] = {cls: cls.stop for cls in (MailboxHandle, CallHandle)}
 
     def stop_and_open(self: Any) -> None:
         assert self.index == 1 or stopped.exists()
         stops[type(self)](self)
-        if isinstance(self, StoreHandle):  # what was sent past the queue is done in turn
+        if isinstance(self, CallHandle):  # what was sent past the queue is done in turn
             wait_until(lambda: self.steps() is not None)
         stopped.touch()
 

@@ -42,6 +42,10 @@ class WorkerHandle(WorkerProcess, Protocol):
     def in_place(self) -> bool:
         """Whether it shares memory with this process, and writes into the rows of its requests."""
 
+    @property
+    def transport(self) -> str:
+        """What carries its rollouts, in words."""
+
     def submit(self, request: RolloutRequest) -> None:
         """Queue one rollout; weights that were assigned since the last one travel with it."""
 

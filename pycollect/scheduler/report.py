@@ -15,8 +15,8 @@ def report_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
     "seconds" of the collector has the phases idle (waiting for rollouts), transport, assemble,
     deliver and user, which add up to "elapsed"; "seconds" of each worker has env, policy,
     record and idle, since its first rollout began. "transport" of a worker is "shared memory",
-    where it writes into the batch itself, or "object store". "slow_paths" counts workers that
-    go through one TensorDict per step, or have extras.
+    where it writes into the batch itself, else "object store" or "messages". "slow_paths" counts
+    workers that go through one TensorDict per step, or have extras.
     """
     present, former = group.present, group.former
     everyone = sorted([*present, *former], key=lambda worker: worker.index)
@@ -29,7 +29,7 @@ def report_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
             worker.index: {
                 "pid": worker.info.pid,
                 "node": worker.info.node,
-                "transport": "shared memory" if worker.in_place else "object store",
+                "transport": worker.handle.transport,
                 "version": worker.version,
                 "restarts": worker.restarts,
                 "frames": worker.frames,

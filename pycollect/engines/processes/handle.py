@@ -59,6 +59,7 @@ class MailboxHandle:
     """
 
     in_place: ClassVar[bool] = True
+    transport: ClassVar[str] = "shared memory"
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import re
 import weakref
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pycollect.batch.slab_rows import MemoryAddress
 from pycollect.engines.waiting import Rung
@@ -25,11 +25,19 @@ class Actor:
         bell: rung with each answer to a call, and where none can come any more.
     """
 
+    transport: ClassVar[str] = "object store"
+    is_gone: ClassVar[bool] = False  # its calls end with it
+
     def __init__(self, ray: Any, handle: Any, bell: Rung) -> None:
         self.ray = ray
         self.handle = handle
         self._bell = bell
         weakref.finalize(self, _kill, ray, handle).atexit = False
+
+    @property
+    def native(self) -> Any:
+        """Ray's handle."""
+        return self.handle
 
     def serve(self, node: str, mailbox: MemoryAddress, bell: MemoryAddress) -> Future[str]:
         """Ask it to serve a mailbox of this process, which is on that node."""
@@ -50,6 +58,12 @@ class Actor:
         bell = self._bell
         future.add_done_callback(lambda _: bell.ring())
         return future
+
+    def loss(self, error: Exception) -> tuple[str, str] | None:
+        """What a call raised where the actor has died: how it ended, and all that Ray knows."""
+        if not isinstance(error, self.ray.exceptions.RayError):
+            return None
+        return end_of(error), str(error)
 
     def log_of(self, pid: int | None) -> str:
         """The end of what its process logged, if that ran on this machine."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycollect._core import Bell, shared_memory_why_not
-from pycollect.engines.ray.other_process import has_pidfd
+from pycollect.engines.other_process import has_pidfd
 from pycollect.engines.waiting import Rung, ThreadBell
 
 

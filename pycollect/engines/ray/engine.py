@@ -14,8 +14,9 @@ from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.driver import driver_address
 from pycollect.engines.ray.serve import RayWorker
 from pycollect.engines.ray.session import SESSION, import_ray
-from pycollect.engines.ray.starting import StartingActor
+from pycollect.engines.ray.starting import starting_actor
 from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.starting import StartingEitherWay
 from pycollect.engines.waiting import AnswerWaiter, Waited, check_available, too_many_bytes
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
@@ -74,7 +75,7 @@ class RayEngine:
 
     def start(
         self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
-    ) -> StartingActor:
+    ) -> StartingEitherWay:
         """Start the actor of one worker, which builds its environments at once.
 
         Args:
@@ -83,7 +84,7 @@ class RayEngine:
         """
         handle = _actor_class().options(**options).remote()
         actor = Actor(self._ray, handle, self._driver.bell)
-        return StartingActor(spec, policy, actor, self._driver)
+        return starting_actor(spec, policy, actor, self._driver)
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
         """One whose oldest call has an answer, the first such in the order given; None: none has.

@@ -9,7 +9,7 @@ import pytest
 
 from pycollect.engines.messages import RolloutRequest, WorkerSpec
 from pycollect.engines.ray.actor import Actor
-from pycollect.engines.ray.store_handle import StoreHandle
+from pycollect.engines.call_handle import CallHandle
 from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.waiting import ThreadBell
 from pycollect.worker.options import WorkerOptions
@@ -49,18 +49,18 @@ def actor() -> NotingActor:
 
 
 @pytest.fixture
-def handle(actor: NotingActor) -> StoreHandle:
+def handle(actor: NotingActor) -> CallHandle:
     """Of a worker that was built."""
     spec = WorkerSpec(0, None, None, WorkerOptions(5))
     policy = SharedValue(b"", lambda value: value)
-    handle = StoreHandle(spec, policy, Actor(None, actor, ThreadBell()))
+    handle = CallHandle(spec, policy, Actor(None, actor, ThreadBell()))
     handle.pop()
     actor.notes.clear()
     return handle
 
 
 def test_a_rollout_is_stopped_by_one_message_past_the_queue(
-    handle: StoreHandle, actor: NotingActor
+    handle: CallHandle, actor: NotingActor
 ) -> None:
     for _ in range(3):
         handle.submit(RolloutRequest(False, None))
@@ -77,7 +77,7 @@ def test_a_rollout_is_stopped_by_one_message_past_the_queue(
     assert actor.notes[1:] == [("stop", True, (2,))]
 
 
-def test_what_is_dropped_is_stopped(handle: StoreHandle, actor: NotingActor) -> None:
+def test_what_is_dropped_is_stopped(handle: CallHandle, actor: NotingActor) -> None:
     handle.drop_rollouts()
     assert actor.notes == []
     handle.submit(RolloutRequest(False, None))

@@ -1,12 +1,13 @@
-"""The driver's end of an actor that shares no memory with it: asked by calls of Ray."""
+"""The driver's end of a worker that shares no memory with it: asked by calls of its methods."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from pycollect.engines.messages import (
     ErrorReport,
@@ -17,20 +18,53 @@ from pycollect.engines.messages import (
     pickled_spec,
     report_of,
 )
-from pycollect.engines.ray.actor import Actor, end_of
 from pycollect.engines.shared_value import SharedValue
 from pycollect.errors import WorkerDied
 
 
-class StoreHandle:
-    """The driver's end of an actor that is asked by calls of Ray, and answers the same way."""
+class Caller(Protocol):
+    """Calls methods of the RemoteWorker in another process, whatever carries them there."""
+
+    @property
+    def native(self) -> Any:
+        """The process as its library knows it."""
+
+    @property
+    def transport(self) -> str:
+        """What carries calls and answers, in words."""
+
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call one of its methods, behind those that are queued."""
+
+    def call_beside(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method that may run beside a rollout: past the queue."""
+
+    def loss(self, error: Exception) -> tuple[str, str] | None:
+        """What a call raised, where its process was lost: how it ended, and all that is known.
+
+        None: it is another error.
+        """
+
+    def log_of(self, pid: int | None) -> str:
+        """The last lines that its process logged, as far as they can be had."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether no answer can come any more, as far as is known. Does not wait."""
+
+    def kill(self) -> None:
+        """End its process. Idempotent."""
+
+
+class CallHandle:
+    """The driver's end of a worker that is asked by calls, and answers the same way."""
 
     in_place: ClassVar[bool] = False
 
-    def __init__(self, spec: WorkerSpec, policy: SharedValue, actor: Actor) -> None:
+    def __init__(self, spec: WorkerSpec, policy: SharedValue, caller: Caller) -> None:
         self.index = spec.index
         self.incarnation = spec.incarnation
-        self._actor = actor
+        self._caller = caller
         self._assigned: tuple[int, int, Any] = (0, 0, None)
         self._sent_serial = 0
         self._steps_call: Any = None
@@ -43,8 +77,13 @@ class StoreHandle:
 
     @property
     def native(self) -> Any:
-        """The actor's handle, Ray's own."""
-        return self._actor.handle
+        """The process as its library knows it."""
+        return self._caller.native
+
+    @property
+    def transport(self) -> str:
+        """What carries its rollouts, in words."""
+        return self._caller.transport
 
     @property
     def has_answer(self) -> bool:
@@ -54,7 +93,7 @@ class StoreHandle:
     @property
     def is_dead(self) -> bool:
         """Whether it was asked to close, and has, or cannot any more. Does not wait."""
-        return self._closing is not None and self._closing.done()
+        return self._caller.is_gone or (self._closing is not None and self._closing.done())
 
     def read_info(self) -> WorkerInfo:
         """The answer to the building of the worker, its first call. Waits."""
@@ -80,7 +119,7 @@ class StoreHandle:
     def _stop_up_to(self, number: int) -> None:
         if self._stopped < number <= self._asked:
             self._stopped = number
-            self._actor.call_beside("stop", number)
+            self._caller.call_beside("stop", number)
 
     def assign(self, serial: int, version: int, weights: SharedValue, acknowledge: bool) -> Any:
         """Give the worker weights for the next rollout that it starts.
@@ -94,12 +133,12 @@ class StoreHandle:
         self._assigned = (serial, version, weights.reference)
         if not (self._calls or acknowledge):
             return None
-        return self._actor.call_beside("set_weights", *self._assigned)
+        return self._caller.call_beside("set_weights", *self._assigned)
 
     def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
         """Give the worker hooks for the next rollout that it starts: past its queue."""
         for name, (serial, hook) in hooks.items():
-            self._actor.call_beside("set_hook", name, serial, hook.reference)
+            self._caller.call_beside("set_hook", name, serial, hook.reference)
 
     def rollout(self) -> Rollout:
         """The oldest rollout, which stays the oldest until `pop`. Waits.
@@ -121,7 +160,7 @@ class StoreHandle:
 
     def request(self, method: str, *arguments: Any) -> Any:
         """Queue a call of one of RemoteWorker's methods behind what is queued already."""
-        return self._actor.call(method, *arguments)
+        return self._caller.call(method, *arguments)
 
     def await_answer(self, call: Any, seconds: float) -> bool:
         """Sleep until a call of `request` has an answer, or can have none; return whether it is so.
@@ -135,13 +174,13 @@ class StoreHandle:
         """What a call returned; what went wrong in the worker is raised. Waits."""
         try:
             answer = call.result()
-        except self._actor.ray.exceptions.RayError as error:
-            raise WorkerDied(
-                f"worker {self.index} died: {end_of(error)}",
-                self.index,
-                self.incarnation,
-                str(error),
-            ) from error
+        except Exception as error:
+            loss = self._caller.loss(error)
+            if loss is None:
+                raise
+            end, account = loss
+            text = f"worker {self.index} died: {end}"
+            raise WorkerDied(text, self.index, self.incarnation, account) from error
         if isinstance(answer, ErrorReport):
             raise answer.rebuild(self.index, self.incarnation)
         return answer
@@ -149,7 +188,7 @@ class StoreHandle:
     def steps(self) -> int | None:
         """Steps of the worker's life so far, None if no answer came yet. Does not wait."""
         if self._steps_call is None:
-            self._steps_call = self._actor.call_beside("steps")
+            self._steps_call = self._caller.call_beside("steps")
         if not self._steps_call.done():
             return None
         call, self._steps_call = self._steps_call, None
@@ -158,8 +197,8 @@ class StoreHandle:
         return None
 
     def last_words(self) -> str:
-        """The end of what the actor's process logged, if it ran on this machine; else nothing."""
-        return self._actor.log_of(self._pid)
+        """The last lines that its process logged, as far as they can be had."""
+        return self._caller.log_of(self._pid)
 
     def ask_close(self) -> bool:
         """Ask it to close its environments, behind what is queued."""
@@ -172,6 +211,6 @@ class StoreHandle:
         return self._closing is not None and not self._calls
 
     def kill(self) -> None:
-        """End the actor's process."""
+        """End its process."""
         self._calls.clear()
-        self._actor.kill()
+        self._caller.kill()

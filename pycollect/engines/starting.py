@@ -1,0 +1,101 @@
+"""The driver's end of a worker until it is known whether it shares memory with the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from pycollect.engines.call_handle import CallHandle
+from pycollect.engines.messages import WorkerInfo
+from pycollect.engines.processes.handle import MailboxHandle, ProcessMonitor
+from pycollect.engines.waiting import LOOK_SECONDS, Rung
+
+
+class ServingMonitor(ProcessMonitor, Protocol):
+    """Watches a process that was asked to serve a mailbox."""
+
+    @property
+    def refused(self) -> bool:
+        """Whether it has said that it cannot share memory. Does not wait."""
+
+    def watch(self, pid: int) -> None:
+        """It serves, and has told the number of its process."""
+
+
+class StartingEitherWay:
+    """A worker that is asked to serve a mailbox, which is to build its worker.
+
+    Where it can it does so to its end; where it cannot it says so at once, and is asked by calls.
+    Whoever waits sees the handle of the way that is known so far.
+
+    Args:
+        native: the process as its library knows it.
+        bell: that it rings.
+        mailbox: the handle of the mailbox, and what watches it; None: this process shares memory
+            with no other.
+        by_calls: makes the handle of the other way. Called once, at most.
+    """
+
+    def __init__(
+        self,
+        native: Any,
+        bell: Rung,
+        mailbox: tuple[MailboxHandle, ServingMonitor] | None,
+        by_calls: Callable[[], CallHandle],
+    ) -> None:
+        self.native = native
+        self._bell = bell
+        self._by_calls = by_calls
+        self._monitor: ServingMonitor | None = None  # of one that serves, as far as is known
+        self._handle: MailboxHandle | CallHandle
+        if mailbox is None:
+            self._handle = by_calls()
+        else:
+            self._handle, self._monitor = mailbox
+
+    def _settled(self) -> MailboxHandle | CallHandle:
+        """Its handle, another one if it has said that it cannot share memory."""
+        if self._monitor is not None and self._monitor.refused:
+            self._monitor = None
+            self._handle = self._by_calls()
+        return self._handle
+
+    def built(self) -> tuple[WorkerInfo, MailboxHandle | CallHandle]:
+        """What the worker is, and its handle from now on. Waits."""
+        while True:
+            seen = self._bell.count
+            if self.has_answer or self.is_dead:
+                break
+            self._bell.wait_ring(seen, LOOK_SECONDS)
+        info = self._handle.read_info()
+        if self._monitor is not None:
+            self._monitor.watch(info.pid)
+        return info, self._handle
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether the worker is built, or cannot be. Does not wait."""
+        return self._settled().has_answer
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing more can come from it. Does not wait."""
+        # To serve no more may be to have refused just now.
+        return self._handle.is_dead and self._settled().is_dead
+
+    def last_words(self) -> str:
+        """The last lines that its process logged, as far as they can be had."""
+        return self._handle.last_words()
+
+    def ask_close(self) -> bool:
+        """Ask it to close its environments; return whether it can still do so."""
+        return self._settled().ask_close()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+        return self._settled().is_closing
+
+    def kill(self) -> None:
+        """End its process."""
+        self._handle.kill()
