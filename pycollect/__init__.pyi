@@ -1,4 +1,5 @@
 from . import cuda as cuda
+from .collectors.distributed import DistributedDataCollector as DistributedDataCollector
 from .collectors.helpers import OffPolicyCollectorConfig as OffPolicyCollectorConfig
 from .collectors.helpers import OnPolicyCollectorConfig as OnPolicyCollectorConfig
 from .collectors.helpers import make_collector_offpolicy as make_collector_offpolicy
@@ -18,6 +19,7 @@ from .trajectories.split import split_trajectories as split_trajectories
 
 # The names that TorchRL has had since, and before.
 Collector = SyncDataCollector
+DistributedCollector = DistributedDataCollector
 MultiAsyncCollector = MultiaSyncDataCollector
 MultiSyncCollector = MultiSyncDataCollector
 

@@ -17,6 +17,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from pycollect import (
+    DistributedDataCollector,
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
     RayCollector,
@@ -73,6 +74,10 @@ class Way:
         return self.name.startswith("multi")
 
     @property
+    def ranks(self) -> bool:
+        return self.name.startswith("ranks")
+
+    @property
     def sync(self) -> bool:
         return "sync" in self.arguments or self.name.startswith("multi sync")
 
@@ -85,6 +90,8 @@ class Way:
         if self.multi:
             cls = MultiSyncDataCollector if self.sync else MultiaSyncDataCollector
             return cls(list(entries), policy, **arguments)
+        if self.ranks:
+            return DistributedDataCollector(list(entries), policy, launcher="mp", **arguments)
         arguments.setdefault("remote_configs", {"num_cpus": 1, "memory": 1024**3})
         return RayCollector(list(entries), policy, **arguments)
 
@@ -144,6 +151,12 @@ MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
 MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
 MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
 
+# Ranks of torch.distributed: they share memory with this process, unless `messages` is used.
+RANKS_STACK = Way("ranks sync stack", ACTORS, {"sync": True})
+RANKS_TIME = Way("ranks sync -1", ACTORS, {"sync": True, "cat_results": -1})
+RANKS_AHEAD = Way("ranks sync ahead", ACTORS, {"sync": True, "prefetch": 1})
+RANKS_ASYNC = [Way(f"ranks async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
+
 
 def marked(*ways: Way) -> list[Any]:
     """The ways as parameters of a test, marked by where their workers are.
@@ -156,7 +169,7 @@ def marked(*ways: Way) -> list[Any]:
 def _marks(way: Way) -> list[Any]:
     if not way.remote:
         return []
-    marks = [pytest.mark.processes if way.multi else pytest.mark.ray]
+    marks = [pytest.mark.processes if way.multi or way.ranks else pytest.mark.ray]
     return [*marks, pytest.mark.slow] if way is TEAM_STACK else marks
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from pycollect.engines.call_handle import CallHandle
 from pycollect.engines.messages import RolloutRequest, WorkerSpec
 from pycollect.engines.ray.actor import Actor
-from pycollect.engines.call_handle import CallHandle
 from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.waiting import ThreadBell
 from pycollect.worker.options import WorkerOptions

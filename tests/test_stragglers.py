@@ -16,8 +16,8 @@ from envs_for_tests import CountingEnv
 from test_ledger import check as check_ledger
 
 from pycollect import MultiSyncDataCollector, RayCollector
-from pycollect.engines.processes.handle import MailboxHandle
 from pycollect.engines.call_handle import CallHandle
+from pycollect.engines.processes.handle import MailboxHandle
 
 MASK = ("collector", "mask")
 IDS = ("collector", "traj_ids")

@@ -9,22 +9,17 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
-from pycollect import checks as check
 from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import ray as ray_check
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.given import Given, takes
-from pycollect.collectors.arguments.kinds import WorkerKind
-from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.done import Done
-from pycollect.collectors.scheduled import ScheduledCollector
-from pycollect.collectors.set_up import SetUp
+from pycollect.collectors.launched import LaunchedCollector
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
 from pycollect.engines.ray.engine import RayEngine, actor_options, check_actor_options
 from pycollect.engines.ray.inference import client_factories, is_inference_service, update_service
 from pycollect.engines.ray.session import import_ray
-from pycollect.scheduler.many_workers import Places
 
 
 def _arguments(
@@ -92,7 +87,7 @@ def _arguments(
     """What a RayCollector takes."""
 
 
-class RayCollector(ScheduledCollector):
+class RayCollector(LaunchedCollector):
     """Collects in Ray actors, on one machine or a cluster.
 
     Args:
@@ -214,32 +209,19 @@ class RayCollector(ScheduledCollector):
 
     @takes(_arguments)
     def __init__(self, given: Given) -> None:
-        check_others(type(self).__name__, given.known, given.others)
-        kind = WorkerKind.checked(given["collector_class"])
-        sync = bool(given["sync"])
-        name = "num_workers_per_collector"
-        entries = kind.entries(given["create_env_fn"], given["num_collectors"], given[name], name)
+        init_config = ray_check.check_init_config(given["ray_init_config"])
+        self._remote_configs = given["remote_configs"]
+        options = partial(self._actor_options, self._remote_configs)
+        super().__init__(given, bool(given["sync"]), options, lambda _: RayEngine(init_config))
+
+    def _with_policies(self, given: Given, workers: int) -> Given:
+        """An inference service gives each actor a client."""
         policy = given["policy"]
         self._service = policy if is_inference_service(policy) else None
-        if self._service is not None:
-            factories = client_factories(self._service, given["policy_factory"], len(entries))
-            given = given.instead(policy_factory=factories, policy=None)
-        check.check_positive("frames_per_batch", given["frames_per_batch"])
-        shares = parse.frames_of_each(given["frames_per_batch"], len(entries), sync)
-        self._remote_configs = given["remote_configs"]
-        set_up = SetUp.of(
-            given,
-            entries,
-            shares,
-            partial(self._actor_options, given["remote_configs"]),
-            sync=sync,
-            passed=given.passed,
-            collector_kwargs=given["collector_kwargs"],
-            kind=kind,
-            elsewhere=True,
-        )
-        init_config = ray_check.check_init_config(given["ray_init_config"])
-        super().__init__(set_up, RayEngine(init_config))
+        if self._service is None:
+            return given
+        factories = client_factories(self._service, given["policy_factory"], workers)
+        return given.instead(policy_factory=factories, policy=None)
 
     def _actor_options(
         self, remote_configs: Any, devices: Sequence[Devices]
@@ -292,35 +274,6 @@ class RayCollector(ScheduledCollector):
             update_service(self._service, policy_or_weights)
         else:
             super().update_policy_weights_(policy_or_weights, **options)
-
-    @property
-    def num_collectors(self) -> int:
-        """How many actors there are."""
-        return len(self._workers)
-
-    @property
-    def update_after_each_batch(self) -> bool:
-        """The argument."""
-        return self._remote.update_each
-
-    @property
-    def max_weight_update_interval(self) -> int:
-        """The argument; -1 where it is off."""
-        return self._remote.update_interval or -1
-
-    @property
-    def collected_frames(self) -> int:
-        """Frames that were delivered."""
-        return self._flow.statistics.frames
-
-    @property
-    def device(self) -> Places:
-        """The argument, for each actor."""
-        return tuple(own.default for own in self._devices_of_each)
-
-    def local_policy(self) -> Any:
-        """`policy`."""
-        return self.policy
 
     def async_shutdown(  # type: ignore[override]  # as TorchRL's, which differ
         self,

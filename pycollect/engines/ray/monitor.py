@@ -6,8 +6,8 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from typing import Any
 
-from pycollect.engines.ray.actor import Actor, end_of
 from pycollect.engines.other_process import OtherProcess
+from pycollect.engines.ray.actor import Actor, end_of
 
 _ACCOUNT_SECONDS = 2.0  # in which Ray tells how an actor's process ended
 _KILL_SECONDS = 2.0  # in which Ray ends one

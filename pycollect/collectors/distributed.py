@@ -1,0 +1,143 @@
+"""The collectors whose workers are ranks of torch.distributed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tensordict import TensorDictBase
+from tensordict.nn import InteractionType
+
+from pycollect.collectors.adding import NewWorkers
+from pycollect.collectors.arguments import distributed as check
+from pycollect.collectors.arguments.given import Given, takes
+from pycollect.collectors.launched import LaunchedCollector
+from pycollect.collectors.single import SyncDataCollector
+from pycollect.devices import Devices
+
+
+def _arguments(
+    create_env_fn: Any,
+    policy: Any = None,
+    *,
+    frames_per_batch: int = 200,
+    total_frames: int | None = -1,
+    device: Any = None,
+    storing_device: Any = None,
+    env_device: Any = None,
+    policy_device: Any = None,
+    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    autoreset_mode: Any = None,
+    info_keys: Sequence[str | tuple[str, ...]] | None = None,
+    max_frames_per_traj: int | None = None,
+    init_random_frames: int | None = None,
+    reset_at_each_iter: bool = False,
+    set_truncated: bool = False,
+    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
+    policy_state: Mapping[Any, Any] | None = None,
+    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
+    split_trajs: bool = False,
+    trajs_per_batch: int | None = None,
+    trajs_per_write: int | None = None,
+    traj_format: str | None = "padded",
+    exploration_type: InteractionType | str = InteractionType.RANDOM,
+    track_traj_ids: bool = True,
+    track_policy_version: bool = False,
+    replay_buffer: Any = None,
+    extend_buffer: bool = True,
+    init_fn: Callable[[], Any] | None = None,
+    pre_collect_hook: Callable[[], Any] | None = None,
+    post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
+    compact_obs: bool = False,
+    compile_policy: bool | Mapping[str, Any] | None = None,
+    cudagraph_policy: bool | Mapping[str, Any] | None = None,
+    trust_policy: bool | None = None,
+    observation_dtype: Any = None,
+    observation_scale: Any = None,
+    num_threads: int = 1,
+    progress: bool = False,
+    collector_class: Any = SyncDataCollector,
+    collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    num_workers_per_collector: int = 1,
+    sync: bool = False,
+    cat_results: str | int | None = None,
+    preemptive_threshold: float | None = None,
+    min_fraction: float | None = None,
+    slurm_kwargs: Mapping[str, Any] | None = None,
+    backend: str = "gloo",
+    num_collectors: int | None = None,
+    update_after_each_batch: bool = False,
+    max_weight_update_interval: int | None = -1,
+    launcher: str = "submitit",
+    tcp_port: int | None = None,
+    tcp_address: str | None = None,
+    prefetch: int | None = None,
+    max_worker_restarts: int = 3,
+    worker_timeout: float | None = None,
+    worker_init_timeout: float = 120.0,
+    restart_on_error: bool = False,
+    weight_updater: Any = None,
+    weight_sync_schemes: Mapping[str, Any] | None = None,
+    weight_recv_schemes: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> None:
+    """What collectors on torch.distributed take."""
+
+
+class DistributedDataCollector(LaunchedCollector):
+    """Collects in ranks of torch.distributed, which a launcher starts, here or elsewhere.
+
+    Each rank has a process group of its own with this process: none is the default group, which
+    stays the program's, and a rank that dies takes no other with it.
+
+    Args:
+        frames_per_batch: sync: frames of all ranks together, each collects its share, rounded up
+            with a warning; async: of each rank's batch.
+        collector_class: what each rank runs: SyncDataCollector or "single"; or, with processes of
+            its own, MultiSyncDataCollector or "sync", MultiaSyncDataCollector or "async".
+        num_workers_per_collector: environments per rank, stepped as a batch; with processes, as
+            many of them.
+        num_collectors: the number of ranks, where `create_env_fn` is not a list.
+        slurm_kwargs: of the launcher "submitit" alone.
+        backend: what carries messages to ranks that share no memory with this process: "gloo", or
+            another of torch's that can carry what lies in host memory.
+        launcher: "mp": processes of this machine.
+        tcp_port: where ranks meet; None: any that is free.
+        tcp_address: the address, of this machine, where they meet; nothing listens at another one.
+            None: with "mp" the loopback interface. What arrives there is not encrypted.
+        worker_init_timeout: seconds in which a rank must have come and built its environments.
+        others: as all other arguments are those of :class:`RayCollector`.
+
+    Yields:
+        As :class:`RayCollector`. Rows are in the order of ranks.
+
+    Raises:
+        ValueError: also for a backend that this torch has not, and an address where nobody can
+            listen.
+    """
+
+    @takes(_arguments)
+    def __init__(self, given: Given) -> None:
+        sync = bool(given["sync"])
+        super().__init__(given, sync, _launch_options, check.engine_maker(given))
+
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int = 1,
+        policy: Any = None,
+        collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Start more ranks, with the arguments of the others: as :class:`RayCollector`'s.
+
+        Returns:
+            The ids of the new workers.
+        """
+        return self._add(
+            NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, _launch_options)
+        )
+
+
+def _launch_options(devices: Sequence[Devices]) -> list[dict[str, Any]]:
+    """The launcher's options of ranks with these devices: none."""
+    return [{} for _ in devices]

@@ -1,0 +1,87 @@
+"""What collectors share whose workers are started on other machines, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pycollect import checks as check
+from pycollect.collectors.arguments import workers as parse
+from pycollect.collectors.arguments.given import Given
+from pycollect.collectors.arguments.kinds import WorkerKind
+from pycollect.collectors.arguments.names import check_others
+from pycollect.collectors.scheduled import ScheduledCollector
+from pycollect.collectors.set_up import EngineOptions, SetUp
+from pycollect.engines.protocol import Engine
+from pycollect.scheduler.many_workers import Places
+from pycollect.scheduler.options import RemoteOptions
+
+
+class LaunchedCollector(ScheduledCollector):
+    """One collector in each worker's process, wherever that is.
+
+    Args:
+        given: the arguments of the constructor.
+        sync: wait for all workers.
+        engine_options: of the first workers.
+        engine: makes it, once all that can be checked without it is right.
+    """
+
+    def __init__(
+        self,
+        given: Given,
+        sync: bool,
+        engine_options: EngineOptions,
+        engine: Callable[[RemoteOptions], Engine],
+    ) -> None:
+        check_others(type(self).__name__, given.known, given.others)
+        kind = WorkerKind.checked(given["collector_class"])
+        name = "num_workers_per_collector"
+        entries = kind.entries(given["create_env_fn"], given["num_collectors"], given[name], name)
+        given = self._with_policies(given, len(entries))
+        check.check_positive("frames_per_batch", given["frames_per_batch"])
+        set_up = SetUp.of(
+            given,
+            entries,
+            parse.frames_of_each(given["frames_per_batch"], len(entries), sync),
+            engine_options,
+            sync=sync,
+            passed=given.passed,
+            collector_kwargs=given["collector_kwargs"],
+            kind=kind,
+            elsewhere=True,
+        )
+        super().__init__(set_up, engine(set_up.remote))
+
+    def _with_policies(self, given: Given, workers: int) -> Given:
+        """The arguments, where the policies of so many workers are to be others."""
+        return given
+
+    @property
+    def num_collectors(self) -> int:
+        """How many workers there are."""
+        return len(self._workers)
+
+    @property
+    def update_after_each_batch(self) -> bool:
+        """The argument."""
+        return self._remote.update_each
+
+    @property
+    def max_weight_update_interval(self) -> int:
+        """The argument; -1 where it is off."""
+        return self._remote.update_interval or -1
+
+    @property
+    def collected_frames(self) -> int:
+        """Frames that were delivered."""
+        return self._flow.statistics.frames
+
+    @property
+    def device(self) -> Places:
+        """The argument, for each worker."""
+        return tuple(own.default for own in self._devices_of_each)
+
+    def local_policy(self) -> Any:
+        """`policy`."""
+        return self.policy

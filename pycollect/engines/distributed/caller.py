@@ -1,0 +1,148 @@
+"""The driver's end of a rank that is asked by messages: calls and their answers."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, ClassVar
+
+from pycollect._core import Uninterrupted
+from pycollect.engines.distributed.link import Link, Sent
+from pycollect.engines.processes.handle import ProcessMonitor
+from pycollect.engines.waiting import Rung
+
+_END_SECONDS = 5.0  # until a thread has seen that the other process is gone
+
+
+class RankLostError(Exception):
+    """No answer can come any more: the connection to a rank is broken."""
+
+
+class RankCaller:
+    """Calls methods of the RemoteWorker in a rank. Calls before it is connected wait here.
+
+    Whoever calls does not wait for the network: a thread receives, and what is sent is kept until
+    something that was asked later is answered.
+
+    Args:
+        connect: waits for the rank and returns the link to it, in that thread.
+        monitor: watches the process.
+        bell: rung with each answer, and where none can come any more.
+    """
+
+    transport: ClassVar[str] = "messages"
+
+    def __init__(self, connect: Callable[[], Link], monitor: ProcessMonitor, bell: Rung) -> None:
+        self._connect = connect
+        self._monitor = monitor
+        self._bell = bell
+        self._lock = threading.Lock()
+        self._link: Link | None = None
+        self._lost: str | None = None
+        self._asked = 0
+        self._unsent: list[tuple[int, tuple[Any, ...]]] = []
+        self._sent: deque[tuple[int, Sent]] = deque()
+        self._futures: dict[int, Future[Any]] = {}
+        self._thread = threading.Thread(
+            target=self._run, name="pycollect-rank-receiver", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def native(self) -> Any:
+        """The process as its library knows it."""
+        return self._monitor.native
+
+    def call(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call one of its methods, behind those that are queued."""
+        return self._ask(False, method, arguments)
+
+    def call_beside(self, method: str, *arguments: Any) -> Future[Any]:
+        """Call a method that may run beside a rollout: past the queue."""
+        return self._ask(True, method, arguments)
+
+    def _ask(self, beside: bool, method: str, arguments: tuple[Any, ...]) -> Future[Any]:
+        future: Future[Any] = Future()
+        with Uninterrupted(), self._lock:
+            if self._lost is not None:
+                future.set_exception(RankLostError(self._lost))
+                return future
+            self._asked += 1
+            self._futures[self._asked] = future
+            call = (self._asked, beside, method, arguments)
+            if self._link is None:
+                self._unsent.append((self._asked, call))
+            else:
+                self._post(self._asked, call)
+        return future
+
+    def _post(self, number: int, call: tuple[Any, ...]) -> None:
+        assert self._link is not None
+        try:
+            self._sent.append((number, self._link.send(call)))
+        except RuntimeError:  # whoever receives will find the same
+            return
+
+    def _run(self) -> None:
+        """Connect, and take answers as they come, until the connection is broken."""
+        try:
+            link = self._connect()
+            with self._lock:
+                self._link = link
+                for number, call in self._unsent:
+                    self._post(number, call)
+                self._unsent.clear()
+            while True:
+                number, answer = link.receive()
+                with self._lock:
+                    future = self._futures.pop(number, None)
+                    while self._sent and self._sent[0][0] <= number:
+                        self._sent.popleft()
+                if future is not None:  # else it was given up
+                    future.set_result(answer)
+                self._bell.ring()
+        except Exception as error:  # of torch: a RuntimeError, of several kinds
+            self._lose(str(error))
+
+    def _lose(self, why: str) -> None:
+        with self._lock:
+            if self._lost is None:
+                self._lost = why
+            futures = list(self._futures.values())
+            self._futures.clear()
+            self._unsent.clear()
+            self._sent.clear()
+            self._link = None
+        for future in futures:
+            future.set_exception(RankLostError(why))
+        self._bell.ring()
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process is gone, or the connection broken. Does not wait."""
+        if self._lost is None and self._link is None and self._monitor.is_over:
+            self._lose("it has not connected")
+        return self._lost is not None
+
+    def loss(self, error: Exception) -> tuple[str, str] | None:
+        """How the process ended, and all that is known, where a call raised that it is lost."""
+        if not isinstance(error, RankLostError):
+            return None
+        if not self._monitor.is_over:
+            return f"the connection to it is broken: {error}", str(error)
+        end, account = self._monitor.end()
+        return end, f"{account}; {error}"
+
+    def log_of(self, pid: int | None) -> str:
+        """The last lines that its process logged, as far as they can be had."""
+        return self._monitor.last_words()
+
+    def kill(self) -> None:
+        """End its process. Idempotent."""
+        connected = self._link is not None
+        self._monitor.kill()
+        self._lose("it was ended")
+        if connected:  # else, or on a node that answers nothing any more, its thread waits in vain
+            self._thread.join(_END_SECONDS)

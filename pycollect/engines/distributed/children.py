@@ -1,0 +1,35 @@
+"""Ranks that are processes of this machine: the launcher "mp"."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Mapping
+from typing import Any
+
+from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.rank import run_child
+from pycollect.engines.processes.child import ChildMonitor
+from pycollect.engines.processes.log import Inherited, WorkerLog
+
+
+class ChildLauncher:
+    """Starts ranks as children of this process."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+
+    def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ChildMonitor:
+        """Start one.
+
+        Args:
+            options: none are known.
+        """
+        log = WorkerLog()
+        process = self._context.Process(
+            target=run_child,
+            args=(address, Inherited(log.fileno())),
+            name=name,
+            daemon=False,  # a daemon may not have processes of its own, but environments do
+        )
+        process.start()
+        return ChildMonitor(process, log)

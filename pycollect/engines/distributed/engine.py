@@ -1,0 +1,130 @@
+"""Ranks of torch.distributed: started by a launcher, met, asked, awaited, ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from multiprocessing import util
+from typing import Any, Protocol
+
+from pycollect._core import Bell, Mailbox, shared_memory_why_not
+from pycollect.engines.call_handle import CallHandle
+from pycollect.engines.distributed.address import Invitation, RankAddress, this_node
+from pycollect.engines.distributed.caller import RankCaller
+from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
+from pycollect.engines.distributed.link import Link
+from pycollect.engines.distributed.monitor import RankMonitor
+from pycollect.engines.distributed.rendezvous import Rendezvous
+from pycollect.engines.messages import Buffer, WorkerSpec, pickled_spec
+from pycollect.engines.processes.handle import MailboxHandle, ProcessMonitor
+from pycollect.engines.processes.serve import QUESTIONS
+from pycollect.engines.protocol import H
+from pycollect.engines.shared_value import SharedValue
+from pycollect.engines.starting import StartingEitherWay
+from pycollect.engines.waiting import (
+    AnswerWaiter,
+    Rung,
+    ThreadBell,
+    Waited,
+    check_available,
+)
+
+
+class Launcher(Protocol):
+    """Starts processes somewhere."""
+
+    def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ProcessMonitor:
+        """Start one that is to be a rank, and say what watches it."""
+
+
+class DistributedEngine:
+    """Ranks, each in a process group of its own with this process.
+
+    Args:
+        host, port: where they meet, see :class:`Rendezvous`.
+        backend: of torch.distributed, for ranks that share no memory with this process.
+        init_timeout: seconds in which a rank must have come.
+
+    Raises:
+        ValueError: nobody can meet there.
+    """
+
+    def __init__(
+        self, launcher: Launcher, host: str, port: int, backend: str, init_timeout: float
+    ) -> None:
+        self._launcher = launcher
+        self._backend = backend
+        self._rendezvous = Rendezvous(host, port, init_timeout)
+        self._node = this_node()
+        self._bell: Rung = ThreadBell() if shared_memory_why_not() else Bell()
+        self._waiter = AnswerWaiter(self._bell)
+        self._monitors: list[RankMonitor] = []
+        # Before multiprocessing, at exit, waits for processes that nobody has ended.
+        self._leave = util.Finalize(self, _kill_all, (self._monitors,), exitpriority=100)
+
+    def leave(self) -> None:
+        """End all processes that are left. Idempotent."""
+        self._leave()
+
+    def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
+        """The launcher's to find."""
+
+    def check_memory(self, needed: int, in_place: bool) -> None:
+        """Raise ValueError if that many bytes of rollouts in flight cannot be held."""
+        check_available(needed)
+
+    def put(self, value: bytes | Buffer) -> SharedValue:
+        """A value for several of these workers; in a message it is itself."""
+        return SharedValue(value, lambda own: own)
+
+    def start(
+        self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
+    ) -> StartingEitherWay:
+        """Start the rank of one worker, which builds its environments at once.
+
+        Args:
+            policy: the pickled policy or its factory.
+            options: the launcher's.
+        """
+        bell = self._bell
+        mailbox = Mailbox(QUESTIONS) if isinstance(bell, Bell) else None
+        addresses = None
+        if isinstance(bell, Bell) and mailbox is not None:
+            addresses = (mailbox.address, bell.address)
+        invitation = Invitation(self._node, os.getpid(), addresses, self._backend)
+        rank = f"{spec.index}.{spec.incarnation}"
+        meeting = self._rendezvous.invite(rank, invitation)
+        process = self._launcher.launch(meeting.address, f"pycollect-worker-{spec.index}", options)
+        monitor = RankMonitor(process, meeting)
+        self._monitors[:] = [*(own for own in self._monitors if not own.was_ended), monitor]
+
+        def by_calls() -> CallHandle:
+            caller = RankCaller(lambda: self._link(meeting.address), monitor, bell)
+            return CallHandle(spec, policy, caller)
+
+        served = None
+        if isinstance(bell, Bell) and mailbox is not None:
+            own = MailboxHandle(spec, pickled_spec(spec), policy, mailbox, bell, monitor)
+            served = own, monitor
+        return StartingEitherWay(process.native, bell, served, by_calls)
+
+    def _link(self, address: RankAddress) -> Link:
+        """The connection to a rank. Waits for it."""
+        group = group_of_two(self._backend, address.store(), DRIVER, address.host, address.timeout)
+        return Link(group, WORKER)
+
+    def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
+        """One whose oldest call has an answer, the first such in the order given; None: none has.
+
+        A dead worker's call counts as answered.
+        """
+        return self._waiter.wait_any(handles, timeout)
+
+    def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
+        """Let workers close their environments, then end those that are still there."""
+        self._waiter.wait_closed(handles, timeout)
+
+
+def _kill_all(monitors: Sequence[RankMonitor]) -> None:
+    for monitor in monitors:
+        monitor.kill()

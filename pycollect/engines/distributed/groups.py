@@ -1,0 +1,57 @@
+"""Process groups of two, the driver and one rank, that are nobody's default group.
+
+A rank that dies takes no other group with it, and a program that trains with torch.distributed
+has its default group for itself.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+DRIVER, WORKER = 0, 1
+"""The ranks in each group."""
+
+BACKENDS = ("gloo", "nccl", "mpi", "ucc")
+
+
+def check_backend(name: Any) -> str:
+    """A backend that can carry messages here.
+
+    Raises:
+        ValueError: it is none, this torch is built without it, or it cannot.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {name!r}")
+    backend = str(name)
+    if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
+        raise ValueError(f"backend: this torch is built without {backend!r}: use 'gloo'")
+    if backend in ("nccl", "mpi"):
+        raise ValueError(
+            f"backend: expected 'gloo' or 'ucc', got {backend!r}: rollouts lie in host memory, "
+            "which NCCL does not send, and MPI's ranks cannot come one by one"
+        )
+    return backend
+
+
+def group_of_two(backend: str, store: Any, rank: int, host: str, timeout: float) -> Any:
+    """The group of the driver and one worker. Waits for the other one.
+
+    Args:
+        store: that both have for themselves.
+        host: the address of this rank's own interface; it listens there alone.
+        timeout: seconds in which they must have met.
+
+    Raises:
+        RuntimeError: they have not.
+    """
+    limit = timedelta(seconds=timeout)
+    if backend == "ucc":
+        return dist.ProcessGroupUCC(store, rank, 2, limit)
+    kind: Any = dist.ProcessGroupGloo  # whose stub lacks its options
+    options = kind._Options()
+    options._timeout = limit
+    options._devices = [kind.create_device(hostname=host)]
+    return kind(store, rank, 2, options)

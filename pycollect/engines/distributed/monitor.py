@@ -1,0 +1,67 @@
+"""A rank that was asked to serve a mailbox: whether it does, how it ended, its end."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from pycollect.engines.distributed.rendezvous import Meeting
+from pycollect.engines.processes.handle import ProcessMonitor
+from pycollect.engines.waiting import LOOK_SECONDS
+
+
+class RankMonitor:
+    """Watches a rank: its launcher tells how it ended, the store whether it has refused.
+
+    Args:
+        process: watches the process, of which the launcher knows.
+    """
+
+    def __init__(self, process: ProcessMonitor, meeting: Meeting) -> None:
+        self._process = process
+        self._meeting: Meeting | None = meeting
+        self._looked = 0.0
+        self._end: tuple[str, str] | None = None  # of one that was ended
+
+    @property
+    def native(self) -> Any:
+        """The process as its launcher knows it."""
+        return self._process.native
+
+    def watch(self, pid: int) -> None:
+        """It serves: nothing more is to be heard through the store."""
+        self._meeting = None
+
+    @property
+    def refused(self) -> bool:
+        """Whether it has said that it cannot share memory. Looks now and then; does not wait."""
+        now = time.monotonic()
+        if self._meeting is None or now - self._looked < LOOK_SECONDS:
+            return False
+        self._looked = now
+        return self._meeting.refusal is not None
+
+    @property
+    def was_ended(self) -> bool:
+        """Whether `kill` was called."""
+        return self._end is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process is gone. Does not wait."""
+        return self._end is not None or self._process.is_over
+
+    def end(self) -> tuple[str, str]:
+        """How it ended: in a line, and all that is known of it."""
+        return self._end or self._process.end()
+
+    def last_words(self) -> str:
+        """The last lines that it logged."""
+        return self._process.last_words()
+
+    def kill(self) -> None:
+        """End it, and all that its environments started; it is gone then. Idempotent."""
+        if self._end is None:
+            self._end = self._process.end() if self._process.is_over else ("it was ended", "")
+            self._meeting = None
+            self._process.kill()

@@ -1,0 +1,63 @@
+"""What runs in a rank's process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
+from pycollect.engines.distributed.address import Invitation, RankAddress, this_node
+from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
+from pycollect.engines.distributed.link import Link
+from pycollect.engines.distributed.serve import answer_calls
+from pycollect.engines.processes.log import log_to
+from pycollect.engines.processes.serve import answer_all
+
+
+def run_child(address: RankAddress, log: int) -> None:
+    """The main function of a rank that the driver started itself.
+
+    Args:
+        log: the descriptor of what is to be its standard error.
+    """
+    log_to(log)
+    run_rank(address)
+    # All is closed. To take down an interpreter that has torch in it takes a second.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def run_rank(address: RankAddress) -> None:
+    """Do what the driver asks, until it asks to close, or is gone: then this process is killed.
+
+    The process leads a group of its own from now on, with all that its environments start.
+    """
+    with contextlib.suppress(OSError):  # it leads one, or a session
+        os.setpgid(0, 0)
+    store = address.store()
+    invitation: Invitation = address.told(store, "invitation")
+    served = _mailbox(invitation)
+    if isinstance(served, WorkerMailbox):
+        answer_all(served)
+        return
+    address.tell(store, "refusal", served)
+    host = address.own_host()
+    group = group_of_two(invitation.backend, store, WORKER, host, address.timeout)
+    answer_calls(Link(group, DRIVER))
+
+
+def _mailbox(invitation: Invitation) -> WorkerMailbox | str:
+    """Its end of the driver's mailbox, or why it has none."""
+    if invitation.mailbox is None:
+        return "the driver shares memory with no other process"
+    if this_node() != invitation.node:
+        return "it is on another node"
+    try:
+        end = WorkerMailbox(*invitation.mailbox)
+        end_with_process(invitation.driver)
+    except (SharedMemoryError, ValueError, RuntimeError) as error:
+        # A container, or another user's process, for one.
+        return str(error)
+    return end
