@@ -1,5 +1,6 @@
 from . import cuda as cuda
 from .collectors.distributed import DistributedDataCollector as DistributedDataCollector
+from .collectors.distributed import DistributedSyncDataCollector as DistributedSyncDataCollector
 from .collectors.helpers import OffPolicyCollectorConfig as OffPolicyCollectorConfig
 from .collectors.helpers import OnPolicyCollectorConfig as OnPolicyCollectorConfig
 from .collectors.helpers import make_collector_offpolicy as make_collector_offpolicy
@@ -20,6 +21,7 @@ from .trajectories.split import split_trajectories as split_trajectories
 # The names that TorchRL has had since, and before.
 Collector = SyncDataCollector
 DistributedCollector = DistributedDataCollector
+DistributedSyncCollector = DistributedSyncDataCollector
 MultiAsyncCollector = MultiaSyncDataCollector
 MultiSyncCollector = MultiSyncDataCollector
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -91,7 +92,9 @@ class Way:
             cls = MultiSyncDataCollector if self.sync else MultiaSyncDataCollector
             return cls(list(entries), policy, **arguments)
         if self.ranks:
-            return DistributedDataCollector(list(entries), policy, launcher="mp", **arguments)
+            arguments.setdefault("launcher", "mp")
+            with elsewhere() if "messages" in self.name else nullcontext():
+                return DistributedDataCollector(list(entries), policy, **arguments)
         arguments.setdefault("remote_configs", {"num_cpus": 1, "memory": 1024**3})
         return RayCollector(list(entries), policy, **arguments)
 
@@ -133,6 +136,13 @@ class Way:
         return td[w * envs + p] if self.cat == 0 else td[p, own]
 
 
+@contextmanager
+def elsewhere() -> Iterator[None]:
+    """The driver is on another node than all ranks of collectors that are made now."""
+    with mock.patch("pycollect.engines.distributed.engine.this_node", return_value="another"):
+        yield
+
+
 IN_PROCESS = Way("in process")
 STACK = Way("ray sync stack", ACTORS, {"sync": True})
 CAT_0 = Way("ray sync 0", ACTORS, {"sync": True, "cat_results": 0})
@@ -151,26 +161,31 @@ MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
 MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
 MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
 
-# Ranks of torch.distributed: they share memory with this process, unless `messages` is used.
-RANKS_STACK = Way("ranks sync stack", ACTORS, {"sync": True})
-RANKS_TIME = Way("ranks sync -1", ACTORS, {"sync": True, "cat_results": -1})
-RANKS_AHEAD = Way("ranks sync ahead", ACTORS, {"sync": True, "prefetch": 1})
-RANKS_ASYNC = [Way(f"ranks async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
+
+def of_ranks(way: Way) -> list[Way]:
+    """The same with ranks of torch.distributed, in shared memory and by messages."""
+    arguments = {**way.arguments, "sync": True} if way.sync else way.arguments
+    rest = way.name.removeprefix("multi ")
+    return [
+        Way(f"{kind} {rest}", way.workers, arguments) for kind in ("ranks", "ranks by messages")
+    ]
 
 
 def marked(*ways: Way) -> list[Any]:
     """The ways as parameters of a test, marked by where their workers are.
 
-    Teams have most processes to start: they are always slow.
+    What holds for processes holds for ranks: those are added, always slow, as they are many. Teams
+    have most processes to start: they are slow, too.
     """
-    return [pytest.param(way, id=way.name, marks=_marks(way)) for way in ways]
+    every = [*ways, *(own for way in ways if way.multi for own in of_ranks(way))]
+    return [pytest.param(way, id=way.name, marks=_marks(way)) for way in every]
 
 
 def _marks(way: Way) -> list[Any]:
     if not way.remote:
         return []
     marks = [pytest.mark.processes if way.multi or way.ranks else pytest.mark.ray]
-    return [*marks, pytest.mark.slow] if way is TEAM_STACK else marks
+    return [*marks, pytest.mark.slow] if way is TEAM_STACK or way.ranks else marks
 
 
 @contextmanager

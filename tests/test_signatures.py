@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from pycollect import (
+    DistributedDataCollector,
+    DistributedSyncDataCollector,
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
     RayCollector,
@@ -44,6 +46,13 @@ ACTORS = {
     "remote_configs",
     "num_collectors",
 }
+RANKS = (ACTORS - {"ray_init_config", "remote_configs"}) | {
+    "slurm_kwargs",
+    "backend",
+    "launcher",
+    "tcp_port",
+    "tcp_address",
+}
 
 # (class, what its options are made of, its own arguments, those of the options that it lacks)
 FAMILIES: list[tuple[type, tuple[type, ...], set[str], set[str]]] = [
@@ -56,6 +65,13 @@ FAMILIES: list[tuple[type, tuple[type, ...], set[str], set[str]]] = [
         {"preemptive_threshold", "min_fraction"},
     ),
     (RayCollector, ELSEWHERE, OWN | ACTORS, {"update_at_each_batch"}),
+    (DistributedDataCollector, ELSEWHERE, OWN | RANKS, {"update_at_each_batch"}),
+    (
+        DistributedSyncDataCollector,
+        ELSEWHERE,
+        (OWN | RANKS | {"update_interval"}) - {"sync"},
+        {"update_at_each_batch", "update_after_each_batch"},
+    ),
 ]
 
 
@@ -71,6 +87,8 @@ def test_names_and_defaults(cls: Any, options: Any, own: set[str], lacks: set[st
     for name in {*lacks, "worker_idx"}:  # a hint, which is in no signature
         assert name not in signature
         del made_of[name]
+    if issubclass(cls, DistributedDataCollector):  # TorchRL's
+        made_of.update(frames_per_batch=200, max_weight_update_interval=-1)
     if cls is not SyncDataCollector:
         made_of["num_threads"] = 1  # of a process of its own
     assert shown == made_of

@@ -68,6 +68,7 @@ def _arguments(
     num_collectors: int | None = None,
     update_after_each_batch: bool = False,
     max_weight_update_interval: int | None = -1,
+    update_interval: int = 1,
     launcher: str = "submitit",
     tcp_port: int | None = None,
     tcp_address: str | None = None,
@@ -98,13 +99,18 @@ class DistributedDataCollector(LaunchedCollector):
         num_workers_per_collector: environments per rank, stepped as a batch; with processes, as
             many of them.
         num_collectors: the number of ranks, where `create_env_fn` is not a list.
-        slurm_kwargs: of the launcher "submitit" alone.
+        slurm_kwargs: of the launcher "submitit": parameters of its executor; None: 10 minutes,
+            partition "train", 32 CPUs and no GPU per job. Two are ours: "folder", where jobs find
+            their files, "log_test" by default, and "cluster", "slurm" or "local"; None: what is
+            there.
         backend: what carries messages to ranks that share no memory with this process: "gloo", or
             another of torch's that can carry what lies in host memory.
-        launcher: "mp": processes of this machine.
+        launcher: "submitit": jobs of a cluster, by the package of that name; or "mp": processes
+            of this machine.
         tcp_port: where ranks meet; None: any that is free.
         tcp_address: the address, of this machine, where they meet; nothing listens at another one.
-            None: with "mp" the loopback interface. What arrives there is not encrypted.
+            None: the loopback interface where all ranks are on this machine, else the one
+            that reaches others. What arrives there is not encrypted.
         worker_init_timeout: seconds in which a rank must have come and built its environments.
         others: as all other arguments are those of :class:`RayCollector`.
 
@@ -116,7 +122,7 @@ class DistributedDataCollector(LaunchedCollector):
             listen.
     """
 
-    @takes(_arguments)
+    @takes(_arguments, without=("update_interval",))
     def __init__(self, given: Given) -> None:
         sync = bool(given["sync"])
         super().__init__(given, sync, _launch_options, check.engine_maker(given))
@@ -135,6 +141,27 @@ class DistributedDataCollector(LaunchedCollector):
         """
         return self._add(
             NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, _launch_options)
+        )
+
+
+class DistributedSyncDataCollector(DistributedDataCollector):
+    """Collects in ranks of torch.distributed, in step: each batch is of all of them.
+
+    Args:
+        update_interval: ranks get the policy's current weights after so many batches; 1: before
+            each collection.
+        max_weight_update_interval: the same; the smaller number counts.
+        others: as all other arguments are those of :class:`DistributedDataCollector`.
+
+    Yields:
+        As that with ``sync=True``.
+    """
+
+    @takes(_arguments, without=("sync", "update_after_each_batch"))
+    def __init__(self, given: Given) -> None:
+        updates = check.updates_each(given["update_interval"], given["max_weight_update_interval"])
+        LaunchedCollector.__init__(
+            self, given.instead(**updates), True, _launch_options, check.engine_maker(given)
         )
 
 

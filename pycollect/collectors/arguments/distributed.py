@@ -7,12 +7,13 @@ from typing import Any
 
 from pycollect import checks as check
 from pycollect.engines.distributed.children import ChildLauncher
-from pycollect.engines.distributed.engine import DistributedEngine
+from pycollect.engines.distributed.engine import DistributedEngine, Launcher
 from pycollect.engines.distributed.groups import check_backend
-from pycollect.engines.distributed.rendezvous import LOOPBACK
+from pycollect.engines.distributed.jobs import JobLauncher, executor_of
+from pycollect.engines.distributed.rendezvous import LOOPBACK, outside_address
 from pycollect.scheduler.options import RemoteOptions
 
-_LAUNCHERS = ("mp",)
+_LAUNCHERS = ("mp", "submitit")
 
 
 def engine_maker(given: Mapping[str, Any]) -> Callable[[RemoteOptions], DistributedEngine]:
@@ -22,18 +23,46 @@ def engine_maker(given: Mapping[str, Any]) -> Callable[[RemoteOptions], Distribu
         ValueError: a launcher or backend that there is not, a port that cannot be.
     """
     launcher = check.check_choice("launcher", given["launcher"], _LAUNCHERS)
-    if given["slurm_kwargs"] is not None:
-        raise ValueError(f"slurm_kwargs: expected None with the launcher {launcher!r}")
+    slurm_kwargs = _check_slurm_kwargs(launcher, given["slurm_kwargs"])
     backend = check_backend(given["backend"])
     port = _check_port(given["tcp_port"])
-    host = _check_address(given["tcp_address"])
+    address = _check_address(given["tcp_address"])
 
     def engine(remote: RemoteOptions) -> DistributedEngine:
-        return DistributedEngine(
-            ChildLauncher(), host or LOOPBACK, port, backend, remote.init_timeout
-        )
+        starts: Launcher = ChildLauncher()
+        host = LOOPBACK
+        if launcher == "submitit":
+            executor = executor_of(slurm_kwargs)
+            starts = JobLauncher(executor)
+            host = LOOPBACK if executor.cluster == "local" else outside_address()
+        return DistributedEngine(starts, address or host, port, backend, remote.init_timeout)
 
     return engine
+
+
+def _check_slurm_kwargs(launcher: str, value: Any) -> Mapping[str, Any] | None:
+    if value is None:
+        return None
+    if launcher == "mp":
+        raise ValueError(f"slurm_kwargs: expected None with the launcher {launcher!r}")
+    if not isinstance(value, Mapping):
+        raise TypeError(f"slurm_kwargs: expected a dict or None, got {type(value).__name__}")
+    return value
+
+
+def updates_each(update_interval: Any, max_weight_update_interval: Any) -> dict[str, Any]:
+    """What other collectors are told by two arguments, of those of one in step.
+
+    Raises:
+        ValueError: `update_interval` is no positive number.
+    """
+    interval = check.check_positive("update_interval", update_interval)
+    most = check.check_count("max_weight_update_interval", max_weight_update_interval)
+    interval = min(interval, most) if most else interval
+    return {
+        "update_after_each_batch": interval == 1,
+        "max_weight_update_interval": interval,
+    }
 
 
 def _check_port(value: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -10,9 +11,11 @@ from typing import Any, ClassVar
 
 from pycollect._core import Uninterrupted
 from pycollect.engines.distributed.link import Link, Sent
+from pycollect.engines.distributed.serve import END
 from pycollect.engines.processes.handle import ProcessMonitor
-from pycollect.engines.waiting import Rung
+from pycollect.engines.waiting import LOOK_SECONDS, Rung
 
+_ACCOUNT_SECONDS = 2.0  # in which a launcher tells that a process is gone
 _END_SECONDS = 5.0  # until a thread has seen that the other process is gone
 
 
@@ -130,10 +133,19 @@ class RankCaller:
         """How the process ended, and all that is known, where a call raised that it is lost."""
         if not isinstance(error, RankLostError):
             return None
-        if not self._monitor.is_over:
+        if not self._has_ended():
             return f"the connection to it is broken: {error}", str(error)
         end, account = self._monitor.end()
         return end, f"{account}; {error}"
+
+    def _has_ended(self) -> bool:
+        """Whether its process is gone; a connection may be known to be broken a little sooner."""
+        deadline = time.monotonic() + _ACCOUNT_SECONDS
+        while not self._monitor.is_over:
+            if time.monotonic() > deadline:
+                return False
+            self._bell.wait_ring(self._bell.count, LOOK_SECONDS)
+        return True
 
     def log_of(self, pid: int | None) -> str:
         """The last lines that its process logged, as far as they can be had."""
@@ -142,6 +154,7 @@ class RankCaller:
     def kill(self) -> None:
         """End its process. Idempotent."""
         connected = self._link is not None
+        self.call_beside(END)  # where its launcher can only ask others to end it
         self._monitor.kill()
         self._lose("it was ended")
         if connected:  # else, or on a node that answers nothing any more, its thread waits in vain

@@ -12,13 +12,20 @@ from pycollect.engines.processes.child import ChildMonitor
 from pycollect.engines.processes.log import Inherited, WorkerLog
 
 
+class ChildRank(ChildMonitor):
+    """Watches a child that is a rank."""
+
+    def watch(self, pid: int) -> None:
+        """Its number is known from its start."""
+
+
 class ChildLauncher:
     """Starts ranks as children of this process."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
 
-    def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ChildMonitor:
+    def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ChildRank:
         """Start one.
 
         Args:
@@ -32,4 +39,4 @@ class ChildLauncher:
             daemon=False,  # a daemon may not have processes of its own, but environments do
         )
         process.start()
-        return ChildMonitor(process, log)
+        return ChildRank(process, log)

@@ -13,10 +13,10 @@ from pycollect.engines.distributed.address import Invitation, RankAddress, this_
 from pycollect.engines.distributed.caller import RankCaller
 from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
 from pycollect.engines.distributed.link import Link
-from pycollect.engines.distributed.monitor import RankMonitor
+from pycollect.engines.distributed.monitor import LaunchedProcess, RankMonitor
 from pycollect.engines.distributed.rendezvous import Rendezvous
 from pycollect.engines.messages import Buffer, WorkerSpec, pickled_spec
-from pycollect.engines.processes.handle import MailboxHandle, ProcessMonitor
+from pycollect.engines.processes.handle import MailboxHandle
 from pycollect.engines.processes.serve import QUESTIONS
 from pycollect.engines.protocol import H
 from pycollect.engines.shared_value import SharedValue
@@ -33,7 +33,9 @@ from pycollect.engines.waiting import (
 class Launcher(Protocol):
     """Starts processes somewhere."""
 
-    def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ProcessMonitor:
+    def launch(
+        self, address: RankAddress, name: str, options: Mapping[str, Any]
+    ) -> LaunchedProcess:
         """Start one that is to be a rank, and say what watches it."""
 
 

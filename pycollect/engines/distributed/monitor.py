@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Protocol
 
 from pycollect.engines.distributed.rendezvous import Meeting
 from pycollect.engines.processes.handle import ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS
+
+
+class LaunchedProcess(ProcessMonitor, Protocol):
+    """Watches a process as its launcher does."""
+
+    def watch(self, pid: int) -> None:
+        """It is on this machine, shares memory with this process, and has that number."""
 
 
 class RankMonitor:
@@ -17,7 +24,7 @@ class RankMonitor:
         process: watches the process, of which the launcher knows.
     """
 
-    def __init__(self, process: ProcessMonitor, meeting: Meeting) -> None:
+    def __init__(self, process: LaunchedProcess, meeting: Meeting) -> None:
         self._process = process
         self._meeting: Meeting | None = meeting
         self._looked = 0.0
@@ -31,6 +38,7 @@ class RankMonitor:
     def watch(self, pid: int) -> None:
         """It serves: nothing more is to be heard through the store."""
         self._meeting = None
+        self._process.watch(pid)
 
     @property
     def refused(self) -> bool:

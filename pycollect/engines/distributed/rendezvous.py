@@ -13,6 +13,16 @@ from pycollect.engines.distributed.address import Invitation, RankAddress
 LOOPBACK = "127.0.0.1"
 
 
+def outside_address() -> str:
+    """The number of the interface of this machine that reaches others."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("198.51.100.1", 9))  # sends nothing: a number that nobody has
+            return str(probe.getsockname()[0])
+        except OSError:  # there is no way out
+            return LOOPBACK
+
+
 class Rendezvous:
     """A store of this process, at one address of this machine, where ranks are told what to do.
 

@@ -12,6 +12,9 @@ from pycollect.engines.distributed.link import Link, Sent
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.remote_worker import RemoteWorker
 
+END = "end"
+"""What is called beside all else to have a rank's process killed."""
+
 
 class Call(NamedTuple):
     """One call on its way to a rank.
@@ -62,6 +65,8 @@ def _receive(
         except RuntimeError:  # the driver is gone
             if closed.is_set():
                 return
+            os.killpg(0, signal.SIGKILL)
+        if call.method == END:
             os.killpg(0, signal.SIGKILL)
         if call.beside:
             answers.give(call.number, _answer(worker, call.method, call.arguments))

@@ -1,0 +1,361 @@
+"""Workers that are ranks of torch.distributed: how they are met, asked, lost and ended.
+
+What holds for all workers elsewhere is tested with ranks, too: see `collect_support.marked`.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from collect_support import (
+    MULTI_ASYNC,
+    MULTI_STACK,
+    STEPS,
+    FrameOracle,
+    Way,
+    bias_policy,
+    collecting,
+    elsewhere,
+    is_gone,
+    of_ranks,
+    parity_policy,
+)
+from echo_envs import ENTRIES, GateEnv, wait_until
+from envs_for_tests import CountingEnv
+from test_restarts import check_ledger, endless, kill
+
+from pycollect import (
+    DistributedCollector,
+    DistributedDataCollector,
+    DistributedSyncCollector,
+    DistributedSyncDataCollector,
+    WorkerError,
+)
+from pycollect.engines.distributed.address import Invitation
+from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
+from pycollect.engines.distributed.link import Link
+from pycollect.engines.distributed.rendezvous import LOOPBACK, Rendezvous
+
+T = 5
+HERE_STACK, MESSAGES_STACK = of_ranks(MULTI_STACK)
+HERE_ASYNC, MESSAGES_ASYNC = of_ranks(MULTI_ASYNC[2])
+BOTH = pytest.mark.parametrize("way", [HERE_STACK, MESSAGES_STACK], ids=lambda way: way.name)
+
+
+def transports(collector: Any) -> list[str]:
+    return [worker["transport"] for worker in collector.stats()["workers"].values()]
+
+
+# Messages
+
+
+@pytest.fixture
+def links() -> tuple[Link, Link]:
+    """Both ends, in this process."""
+    rendezvous = Rendezvous(LOOPBACK, 0, 30.0)
+    address = rendezvous.invite("one", Invitation("", 0, None, "gloo")).address
+    ends: dict[int, Link] = {}
+
+    def connect(rank: int) -> None:
+        group = group_of_two("gloo", address.store(), rank, address.own_host(), 30.0)
+        ends[rank] = Link(group, DRIVER if rank == WORKER else WORKER)
+
+    thread = threading.Thread(target=connect, args=(WORKER,))
+    thread.start()
+    connect(DRIVER)
+    thread.join()
+    return ends[DRIVER], ends[WORKER]
+
+
+def test_values_of_every_size_arrive_in_order(links: tuple[Link, Link]) -> None:
+    ours, theirs = links
+    sizes = [0, 1, 900, 1008, 1009, 5000, 3_000_000]
+    values = [("text", b"x" * size, np.arange(size, dtype=np.uint8)) for size in sizes]
+    kept = [ours.send(value) for value in values]
+    arrived = [theirs.receive() for _ in values]
+    for sent in kept:
+        sent.wait()
+    for (name, data, array), (same, same_data, same_array) in zip(values, arrived, strict=True):
+        assert (name, data) == (same, same_data)
+        assert np.array_equal(array, same_array)
+
+
+def test_what_arrived_lies_in_memory_of_its_own(links: tuple[Link, Link]) -> None:
+    ours, theirs = links
+    array = np.zeros(100_000, np.uint8)
+    kept = []
+    for number in range(3):
+        array[:] = number
+        kept.append(ours.send(array))
+        got = theirs.receive()
+        kept[-1].wait()
+        array[:] = 77
+        assert (got == number).all()
+        kept.append(got)
+    assert [int(own[0]) for own in kept[1::2]] == [0, 1, 2]
+
+
+# Who may say something
+
+
+def test_only_what_a_process_of_this_collector_signed_is_believed() -> None:
+    rendezvous = Rendezvous(LOOPBACK, 0, 5.0)
+    meeting = rendezvous.invite("one", Invitation("", 0, None, "gloo"))
+    store = meeting.address.store()
+    assert meeting.refusal is None
+    store.set("refusal", bytes(32) + pickle.dumps("I am an intruder"))
+    with pytest.raises(ValueError, match="not signed by a process of this collector"):
+        _ = meeting.refusal
+    meeting.address.tell(store, "refusal", "it is on another node")
+    assert meeting.refusal == "it is on another node"
+
+
+@pytest.mark.processes
+def test_nothing_listens_at_another_address() -> None:
+    with elsewhere(), DistributedDataCollector([CountingEnv], launcher="mp") as collector:
+        collector.next()
+        pids = [os.getpid(), collector.stats()["workers"][0]["pid"]]
+        assert transports(collector) == ["messages"]
+        places = {
+            (pid == pids[0], connection.laddr.ip)
+            for pid in pids
+            for connection in psutil.Process(pid).net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+    assert {ip for _, ip in places} == {LOOPBACK}
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"tcp_address, tcp_port: .*'127.0.0.1', port {port}"):
+            DistributedDataCollector([CountingEnv], launcher="mp", tcp_port=port)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"launcher": "ssh"}, "launcher: expected one of"),
+        ({"backend": "smoke"}, "backend: expected one of"),
+        ({"backend": "mpi"}, "backend: .*'mpi'.*use 'gloo'"),
+        ({"tcp_port": 1 << 16}, "tcp_port: expected a number from 0 to 65535"),
+        ({"slurm_kwargs": {}}, "slurm_kwargs: expected None with the launcher 'mp'"),
+        ({"num_collectors": 3}, "num_collectors: expected 1"),
+    ],
+)
+def test_what_is_refused_before_anything_starts(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        DistributedDataCollector([CountingEnv], **{"launcher": "mp", **arguments})
+
+
+def test_update_interval_is_a_positive_number() -> None:
+    with pytest.raises(ValueError, match="update_interval: "):
+        DistributedSyncDataCollector([CountingEnv], launcher="mp", update_interval=0)
+
+
+def test_both_generations_of_names() -> None:
+    assert DistributedCollector is DistributedDataCollector
+    assert DistributedSyncCollector is DistributedSyncDataCollector
+
+
+# Collecting
+
+
+@pytest.mark.processes(usual=2)
+@pytest.mark.parametrize(
+    "way", [HERE_STACK, MESSAGES_STACK, HERE_ASYNC, MESSAGES_ASYNC], ids=lambda way: way.name
+)
+def test_every_frame_comes_once(way: Way) -> None:
+    with collecting(way, ENTRIES["list"], parity_policy(), frames=3 * STEPS) as collector:
+        oracle = FrameOracle()
+        for _ in range(8):
+            oracle.check(way.rows(collector.next(), 3, True))
+        by = "messages" if "messages" in way.name else "shared memory"
+        assert transports(collector) == [by] * 2
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_batches_are_equal_whichever_way_they_come() -> None:
+    batches = []
+    for way in (MULTI_STACK, HERE_STACK, MESSAGES_STACK):
+        with collecting(way, ENTRIES["one"], parity_policy(), frames=STEPS) as collector:
+            collector.set_seed(3)
+            batches.append([collector.next().clone() for _ in range(3)])
+    for others in batches[1:]:
+        for ours, theirs in zip(batches[0], others, strict=True):
+            assert (ours == theirs).all()
+
+
+@pytest.mark.processes
+@BOTH
+def test_a_rank_that_dies_is_replaced(way: Way) -> None:
+    policy = bias_policy()
+    with collecting(way, endless, policy, frames=T) as collector:
+        collector.next()
+        with torch.no_grad():
+            policy.module.bias += 1.0
+        collector.update_policy_weights_(wait=True)
+        kill(collector, 1)
+        while not collector.stats()["workers"][1]["restarts"]:
+            collector.next()
+        assert (collector.next()["bias"] == 1.0).all()
+        check_ledger(collector)
+
+
+@pytest.mark.processes
+@BOTH
+def test_past_the_limit_a_rank_is_named(way: Way) -> None:
+    with collecting(way, endless, frames=T, max_worker_restarts=0) as collector:
+        collector.next()
+        kill(collector, 1)
+        with pytest.raises(WorkerError, match=r"worker 1 died: its process .* ended by SIGKILL"):
+            collector.next()
+
+
+@pytest.mark.processes
+@BOTH
+def test_a_rank_that_answers_nothing_is_replaced(way: Way) -> None:
+    """Stopped, as if its node were gone: no connection breaks."""
+    with collecting(way, endless, frames=T, worker_timeout=1.0) as collector:
+        collector.next()
+        os.kill(collector.stats()["workers"][0]["pid"], signal.SIGSTOP)
+        while not collector.stats()["workers"][0]["restarts"]:
+            collector.next()
+        assert check_ledger(collector)["workers"][0]["reasons"].keys() == {"worker_timeout"}
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@BOTH
+def test_a_collector_that_is_shut_down_while_a_rank_hangs(way: Way, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with collecting(way, lambda w: partial(GateEnv, gate, T + 2), frames=T) as collector:
+        collector.next()
+        pids = [worker["pid"] for worker in collector.stats()["workers"].values()]
+        wait_until(gate.with_suffix(".reached").exists)
+    assert all(is_gone(pid) for pid in pids)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("interval", [1, 2])
+def test_ranks_in_step_are_updated_after_so_many_batches(interval: int) -> None:
+    policy = bias_policy()
+    with DistributedSyncDataCollector(
+        [endless(0), endless(1)],
+        policy,
+        frames_per_batch=2 * T,
+        launcher="mp",
+        update_interval=interval,
+    ) as collector:
+        seen = []
+        for _ in range(6):
+            seen.append(collector.next()["bias"].unique().item())
+            with torch.no_grad():
+                policy.module.bias += 1.0
+    assert seen == [float(n // interval * interval) for n in range(6)]
+
+
+@pytest.mark.processes
+def test_the_programs_own_group_is_left_alone(tmp_path: Path) -> None:
+    """A learner that trains with torch.distributed has its default group, before and after."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/own", rank=0, world_size=1)
+    try:
+        with elsewhere(), DistributedDataCollector([CountingEnv], launcher="mp") as collector:
+            collector.next()
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total == 1
+            assert dist.get_world_size() == 1
+    finally:
+        dist.destroy_process_group()
+
+
+# Jobs of a cluster, of which this machine is one
+
+
+@pytest.fixture
+def local_jobs(tmp_path: Path) -> dict[str, Any]:
+    pytest.importorskip("submitit")
+    jobs = {"cluster": "local", "folder": str(tmp_path / "jobs"), "timeout_min": 5}
+    return {"launcher": "submitit", "slurm_kwargs": jobs}
+
+
+@pytest.mark.processes
+@BOTH
+def test_jobs_collect_and_are_replaced(way: Way, local_jobs: dict[str, Any]) -> None:
+    with collecting(way, endless, parity_policy(), frames=T, **local_jobs) as collector:
+        before = collector.next()
+        kill(collector, 1)
+        while not collector.stats()["workers"][1]["restarts"]:
+            collector.next()
+        assert collector.next().shape == before.shape == (2, T)
+        check_ledger(collector)
+        pids = [worker["pid"] for worker in collector.stats()["workers"].values()]
+    wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_job_that_fails_says_why(local_jobs: dict[str, Any]) -> None:
+    """Before it is a rank, where only its log tells."""
+    local_jobs["slurm_kwargs"]["local_setup"] = ["echo out of order >&2", "exit 3"]
+    with pytest.raises(WorkerError, match=r"worker 0 died: its job .* has ended"):
+        DistributedDataCollector([CountingEnv], worker_init_timeout=60, **local_jobs)
+
+
+def test_what_submitit_does_not_know_is_refused(local_jobs: dict[str, Any]) -> None:
+    for odd in ({"cluster": "debug"}, {"cluster": "cloud"}, {"timeout": 3}):
+        arguments = {**local_jobs, "slurm_kwargs": {**local_jobs["slurm_kwargs"], **odd}}
+        with pytest.raises(ValueError, match="slurm_kwargs: "):
+            DistributedDataCollector([CountingEnv], **arguments)
+
+
+DRIVER_PROGRAM = """
+import sys, time
+from collect_support import elsewhere
+from contextlib import nullcontext
+from envs_for_tests import CountingEnv
+from pycollect import DistributedDataCollector
+
+if __name__ == "__main__":
+    with elsewhere() if sys.argv[1] == "messages" else nullcontext():
+        collector = DistributedDataCollector([CountingEnv] * 2, launcher="mp", frames_per_batch=5)
+    collector.next()
+    print(*[worker["pid"] for worker in collector.stats()["workers"].values()], flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["shared memory", "messages"])
+def test_ranks_end_with_their_driver(how: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(DRIVER_PROGRAM)
+    driver = subprocess.Popen([sys.executable, program, how], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    assert len(pids) == 2
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    wait_until(lambda: all(is_gone(pid) for pid in pids))
