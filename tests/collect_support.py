@@ -79,6 +79,16 @@ class Way:
         return self.name.startswith("ranks")
 
     @property
+    def children(self) -> bool:
+        """Whether workers are processes that this one starts."""
+        return self.multi or self.ranks
+
+    @property
+    def messages(self) -> bool:
+        """Whether workers are asked by messages, as if they were on another node."""
+        return "messages" in self.name
+
+    @property
     def sync(self) -> bool:
         return "sync" in self.arguments or self.name.startswith("multi sync")
 
@@ -93,7 +103,7 @@ class Way:
             return cls(list(entries), policy, **arguments)
         if self.ranks:
             arguments.setdefault("launcher", "mp")
-            with elsewhere() if "messages" in self.name else nullcontext():
+            with elsewhere() if self.messages else nullcontext():
                 return DistributedDataCollector(list(entries), policy, **arguments)
         arguments.setdefault("remote_configs", {"num_cpus": 1, "memory": 1024**3})
         return RayCollector(list(entries), policy, **arguments)
@@ -184,7 +194,7 @@ def marked(*ways: Way) -> list[Any]:
 def _marks(way: Way) -> list[Any]:
     if not way.remote:
         return []
-    marks = [pytest.mark.processes if way.multi or way.ranks else pytest.mark.ray]
+    marks = [pytest.mark.processes if way.children else pytest.mark.ray]
     return [*marks, pytest.mark.slow] if way is TEAM_STACK or way.ranks else marks
 
 

@@ -71,7 +71,7 @@ def links() -> tuple[Link, Link]:
     ends: dict[int, Link] = {}
 
     def connect(rank: int) -> None:
-        group = group_of_two("gloo", address.store(), rank, address.own_host(), 30.0)
+        group = group_of_two("gloo", address.store(), rank, address.own_host())
         ends[rank] = Link(group, DRIVER if rank == WORKER else WORKER)
 
     thread = threading.Thread(target=connect, args=(WORKER,))

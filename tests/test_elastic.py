@@ -21,6 +21,7 @@ from collect_support import (
     Way,
     bias_policy,
     collecting,
+    of_ranks,
 )
 from echo_envs import wait_until
 from envs_for_tests import CountingEnv
@@ -35,13 +36,14 @@ AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 
 
 def ways(usual: list[Way], others: list[Way]) -> list[Any]:
-    """As parameters; the others are slow, as they only schedule otherwise."""
+    """As parameters; the others are slow, as they only schedule otherwise, and so are ranks."""
+    others = [*others, *(own for way in usual if way.multi for own in of_ranks(way))]
     return [
         pytest.param(
             way,
             id=way.name,
             marks=[
-                *([] if way.multi else [pytest.mark.ray]),
+                *([] if way.children else [pytest.mark.ray]),
                 *([pytest.mark.slow] if way in others else []),
             ],
         )
@@ -148,7 +150,7 @@ def test_all_may_be_stopped_and_new_ones_come(way: Way) -> None:
     with collecting(way, endless, frames=T) as collector:
         collector.next()
         assert len(collector.remote_collectors) == 2
-        if way.multi:
+        if way.children:
             pids = [process.pid for process in collector.remote_collectors]
             assert pids == [worker["pid"] for worker in collector.stats()["workers"].values()]
         collector.stop_remote_collectors()

@@ -253,7 +253,7 @@ def test_a_killed_actor(way: Way) -> None:
             list(collector)
         assert time.monotonic() - start < 30
         assert caught.value.worker == 1
-        assert ("SIGKILL" if way.multi else "exit") in str(caught.value)
+        assert ("SIGKILL" if way.children else "exit") in str(caught.value)
         assert str(pid) in caught.value.remote_traceback
         with pytest.raises(WorkerError):
             collector.next()

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from collect_support import ASYNC, MULTI_AHEAD, MULTI_ASYNC, STACK, Way, collecting
+from collect_support import ASYNC, MULTI_AHEAD, MULTI_ASYNC, STACK, Way, collecting, of_ranks
 from echo_envs import wait_until
 from test_restarts import check_ledger, endless
 
@@ -75,7 +75,7 @@ def shared_files() -> list[str]:
 
 
 def case(way: Way, kills: int, *marks: Any) -> Any:
-    place = pytest.mark.processes if way.multi else pytest.mark.ray
+    place = pytest.mark.processes if way.children else pytest.mark.ray
     return pytest.param(way, kills, id=f"{way.name}, {kills} times", marks=[place, *marks])
 
 
@@ -87,6 +87,8 @@ def case(way: Way, kills: int, *marks: Any) -> Any:
         case(MULTI_ASYNC[2], 6, pytest.mark.slow),
         case(STACK, 6, pytest.mark.slow),
         case(ASYNC[2], 6, pytest.mark.slow),
+        *[case(way, 6, pytest.mark.slow) for way in of_ranks(MULTI_AHEAD)],
+        *[case(way, 6, pytest.mark.slow) for way in of_ranks(MULTI_ASYNC[2])],
     ],
 )
 def test_workers_that_are_killed(way: Way, kills: int) -> None:

@@ -112,7 +112,7 @@ class DistributedEngine:
 
     def _link(self, address: RankAddress) -> Link:
         """The connection to a rank. Waits for it."""
-        group = group_of_two(self._backend, address.store(), DRIVER, address.host, address.timeout)
+        group = group_of_two(self._backend, address.store(), DRIVER, address.host)
         return Link(group, WORKER)
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:

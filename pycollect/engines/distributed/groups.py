@@ -14,6 +14,8 @@ import torch.distributed as dist
 DRIVER, WORKER = 0, 1
 """The ranks in each group."""
 
+_CONNECT_SECONDS = 30.0  # both are there already
+
 BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
 
@@ -36,18 +38,17 @@ def check_backend(name: Any) -> str:
     return backend
 
 
-def group_of_two(backend: str, store: Any, rank: int, host: str, timeout: float) -> Any:
+def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
     """The group of the driver and one worker. Waits for the other one.
 
     Args:
         store: that both have for themselves.
         host: the address of this rank's own interface; it listens there alone.
-        timeout: seconds in which they must have met.
 
     Raises:
         RuntimeError: they have not.
     """
-    limit = timedelta(seconds=timeout)
+    limit = timedelta(seconds=_CONNECT_SECONDS)
     if backend == "ucc":
         return dist.ProcessGroupUCC(store, rank, 2, limit)
     kind: Any = dist.ProcessGroupGloo  # whose stub lacks its options

@@ -44,7 +44,7 @@ def run_rank(address: RankAddress) -> None:
         return
     address.tell(store, "refusal", served)
     host = address.own_host()
-    group = group_of_two(invitation.backend, store, WORKER, host, address.timeout)
+    group = group_of_two(invitation.backend, store, WORKER, host)
     answer_calls(Link(group, DRIVER))
 
 
