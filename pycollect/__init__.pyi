@@ -14,6 +14,7 @@ from .collectors.multi import MultiSyncDataCollector as MultiSyncDataCollector
 from .collectors.ray import RayCollector as RayCollector
 from .collectors.single import SyncDataCollector as SyncDataCollector
 from .collectors.stats_writer import StatsWriter as StatsWriter
+from .engines.distributed.delayed import submitit_delayed_launcher as submitit_delayed_launcher
 from .errors import WorkerError as WorkerError
 from .trajectories.multistep import MultiStep as MultiStep
 from .trajectories.split import split_trajectories as split_trajectories

@@ -44,6 +44,7 @@ from pycollect import (
     DistributedSyncCollector,
     DistributedSyncDataCollector,
     WorkerError,
+    submitit_delayed_launcher,
 )
 from pycollect.engines.distributed.address import Invitation
 from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
@@ -321,6 +322,40 @@ def test_a_job_that_fails_says_why(local_jobs: dict[str, Any]) -> None:
     local_jobs["slurm_kwargs"]["local_setup"] = ["echo out of order >&2", "exit 3"]
     with pytest.raises(WorkerError, match=r"worker 0 died: its job .* has ended"):
         DistributedDataCollector([CountingEnv], worker_init_timeout=60, **local_jobs)
+
+
+def collect_in_a_job() -> tuple[Any, ...]:
+    """A program: its only worker is killed once, the next job that waits takes its place."""
+    with DistributedDataCollector(
+        [endless(0)], frames_per_batch=T, launcher="submitit_delayed"
+    ) as collector:
+        first = collector.next()
+        kill(collector, 0)
+        while not collector.stats()["workers"][0]["restarts"]:
+            collector.next()
+        kill(collector, 0)
+        try:
+            for _ in range(9):
+                collector.next()
+        except WorkerError as error:
+            return tuple(first.shape), str(error)
+    return ()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_jobs_that_wait_become_ranks(local_jobs: dict[str, Any]) -> None:
+    """And take the place of those that die, as long as there are some."""
+    conf = local_jobs["slurm_kwargs"]
+    launcher = submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
+    shape, error = launcher(collect_in_a_job)()
+    assert shape == (T,)
+    assert "worker 0 cannot be started: its launcher has no more processes" in error
+
+
+def test_a_delayed_launcher_outside_of_its_program() -> None:
+    with pytest.raises(ValueError, match=r"launcher: .*submitit_delayed_launcher"):
+        DistributedDataCollector([CountingEnv], launcher="submitit_delayed")
 
 
 def test_what_submitit_does_not_know_is_refused(local_jobs: dict[str, Any]) -> None:

@@ -105,8 +105,9 @@ class DistributedDataCollector(LaunchedCollector):
             there.
         backend: what carries messages to ranks that share no memory with this process: "gloo", or
             another of torch's that can carry what lies in host memory.
-        launcher: "submitit": jobs of a cluster, by the package of that name; or "mp": processes
-            of this machine.
+        launcher: "submitit": jobs of a cluster, by the package of that name; "submitit_delayed":
+            jobs that :class:`submitit_delayed_launcher` has submitted before; or "mp": processes of
+            this machine.
         tcp_port: where ranks meet; None: any that is free.
         tcp_address: the address, of this machine, where they meet; nothing listens at another one.
             None: the loopback interface where all ranks are on this machine, else the one

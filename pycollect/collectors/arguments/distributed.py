@@ -7,13 +7,14 @@ from typing import Any
 
 from pycollect import checks as check
 from pycollect.engines.distributed.children import ChildLauncher
+from pycollect.engines.distributed.delayed import BoardLauncher, current_board
 from pycollect.engines.distributed.engine import DistributedEngine, Launcher
 from pycollect.engines.distributed.groups import check_backend
 from pycollect.engines.distributed.jobs import JobLauncher, executor_of
 from pycollect.engines.distributed.rendezvous import LOOPBACK, outside_address
 from pycollect.scheduler.options import RemoteOptions
 
-_LAUNCHERS = ("mp", "submitit")
+_LAUNCHERS = ("mp", "submitit", "submitit_delayed")
 
 
 def engine_maker(given: Mapping[str, Any]) -> Callable[[RemoteOptions], DistributedEngine]:
@@ -27,6 +28,7 @@ def engine_maker(given: Mapping[str, Any]) -> Callable[[RemoteOptions], Distribu
     backend = check_backend(given["backend"])
     port = _check_port(given["tcp_port"])
     address = _check_address(given["tcp_address"])
+    board = current_board() if launcher == "submitit_delayed" else None
 
     def engine(remote: RemoteOptions) -> DistributedEngine:
         starts: Launcher = ChildLauncher()
@@ -35,7 +37,11 @@ def engine_maker(given: Mapping[str, Any]) -> Callable[[RemoteOptions], Distribu
             executor = executor_of(slurm_kwargs)
             starts = JobLauncher(executor)
             host = LOOPBACK if executor.cluster == "local" else outside_address()
-        return DistributedEngine(starts, address or host, port, backend, remote.init_timeout)
+        if board is not None:
+            starts = BoardLauncher(board)
+            host = LOOPBACK if board.one_machine else outside_address()
+        own_port = port if board is None else port or board.port
+        return DistributedEngine(starts, address or host, own_port, backend, remote.init_timeout)
 
     return engine
 
@@ -43,7 +49,7 @@ def engine_maker(given: Mapping[str, Any]) -> Callable[[RemoteOptions], Distribu
 def _check_slurm_kwargs(launcher: str, value: Any) -> Mapping[str, Any] | None:
     if value is None:
         return None
-    if launcher == "mp":
+    if launcher != "submitit":
         raise ValueError(f"slurm_kwargs: expected None with the launcher {launcher!r}")
     if not isinstance(value, Mapping):
         raise TypeError(f"slurm_kwargs: expected a dict or None, got {type(value).__name__}")

@@ -1,6 +1,7 @@
 """Workers that are ranks of torch.distributed, whoever starts their processes.
 
-Driver's side: `engine`, `rendezvous`, `monitor`, `caller`, and launchers: `children`, `jobs`.
+Driver's side: `engine`, `rendezvous`, `monitor`, `caller`, and launchers: `children`, `jobs`,
+`delayed`.
 Rank's side: `rank`, `serve`. Both: `address`, where they meet; `groups`, of two ranks each; `link`,
 messages.
 

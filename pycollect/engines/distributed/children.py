@@ -25,6 +25,9 @@ class ChildLauncher:
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
 
+    def check_number(self, new: int) -> None:
+        """There is no end of them."""
+
     def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> ChildRank:
         """Start one.
 

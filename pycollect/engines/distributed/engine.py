@@ -28,15 +28,19 @@ from pycollect.engines.waiting import (
     Waited,
     check_available,
 )
+from pycollect.errors import WorkerError
 
 
 class Launcher(Protocol):
     """Starts processes somewhere."""
 
+    def check_number(self, new: int) -> None:
+        """Raise ValueError if it cannot start so many more."""
+
     def launch(
         self, address: RankAddress, name: str, options: Mapping[str, Any]
-    ) -> LaunchedProcess:
-        """Start one that is to be a rank, and say what watches it."""
+    ) -> LaunchedProcess | None:
+        """Start one that is to be a rank, and say what watches it; None: there are no more."""
 
 
 class DistributedEngine:
@@ -69,7 +73,9 @@ class DistributedEngine:
         self._leave()
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
-        """The launcher's to find."""
+        """Raise ValueError if the launcher cannot start those that are new."""
+        living = sum(not monitor.was_ended for monitor in self._monitors)
+        self._launcher.check_number(len(options) - living)
 
     def check_memory(self, needed: int, in_place: bool) -> None:
         """Raise ValueError if that many bytes of rollouts in flight cannot be held."""
@@ -97,6 +103,9 @@ class DistributedEngine:
         rank = f"{spec.index}.{spec.incarnation}"
         meeting = self._rendezvous.invite(rank, invitation)
         process = self._launcher.launch(meeting.address, f"pycollect-worker-{spec.index}", options)
+        if process is None:
+            text = f"worker {spec.index} cannot be started: its launcher has no more processes"
+            raise WorkerError(text, spec.index, spec.incarnation, "")
         monitor = RankMonitor(process, meeting)
         self._monitors[:] = [*(own for own in self._monitors if not own.was_ended), monitor]
 

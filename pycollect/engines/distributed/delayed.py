@@ -1,0 +1,248 @@
+"""Jobs that are submitted before there is a collector, where jobs cannot submit others.
+
+They wait in front of a board, a folder that all jobs see, until the collector in the main job
+writes there where a rank is wanted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pycollect import checks as check
+from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.groups import check_backend
+from pycollect.engines.distributed.jobs import DEFAULT_SLURM_CONF, executor_of
+from pycollect.engines.distributed.rank import run_rank
+from pycollect.engines.other_process import OtherProcess
+
+DEFAULT_SLURM_CONF_MAIN: dict[str, Any] = {**DEFAULT_SLURM_CONF, "slurm_gpus_per_node": 1}
+"""Of the job that has the collector."""
+
+_LOOK_SECONDS = 0.2
+_END_SECONDS = 2.0
+
+
+@dataclass(frozen=True)
+class Board:
+    """A folder in which each waiting job has a place, by number.
+
+    Attributes:
+        one_machine: all jobs are on this one.
+        port: where the collector is to listen; 0: any that is free.
+    """
+
+    folder: Path
+    places: int
+    one_machine: bool
+    port: int
+
+    @classmethod
+    def made(cls, executor: Any, places: int, port: int) -> Board:
+        """A new one beside the executor's files, which only this user can read."""
+        executor.folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix="pycollect-", dir=executor.folder))
+        return cls(folder, places, executor.cluster == "local", port)
+
+    def claim(self, address: RankAddress) -> int | None:
+        """Tell a job that waits where it is wanted; its place, or None where none is left."""
+        for place in range(self.places):
+            with contextlib.suppress(FileExistsError):
+                (self.folder / f"{place}.claimed").touch(exist_ok=False)
+                self._write(f"{place}.address", pickle.dumps(address))
+                return place
+        return None
+
+    def wait(self, place: int) -> RankAddress | None:
+        """Where the job at that place is wanted; None: nowhere any more. Waits."""
+        while not (self.folder / "over").exists():
+            with contextlib.suppress(FileNotFoundError):
+                address: RankAddress = pickle.loads((self.folder / f"{place}.address").read_bytes())
+                return address
+            time.sleep(_LOOK_SECONDS)
+        return None
+
+    def left(self) -> int:
+        """How many jobs were not told anything yet."""
+        return self.places - len(list(self.folder.glob("*.claimed")))
+
+    def end(self, place: int) -> None:
+        """The job at that place has ended."""
+        self._write(f"{place}.ended", b"")
+
+    def has_ended(self, place: int) -> bool:
+        """Whether it said so."""
+        return (self.folder / f"{place}.ended").exists()
+
+    def close(self) -> None:
+        """Nobody is wanted any more."""
+        self._write("over", b"")
+
+    def _write(self, name: str, data: bytes) -> None:
+        """A file that others see whole, or not yet."""
+        new = self.folder / f"{name}.new"
+        new.write_bytes(data)
+        os.replace(new, self.folder / name)
+
+
+_BOARDS: list[Board] = []
+"""That of the main job which this process is, if it is one."""
+
+
+def current_board() -> Board:
+    """The board of this process's main job; ValueError where it is none."""
+    if not _BOARDS:
+        raise ValueError(
+            "launcher: expected another one than 'submitit_delayed' outside of a function that "
+            "was decorated with submitit_delayed_launcher"
+        )
+    return _BOARDS[-1]
+
+
+class BoardLauncher:
+    """Has jobs that wait become ranks."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+    def check_number(self, new: int) -> None:
+        """Raise ValueError if fewer jobs wait."""
+        left = self._board.left()
+        if new > left:
+            raise ValueError(
+                f"num_jobs: {new} workers are asked for, of {self._board.places} jobs {left} wait"
+            )
+
+    def launch(
+        self, address: RankAddress, name: str, options: Mapping[str, Any]
+    ) -> WaitingJobMonitor | None:
+        """Tell one where it is wanted; None: nobody waits any more."""
+        place = self._board.claim(address)
+        return None if place is None else WaitingJobMonitor(self._board, place)
+
+
+class WaitingJobMonitor:
+    """Watches a job that was told where it is wanted: by what it writes, and by its process."""
+
+    def __init__(self, board: Board, place: int) -> None:
+        self.native = place
+        self._board = board
+        self._process: OtherProcess | None = None
+        self._looked = 0.0
+        self._over = False
+
+    def watch(self, pid: int) -> None:
+        """Its process is on this machine, and has that number."""
+        self._process = OtherProcess(pid)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended. Looks now and then; does not wait."""
+        if self._process is not None and self._process.is_gone:
+            return True
+        now = time.monotonic()
+        if not self._over and now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            self._over = self._board.has_ended(self.native)
+        return self._over
+
+    def end(self) -> tuple[str, str]:
+        """That it ended: no more is known here."""
+        end = f"job {self.native} of those that waited has ended"
+        return end, end
+
+    def last_words(self) -> str:
+        """Nothing: its log is with whoever submitted it."""
+        return ""
+
+    def kill(self) -> None:
+        """End it, where it is on this machine; elsewhere a message is all that can be sent."""
+        if self._process is not None:
+            self._process.kill_group()
+            self._process.wait_gone(None)
+
+
+class submitit_delayed_launcher:  # TorchRL's name
+    """Decorates a program: its jobs are submitted first, and wait for its collector.
+
+    For clusters on which jobs cannot submit others. The decorated function submits a main job, in
+    which the program runs, and `num_jobs` jobs beside it, which become the workers of the
+    program's collectors with ``launcher="submitit_delayed"``; those that are left over take the
+    place of workers that die. It returns what the program returns.
+
+    Args:
+        num_jobs: how many there are beside the main one.
+        framework: "distributed".
+        backend: of torch.distributed. Jobs learn the collector's own from it.
+        tcpport: where the collector listens, unless it says so itself; None: any that is free.
+        submitit_main_conf: of the main job, as `slurm_kwargs` of the collector; "folder" and
+            "cluster" are those of all jobs.
+        submitit_collection_conf: of the others.
+    """
+
+    def __init__(
+        self,
+        num_jobs: int,
+        framework: str = "distributed",
+        backend: str = "gloo",
+        tcpport: int | str | None = None,
+        submitit_main_conf: Mapping[str, Any] = DEFAULT_SLURM_CONF_MAIN,
+        submitit_collection_conf: Mapping[str, Any] = DEFAULT_SLURM_CONF,
+    ) -> None:
+        self.num_jobs = check.check_positive("num_jobs", num_jobs)
+        check.check_choice("framework", framework, ("distributed",))
+        check_backend(backend)
+        self._port = 0 if tcpport is None else int(tcpport)
+        self._main_conf = submitit_main_conf
+        self._conf = submitit_collection_conf
+
+    def __call__(self, program: Callable[[], Any]) -> Callable[[], Any]:
+        """The program, which is submitted when it is called."""
+
+        def submitted() -> Any:
+            shared = {
+                name: self._main_conf[name]
+                for name in ("folder", "cluster")
+                if name in self._main_conf
+            }
+            main = executor_of(self._main_conf)
+            others = executor_of({**self._conf, **shared})
+            board = Board.made(main, self.num_jobs, self._port)
+            main_job = main.submit(_run_main, board, program)
+            jobs = []
+            try:
+                jobs = [others.submit(_run_waiting, board, n) for n in range(self.num_jobs)]
+                return main_job.result()
+            finally:
+                board.close()
+                if not jobs:
+                    main_job.cancel(check=False)
+
+        return submitted
+
+
+def _run_main(board: Board, program: Callable[[], Any]) -> Any:
+    """The program, in its job."""
+    _BOARDS.append(board)
+    try:
+        return program()
+    finally:
+        _BOARDS.remove(board)
+        board.close()
+
+
+def _run_waiting(board: Board, place: int) -> None:
+    """A job that waits until it is wanted."""
+    try:
+        address = board.wait(place)
+        if address is not None:
+            run_rank(address)
+    finally:
+        board.end(place)
