@@ -1,0 +1,283 @@
+"""Projects that build against the core, in every way in which it is found.
+
+    python -m pytest -m slow tests/embed
+
+They take a minute and a half of compiling. PYCOLLECT_WHEEL names a wheel of this checkout; without
+it one is made first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pycollect
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("embed")]
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+# Tools are those beside this interpreter, and what is compiled here only has to run.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    "CMAKE_ARGS": "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+}
+JOBS = str(os.cpu_count() or 1)  # without a number make starts all at once
+GCC, CLANG = shutil.which("g++"), shutil.which("clang++")
+SAID = "pycollect is built without optimisation"
+RESULT = f"{pycollect.__version__}, 6 frames, dtype: expected"
+
+needs_clang = pytest.mark.skipif(CLANG is None, reason="clang++ is not installed")
+
+
+def run(*command: object, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """What a command printed, its errors among it; raises where it fails."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=600,
+        cwd="/",  # not the checkout, whose package Python would import
+        env=ENVIRONMENT,
+    )
+    assert not check or done.returncode == 0, done.stdout
+    return done
+
+
+def configure(folder: Path, *options: str, compiler: str | None = GCC) -> str:
+    """What CMake prints as it configures the consumer."""
+    chosen = f"-DCMAKE_CXX_COMPILER={compiler}"
+    return run("cmake", "-S", HERE / "consumer", "-B", folder, chosen, *options).stdout
+
+
+def build(folder: Path, *targets: str) -> subprocess.CompletedProcess[str]:
+    """Builds the consumer, or fails to."""
+    wanted = [word for target in targets for word in ("--target", target)]
+    return run("cmake", "--build", folder, "--parallel", JOBS, *wanted, check=False)
+
+
+def built(folder: Path) -> None:
+    """The consumer is built, its program says what it should, and its library shows its own."""
+    done = build(folder)
+    assert done.returncode == 0, done.stdout
+    assert run(folder / "program").stdout.startswith(RESULT)
+    assert_hidden(folder / "libshared.so", "consumers_own")
+
+
+def assert_hidden(library: Path, own: str) -> None:
+    """Of what the library exports nothing is pycollect's, while its own symbol is there."""
+    names = run("nm", "-D", "--defined-only", library).stdout
+    assert own in names
+    assert "9pycollect" not in names
+
+
+def visible_options(folder: Path) -> set[str]:
+    """What of pycollect's stands in the consumer's cache."""
+    return set(
+        re.findall(r"^(pycollect\w*):", run("cmake", "-LA", "-N", folder).stdout, re.M | re.I)
+    )
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if "PYCOLLECT_WHEEL" in os.environ:
+        return Path(os.environ["PYCOLLECT_WHEEL"])
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", folder, ROOT)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="session")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter with the wheel, and nothing else of its own."""
+    folder = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", folder)
+    run(folder / "bin/python", "-m", "pip", "install", "--no-deps", wheel)
+    return folder / "bin/python"
+
+
+@pytest.fixture(scope="session")
+def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where `cmake --install` has put an archive that gcc made; its build folder lies beside."""
+    folder = tmp_path_factory.mktemp("installed")
+    options = [f"-DCMAKE_CXX_COMPILER={GCC}", "-DCMAKE_BUILD_TYPE=Release"]
+    options += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1", f"-DCMAKE_INSTALL_PREFIX={folder / 'prefix'}"]
+    run("cmake", "-S", ROOT, "-B", folder / "build", *options)
+    run("cmake", "--build", folder / "build", "--parallel", JOBS)
+    run("cmake", "--install", folder / "build")
+    return folder / "prefix"
+
+
+@needs_clang
+def test_add_subdirectory_without_a_build_type(tmp_path: Path) -> None:
+    options = ["-DWAY=add_subdirectory", f"-DPYCOLLECT_CHECKOUT={ROOT}"]
+    assert SAID in configure(tmp_path, *options, compiler=CLANG)
+    assert SAID not in run("cmake", tmp_path).stdout  # once is enough
+    assert not visible_options(tmp_path)
+    built(tmp_path)
+
+
+@pytest.mark.parametrize("compiler", [GCC, pytest.param(CLANG, marks=needs_clang)])
+@pytest.mark.parametrize("build_type", ["Release", ""])
+def test_an_installed_prefix(prefix: Path, tmp_path: Path, compiler: str, build_type: str) -> None:
+    options = [f"-DCMAKE_PREFIX_PATH={prefix}", f"-DCMAKE_BUILD_TYPE={build_type}"]
+    assert SAID not in configure(tmp_path, *options, compiler=compiler)  # that was built before
+    built(tmp_path)
+
+
+def test_a_build_folder(prefix: Path, tmp_path: Path) -> None:
+    configure(tmp_path, f"-Dpycollect_DIR={prefix.parent / 'build'}")
+    built(tmp_path)
+
+
+def test_pkg_config(prefix: Path, tmp_path: Path) -> None:
+    text = (prefix / "lib/pkgconfig/pycollect.pc").read_text()
+    fields = dict(re.findall(r"^(\w+)[:=] *(.*)$", text, re.M))
+    assert fields["Version"] == pycollect.__version__
+
+    def words(name: str) -> list[str]:
+        return re.sub(r"\$\{(\w+)\}", lambda m: fields[m[1]], fields[name]).split()
+
+    program = tmp_path / "program"
+    run(
+        GCC,
+        "-std=c++20",
+        *words("Cflags"),
+        HERE / "consumer/main.cpp",
+        *words("Libs"),
+        "-o",
+        program,
+    )
+    assert run(program).stdout.startswith(RESULT)
+
+
+def test_another_version_is_not_found(prefix: Path, tmp_path: Path) -> None:
+    major, minor, _ = pycollect.__version__.split(".")
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.21)\nproject(consumer CXX)\n"
+        f"find_package(pycollect {major}.{int(minor) + 1} REQUIRED)\n"
+    )
+    done = run(
+        "cmake", "-S", tmp_path, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}", check=False
+    )
+    assert done.returncode != 0
+    assert "compatible with requested version" in done.stdout
+
+
+def test_another_string_does_not_link_an_archive(prefix: Path, tmp_path: Path) -> None:
+    flag = "-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0"
+    configure(tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}", flag)
+    assert_does_not_link(build(tmp_path, "program"), "_cxx98")
+
+
+def test_another_major_version_does_not_link_an_archive(prefix: Path, tmp_path: Path) -> None:
+    headers = tmp_path / "include"
+    shutil.copytree(prefix / "include", headers)
+    version = headers / "pycollect/version.h"
+    text, changed = re.subn(r"(VERSION_MAJOR) \d+", r"\1 7", version.read_text())
+    assert changed == 1
+    version.write_text(text)
+    link = [f"-L{prefix}/lib", "-lpycollect", "-pthread", "-ldl", "-o", tmp_path / "program"]
+    done = run(GCC, "-std=c++20", f"-I{headers}", HERE / "consumer/main.cpp", *link, check=False)
+    assert_does_not_link(done, "v7_")
+
+
+def assert_does_not_link(done: subprocess.CompletedProcess[str], name: str) -> None:
+    """It compiled, and then the linker missed names of that ABI."""
+    assert done.returncode != 0
+    missing = re.findall(r"undefined reference to `pycollect::(\w+)::", done.stdout)
+    assert missing, done.stdout
+    assert all(name in space for space in missing)
+
+
+def test_an_older_standard_is_refused_by_name(prefix: Path) -> None:
+    options = ["-std=c++17", "-fsyntax-only", f"-I{prefix}/include"]
+    done = run(GCC, *options, HERE / "consumer/main.cpp", check=False)
+    assert "pycollect needs C++20" in done.stdout
+
+
+def test_where_the_package_is_told_without_importing_anything(python: Path) -> None:
+    code = "import sys\nfrom pycollect.__main__ import main\n"
+    code += "main(['--cmake-dir'])\nmain(['--include-dir'])\n"
+    code += "print([m for m in ('torch', 'numpy', 'pycollect._core') if m in sys.modules])"
+    cmake, include, imported = run(python, "-c", code).stdout.splitlines()
+    assert run(python, "-m", "pycollect", "--cmake-dir").stdout.strip() == cmake
+    assert (Path(cmake) / "pycollectConfig.cmake").is_file()
+    assert (Path(include) / "pycollect/pycollect.h").is_file()
+    assert imported == "[]"
+
+
+def test_an_installed_wheel_with_the_other_string(python: Path, tmp_path: Path) -> None:
+    found = run(python, "-m", "pycollect", "--cmake-dir").stdout.strip()
+    flag = "-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0"
+    assert SAID in configure(tmp_path, f"-Dpycollect_DIR={found}", flag)
+    assert visible_options(tmp_path) <= {"pycollect_DIR"}
+    built(tmp_path)
+
+
+def test_an_extension_beside_our_own_module(python: Path) -> None:
+    """scikit-build-core finds the core in the wheel; both modules work in one process."""
+    packages = next(python.parent.parent.glob("lib/python*/site-packages"))
+    # Tools to build with, and numpy, come from here.
+    (packages / "more.pth").write_text(
+        "\n".join(p for p in sys.path if Path(p).name == packages.name)
+    )
+    run(python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", HERE / "extension")
+    code = """
+import pycollect_extension
+from pycollect import _core
+assert pycollect_extension.frames() == 6
+try:
+    _core.Leaf(("a",), "float33", ())
+except ValueError as error:
+    assert str(error) == pycollect_extension.error(), error
+print(_core.__file__, pycollect_extension.__file__)
+"""
+    ours, theirs = run(python, "-c", code).stdout.split()
+    assert Path(ours).is_relative_to(packages)
+    assert_hidden(Path(theirs), "PyInit_pycollect_extension")
+
+
+def test_the_programs_of_the_tutorial(prefix: Path, tmp_path: Path) -> None:
+    """What docs/cpp.md shows compiles as it stands, and runs."""
+    text = (ROOT / "docs/cpp.md").read_text()
+    programs = re.findall(r"```cpp\n(.*?)```", text, re.S)
+    assert len(programs) > 1
+    for i, program in enumerate(programs):
+        source = tmp_path / f"{i}.cpp"
+        source.write_text(program)
+        (tmp_path / "CMakeLists.txt").open("a").write(
+            f"add_executable(program{i} {source.name})\n"
+            f"target_link_libraries(program{i} PRIVATE pycollect::core)\n"
+        )
+    lines = (tmp_path / "CMakeLists.txt").read_text()
+    head = re.search(r"```cmake\n(.*?find_package.*?)\n", text, re.S)
+    assert head is not None
+    (tmp_path / "CMakeLists.txt").write_text(f"{head[1]}\n{lines}")
+    run("cmake", "-S", tmp_path, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path, "--parallel", JOBS)
+    assert "819200 frames" in run(tmp_path / "program0").stdout
+    for i in range(1, len(programs)):
+        run(tmp_path / f"program{i}")
+
+
+def test_the_examples(prefix: Path, tmp_path: Path) -> None:
+    """Each trains to a mean return of 475, or fails."""
+    torch = importlib.util.find_spec("torch")
+    package = Path(str(torch.origin)).parent if torch is not None else ""
+    options = [f"-DCMAKE_PREFIX_PATH={prefix}", "-DCMAKE_BUILD_TYPE=Release"]
+    run(
+        "cmake", "-S", ROOT / "examples/cpp", "-B", tmp_path, *options, f"-DTORCH_PACKAGE={package}"
+    )
+    run("cmake", "--build", tmp_path, "--parallel", JOBS)
+    assert "solved" in run(tmp_path / "train_cartpole").stdout
+    if package:
+        assert "solved" in run(tmp_path / "train_libtorch").stdout
