@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "pycollect/batch.h"
+#include "pycollect/collector_options.h"
 #include "pycollect/detail/collection.h"
 #include "pycollect/env.h"
 #include "pycollect/version.h"

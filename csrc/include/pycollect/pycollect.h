@@ -5,6 +5,7 @@
 #include "pycollect/assemble.h"
 #include "pycollect/batch.h"
 #include "pycollect/collector.h"
+#include "pycollect/collector_options.h"
 #include "pycollect/copy.h"
 #include "pycollect/cuda.h"
 #include "pycollect/device_gather.h"
