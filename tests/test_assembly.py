@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 
 from pycollect._core import RolloutControl, SharedNumber, Slab, TrajectoryIds
 from pycollect.batch.slab_rows import SlabRows
-from pycollect.engines.messages import Rollout, RolloutRequest, WorkerInfo, plain_report, report_of
+from pycollect.engines.messages import (
+    Rollout,
+    RolloutRequest,
+    WorkerInfo,
+    plain_report,
+    unpacked_report,
+)
 from pycollect.scheduler.assembly import Assembly
 from pycollect.stream.delivery import assembled, rollouts_of
 from pycollect.stream.options import StreamOptions
@@ -67,7 +73,7 @@ class Stoppable:
     def collect(self, rows: SlabRows) -> RolloutReport:
         """One rollout over memory that holds something else, and its report as it arrives."""
         report = self.worker.collect(rows.slab, rows.row, 0, control=self.control)
-        return report_of(plain_report(report))
+        return unpacked_report(plain_report(report))
 
     @property
     def info(self) -> WorkerInfo:

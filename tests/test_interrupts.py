@@ -88,7 +88,7 @@ def check_interrupted(monkeypatch: pytest.MonkeyPatch, way: Way, module: Any, na
 @pytest.mark.parametrize(
     ("module", "name"),
     [
-        (assembly, "sources_of"),  # within the joining
+        (assembly, "_numbering"),  # within the joining
         (assembly, "Batch"),  # when all rollouts are in their rows
         (base, "assembled"),  # on the way to the caller
     ],

@@ -306,3 +306,32 @@ def test_a_hook_may_call_its_collector(name: str) -> None:
     assert total["reasons"][name] == 8
     assert total["in_flight"] == 0
     collector.shutdown()
+
+
+@pytest.mark.parametrize("name", ["set_seed", "reset", "shutdown"])
+def test_a_hook_before_a_rollout_may_call_its_collector(name: str) -> None:
+    """Nothing is in flight then: what is collected behind it counts once."""
+    calls: list[int] = []
+
+    def hook() -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            getattr(collector, name)(*([3] if name == "set_seed" else []))
+
+    collector = SyncDataCollector(
+        partial(CountingEnv, 0, (3,)),
+        None,
+        frames_per_batch=4,
+        total_frames=12,
+        pre_collect_hook=hook,
+    )
+    if name == "shutdown":
+        collector.next()
+        with pytest.raises(RuntimeError, match="shut down"):
+            collector.next()
+    else:
+        assert [td.numel() for td in collector] == [4, 4, 4]
+    total = check(collector.ledger())
+    assert total["delivered"] == (4 if name == "shutdown" else 12)
+    assert total["in_flight"] == 0
+    assert total["reasons"] == {}

@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import threading
+import time
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +231,61 @@ def test_an_exception_is_retried_where_that_is_asked_for(way: Way, tmp_path: Pat
         ledger = check_ledger(collector)
     assert frames == total
     assert "env_error" in ledger["total"]["reasons"]
+
+
+@pytest.mark.processes
+def test_workers_that_wait_to_be_served_are_not_stalled() -> None:
+    """A learner may take longer over a batch than `worker_timeout`; who is done waits for it."""
+    seconds = 0.2
+    with collecting(
+        MULTI_ASYNC[1], endless, parity_policy(), frames=T, worker_timeout=seconds
+    ) as collector:
+        for _ in range(6):
+            collector.next()
+            done = [worker.handle for worker in collector._source.group.present]
+            wait_until(lambda done=done: all(handle.has_answer for handle in done))
+            since = time.monotonic()
+            wait_until(lambda since=since: time.monotonic() - since > 2 * seconds)
+        assert check_ledger(collector)["total"]["reasons"] == {}
+        assert all(own["restarts"] == 0 for own in collector.stats()["workers"].values())
+
+
+class Dying(CountingEnv):
+    """Its process ends when it is asked to."""
+
+    def die(self) -> None:
+        os._exit(3)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("way", marked(MULTI_AHEAD, MULTI_ASYNC[2]))
+def test_a_worker_that_dies_of_a_question_too_often_ends_the_stream(way: Way) -> None:
+    with collecting(
+        way, lambda w: partial(Dying, 10 * w, (4,)), frames=T, max_worker_restarts=0
+    ) as collector:
+        collector.next()
+        with pytest.raises(WorkerError, match="max_worker_restarts"):
+            collector.map_fn("env.die")
+        with pytest.raises(WorkerError, match="max_worker_restarts"):
+            list(islice(collector, 10))  # what was done before may come first
+        check_ledger(collector)
+        collector.shutdown()
+        assert check_ledger(collector)["total"]["in_flight"] == 0
+
+
+@pytest.mark.processes
+def test_a_worker_that_hangs_is_replaced_while_all_are_seeded(tmp_path: Path) -> None:
+    def entry(worker: int) -> Any:
+        kwargs = {"number": 10 * worker, "length": (4,)}
+        if worker == 0:
+            return partial(CountingEnv, **kwargs)
+        return partial(Hanging, str(tmp_path), T + 2, **kwargs)
+
+    with collecting(MULTI_AHEAD, entry, frames=T, worker_timeout=1.0) as collector:
+        collector.next()
+        wait_until((tmp_path / "first").exists)
+        collector.set_seed(3)
+        collector.next()
+        reasons = check_ledger(collector)["workers"][1]["reasons"]
+        assert set(reasons) <= {"set_seed", "worker_timeout"}
+        assert collector.stats()["workers"][1]["restarts"] == 1

@@ -16,7 +16,7 @@ from pycollect.engines.messages import (
     WorkerInfo,
     WorkerSpec,
     pickled_spec,
-    report_of,
+    unpacked_report,
 )
 from pycollect.engines.shared_value import SharedValue
 from pycollect.errors import WorkerDied
@@ -146,7 +146,7 @@ class CallHandle:
         An interrupt between the two loses nothing: the same rollout is given again.
         """
         report, buffer = self.answer(self._calls[0])
-        return Rollout(report_of(report), buffer)
+        return Rollout(unpacked_report(report), buffer)
 
     def pop(self) -> None:
         """The oldest call is done with."""

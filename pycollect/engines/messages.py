@@ -106,7 +106,7 @@ def plain_report(report: RolloutReport) -> tuple[Any, ...]:
     )
 
 
-def report_of(plain: tuple[Any, ...]) -> RolloutReport:
+def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
     """The report that `plain_report` made this of; few ever look at where its generators stood."""
     frames, version, episodes, seconds, stepped, slow_paths, extras, generators, *of_team = plain
     return RolloutReport(

@@ -37,7 +37,11 @@ class Awaiting:
             while True:
                 self._flow.check_not_closed()
                 for worker in self._stalls.stalled(waiting):
-                    self._give_up(worker)
+                    # Who is done makes no step until it is served, however long that takes.
+                    if worker.handle.has_answer:
+                        self._stalls.heard_of(worker)
+                    else:
+                        self._give_up(worker)
                 ready = self._group.wait_any(waiting, self._stalls.next_check(_LOOK_SECONDS))
                 if ready is not None:
                     return ready
@@ -104,17 +108,11 @@ class Awaiting:
             return answers
 
     def _answer_of(self, worker: WorkerRecord, call: Any) -> bytes:
-        self._stalls.heard_of(worker)
-        silence = _Silence([worker])
-        while not worker.handle.await_answer(call, self._stalls.next_check(_LOOK_SECONDS)):
-            self._flow.check_not_closed()
-            if self._stalls.stalled([worker]):
-                self._give_up(worker)
-                raise TimeoutError(
-                    f"worker {worker.index}: expected an answer within worker_timeout "
-                    f"({self._options.timeout} s); it is replaced"
-                )
-            silence.look()
+        if not self._has_answered(worker, call):
+            raise TimeoutError(
+                f"worker {worker.index}: expected an answer within worker_timeout "
+                f"({self._options.timeout} s); it is replaced"
+            )
         try:
             answer: bytes = worker.handle.answer(call)
             return answer
@@ -127,6 +125,42 @@ class Awaiting:
                 death.remote_traceback,
             ) from death
 
+    def _has_answered(self, worker: WorkerRecord, call: Any) -> bool:
+        """Wait for a call's answer, or its worker's end; False: it stalled, and is replaced."""
+        self._stalls.heard_of(worker)
+        silence = _Silence([worker])
+        while not worker.handle.await_answer(call, self._stalls.next_check(_LOOK_SECONDS)):
+            self._flow.check_not_closed()
+            if self._stalls.stalled([worker]):
+                self._give_up(worker)
+                return False
+            silence.look()
+        return True
+
+    def call_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
+        """Queue these calls for workers that are built, and wait for all of them.
+
+        A worker that starts, or takes the place of one of them meanwhile, is asked for its
+        `initial_call` once it is built.
+        """
+        asked = [
+            (worker, worker.handle.request(*calls[worker.index]))
+            for worker in self._group.present
+            if worker.index in calls and not worker.starting
+        ]
+        for worker, call in asked:
+            if self._has_answered(worker, call):
+                try:
+                    worker.handle.answer(call)
+                except WorkerDied as death:
+                    self._group.replace(worker, death, "worker_died")
+
+    def begin_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
+        """As `call_all`, for all; a worker that replaces one of them is asked for the same."""
+        for worker in self._group.present:
+            worker.initial_call = calls[worker.index]
+        self.call_all(calls)
+
     def resized(self, frames: int) -> None:
         """Every worker collects that many frames per rollout from now on; nothing is in flight."""
         present = self._group.present
@@ -135,11 +169,12 @@ class Awaiting:
             worker.share(frames)
         calls = [(worker, worker.handle.request("resize", frames)) for worker in present]
         for worker, call in calls:
-            try:
-                worker.info = worker.handle.answer(call)
-            except WorkerDied as death:
-                self._group.replace(worker, death, "worker_died")
-                self.built(worker)
+            if self._has_answered(worker, call):
+                try:
+                    worker.info = worker.handle.answer(call)
+                except WorkerDied as death:
+                    self._group.replace(worker, death, "worker_died")
+            self.built(worker)
 
 
 class _Silence:

@@ -80,7 +80,7 @@ class Membership:
             try:
                 self._take_in(workers)
             except BaseException:
-                self._group.end(workers)
+                self._group.refuse(workers)
                 raise
             self.changed = self._options.sync
             return [worker.index for worker in workers]
@@ -105,7 +105,7 @@ class Membership:
         if flow.seeded:
             seeds = worker.seeds(flow.entropy, flow.statistics.batches)
             worker.initial_call = ("set_seed", seeds, flow.entropy)
-            worker.handle.answer(worker.handle.request(*worker.initial_call))
+            self._awaiting.call_all({worker.index: worker.initial_call})
 
     def remove(self, worker_ids: int | Sequence[int]) -> None:
         """Let workers go once they owe nothing any more.

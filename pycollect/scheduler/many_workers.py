@@ -28,7 +28,7 @@ class ManyWorkers(WorkerNames):
 
     @property
     def _worker_options(self) -> WorkerOptions:
-        return self._workers[0].plan.spec.options
+        return self._source.group.in_order[0].plan.spec.options
 
     @property
     def num_workers(self) -> int:
@@ -87,7 +87,7 @@ class ManyWorkers(WorkerNames):
         Args:
             worker_idx: its id; None: the first one's.
         """
-        index = self._workers[0].index if worker_idx is None else worker_idx
+        index = self._source.group.in_order[0].index if worker_idx is None else worker_idx
         for worker in self._workers:
             if worker.index == index:
                 return worker.info.frames

@@ -9,7 +9,7 @@ from pycollect.stream.flow import Flow
 from pycollect.stream.statistics import count_slow_paths
 
 
-def report_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
+def stats_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
     """The stream's statistics, and what each worker told last, former ones included.
 
     "seconds" of the collector has the phases idle (waiting for rollouts), transport, assemble,

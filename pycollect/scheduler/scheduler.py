@@ -16,7 +16,7 @@ from pycollect.scheduler.awaiting import Awaiting, Call
 from pycollect.scheduler.elastic import Membership
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
-from pycollect.scheduler.report import report_of
+from pycollect.scheduler.report import stats_of
 from pycollect.scheduler.streams import GroupStreams
 from pycollect.scheduler.updates import PolicyUpdates
 from pycollect.scheduler.workers import WorkerGroup
@@ -60,7 +60,7 @@ class Scheduler:
         self.group = WorkerGroup(flow, engine, options)
         self.awaiting = Awaiting(flow, self.group, options)
         self.weights = PolicyUpdates(flow, self.group, options, policy)
-        self.streams = GroupStreams(flow, self.group, policy)
+        self.streams = GroupStreams(self.group, self.awaiting, policy)
         self.members = Membership(
             flow, self.group, self.awaiting, self.weights, self.assembly, options
         )
@@ -98,6 +98,8 @@ class Scheduler:
 
     def _collect_round(self) -> None:
         """A rollout of each."""
+        if self._flow.failing is not None:  # there is no whole round any more
+            raise self._flow.failing
         workers = [worker for worker in self.group.present if worker.requests]
         with self._flow.statistics.timed("assemble"):
             pending = self._pending(workers)
@@ -238,10 +240,11 @@ class Scheduler:
         uploader = self._flow.uploads.uploader_for(workers[0].place)
         rows = self.assembly.rows(infos, in_place, uploader)
         preemption = self._options.preemption
-        for worker, own in zip(workers, rows, strict=True):
-            self._flow.ledger.issue(worker.index, worker.info.frames)
-            least = 1 if preemption is None else preemption.min_steps(worker.info.steps)
-            worker.ask_for(RolloutRequest(random, own, least))
+        with Uninterrupted():
+            for worker, own in zip(workers, rows, strict=True):
+                self._flow.ledger.issue(worker.index, worker.info.frames)
+                least = 1 if preemption is None else preemption.min_steps(worker.info.steps)
+                worker.ask_for(RolloutRequest(random, own, least))
 
     def drop(self) -> None:
         """Forget the rollouts that were asked for; then workers may come or go."""
@@ -273,7 +276,7 @@ class Scheduler:
         for worker in chosen:
             flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
             worker.drop()
-        self.group.call_all({worker.index: ("reset",) for worker in chosen})
+        self.awaiting.call_all({worker.index: ("reset",) for worker in chosen})
 
     def _chosen(self, flags: Sequence[bool] | None) -> list[WorkerRecord]:
         if flags is None:
@@ -317,8 +320,8 @@ class Scheduler:
         return {own.index: version - own.version if own.report else 0 for own in self.group.present}
 
     def report(self) -> dict[str, Any]:
-        """See :func:`report_of`."""
-        return report_of(self._flow, self.group)
+        """See :func:`stats_of`."""
+        return stats_of(self._flow, self.group)
 
     def check_close_env(self, close_env: bool) -> None:
         """Environments end with their workers."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pycollect.batch.weights import load_weights, weights_of
+from pycollect.scheduler.awaiting import Awaiting
 from pycollect.scheduler.workers import WorkerGroup
-from pycollect.stream.flow import Flow
 from pycollect.stream.state import CollectorState, WorkerState, check_generators
 from pycollect.worker.generators import derived_seeds, seed_chain
 
@@ -19,8 +19,8 @@ class GroupStreams:
         policy: the caller's, which a state's weights are written into; or None.
     """
 
-    def __init__(self, flow: Flow, group: WorkerGroup, policy: Any) -> None:
-        self._flow, self._group, self._policy = flow, group, policy
+    def __init__(self, group: WorkerGroup, awaiting: Awaiting, policy: Any) -> None:
+        self._group, self._awaiting, self._policy = group, awaiting, policy
 
     def seed(self, root: int, static: bool) -> int:
         """Seed and reset everything; return the next seed of the chain."""
@@ -30,7 +30,7 @@ class GroupStreams:
             count = worker.info.num_seeds
             seeds[worker.index], following = seed_chain(following, count, static)
             worker.report = None
-        self._group.begin_all({index: ("set_seed", own, root) for index, own in seeds.items()})
+        self._awaiting.begin_all({index: ("set_seed", own, root) for index, own in seeds.items()})
         return following
 
     def states(self) -> dict[int, WorkerState]:
@@ -65,7 +65,8 @@ class GroupStreams:
                 calls[worker.index] = worker.resumption(own, state.entropy, state.batches)
             worker.report = None
             worker.version = state.policy_version
-        self._group.begin_all(calls)
+            worker.frames = state.ledger.get(str(worker.index), {}).get("delivered", 0)
+        self._awaiting.begin_all(calls)
         # Now that what was dropped has ended, which might have changed buffers of the policy.
         if state.policy or not any(worker.info.weights for worker in present):
             sender.send(state.policy, present, state.policy_version)

@@ -385,7 +385,7 @@ class _Processes:
         self.scheduler.drop()
         for process in self.present:
             process.report = None
-        self.scheduler.group.begin_all(calls)
+        self.scheduler.awaiting.begin_all(calls)
 
     def resize(self, frames: int) -> None:
         """Collect that many frames per rollout of each process."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pycollect._core import Leaf
 from pycollect.batch.extras import Extra
@@ -110,12 +109,18 @@ class WorkerGroup:
         """Start a worker anew; what was asked of the old one is lost, and asked of the new one.
 
         Raises:
-            WorkerError: it died too often; with its id, the cause and its last log lines.
+            WorkerError: it died too often; with its id, the cause and its last log lines. Nothing
+                more is asked of anybody then.
         """
         flow = self._flow
         flow.lose_worker(worker.index, worker.frames_in_flight, reason)
         forget_ids(flow.ids, worker.index, worker.info)
-        self._restart(worker, death, flow.statistics.batches)
+        try:
+            self._restart(worker, death, flow.statistics.batches)
+        except WorkerError as error:
+            worker.requests.clear()
+            flow.failing = flow.failing or error
+            raise
         generators = worker.generators
         if generators is not None:
             moment = worker.incarnation
@@ -147,28 +152,6 @@ class WorkerGroup:
         for request in worker.requests:
             worker.handle.submit(request)
 
-    def call_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
-        """Queue these calls for workers that are built, and wait for all of them.
-
-        A worker that starts is asked for its `initial_call` once it is built.
-        """
-        asked = [
-            (worker, worker.handle.request(*calls[worker.index]))
-            for worker in self.present
-            if worker.index in calls and not worker.starting
-        ]
-        for worker, call in asked:
-            try:
-                worker.handle.answer(call)
-            except WorkerDied as death:
-                self.replace(worker, death, "worker_died")
-
-    def begin_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
-        """As `call_all`, for all; a worker that replaces one of them is asked for the same."""
-        for worker in self.present:
-            worker.initial_call = calls[worker.index]
-        self.call_all(calls)
-
     def serve_last(self, worker: WorkerRecord) -> None:
         """It was served: it goes to the end of the line, so that a fast one starves nobody."""
         self.line.remove(worker)
@@ -176,10 +159,19 @@ class WorkerGroup:
 
     def release(self, worker: WorkerRecord) -> None:
         """A worker is not one of the present ones any more."""
+        self._forget(worker)
+        self.former.append(worker)
+
+    def _forget(self, worker: WorkerRecord) -> None:
         # Lists of their own: another thread may be going through the old ones.
         self.present = [other for other in self.present if other is not worker]
         self.line = [other for other in self.line if other is not worker]
-        self.former.append(worker)
+
+    def refuse(self, workers: Sequence[WorkerRecord]) -> None:
+        """End workers that were started and do not fit: they never were here."""
+        for worker in workers:
+            self._forget(worker)
+        self._engine.wait_closed([worker.process for worker in workers])
 
     def end(self, workers: Sequence[WorkerRecord]) -> None:
         """Release these, and wait until they are gone. What they have not delivered is lost."""

@@ -157,8 +157,9 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """The rollouts of a batch go to the replay buffer, one by one."""
         batch, td = self._assembled(self._flow.uploads)
         with self._filling() as filling:
-            filling.expect(batch.frames_of)
-            self._flow.claim()
+            with Uninterrupted():
+                filling.expect(batch.frames_of)
+                self._flow.claim()
             for frames_of, piece in pieces(td, batch, self._flow.options):
                 done = finished(piece, self._flow.options, batch.tensors)
                 self._source.before_delivery(done)
@@ -218,7 +219,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._flow.check_not_closed()
         if self._flow.unclaimed is not batch:  # the hook dropped it, by a seed for example
             return
-        with self._flow.statistics.timed("deliver"), self._fatal():
+        with self._flow.statistics.timed("deliver"), self._fatal(), Uninterrupted():
             self._flow.claim()
             self._place = batch.place, batch.reported
             for worker, source, rollout in rollouts_of(td, batch):

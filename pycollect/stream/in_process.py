@@ -28,7 +28,7 @@ from pycollect.checks import check_open, check_worker_ids, no_weights_given
 from pycollect.envs import EnvBatch
 from pycollect.errors import WorkerError
 from pycollect.stream.blank import blank_batch
-from pycollect.stream.flow import Flow
+from pycollect.stream.flow import Flow, ShutDownError
 from pycollect.stream.source import Batch
 from pycollect.stream.state import CollectorState, WorkerState, check_generators
 from pycollect.stream.statistics import count_slow_paths
@@ -167,6 +167,7 @@ class InProcess:
         self.policy = worker.policy if is_ours else policy
         self.weights = LivePolicy(flow, worker, self.policy, is_ours)
         self.streams = OwnStreams(worker, self.weights)
+        self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
         self._profiler: ProfilerHook | None = None
         devices = worker.options.devices
@@ -189,22 +190,29 @@ class InProcess:
     def collect(self) -> None:
         """See :meth:`Source.collect`. What an environment raises has a WorkerError as its cause."""
         flow = self._flow
-        random = flow.is_random
-        flow.ledger.issue(0, self.batch_frames)
-        slab = self._pool.acquire()
+        issued = 0
         try:
+            if self._pre_hook is not None:
+                self._pre_hook()  # which may seed or reset the collector, or end it
+                flow.check_not_closed()
+            random, slab = flow.is_random, self._pool.acquire()
+            with Uninterrupted():
+                issued = self.batch_frames
+                flow.ledger.issue(0, issued)
             report = self.worker.collect(slab, 0, flow.version.number, random)
             with Uninterrupted():
                 flow.unclaimed = self._batch_of(slab, report)
+        except ShutDownError:
+            raise
         except Exception as error:
-            flow.ledger.lose(0, self.batch_frames, "env_error")
+            flow.ledger.lose(0, issued, "env_error")
             text = f"worker 0 raised {type(error).__name__}: {error}"
             failure = WorkerError(text, 0, 0, traceback.format_exc())
             failure.__cause__ = error.__cause__
             raise error from failure
         except BaseException:  # an interrupt: the rollout was given up
             if flow.unclaimed is None:
-                flow.ledger.lose(0, self.batch_frames, "incomplete")
+                flow.ledger.lose(0, issued, "incomplete")
             raise
 
     def _batch_of(self, slab: Slab, report: RolloutReport) -> Batch:
@@ -254,7 +262,7 @@ class InProcess:
     def set_hook(self, name: str, hook: Callable[..., Any] | None) -> None:
         """Call this one from the next batch on."""
         if name == PRE:
-            self.worker.pre_collect_hook = hook
+            self._pre_hook = hook
         elif name == POST:
             self._post_hook = hook
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ from pycollect.engines.messages import (
     RolloutRequest,
     WorkerInfo,
     WorkerSpec,
-    report_of,
+    unpacked_report,
 )
 from pycollect.engines.processes.serve import QUESTIONS
 from pycollect.engines.processes.wire import pack, unpack
@@ -76,6 +77,7 @@ class MailboxHandle:
         self.monitor = monitor
         self._mailbox = mailbox
         self._bell = bell
+        self._publishing = threading.Lock()  # weights may come from any thread
         self._weights: tuple[int, int, Memory | None] = (0, 0, None)
         self._hooks: dict[str, tuple[int, Memory]] = {}
         self._taken = 0
@@ -118,7 +120,9 @@ class MailboxHandle:
 
         It has them when this returns, so that there is nothing to wait for.
         """
-        self._publish((serial, version, weights.memory), self._hooks)
+        with self._publishing:
+            if serial > self._weights[0]:  # another thread may have been faster
+                self._publish((serial, version, weights.memory), self._hooks)
 
     def set_hooks(self, hooks: Mapping[str, tuple[int, SharedValue]]) -> None:
         """Give the worker hooks for the next rollout that it starts, also one that is queued.
@@ -127,7 +131,8 @@ class MailboxHandle:
             hooks: by name, a serial number that grows, and the hook, pickled.
         """
         new = {name: (serial, hook.memory) for name, (serial, hook) in hooks.items()}
-        self._publish(self._weights, {**self._hooks, **new})
+        with self._publishing:
+            self._publish(self._weights, {**self._hooks, **new})
 
     def _publish(
         self, weights: tuple[int, int, Memory | None], hooks: dict[str, tuple[int, Memory]]
@@ -145,7 +150,7 @@ class MailboxHandle:
         An interrupt between the two loses nothing: the same rollout is given again.
         """
         report, buffer = self._read(self._calls[0])
-        return Rollout(report_of(report), buffer)
+        return Rollout(unpacked_report(report), buffer)
 
     def pop(self) -> None:
         """The oldest rollout is done with."""
