@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pycollect import cuda
 from pycollect._core import SharedSlabPool, Upload
@@ -284,8 +284,9 @@ def _kind_of(device: torch.device) -> Callable[[torch.device], Accelerator]:
 class CapturedCall:
     """A function over CUDA tensors as a CUDA graph: one launch, whatever it consists of.
 
-    The shapes and dtypes of its inputs must not change, nor may it ask the device for values.
-    Results are in memory of their own.
+    The shapes and dtypes of its inputs must not change, nor may it ask the device for values; what
+    is no tensor among them counts as it was when it was captured. Results are in memory of their
+    own. Other threads may use the device meanwhile.
 
     Args:
         function: positional and named tensors to tensors in any nesting.
@@ -301,17 +302,23 @@ class CapturedCall:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         """The function's result for these inputs."""
-        given, form = tree_flatten((inputs, named))
+        leaves, form = tree_flatten((inputs, named))
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         with torch.cuda.device(given[0].device):
             if self._left:
                 self._left -= 1
                 return self._beside(inputs, named)
             if self._graph is None:
-                self._capture(given, form)
+                self._capture(leaves, form)
             for own, value in zip(self._inputs, given, strict=True):
+                if own.shape != value.shape or own.dtype != value.dtype:  # copy_ would broadcast
+                    raise ValueError(
+                        f"inputs: expected the {own.dtype}{list(own.shape)} that was captured, got "
+                        f"{value.dtype}{list(value.shape)}"
+                    )
                 own.copy_(value)
             self._graph.replay()
-            return tree_map(torch.clone, self._outputs)
+            return tree_map_only(torch.Tensor, torch.clone, self._outputs)
 
     def _beside(self, inputs: Any, named: Any) -> Any:
         """A call on a stream of its own, as a capture wants those before it to be."""
@@ -321,14 +328,16 @@ class CapturedCall:
         with torch.cuda.stream(beside):
             result = self._function(*inputs, **named)
         current.wait_stream(beside)
-        tree_map(lambda tensor: tensor.record_stream(current), result)
+        tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), result)
         return result
 
-    def _capture(self, given: Sequence[torch.Tensor], form: Any) -> None:
-        self._inputs = [value.clone() for value in given]
-        inputs, named = tree_unflatten(self._inputs, form)
+    def _capture(self, leaves: Sequence[Any], form: Any) -> None:
+        own = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        self._inputs = [leaf for leaf in own if isinstance(leaf, torch.Tensor)]
+        inputs, named = tree_unflatten(own, form)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # By default whatever another thread does with the device would end the capture.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self._outputs = self._function(*inputs, **named)
         self._graph = graph
 

@@ -135,9 +135,13 @@ Context::~Context() {
   }
 }
 
-Context::Current::Current(const Context& context) { driver().push_context(context.handle_); }
+Context::Current::Current(const Context& context) : capture_mode_(kCaptureRelaxed) {
+  driver().push_context(context.handle_);
+  driver().exchange_capture_mode.attempt(&capture_mode_);
+}
 
 Context::Current::~Current() {
+  driver().exchange_capture_mode.attempt(&capture_mode_);
   Handle popped = nullptr;
   driver().pop_context.attempt(&popped);
 }

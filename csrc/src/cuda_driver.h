@@ -23,6 +23,7 @@ inline constexpr unsigned kStreamNonBlocking = 1;
 inline constexpr unsigned kEventBlockingSync = 1;
 inline constexpr unsigned kEventDisableTiming = 2;
 inline constexpr unsigned kHostPortable = 1;  // pinned for every context; the same for both calls
+inline constexpr int kCaptureRelaxed = 2;     // CU_STREAM_CAPTURE_MODE_RELAXED
 inline constexpr int kJitErrorLogBuffer = 5;
 inline constexpr int kJitErrorLogBufferBytes = 6;
 
@@ -69,6 +70,7 @@ struct Driver {
   Call<DeviceHandle> release_primary{"cuDevicePrimaryCtxRelease_v2"};
   Call<Handle> push_context{"cuCtxPushCurrent_v2"};
   Call<Handle*> pop_context{"cuCtxPopCurrent_v2"};
+  Call<int*> exchange_capture_mode{"cuThreadExchangeStreamCaptureMode"};
   Call<Handle*, unsigned> create_stream{"cuStreamCreate"};
   Call<Handle> destroy_stream{"cuStreamDestroy_v2"};
   Call<Handle> wait_stream{"cuStreamSynchronize"};
@@ -97,6 +99,7 @@ struct Driver {
   void for_each(const Visit& visit) {
     visit(init), visit(error_name), visit(error_string), visit(device_count), visit(device);
     visit(retain_primary), visit(release_primary), visit(push_context), visit(pop_context);
+    visit(exchange_capture_mode);
     visit(create_stream), visit(destroy_stream), visit(wait_stream), visit(stream_wait_event);
     visit(create_event), visit(destroy_event), visit(record_event), visit(query_event);
     visit(wait_event), visit(allocate), visit(free), visit(allocate_host), visit(free_host);

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -83,19 +84,19 @@ void expect_on_device(const std::string& what, const TensorView& view, int devic
 
 // How far the batch's rows lie from each other; throws where that is not one distance.
 std::int64_t row_stride(const std::string& what, const TensorView& source, const Dims& batch) {
-  std::int64_t stride = 0;
-  std::int64_t next = 0;  // the stride that a further dimension outwards has to have; 0: any
+  std::optional<std::int64_t> stride;
+  std::int64_t next = 0;  // the stride that a further dimension outwards has to have
   for (int i = batch.size() - 2; i >= 0; --i) {
     if (batch[i] == 1) {
       continue;
     }
-    if (next != 0 && source.strides[i] != next) {
+    if (stride && source.strides[i] != next) {
       throw std::invalid_argument(what + ": expected rows at equal distances; make it contiguous");
     }
-    stride = next == 0 ? source.strides[i] : stride;
+    stride = stride.value_or(source.strides[i]);
     next = source.strides[i] * batch[i];
   }
-  return stride;
+  return stride.value_or(0);
 }
 
 }  // namespace

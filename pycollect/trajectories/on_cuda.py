@@ -8,15 +8,17 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from pycollect import cuda
-from pycollect._core import DeviceGather, MultiStepPlan, SplitPlan
+from pycollect._core import CudaError, DeviceGather, MultiStepPlan, SplitPlan
 from pycollect.batch.layout import Key
 from pycollect.batch.tensordicts import is_raw
+from pycollect.errors import warn_user
 
 
 def on_one_device(leaves: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
     """Those that one launch can read: all that lie on the first CUDA device that is met.
 
-    None where the core has no CUDA; torch's own indexing serves what is not among them.
+    None where the core has no CUDA, or the driver does not take its kernel; torch's own indexing
+    serves what is not among them.
     """
     found: dict[Key, torch.Tensor] = {}
     for key, leaf in leaves.items():
@@ -24,7 +26,8 @@ def on_one_device(leaves: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]
             first = next(iter(found.values()), leaf)
             if leaf.device == first.device:
                 found[key] = leaf.detach()
-    return found
+    device = next((leaf.device for leaf in found.values()), None)
+    return {} if device is None or _gather(device.index) is None else found
 
 
 def split_on_device(
@@ -80,9 +83,11 @@ def _call(
     The memory is torch's, which gives it to nobody before this stream has done the call.
     """
     device = leaves[0].device
+    gather = _gather(device.index)
+    assert gather is not None, "leaves: expected those that on_one_device returned"
     size = DeviceGather.workspace_bytes(plan, len(leaves))
     workspace = torch.empty(size, dtype=torch.uint8, device=device)
-    return _gather(device.index), workspace, torch.cuda.current_stream(device).cuda_stream
+    return gather, workspace, torch.cuda.current_stream(device).cuda_stream
 
 
 def _with_rows(leaves: Mapping[Key, torch.Tensor], ndim: int) -> list[torch.Tensor]:
@@ -98,6 +103,13 @@ def _with_rows(leaves: Mapping[Key, torch.Tensor], ndim: int) -> list[torch.Tens
 
 
 @functools.cache
-def _gather(device: int) -> DeviceGather:
-    """One for the whole process: the driver compiles the kernel when it is made."""
-    return DeviceGather(device)
+def _gather(device: int) -> DeviceGather | None:
+    """One for the whole process: the driver compiles the kernel when it is made.
+
+    None where it does not, as for a device or a driver that is too old, which is warned of once.
+    """
+    try:
+        return DeviceGather(device)
+    except CudaError as error:
+        warn_user(f"trajectories on cuda:{device} are put together by torch's indexing: {error}")
+        return None

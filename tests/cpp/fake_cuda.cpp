@@ -11,6 +11,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cuda/gather.h"
@@ -24,7 +25,8 @@ using Handle = void*;
 using Pointer = std::uint64_t;
 constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kInvalidDevice = 101,
                  kInvalidImage = 200, kInvalidContext = 201, kInvalidHandle = 400, kNotFound = 500,
-                 kNotReady = 600, kAlreadyRegistered = 712, kNotRegistered = 713;
+                 kNotReady = 600, kAlreadyRegistered = 712, kNotRegistered = 713,
+                 kCaptureUnsupported = 900;
 
 struct EventState {
   long recorded = 0;  // how often record was asked for, and how often that was done
@@ -38,6 +40,7 @@ struct Fake {
   std::recursive_mutex mutex;
   bool initialized = false;
   bool hold = false;
+  bool captured = false;
   int contexts = 0;
   std::uint64_t last_stream = 0;
   std::map<std::uint64_t, std::deque<Work>> streams{{0, {}}};
@@ -57,8 +60,9 @@ Fake& fake() {
 }
 
 thread_local std::vector<Handle> current;
-int context_object;   // its address is the context's handle
-int function_object;  // and this one's the kernel's
+thread_local int capture_mode = 0;  // global, as the driver has it by default
+int context_object;                 // its address is the context's handle
+int function_object;                // and this one's the kernel's
 std::uint64_t last_handle = 0;
 
 Handle new_handle() { return reinterpret_cast<Handle>(++last_handle * 64); }
@@ -83,6 +87,11 @@ Result enter(const char* symbol, const Parts&... parts) {
 }
 
 Result in_context() { return current.empty() ? kInvalidContext : kOk; }
+
+// What ends a capture of another thread's where this one's mode is the default.
+Result beside_capture() {
+  return fake().captured && capture_mode == 0 ? kCaptureUnsupported : in_context();
+}
 
 int advance(std::uint64_t stream, int most) {
   std::deque<Work>& queue = fake().streams.at(stream);
@@ -146,6 +155,13 @@ using Lock = std::lock_guard<std::recursive_mutex>;
     return code;                                       \
   }
 
+// The same of what a capture in the default mode forbids to other threads.
+#define FAKE_CALL_BESIDE_CAPTURE(...)                      \
+  FAKE_CALL(__VA_ARGS__)                                   \
+  if (const Result code = beside_capture(); code != kOk) { \
+    return code;                                           \
+  }
+
 extern "C" {
 
 void fake_cuda_reset() {
@@ -158,6 +174,7 @@ void fake_cuda_reset() {
     std::free(reinterpret_cast<void*>(address));
   }
   f.hold = false;
+  f.captured = false;
   f.contexts = 0;
   f.last_stream = 0;
   f.streams = {};
@@ -186,6 +203,11 @@ void fake_cuda_hold(int yes) {
   if (yes == 0) {
     pass_time();
   }
+}
+
+void fake_cuda_capture(int yes) {
+  const Lock lock(fake().mutex);
+  fake().captured = yes != 0;
 }
 
 int fake_cuda_advance(std::uint64_t stream, int most) {
@@ -275,6 +297,11 @@ Result cuCtxPopCurrent_v2(Handle* context) {
   return kOk;
 }
 
+Result cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, capture_mode);
+  return kOk;
+}
+
 Result cuStreamCreate(Handle* stream, unsigned flags) {
   FAKE_CALL_IN_CONTEXT("cuStreamCreate flags=", flags);
   *stream = reinterpret_cast<Handle>(++fake().last_stream);
@@ -334,7 +361,7 @@ Result cuEventQuery(Handle event) {
   if (const auto failure = fake().failures.find("cuEventQuery"); failure != fake().failures.end()) {
     return enter("cuEventQuery");
   }
-  if (const Result code = in_context(); code != kOk) {
+  if (const Result code = beside_capture(); code != kOk) {
     return code;
   }
   const auto found = fake().events.find(event);
@@ -345,7 +372,7 @@ Result cuEventQuery(Handle event) {
 }
 
 Result cuEventSynchronize(Handle event) {
-  FAKE_CALL_IN_CONTEXT("cuEventSynchronize");
+  FAKE_CALL_BESIDE_CAPTURE("cuEventSynchronize");
   if (!fake().events.contains(event)) {
     return kInvalidHandle;
   }
@@ -354,7 +381,7 @@ Result cuEventSynchronize(Handle event) {
 }
 
 Result cuMemAlloc_v2(Pointer* pointer, std::size_t bytes) {
-  FAKE_CALL_IN_CONTEXT("cuMemAlloc_v2 bytes=", bytes);
+  FAKE_CALL_BESIDE_CAPTURE("cuMemAlloc_v2 bytes=", bytes);
   void* memory = std::aligned_alloc(256, (bytes + 255) / 256 * 256);
   *pointer = reinterpret_cast<Pointer>(memory);
   fake().device[*pointer] = bytes;
@@ -362,7 +389,7 @@ Result cuMemAlloc_v2(Pointer* pointer, std::size_t bytes) {
 }
 
 Result cuMemFree_v2(Pointer pointer) {
-  FAKE_CALL_IN_CONTEXT("cuMemFree_v2");
+  FAKE_CALL_BESIDE_CAPTURE("cuMemFree_v2");
   pass_time();
   if (fake().device.erase(pointer) == 0) {
     return kInvalidValue;
@@ -372,7 +399,7 @@ Result cuMemFree_v2(Pointer pointer) {
 }
 
 Result cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
-  FAKE_CALL_IN_CONTEXT("cuMemHostAlloc bytes=", bytes, " flags=", flags);
+  FAKE_CALL_BESIDE_CAPTURE("cuMemHostAlloc bytes=", bytes, " flags=", flags);
   *pointer = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
   fake().allocated_host.insert(*pointer);
   fake().pinned[static_cast<const std::byte*>(*pointer)] = bytes;
@@ -380,7 +407,7 @@ Result cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
 }
 
 Result cuMemFreeHost(void* pointer) {
-  FAKE_CALL_IN_CONTEXT("cuMemFreeHost");
+  FAKE_CALL_BESIDE_CAPTURE("cuMemFreeHost");
   pass_time();
   if (fake().allocated_host.erase(pointer) == 0) {
     return kInvalidValue;
@@ -391,7 +418,7 @@ Result cuMemFreeHost(void* pointer) {
 }
 
 Result cuMemHostRegister_v2(void* pointer, std::size_t bytes, unsigned flags) {
-  FAKE_CALL_IN_CONTEXT("cuMemHostRegister_v2 bytes=", bytes, " flags=", flags);
+  FAKE_CALL_BESIDE_CAPTURE("cuMemHostRegister_v2 bytes=", bytes, " flags=", flags);
   if (is_pinned(pointer, 1)) {
     return kAlreadyRegistered;
   }
@@ -400,7 +427,7 @@ Result cuMemHostRegister_v2(void* pointer, std::size_t bytes, unsigned flags) {
 }
 
 Result cuMemHostUnregister(void* pointer) {
-  FAKE_CALL_IN_CONTEXT("cuMemHostUnregister");
+  FAKE_CALL_BESIDE_CAPTURE("cuMemHostUnregister");
   pass_time();
   return fake().pinned.erase(static_cast<const std::byte*>(pointer)) == 1 ? kOk : kNotRegistered;
 }
@@ -425,7 +452,7 @@ Result cuMemcpyHtoDAsync_v2(Pointer target, const void* source, std::size_t byte
 Result cuModuleLoadDataEx(Handle* module, const void* image, unsigned options, int* names,
                           void** values) {
   FAKE_CALL_IN_CONTEXT("cuModuleLoadDataEx");
-  if (std::strstr(static_cast<const char*>(image), ".version 7.8") == nullptr) {
+  if (std::strstr(static_cast<const char*>(image), ".version 7.0") == nullptr) {
     for (unsigned i = 0; i < options; ++i) {
       if (names[i] == 5) {  // CU_JIT_ERROR_LOG_BUFFER
         std::strcpy(static_cast<char*>(values[i]), "line 1: no version");

@@ -24,6 +24,9 @@ int fake_cuda_advance(std::uint64_t stream, int most);
 // The calls that were made, a line each: "cuMemcpyHtoDAsync_v2 bytes=64 pinned=1 stream=1". Streams
 // are numbered by their creation from 1; 0 is the default one. Queries are not logged.
 const char* fake_cuda_log();
+// Somebody captures a graph in the default mode: queries of events, and taking or giving up memory,
+// fail with 900 in threads that have not exchanged theirs.
+void fake_cuda_capture(int yes);
 // How many contexts, streams, events, allocations, registrations and modules were not given up.
 int fake_cuda_live();
 }

@@ -12,6 +12,8 @@
 
 using namespace pycollect;
 
+extern "C" int cuThreadExchangeStreamCaptureMode(int* mode);
+
 TEST_CASE("a driver is found, and its devices") {
   const FakeCuda fake;
   CHECK(cuda::available());
@@ -131,4 +133,27 @@ TEST_CASE("what is given up after the context was lost is given up in silence") 
   memory.reset();
   CHECK(fake.calls("cuMemFreeHost failed") == 1);
   fake_cuda_reset();  // the fake, whose call did nothing, has it still
+}
+
+TEST_CASE("another thread's capture of a graph is neither ended nor in the way") {
+  const FakeCuda fake;
+  const auto context = cuda::Context::of(0);
+  const cuda::OwnStream stream(context);
+  cuda::Event event(context);
+  fake_cuda_capture(1);
+  {
+    const auto memory = cuda::host_memory(0, 64);
+    const cuda::DeviceMemory on_device(0, 64);
+    context->copy_to_device(on_device.address(), memory->data(), 64, stream.value());
+    event.record(stream.value());
+    CHECK(event.done());
+    event.wait();
+  }
+  // Given up meanwhile, too: nothing but the context, the stream and the event is left.
+  CHECK(fake_cuda_live() == 3);
+  int mode = 1;  // what a thread of the user's has set is there again
+  cuThreadExchangeStreamCaptureMode(&mode);
+  CHECK(event.done());
+  cuThreadExchangeStreamCaptureMode(&mode);
+  CHECK(mode == 1);
 }

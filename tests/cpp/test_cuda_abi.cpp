@@ -43,6 +43,7 @@ TEST_CASE("the driver's entry points are as CUDA's header has them") {
   CHECK_CALL(release_primary, cuDevicePrimaryCtxRelease);
   CHECK_CALL(push_context, cuCtxPushCurrent);
   CHECK_CALL(pop_context, cuCtxPopCurrent);
+  CHECK_CALL(exchange_capture_mode, cuThreadExchangeStreamCaptureMode);
   CHECK_CALL(create_stream, cuStreamCreate);
   CHECK_CALL(destroy_stream, cuStreamDestroy);
   CHECK_CALL(wait_stream, cuStreamSynchronize);

@@ -208,6 +208,23 @@ TEST_CASE("rows and steps may lie apart, and addresses be odd") {
   CHECK(target.equals(expected));
 }
 
+TEST_CASE("rows may all be the same one") {
+  const FakeCuda fake;
+  std::vector<std::uint16_t> memory{1, 2, 3};
+  TensorView source = TensorView::contiguous(memory.data(), DType::int16, {2, 3, 3});
+  source.strides[0] = source.strides[1] = 0;
+  const Array done(DType::boolean, {2, 3, 3});
+  const SplitPlan plan(done.host, std::nullopt, std::nullopt, 3);
+  const Array expected(DType::int16, {6, 3}), target(DType::int16, {6, 3});
+  ThreadPool pool(1);
+  plan.padded(pool, {{source}}, {{expected.host}});
+  source.device = {DeviceKind::cuda, 0};
+  const cuda::DeviceGather gather(0);
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1));
+  gather.padded(plan, {{source}}, {{target.device()}}, workspace, 0);
+  CHECK(target.equals(expected));
+}
+
 TEST_CASE("tables travel on the launch's stream, before it") {
   const FakeCuda fake;
   const Batch batch;
@@ -258,6 +275,10 @@ TEST_CASE("what does not fit is refused before anything is sent") {
           "source 0: expected contiguous frames, and a contiguous target of float32");
   TensorView strided = source.device();
   std::swap(strided.strides[0], strided.strides[1]);
+  refused(strided, target.device(),
+          "source 0: expected rows at equal distances; make it contiguous");
+  strided = source.device();
+  strided.strides[1] = 0;  // the rows of each of the first dimension are one: two distances
   refused(strided, target.device(),
           "source 0: expected rows at equal distances; make it contiguous");
   CHECK_THROWS_WITH_AS(gather.padded(plan, {{source.device()}}, {{target.device()}}, {64, 64}, 0),

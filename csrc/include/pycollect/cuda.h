@@ -55,13 +55,18 @@ class Context {
 
   int device() const { return device_; }
 
-  // Makes it the calling thread's while this exists, and puts the one before back.
+  // Makes it the calling thread's while this exists, and puts the one before back. Meanwhile the
+  // thread may ask for events and take memory although another one captures a CUDA graph, whose
+  // capture the default mode would end.
   class Current {
    public:
     explicit Current(const Context& context);
     ~Current();
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
+
+   private:
+    int capture_mode_;  // the driver's; of the thread before, while this exists
   };
 
   // Waits until everything that was given to the stream is done.

@@ -1,0 +1,125 @@
+"""What is done around CUDA in Python where the driver is not there: graphs, and the way back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pycollect._core import CudaError
+from pycollect.devices import CapturedCall
+from pycollect.trajectories import on_cuda
+
+
+class Leaf:
+    """A tensor as far as it is asked where it lies."""
+
+    device = torch.device("cuda", 0)
+
+    def detach(self) -> Leaf:
+        return self
+
+
+def test_a_driver_that_refuses_the_kernel_is_warned_of_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(device: int) -> Any:
+        raise CudaError("cuModuleLoadDataEx: CUDA_ERROR_UNSUPPORTED_PTX_VERSION (222): too new")
+
+    monkeypatch.setattr(on_cuda, "DeviceGather", refused)
+    monkeypatch.setattr(on_cuda, "is_raw", lambda leaf: True)
+    monkeypatch.setattr("pycollect.cuda.is_torchs", lambda: True)
+    on_cuda._gather.cache_clear()
+    leaves: Any = {("reward",): Leaf()}
+    try:
+        with pytest.warns(UserWarning, match="torch's indexing: cuModuleLoadDataEx") as warned:
+            found = [on_cuda.on_one_device(leaves) for _ in range(2)]
+        assert found == [{}, {}]
+        assert len(warned) == 1
+        monkeypatch.setattr(on_cuda, "DeviceGather", lambda device: object())
+        on_cuda._gather.cache_clear()
+        assert on_cuda.on_one_device(leaves) == leaves
+    finally:
+        on_cuda._gather.cache_clear()
+
+
+class Graph:
+    """A CUDA graph that runs on the host: it calls again what was called while it was captured."""
+
+    captured: Graph
+    calls: list[Callable[[], None]]
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def replay(self) -> None:
+        for call in self.calls:
+            call()
+
+
+class Stream:
+    def wait_stream(self, other: Stream) -> None:
+        """There is one order of things."""
+
+
+@pytest.fixture
+def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """With torch's graphs on the host: in which mode each was captured."""
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def capture(graph: Graph, capture_error_mode: str = "global") -> Iterator[None]:
+        seen.append(capture_error_mode)
+        Graph.captured = graph
+        yield
+
+    for name, value in {
+        "device": lambda device: contextlib.nullcontext(),
+        "stream": lambda stream: contextlib.nullcontext(),
+        "current_stream": Stream,
+        "Stream": Stream,
+        "CUDAGraph": Graph,
+        "graph": capture,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
+    return seen
+
+
+def double(value: torch.Tensor, factor: int = 2) -> tuple[torch.Tensor, None]:
+    """Twice the value, as a graph does it: into the same memory each time."""
+    result = torch.empty_like(value)
+
+    def work() -> None:
+        torch.mul(value, factor, out=result)
+
+    work()
+    if hasattr(Graph, "captured"):
+        Graph.captured.calls.append(work)
+    return result, None
+
+
+def test_a_capture_is_not_ended_by_other_threads(modes: list[str]) -> None:
+    call = CapturedCall(double, warmup=1)
+    for step in range(3):
+        result, nothing = call(torch.tensor([1.0, step]))
+        assert result.tolist() == [2, 2 * step]
+        assert nothing is None
+    assert modes == ["thread_local"]
+
+
+def test_what_is_no_tensor_is_captured_as_it_is(modes: list[str]) -> None:
+    call = CapturedCall(double, warmup=1)
+    for step in range(3):
+        assert call(torch.tensor([step]), factor=3)[0].tolist() == [3 * step]
+
+
+def test_an_input_of_another_shape_is_refused(modes: list[str]) -> None:
+    call = CapturedCall(double, warmup=1)
+    for _ in range(2):
+        call(torch.ones(2))
+    with pytest.raises(ValueError, match=r"expected the torch.float32\[2\] that was captured, got"):
+        call(torch.ones(1))
