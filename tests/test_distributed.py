@@ -5,6 +5,7 @@ What holds for all workers elsewhere is tested with ranks, too: see `collect_sup
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -12,6 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -149,6 +151,25 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
             DistributedDataCollector([CountingEnv], launcher="mp", tcp_port=port)
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("how", [nullcontext, elsewhere])
+def test_a_port_is_free_again_after_a_shutdown(how: Any) -> None:
+    """Also while the collector that was shut down is still referred to."""
+    port = free_port()
+    kept = []
+    for _ in range(2):
+        with how():
+            kept.append(DistributedDataCollector([CountingEnv], launcher="mp", tcp_port=port))
+        kept[-1].next()
+        kept[-1].shutdown()
+
+
+def free_port() -> int:
+    with socket.socket() as own:
+        own.bind((LOOPBACK, 0))
+        return int(own.getsockname()[1])
+
+
 # Arguments
 
 
@@ -243,6 +264,18 @@ def test_a_rank_that_answers_nothing_is_replaced(way: Way) -> None:
         while not collector.stats()["workers"][0]["restarts"]:
             collector.next()
         assert check_ledger(collector)["workers"][0]["reasons"].keys() == {"worker_timeout"}
+
+
+@pytest.mark.processes
+@BOTH
+def test_a_forgotten_collectors_ranks_end(way: Way) -> None:
+    entries = [endless(0), endless(1)]
+    collector = way.collector(entries, parity_policy(), frames_per_batch=2 * T)
+    collector.next()
+    pids = [worker["pid"] for worker in collector.stats()["workers"].values()]
+    del collector
+    gc.collect()
+    wait_until(lambda: all(is_gone(pid) for pid in pids))
 
 
 @pytest.mark.processes

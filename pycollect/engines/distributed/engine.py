@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing import util
 from typing import Any, Protocol
 
@@ -69,8 +70,9 @@ class DistributedEngine:
         self._leave = util.Finalize(self, _kill_all, (self._monitors,), exitpriority=100)
 
     def leave(self) -> None:
-        """End all processes that are left. Idempotent."""
+        """End all processes that are left, and free the port. Idempotent."""
         self._leave()
+        self._rendezvous.close()
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Raise ValueError if the launcher cannot start those that are new."""
@@ -109,8 +111,10 @@ class DistributedEngine:
         monitor = RankMonitor(process, meeting)
         self._monitors[:] = [*(own for own in self._monitors if not own.was_ended), monitor]
 
+        connect = partial(_link, self._backend, meeting.address)  # does not keep this engine
+
         def by_calls() -> CallHandle:
-            caller = RankCaller(lambda: self._link(meeting.address), monitor, bell)
+            caller = RankCaller(connect, monitor, bell)
             return CallHandle(spec, policy, caller)
 
         served = None
@@ -118,11 +122,6 @@ class DistributedEngine:
             own = MailboxHandle(spec, pickled_spec(spec), policy, mailbox, bell, monitor)
             served = own, monitor
         return StartingEitherWay(process.native, bell, served, by_calls)
-
-    def _link(self, address: RankAddress) -> Link:
-        """The connection to a rank. Waits for it."""
-        group = group_of_two(self._backend, address.store(), DRIVER, address.host)
-        return Link(group, WORKER)
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
         """One whose oldest call has an answer, the first such in the order given; None: none has.
@@ -134,6 +133,11 @@ class DistributedEngine:
     def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
         """Let workers close their environments, then end those that are still there."""
         self._waiter.wait_closed(handles, timeout)
+
+
+def _link(backend: str, address: RankAddress) -> Link:
+    """The connection to a rank. Waits for it."""
+    return Link(group_of_two(backend, address.store(), DRIVER, address.host), WORKER)
 
 
 def _kill_all(monitors: Sequence[RankMonitor]) -> None:

@@ -41,7 +41,7 @@ class Rendezvous:
         self.port = int(listener.getsockname()[1])
         self._token = secrets.token_bytes(32)
         self._timeout = timeout
-        self._store = TCPStore(
+        self._store: TCPStore | None = TCPStore(
             host,
             self.port,
             is_master=True,
@@ -52,10 +52,15 @@ class Rendezvous:
 
     def invite(self, rank: str, invitation: Invitation) -> Meeting:
         """Leave a note for a rank of that name, which is about to be started."""
+        assert self._store is not None, "the rendezvous is closed"
         address = RankAddress(self.host, self.port, self._token, rank, self._timeout)
         store = PrefixStore(rank, self._store)
         address.tell(store, "invitation", invitation)
         return Meeting(address, store)
+
+    def close(self) -> None:
+        """Listen no more; once meetings are over the port is free. Idempotent."""
+        self._store = None
 
 
 class Meeting:
