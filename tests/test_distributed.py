@@ -112,6 +112,17 @@ def test_what_arrived_lies_in_memory_of_its_own(links: tuple[Link, Link]) -> Non
     assert [int(own[0]) for own in kept[1::2]] == [0, 1, 2]
 
 
+def test_what_does_not_pickle_is_an_error_and_the_next_value_arrives(
+    links: tuple[Link, Link],
+) -> None:
+    ours, theirs = links
+    with pytest.raises(TypeError, match="pickle"):
+        ours.send(threading.Lock())
+    sent = ours.send("next")
+    assert theirs.receive() == "next"
+    sent.wait()
+
+
 # Who may say something
 
 
@@ -283,7 +294,8 @@ def test_a_forgotten_collectors_ranks_end(way: Way) -> None:
 @BOTH
 def test_a_collector_that_is_shut_down_while_a_rank_hangs(way: Way, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with collecting(way, lambda w: partial(GateEnv, gate, T + 2), frames=T) as collector:
+    entry = partial(GateEnv, gate, T + 2)
+    with collecting(way, lambda w: entry, frames=T, prefetch=1) as collector:
         collector.next()
         pids = [worker["pid"] for worker in collector.stats()["workers"].values()]
         wait_until(gate.with_suffix(".reached").exists)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from pycollect._core import Uninterrupted
-from pycollect.engines.distributed.link import Link, Sent
+from pycollect.engines.distributed.link import Link, LinkBrokenError, Sent
 from pycollect.engines.distributed.serve import END
 from pycollect.engines.processes.handle import ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS, Rung
@@ -73,19 +73,19 @@ class RankCaller:
                 future.set_exception(RankLostError(self._lost))
                 return future
             self._asked += 1
-            self._futures[self._asked] = future
             call = (self._asked, beside, method, arguments)
             if self._link is None:
                 self._unsent.append((self._asked, call))
             else:
                 self._post(self._asked, call)
+            self._futures[self._asked] = future  # unless it did not pickle
         return future
 
     def _post(self, number: int, call: tuple[Any, ...]) -> None:
         assert self._link is not None
         try:
             self._sent.append((number, self._link.send(call)))
-        except RuntimeError:  # whoever receives will find the same
+        except LinkBrokenError:  # whoever receives will find the same
             return
 
     def _run(self) -> None:

@@ -20,6 +20,10 @@ _SIZE = struct.Struct("<Q")
 _FOR_EVER = timedelta(days=10_000)  # a learner may take its time; a death breaks the connection
 
 
+class LinkBrokenError(Exception):
+    """Nothing can be sent or received any more."""
+
+
 class Sent:
     """A value on its way. It is to be kept until the other one has it."""
 
@@ -27,9 +31,9 @@ class Sent:
         self._works = works
 
     def wait(self) -> None:
-        """Until the other one has it."""
+        """Until the other one has it. LinkBrokenError where it never will."""
         for work, _ in self._works:
-            work.wait(_FOR_EVER)
+            _wait(work)
 
 
 class Link:
@@ -46,7 +50,12 @@ class Link:
         self._head = torch.empty(_HEAD_BYTES, dtype=torch.uint8)
 
     def send(self, value: Any) -> Sent:
-        """Send a value, and do not wait. RuntimeError where the connection is broken."""
+        """Send a value, and do not wait.
+
+        Raises:
+            LinkBrokenError: it has no other end any more.
+            Exception: the value does not pickle.
+        """
         data, arrays = _pickled(value)
         sizes = b"".join(_SIZE.pack(array.nbytes) for array in arrays)
         whole = bytearray(_HEAD.pack(len(sizes) + len(data), len(arrays)) + sizes + data)
@@ -56,13 +65,16 @@ class Link:
 
     def _post(self, array: Buffer) -> tuple[Any, Any]:
         tensor = torch.from_numpy(array)
-        return self._group.send([tensor], self._peer, 0), tensor
+        try:
+            return self._group.send([tensor], self._peer, 0), tensor
+        except RuntimeError as error:
+            raise LinkBrokenError(str(error)) from error
 
     def receive(self) -> Any:
         """The next value; its arrays lie in memory of their own. Waits.
 
         Raises:
-            RuntimeError: none can come any more.
+            LinkBrokenError: none can come any more.
         """
         self._fill(self._head)
         head = self._head.numpy()
@@ -80,7 +92,18 @@ class Link:
         return pickle.loads(data[count * _SIZE.size :].data, buffers=arrays)
 
     def _fill(self, tensor: torch.Tensor) -> None:
-        self._group.recv([tensor], self._peer, 0).wait(_FOR_EVER)
+        try:
+            work = self._group.recv([tensor], self._peer, 0)
+        except RuntimeError as error:
+            raise LinkBrokenError(str(error)) from error
+        _wait(work)
+
+
+def _wait(work: Any) -> None:
+    try:
+        work.wait(_FOR_EVER)
+    except RuntimeError as error:
+        raise LinkBrokenError(str(error)) from error
 
 
 def _pickled(value: Any) -> tuple[bytes, list[Buffer]]:

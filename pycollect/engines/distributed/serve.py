@@ -8,7 +8,7 @@ import signal
 import threading
 from typing import Any, NamedTuple
 
-from pycollect.engines.distributed.link import Link, Sent
+from pycollect.engines.distributed.link import Link, LinkBrokenError, Sent
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.remote_worker import RemoteWorker
 
@@ -62,7 +62,7 @@ def _receive(
     while True:
         try:
             call = Call(*link.receive())
-        except RuntimeError:  # the driver is gone
+        except LinkBrokenError:  # the driver is gone
             if closed.is_set():
                 return
             os.killpg(0, signal.SIGKILL)
@@ -95,7 +95,7 @@ class _Answers:
             self._wait()
             try:
                 self._last = self._link.send((number, answer))
-            except RuntimeError:
+            except LinkBrokenError:
                 raise
             except Exception as error:  # it does not pickle
                 self._last = self._link.send((number, ErrorReport.of(error)))
