@@ -34,6 +34,9 @@ class StartingWorker(WorkerProcess, Protocol):
 class WorkerHandle(WorkerProcess, Protocol):
     """The driver's end of a worker that is built: what was asked of it, oldest first.
 
+    It may be the same object as the StartingWorker. Rows of a request that was dropped stay in use
+    until the worker has answered it.
+
     Whatever waits for the worker raises WorkerDied where its process is gone; what the worker
     raised itself is raised as it was.
     """
