@@ -19,15 +19,13 @@ from typing import Any
 from pycollect import checks as check
 from pycollect.engines.distributed.address import RankAddress
 from pycollect.engines.distributed.groups import check_backend
-from pycollect.engines.distributed.jobs import DEFAULT_SLURM_CONF, executor_of
+from pycollect.engines.distributed.jobs import DEFAULT_SLURM_CONF, JobWatch, executor_of
 from pycollect.engines.distributed.rank import run_rank
-from pycollect.engines.other_process import OtherProcess
 
 DEFAULT_SLURM_CONF_MAIN: dict[str, Any] = {**DEFAULT_SLURM_CONF, "slurm_gpus_per_node": 1}
 """Of the job that has the collector."""
 
 _LOOK_SECONDS = 0.2
-_END_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -128,30 +126,12 @@ class BoardLauncher:
         return None if place is None else WaitingJobMonitor(self._board, place)
 
 
-class WaitingJobMonitor:
-    """Watches a job that was told where it is wanted: by what it writes, and by its process."""
+class WaitingJobMonitor(JobWatch):
+    """Watches a job that was told where it is wanted, by what it writes there."""
 
     def __init__(self, board: Board, place: int) -> None:
+        super().__init__(lambda: board.has_ended(place), _LOOK_SECONDS)
         self.native = place
-        self._board = board
-        self._process: OtherProcess | None = None
-        self._looked = 0.0
-        self._over = False
-
-    def watch(self, pid: int) -> None:
-        """Its process is on this machine, and has that number."""
-        self._process = OtherProcess(pid)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it has ended. Looks now and then; does not wait."""
-        if self._process is not None and self._process.is_gone:
-            return True
-        now = time.monotonic()
-        if not self._over and now - self._looked >= _LOOK_SECONDS:
-            self._looked = now
-            self._over = self._board.has_ended(self.native)
-        return self._over
 
     def end(self) -> tuple[str, str]:
         """That it ended: no more is known here."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +86,16 @@ class JobLauncher:
         return JobMonitor(self._executor.submit(run_rank, address))
 
 
-class JobMonitor:
-    """Watches a job, which its executor knows, and its process, where that is on this machine."""
+class JobWatch:
+    """Tells whether a job has ended: by its process, where that is on this machine, else by asking.
 
-    def __init__(self, job: Any) -> None:
-        self.native = job
+    Args:
+        has_ended: asks whoever knows of the job.
+        seconds: from one such question to the next.
+    """
+
+    def __init__(self, has_ended: Callable[[], bool], seconds: float) -> None:
+        self._has_ended, self._seconds = has_ended, seconds
         self._process: OtherProcess | None = None
         self._looked = 0.0
         self._over = False
@@ -105,10 +110,18 @@ class JobMonitor:
         if self._process is not None and self._process.is_gone:
             return True
         now = time.monotonic()
-        if not self._over and now - self._looked >= _LOOK_SECONDS:
+        if not self._over and now - self._looked >= self._seconds:
             self._looked = now
-            self._over = bool(self.native.done())
+            self._over = self._has_ended()
         return self._over
+
+
+class JobMonitor(JobWatch):
+    """Watches a job that its executor knows."""
+
+    def __init__(self, job: Any) -> None:
+        super().__init__(lambda: bool(job.done()), _LOOK_SECONDS)
+        self.native = job
 
     def end(self) -> tuple[str, str]:
         """How it ended: its state, as the executor knows it by now."""
