@@ -132,6 +132,16 @@ def test_an_environment_that_holds_whoever_steps_it_is_collected() -> None:
     assert gone() is None
 
 
+def test_the_garbage_collector_may_run_while_one_is_made() -> None:
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(200):
+            step_each(step_of(0), step_of(1))
+    finally:
+        gc.set_threshold(*thresholds)
+
+
 def test_a_step_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected 5 values .* got 4"):
         step_each(lambda action: (SHARED, 0.0, False, False))([1])
