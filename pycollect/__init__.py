@@ -42,6 +42,8 @@ def __getattr__(name: str) -> Any:
         if error.name != "gymnasium":
             raise
         raise ImportError(f"{name} needs Gymnasium: pip install gymnasium") from error
+    except AttributeError as error:  # which `from pycollect import` would take for a missing name
+        raise ImportError(f"{name} cannot be imported: {error}") from error
     globals()[name] = value
     return value
 

@@ -89,6 +89,18 @@ except ImportError as error:
     )
 
 
+def test_what_a_dependency_lacks_is_no_missing_name_of_ours() -> None:
+    code = """
+import torch
+del torch.dtype
+try:
+    from pycollect import SyncDataCollector
+except ImportError as error:
+    print(error)
+"""
+    assert python(code, ()).startswith("SyncDataCollector cannot be imported: module 'torch' has")
+
+
 def test_collecting_in_process_needs_no_ray() -> None:
     code = """
 import gymnasium

@@ -80,6 +80,22 @@ def test_a_killed_worker_is_replaced_and_nothing_comes_twice(way: Way) -> None:
         assert per_worker[0] == per_worker[1]
 
 
+@pytest.mark.processes
+def test_why_a_worker_was_replaced_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with collecting(MULTI_STACK, endless, parity_policy(), frames=T) as collector:
+        collector.next()
+        kill(collector, 1)
+        for _ in range(3):
+            collector.next()
+        workers = collector.stats()["workers"]
+    assert workers[0]["failure"] is None
+    assert workers[1]["failure"].startswith("worker_died: ")
+    assert "SIGKILL" in workers[1]["failure"]
+    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("pyco")]
+    assert "worker 1" in line
+    assert "frames in flight are lost" in line
+
+
 @pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
 @pytest.mark.parametrize("act", ["set_seed", "reset"])
 def test_a_death_that_only_a_seed_or_a_reset_meets(way: Way, act: str) -> None:
@@ -204,6 +220,30 @@ def test_a_hang_is_ended(way: Way, tmp_path: Path) -> None:
         ledger = check_ledger(collector)
     assert set(ledger["workers"][1]["reasons"]) == {"worker_timeout"}
     assert ledger["workers"][0]["reasons"] == {}
+
+
+@pytest.mark.processes
+def test_a_hang_past_the_limit_is_told_after_what_the_others_have(tmp_path: Path) -> None:
+    def entry(worker: int) -> Any:
+        if worker == 0:
+            return partial(EchoEnv, 0, (4,))
+        return partial(Hanging, str(tmp_path), 2, number=10, length=(4,))
+
+    with collecting(
+        MULTI_ASYNC[2], entry, parity_policy(), frames=T, worker_timeout=1.0, max_worker_restarts=0
+    ) as collector:
+        batches: list[Any] = []
+        with pytest.raises(WorkerError, match=r"made no step for 1\.0 s"):
+            batches.extend(iter(collector.next, None))
+        delivered = sum(td.numel() for td in batches)
+        ledger = check_ledger(collector)
+    assert ledger["workers"][0] == {
+        "issued": delivered,
+        "delivered": delivered,
+        "in_flight": 0,
+        "lost": 0,
+        "reasons": {},
+    }
 
 
 class RaisingOnce(CountingEnv):

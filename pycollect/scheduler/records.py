@@ -41,6 +41,7 @@ class WorkerRecord:
         report: of the rollout that was delivered last; None before it, and after a seed.
         since_update: batches that it delivered since it last got weights.
         deaths: after how many delivered batches.
+        failure: why the last one of them was replaced, in words; None if none was.
         leaving: it is asked for nothing more.
     """
 
@@ -55,6 +56,7 @@ class WorkerRecord:
     frames: int = 0
     since_update: int = 0
     deaths: list[int] = field(default_factory=list)
+    failure: str | None = None
     leaving: bool = False
 
     @property

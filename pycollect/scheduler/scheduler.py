@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from pycollect._core import Uninterrupted
 from pycollect.engines.messages import Rollout, RolloutRequest
 from pycollect.engines.protocol import Engine
+from pycollect.errors import WorkerError
 from pycollect.scheduler.assembly import Assembly, PendingBatch, in_flight_bytes
 from pycollect.scheduler.awaiting import Awaiting, Call
 from pycollect.scheduler.elastic import Membership
@@ -156,7 +157,11 @@ class Scheduler:
         while True:
             waiting = [own for own in self.group.line if own.requests or own.starting]
             if flow.failing is None:
-                worker = self.awaiting.any_of(waiting)
+                try:
+                    worker = self.awaiting.any_of(waiting)
+                except WorkerError as error:  # it stalled once too often
+                    self._give_up(self.group.of([error.worker])[0], error)
+                    continue
             elif done := self.awaiting.one_now(waiting):
                 worker = done
             else:
@@ -164,11 +169,15 @@ class Scheduler:
             try:
                 rollout = self.awaiting.rollout_of(worker)
             except Exception as error:
-                flow.failing = flow.failing or error
-                self.group.release(worker)
+                self._give_up(worker, error)
                 continue
             if rollout is not None:
                 return worker, rollout
+
+    def _give_up(self, worker: WorkerRecord, error: Exception) -> None:
+        """Nothing more comes from this one; what it failed of is raised later."""
+        self._flow.failing = self._flow.failing or error
+        self.group.release(worker)
 
     def _pending(self, workers: Sequence[WorkerRecord]) -> PendingBatch:
         """The batch of their oldest rollouts."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +21,7 @@ from pycollect.scheduler.records import WorkerPlan, WorkerRecord
 from pycollect.scheduler.weight_sender import WeightSender
 from pycollect.stream.flow import Flow
 
+_LOGGER = logging.getLogger(__name__)
 _BATCHES_REMEMBERED = 100  # a death is forgotten after so many delivered batches
 
 
@@ -113,6 +115,10 @@ class WorkerGroup:
                 more is asked of anybody then.
         """
         flow = self._flow
+        worker.failure = f"{reason}: {death}"
+        _LOGGER.warning(
+            "%s (%s); %d frames in flight are lost", death, reason, worker.frames_in_flight
+        )
         flow.lose_worker(worker.index, worker.frames_in_flight, reason)
         forget_ids(flow.ids, worker.index, worker.info)
         try:
