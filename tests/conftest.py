@@ -48,6 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
     multiprocessing.set_start_method("spawn")
     # Threads that wait for each other over a few numbers take five times the time of one.
     torch.set_num_threads(1)
+    # Inductor's processes that compile beside this one would outlive the test that started them.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # A shell that starts this in its background has SIGINT ignored, which tests send.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers import the tests' environments by name.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -23,6 +24,47 @@ def median_seconds(work: Callable[[], object], seconds: float, device: torch.dev
     while len(durations) < 3 or time.perf_counter() < end:
         durations.append(seconds_of(work, device))
     return statistics.median(durations)
+
+
+def median_host_seconds(
+    work: Callable[[], object],
+    seconds: float,
+    device: torch.device,
+    before: Callable[[], object] = lambda: None,
+) -> float:
+    """The median time that a call holds the host up; the device is waited for between calls.
+
+    Args:
+        work: is called once before.
+        seconds: how long to measure, at least three calls.
+        before: what the device is given right before each call, which is not counted.
+    """
+    wait = _waiting(device)
+    work()
+    durations: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(durations) < 3 or time.perf_counter() < end:
+        wait()
+        before()
+        start = time.perf_counter()
+        work()
+        durations.append(time.perf_counter() - start)
+    wait()
+    return statistics.median(durations)
+
+
+def kernel_seconds(work: Callable[[], object], kernel: str, calls: int = 20) -> float | None:
+    """The median duration of that kernel on the device, by torch's profiler; None: not seen."""
+    work()
+    torch.cuda.synchronize()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(calls):
+            work()
+        torch.cuda.synchronize()
+    events: Any = profile.events()
+    seen = [1e-6 * own.time_range.elapsed_us() for own in events if own.name == kernel]
+    return statistics.median(seen) if seen else None
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:

@@ -45,11 +45,13 @@ class Sizes:
     Attributes:
         frames: in a batch of frames of 84x84x4 bytes, root and next.
         split_frames: frames of 128 bytes that are split.
+        gathered: bytes of a leaf that the kernel alone gathers.
         seconds: that each case is measured.
     """
 
     frames: int
     split_frames: int
+    gathered: float
     seconds: float
 
 

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
-
-import torch
-
-_PACKAGES = ("pycollect", "torch", "tensordict", "torchrl", "ray", "gymnasium", "numpy")
 
 
 @dataclass(frozen=True)
@@ -27,8 +20,8 @@ class Row:
         available: False for what this machine cannot do; nothing was measured then.
         limit: the name of the row that says what is possible.
         ratio: this rate over the limit's.
-        peer: the name of TorchRL's row of the same work.
-        times: this rate over the peer's.
+        peer: the name of the row of the same work by TorchRL, or by torch alone.
+        times: this rate over the peer's; where nothing is moved, the peer's time over this one.
         hidden: the share of the copies' time that passed while a learner worked.
         frames: in one round.
         note: why there is nothing, or what the figures are of.
@@ -81,21 +74,34 @@ def _ratio(row: Row, other: Row | None) -> float | None:
     if other is None:
         return None
     ours, theirs = row.gigabytes_per_second, other.gigabytes_per_second
-    return ours / theirs if ours and theirs else None
+    if ours and theirs:
+        return ours / theirs
+    if row.megabytes or other.megabytes or not (row.seconds and other.seconds):
+        return None
+    return other.seconds / row.seconds
+
+
+_HEADS = ("case", "MB", "ms", "GB/s", "frames/s", "of the limit", "x peer", "hidden", "")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows to read."""
-    heads = ("case", "MB", "ms", "GB/s", "frames/s", "of the limit", "x TorchRL", "hidden", "")
-    lines = [heads, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
+    """The rows to read in a terminal."""
+    lines = [_HEADS, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADS))]
     return "\n".join(
         "  ".join(
-            cell.ljust(w) if i in (0, len(heads) - 1) else cell.rjust(w)
+            cell.ljust(w) if i in (0, len(_HEADS) - 1) else cell.rjust(w)
             for i, (cell, w) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """The rows as a table of markdown."""
+    rule = ("---", *("---:" for _ in _HEADS[2:]), "---")
+    lines = [_HEADS, rule, *(_cells(row) for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -118,8 +124,8 @@ def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def write_json(path: Path, rows: Sequence[Row], quick: bool) -> None:
-    """Write the rows and what they depend on."""
+def write_json(path: Path, rows: Sequence[Row], facts: Mapping[str, Any], command: str) -> None:
+    """Write the rows, what they depend on, and what was called."""
     own = [
         {
             **asdict(row),
@@ -129,27 +135,17 @@ def write_json(path: Path, rows: Sequence[Row], quick: bool) -> None:
         for row in rows
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(
-        json.dumps({"machine": machine(), "quick": quick, "rows": own}, indent=1) + "\n"
-    )
+    text = json.dumps({"command": command, "machine": facts, "rows": own}, indent=1)
+    path.write_text(text + "\n")
 
 
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "gpu": gpu,
-        "cuda": torch.version.cuda,
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-        "load_average": os.getloadavg()[0],
-        **{name: _version(name) for name in _PACKAGES},
-    }
+def read_json(path: Path) -> tuple[str, dict[str, Any], list[Row]]:
+    """What `write_json` was given: the command, the facts, the rows.
 
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
+    Raises:
+        OSError, ValueError, KeyError: there is no such file, or it is not one of these.
+    """
+    written = json.loads(path.read_text())
+    names = {field.name for field in fields(Row)}
+    rows = [Row(**{k: v for k, v in row.items() if k in names}) for row in written["rows"]]
+    return written["command"], written["machine"], rows

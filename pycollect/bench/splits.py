@@ -90,7 +90,7 @@ def _batch(frames: int, device: torch.device) -> TensorDict:
     done[:, _EPISODE - 1 :: _EPISODE] = True
     ids = torch.arange(done.numel() // _EPISODE).repeat_interleave(_EPISODE).reshape(shape)
     tensors = {
-        ("observation",): torch.zeros(*shape, FRAME_BYTES // 4, device=device),
+        ("observation",): torch.rand(*shape, FRAME_BYTES // 4, device=device),
         ("next", "done"): done.to(device),
         ("collector", "traj_ids"): ids.to(device),
     }

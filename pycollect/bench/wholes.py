@@ -46,17 +46,24 @@ def torchrls(way: str, frames: int, place: torch.device) -> Any:
     """TorchRL's collector, whose batches go to the device by ``.to``."""
     from torchrl import collectors
 
-    # Their names since 0.13, and those before.
+    # Its name since 0.13, and that before.
     single = getattr(collectors, "Collector", None) or collectors.SyncDataCollector
-    multi = getattr(collectors, "MultiSyncCollector", None) or collectors.MultiSyncDataCollector
-    make = partial(_wrapped, FreeFrames)
+    make = partial(wrapped, FreeFrames)
     arguments: dict[str, Any] = {"frames_per_batch": frames, "total_frames": 10**12}
     if way == "in process":
         return single(make, policy(), **arguments)
-    return multi([make] * _WORKERS, policy(), **arguments)
+    return torchrls_multi()([make] * _WORKERS, policy(), **arguments)
 
 
-def _wrapped(make: Callable[[], Any]) -> Any:
+def torchrls_multi() -> Any:
+    """TorchRL's collector of processes, by its name since 0.13 or that before."""
+    from torchrl import collectors
+
+    return getattr(collectors, "MultiSyncCollector", None) or collectors.MultiSyncDataCollector
+
+
+def wrapped(make: Callable[[], Any]) -> Any:
+    """A Gymnasium environment as TorchRL wants it."""
     from torchrl.envs import GymWrapper
 
     return GymWrapper(make())
@@ -68,11 +75,11 @@ def collector_rows(
     """A row for each way to collect, to the CPU and to the device, with a learner there."""
     rows = []
     cases: list[tuple[str, str, _Make, str]] = [
-        ("pycollect", way, ours, _lacks("ray") if way == "Ray" else "")
+        ("pycollect", way, ours, lacks("ray") if way == "Ray" else "")
         for way in ("in process", "processes", "Ray")
     ]
     for way in ("in process",) if quick else ("in process", "processes"):
-        cases.append(("TorchRL", way, torchrls, _lacks("torchrl")))
+        cases.append(("TorchRL", way, torchrls, lacks("torchrl")))
     for side, way, make, lacking in cases:
         for place in (CPU, device):
             name = f"{side}, {way}, to the {'CPU' if place == CPU else 'device'}"
@@ -109,5 +116,6 @@ def _measured(
     return Row(name, megabytes, seconds, limit=limit, frames=sizes.frames, note=note)
 
 
-def _lacks(module: str) -> str:
+def lacks(module: str) -> str:
+    """Why a row cannot be measured; empty where that module is installed."""
     return "" if find_spec(module) is not None else f"{module} is not installed"

@@ -1,0 +1,123 @@
+"""The kernel that moves trajectories, for frames of several widths, beside torch's indexing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from pycollect import cuda
+from pycollect._core import SplitPlan
+from pycollect.batch.layout import Key
+from pycollect.batch.tensordicts import as_signal
+from pycollect.bench.clock import kernel_seconds, median_host_seconds, median_seconds
+from pycollect.bench.copies import DEVICE_COPY, Sizes
+from pycollect.bench.rows import Row, missing
+from pycollect.trajectories.on_cuda import split_on_device
+
+_ROW, _EPISODE = 1000, 100
+"""Frames in a row of the batch, and in a trajectory."""
+_KERNEL = "pycollect_gather"
+_MOST_FRAMES = 8_000_000
+_RUNS = (100, 1_000, 10_000, 100_000)
+
+
+@dataclass(frozen=True)
+class Width:
+    """The frames of one leaf.
+
+    Attributes:
+        name: what such frames are.
+        dtype: of their items.
+        items: in a frame.
+    """
+
+    name: str
+    dtype: torch.dtype
+    items: int
+
+    @property
+    def bytes(self) -> int:
+        """Of a frame."""
+        return self.items * self.dtype.itemsize
+
+
+WIDTHS = (
+    Width("pixels", torch.uint8, 4 * 84 * 84),
+    Width("32 float32", torch.float32, 32),
+    Width("17 float32", torch.float32, 17),
+    Width("11 float32", torch.float32, 11),
+    Width("int64", torch.int64, 1),
+    Width("float32", torch.float32, 1),
+    Width("flag", torch.bool, 1),
+)
+
+
+class Case:
+    """A leaf in rows of 1000 frames, and where its trajectories of 100 frames go.
+
+    Args:
+        bytes: of the leaf, about.
+    """
+
+    def __init__(self, width: Width, bytes: float, device: torch.device) -> None:
+        frames = min(int(bytes) // width.bytes, _MOST_FRAMES)
+        rows = max(frames // _ROW, 1)
+        ids = torch.arange(rows * _ROW // _EPISODE).repeat_interleave(_EPISODE)
+        self.plan = SplitPlan(None, as_signal(ids.reshape(rows, _ROW)), None, batch_dims=2)
+        shape = (rows, _ROW, width.items)
+        self.leaf = torch.randint(0, 2, shape, dtype=torch.uint8, device=device).to(width.dtype)
+        self.index = torch.arange(rows * _ROW, device=device)
+        self.megabytes = 2 * self.leaf.nbytes / 1e6  # read and written
+
+    def by_the_core(self) -> object:
+        """One launch, with the table that it needs."""
+        leaves: dict[Key, torch.Tensor] = {("leaf",): self.leaf}
+        return split_on_device(self.plan, leaves, (self.plan.count, self.plan.longest), 2)
+
+    def by_torch(self) -> torch.Tensor:
+        """Torch's indexing, its indices on the device already."""
+        return self.leaf.flatten(0, 1).index_select(0, self.index)
+
+
+def gather_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
+    """For each width the call, the kernel alone, and torch; for each number of runs the host."""
+    reason = why_not or ("" if cuda.is_torchs() else cuda.why_not())
+    rows: list[Row] = []
+    for width in WIDTHS:
+        rows += _width_rows(width, sizes, device, reason)
+    return rows + [_host_row(runs, sizes, device, reason) for runs in _RUNS]
+
+
+def _width_rows(width: Width, sizes: Sizes, device: torch.device, reason: str) -> list[Row]:
+    call, kernel = f"gather, {width.name}", f"gather, {width.name}, the kernel"
+    peer = f"gather, {width.name}, torch's indexing"
+    if reason:
+        return [missing(name, reason) for name in (call, kernel, peer)]
+    case = Case(width, sizes.gathered, device)
+
+    def row(name: str, seconds: float | None, note: str = "") -> Row:
+        if seconds is None:
+            return missing(name, "the profiler does not show it")
+        against = None if name == peer else peer
+        return Row(name, case.megabytes, seconds, limit=DEVICE_COPY, peer=against, note=note)
+
+    note = f"frames of {width.bytes} bytes, {case.plan.count} trajectories"
+    return [
+        row(call, median_seconds(case.by_the_core, sizes.seconds, device), note),
+        row(kernel, kernel_seconds(case.by_the_core, _KERNEL), "by the profiler"),
+        row(peer, median_seconds(case.by_torch, sizes.seconds, device)),
+    ]
+
+
+def _host_row(runs: int, sizes: Sizes, device: torch.device, reason: str) -> Row:
+    """How long the host is held up where its stream has tens of milliseconds before it."""
+    name = f"gather of {runs} trajectories, host's time on a busy stream"
+    if reason:
+        return missing(name, reason)
+    case = Case(Width("flag", torch.bool, 1), runs * _EPISODE, device)
+    before: Callable[[], object] = partial(torch.cuda._sleep, 100_000_000)  # some 50 ms
+    seconds = median_host_seconds(case.by_the_core, sizes.seconds, device, before)
+    return Row(name, seconds=seconds, note=f"{case.plan.count} trajectories")
