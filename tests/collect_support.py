@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
@@ -347,3 +347,13 @@ def is_gone(pid: int) -> bool:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
+
+
+def worker_processes(below: int) -> list[psutil.Process]:
+    """Processes that run workers, also those that only start, whose driver has that number."""
+    found = []
+    for process in psutil.Process(below).children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if process.status() != psutil.STATUS_ZOMBIE and process.name().startswith("pyc-worker"):
+                found.append(process)
+    return found

@@ -33,6 +33,9 @@ _RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.p
 # has changed the start method.
 _PYTHONS_OWN = ("multiprocessing.resource_tracker",)
 
+# What worker processes are forks of, which ends with this process, or has no worker for a minute.
+_TEMPLATE = "pyc-template"
+
 # Threads that live as long as this process: of Ray, of multiprocessing (hands files over), of tqdm.
 _LASTING_THREADS = ("PythonGCThread", "ray_", "(_serve)", "tqdm_monitor")
 
@@ -138,13 +141,16 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _processes() -> dict[int, str]:
-    """Our descendants by pid, without zombies, Ray's own and Python's own."""
+    """Our descendants by pid, without zombies, templates, Ray's own and Python's own."""
     known = (*_RAYS_OWN, *_PYTHONS_OWN)
     found = {}
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            title = " ".join(process.cmdline()) or process.name()
-            if process.status() != psutil.STATUS_ZOMBIE and not any(s in title for s in known):
+            name = process.name()
+            title = " ".join([name, *process.cmdline()])
+            if name == _TEMPLATE or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if not any(s in title for s in known):
                 found[process.pid] = title
     return found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -46,7 +47,9 @@ class ClosedEnv(CountingEnv):
     def __init__(self, at: int) -> None:
         super().__init__(length=1000)
         self.at = at
-        check_closed(os.getppid())
+        driver = multiprocessing.parent_process()
+        assert driver is not None
+        check_closed(driver.pid)
         close_process()
 
     def step(self, action: Any) -> Any:

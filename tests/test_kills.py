@@ -21,23 +21,31 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from collect_support import ASYNC, MULTI_AHEAD, MULTI_ASYNC, STACK, Way, collecting, of_ranks
+from collect_support import (
+    ASYNC,
+    MULTI_AHEAD,
+    MULTI_ASYNC,
+    STACK,
+    Way,
+    collecting,
+    of_ranks,
+    worker_processes,
+)
 from echo_envs import wait_until
 from test_restarts import check_ledger, endless
 
 T = 5
 LONG = 300.0
-WORKERS = ("multiprocessing-fork", "ray::RayWorker")  # what their command lines tell
+ACTOR = "ray::RayWorker"  # what its command line tells
 
 
 def workers(of: psutil.Process) -> list[psutil.Process]:
     """The processes below that one which run workers, also those that only start."""
-    found = []
+    found = worker_processes(of.pid)
     for process in of.children(recursive=True):
         with suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
-                command = " ".join(process.cmdline())
-                found += [process] if any(name in command for name in WORKERS) else []
+                found += [process] if ACTOR in " ".join(process.cmdline()) else []
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import signal
@@ -15,10 +14,15 @@ from threading import Thread
 from typing import Any
 
 import cloudpickle
-import psutil
 import pytest
 import torch
-from collect_support import FrameOracle, bias_policy, is_gone, parity_policy
+from collect_support import (
+    FrameOracle,
+    bias_policy,
+    is_gone,
+    parity_policy,
+    worker_processes,
+)
 from echo_envs import LENGTHS, PATIENCE, wait_until
 from envs_for_tests import CountingEnv, TextEnv
 from team_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
@@ -81,12 +85,7 @@ def collected(
 
 def pids() -> list[int]:
     """Of this process's own workers."""
-    found = []
-    for process in psutil.Process().children():
-        with contextlib.suppress(psutil.Error):  # it has ended
-            if "spawn_main" in " ".join(process.cmdline()):
-                found.append(process.pid)
-    return found
+    return [process.pid for process in worker_processes(os.getpid())]
 
 
 @pytest.mark.processes

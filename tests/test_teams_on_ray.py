@@ -11,10 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
-from collect_support import FrameOracle, bias_policy, is_gone, parity_policy
+from collect_support import (
+    FrameOracle,
+    bias_policy,
+    is_gone,
+    parity_policy,
+    worker_processes,
+)
 from echo_envs import LENGTHS, PATIENCE, EchoEnv, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError
 from team_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
@@ -45,8 +50,7 @@ def collecting(inner: Inner, workers: int, policy: Any, **arguments: Any) -> Ite
 
 def processes_of(collector: Any, worker: int) -> list[int]:
     pid = collector.stats()["workers"][worker]["pid"]
-    children = psutil.Process(pid).children()
-    return [p.pid for p in children if "spawn_main" in " ".join(p.cmdline())]
+    return [process.pid for process in worker_processes(pid)]
 
 
 OUTERS = {

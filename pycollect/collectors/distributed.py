@@ -77,6 +77,7 @@ def _arguments(
     worker_timeout: float | None = None,
     worker_init_timeout: float = 120.0,
     restart_on_error: bool = False,
+    start_method: str = "forkserver",
     weight_updater: Any = None,
     weight_sync_schemes: Mapping[str, Any] | None = None,
     weight_recv_schemes: Mapping[str, Any] | None = None,
@@ -113,6 +114,8 @@ class DistributedDataCollector(LaunchedCollector):
             None: the loopback interface where all ranks are on this machine, else the one
             that reaches others. What arrives there is not encrypted.
         worker_init_timeout: seconds in which a rank must have come and built its environments.
+        start_method: of the ranks of the launcher "mp", and of the processes that ranks have, as
+            :class:`MultiSyncDataCollector` has it.
         others: as all other arguments are those of :class:`RayCollector`.
 
     Yields:

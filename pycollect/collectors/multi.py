@@ -76,6 +76,7 @@ def _arguments(
     worker_timeout: float | None = None,
     worker_init_timeout: float = 120.0,
     restart_on_error: bool = False,
+    start_method: str = "forkserver",
     weight_updater: Any = None,
     weight_sync_schemes: Mapping[str, Any] | None = None,
     weight_recv_schemes: Mapping[str, Any] | None = None,
@@ -105,7 +106,7 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
         given = given.instead(frames_per_batch=_frames_of_a_batch(given["frames_per_batch"]))
         set_up = SetUp.of(given, entries, shares, _no_options, sync=sync)
         self._pipes: dict[int, WorkerPipe] = {}
-        super().__init__(set_up, ProcessEngine())
+        super().__init__(set_up, ProcessEngine(set_up.remote.start_method))
 
     def add_collectors(
         self,
@@ -146,8 +147,8 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
 class MultiSyncDataCollector(MultiCollector):
     """Collects in processes of this machine; a batch is complete when all have delivered.
 
-    Workers write into the batch itself, in shared memory that has no name. They are started with
-    "spawn", so that a script needs its ``if __name__ == "__main__":``, may have processes of their
+    Workers write into the batch itself, in shared memory that has no name. They
+    import the script, which needs its ``if __name__ == "__main__":``, may have processes of their
     own, and end with this process, whatever ends it.
 
     Args:
@@ -231,6 +232,9 @@ class MultiSyncDataCollector(MultiCollector):
             it is waited for.
         worker_init_timeout: seconds in which a worker must have built its environments.
         restart_on_error: replace a worker whose environment or policy raised, too.
+        start_method: "forkserver": workers are forks of a process that has imported what they need,
+            one for this program; "spawn": each is a new interpreter, as also where a fork would not
+            do: what was imported has started threads or opened a GPU.
         weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
             each update instead of giving the weights itself.
         weight_sync_schemes: TorchRL's, of the "policy" alone: has no effect, with a warning, but

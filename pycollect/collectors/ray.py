@@ -79,6 +79,7 @@ def _arguments(
     worker_timeout: float | None = None,
     worker_init_timeout: float = 120.0,
     restart_on_error: bool = False,
+    start_method: str = "forkserver",
     weight_updater: Any = None,
     weight_sync_schemes: Mapping[str, Any] | None = None,
     weight_recv_schemes: Mapping[str, Any] | None = None,
@@ -187,6 +188,7 @@ class RayCollector(LaunchedCollector):
             it is waited for.
         worker_init_timeout: seconds in which an actor must have built its environments.
         restart_on_error: replace an actor whose environment or policy raised, too.
+        start_method: of the processes that actors have, as :class:`MultiSyncDataCollector` has it.
         weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
             each update instead of giving the weights itself.
         weight_sync_schemes: TorchRL's, of the "policy" alone: has no effect, with a warning, but

@@ -107,6 +107,11 @@ def _check_timeout(name: str, value: Any) -> float | None:
     return None if value is None else check.check_seconds(name, value)
 
 
+def _check_start_method(name: str, value: Any) -> str:
+    method: str = check.check_choice(name, value, ("forkserver", "spawn"))
+    return method
+
+
 @dataclass(frozen=True)
 class RemoteOptions:
     """How work is handed to workers elsewhere, and what happens when one fails.
@@ -169,6 +174,9 @@ class RemoteOptions:
     )
     max_restarts: int = argument(3, check.check_count, "of one worker", name="max_worker_restarts")
     restart_on_error: bool = flag(False, "replace a worker that raised, too")
+    start_method: str = argument(
+        "forkserver", _check_start_method, "how worker processes of one machine start"
+    )
 
     @classmethod
     def checked(

@@ -276,10 +276,11 @@ class _Engine(ProcessEngine):
 
     Args:
         all_stop: of all processes the team awaits a rollout; else of one, the first in the line.
+        start_method: see :class:`ProcessEngine`.
     """
 
-    def __init__(self, all_stop: bool) -> None:
-        super().__init__()
+    def __init__(self, all_stop: bool, start_method: str) -> None:
+        super().__init__(start_method)
         self.all_stop = all_stop
         self.control = RolloutControl()
         self.beats = 0
@@ -310,7 +311,7 @@ class _Processes:
 
     def __init__(self, options: RemoteOptions, plans: Sequence[WorkerPlan]) -> None:
         self._flow = _TeamFlow(StreamOptions(frames_per_batch=1))
-        self._engine = _Engine(options.sync)
+        self._engine = _Engine(options.sync, options.start_method)
         self.scheduler = Scheduler(self._flow, options, plans, None, self._engine)
         try:
             self.scheduler.start()

@@ -31,7 +31,7 @@ def engine_maker(given: Mapping[str, Any]) -> Callable[[RemoteOptions], Distribu
     board = current_board() if launcher == "submitit_delayed" else None
 
     def engine(remote: RemoteOptions) -> DistributedEngine:
-        starts: Launcher = ChildLauncher()
+        starts: Launcher = ChildLauncher(remote.start_method)
         host = LOOPBACK
         if launcher == "submitit":
             executor = executor_of(slurm_kwargs)

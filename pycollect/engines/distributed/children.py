@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Mapping
 from typing import Any
 
 from pycollect.engines.distributed.address import RankAddress
 from pycollect.engines.distributed.rank import run_child
 from pycollect.engines.processes.child import ChildMonitor
-from pycollect.engines.processes.log import Inherited, WorkerLog
+from pycollect.engines.processes.start import start_child
 
 
 class ChildRank(ChildMonitor):
@@ -20,10 +19,14 @@ class ChildRank(ChildMonitor):
 
 
 class ChildLauncher:
-    """Starts ranks as children of this process."""
+    """Starts ranks as children of this process.
 
-    def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
+    Args:
+        start_method: see :func:`start_child`.
+    """
+
+    def __init__(self, start_method: str) -> None:
+        self._start_method = start_method
 
     def check_number(self, new: int) -> None:
         """There is no end of them."""
@@ -34,12 +37,4 @@ class ChildLauncher:
         Args:
             options: none are known.
         """
-        log = WorkerLog()
-        process = self._context.Process(
-            target=run_child,
-            args=(address, Inherited(log.fileno())),
-            name=name,
-            daemon=False,  # a daemon may not have processes of its own, but environments do
-        )
-        process.start()
-        return ChildRank(process, log)
+        return ChildRank(*start_child(run_child, (address,), name, self._start_method))

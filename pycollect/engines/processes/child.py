@@ -1,26 +1,48 @@
-"""A worker process of this one: whether it runs, how it ended, what it wrote, its end."""
+"""A worker process that this one has started: whether it runs, how it ended, what it wrote."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from typing import Any
+from typing import Any, Protocol
 
 from pycollect.engines.processes.log import WorkerLog
+
+
+class Child(Protocol):
+    """A process of multiprocessing's, however it was started."""
+
+    @property
+    def native(self) -> Any:
+        """Multiprocessing's own."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is gone. Does not wait."""
+
+    def exit_code(self) -> int | None:
+        """How it ended: as multiprocessing's ``exitcode``; None if that is not known."""
+
+    def kill(self) -> None:
+        """End the process and its group, and take note of its end."""
 
 
 class ChildMonitor:
     """Watches a child of this process, and ends it.
 
     Args:
-        process: multiprocessing's.
         log: its standard error.
     """
 
-    def __init__(self, process: Any, log: WorkerLog) -> None:
-        self.native = process
+    def __init__(self, child: Child, log: WorkerLog) -> None:
+        self._child = child
         self._log = log
+
+    @property
+    def native(self) -> Any:
+        """Multiprocessing's own."""
+        return self._child.native
 
     @property
     def is_over(self) -> bool:
@@ -29,15 +51,17 @@ class ChildMonitor:
         Whoever waits for it asks every now and then: what it wrote until then is shown, too.
         """
         self._log.show()
-        try:
-            flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-            return os.waitid(os.P_PID, self.native.pid, flags) is not None
-        except ChildProcessError:  # somebody else has taken note of its end
-            return True
+        return self._child.is_over
 
     def end(self) -> tuple[str, str]:
         """How it ended, and the same again: no more is known."""
-        end = _end_of(self.native)
+        pid, code = self.native.pid, self._child.exit_code()
+        if code is None:
+            end = f"its process {pid} is gone"
+        elif code < 0:
+            end = f"its process {pid} was ended by {signal.Signals(-code).name}"
+        else:
+            end = f"its process {pid} ended with exit code {code}"
         return end, end
 
     def last_words(self) -> str:
@@ -46,39 +70,21 @@ class ChildMonitor:
 
     def kill(self) -> None:
         """End the process and all that its environments started."""
-        _kill_group(self.native.pid)
-        self.native.join()
-        self.native.close()
+        self._child.kill()
         self._log.close()
 
 
-def _end_of(process: Any) -> str:
-    """How a child has ended."""
-    pid = process.pid
-    try:
-        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        code = None if end is None else end.si_status
-        if end is not None and end.si_code != os.CLD_EXITED:
-            code = -end.si_status
-    except ChildProcessError:  # multiprocessing takes note of all ends when it starts a process
-        code = process.exitcode
-    if code is None:
-        return f"its process {pid} is gone"
-    if code < 0:
-        return f"its process {pid} was ended by {signal.Signals(-code).name}"
-    return f"its process {pid} ended with exit code {code}"
-
-
-def _kill_group(pid: int) -> None:
-    """Kill a child and the group that it leads.
+def kill_group(pid: int, number_is_its_own: bool) -> None:
+    """Kill a child and the group that it leads, or is to lead.
 
     Its number is nobody else's until its end was taken note of, and then as long as one of its
     group is left: that group has no leader.
+
+    Args:
+        number_is_its_own: whether nobody has taken note of its end.
     """
     ways = [os.killpg, os.kill]  # it may not lead one yet
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
+    if not number_is_its_own:
         if _exists(pid):  # the number is another process's by now
             return
         ways = [os.killpg]

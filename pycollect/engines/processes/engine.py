@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Mapping, Sequence
 from multiprocessing import util
@@ -12,8 +11,8 @@ from pycollect._core import Bell, Mailbox, SharedMemoryError, shared_memory_why_
 from pycollect.engines.messages import Buffer, WorkerSpec, pickled_for_child
 from pycollect.engines.processes.child import ChildMonitor
 from pycollect.engines.processes.handle import MailboxHandle
-from pycollect.engines.processes.log import Inherited, WorkerLog
 from pycollect.engines.processes.serve import QUESTIONS, serve
+from pycollect.engines.processes.start import start_child
 from pycollect.engines.protocol import H
 from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.waiting import AnswerWaiter, Waited, check_available
@@ -22,14 +21,17 @@ from pycollect.engines.waiting import AnswerWaiter, Waited, check_available
 class ProcessEngine:
     """Starts worker processes and waits for them. They end with this process, whatever ends it.
 
+    Args:
+        start_method: how they start, see :func:`start_child`.
+
     Raises:
         SharedMemoryError: processes cannot share memory here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, start_method: str = "forkserver") -> None:
         if why_not := shared_memory_why_not():
             raise SharedMemoryError(why_not)
-        self._context = multiprocessing.get_context("spawn")
+        self._start_method = start_method
         self._bell = Bell()
         self._waiter = AnswerWaiter(self._bell)
         self._handles: list[MailboxHandle] = []
@@ -60,22 +62,11 @@ class ProcessEngine:
             policy: the pickled policy or its factory.
             options: none are known.
         """
-        mailbox, log = Mailbox(QUESTIONS), WorkerLog()
+        mailbox = Mailbox(QUESTIONS)
         pickled, inherited = pickled_for_child(spec)
-        process = self._context.Process(
-            target=serve,
-            args=(
-                mailbox.address,
-                self._bell.address,
-                os.getpid(),
-                Inherited(log.fileno()),
-                inherited,
-            ),
-            name=f"pycollect-worker-{spec.index}",
-            daemon=False,  # a daemon may not have processes of its own, but environments do
-        )
-        process.start()
-        monitor = ChildMonitor(process, log)
+        arguments = (mailbox.address, self._bell.address, os.getpid(), inherited)
+        name = f"pycollect-worker-{spec.index}"
+        monitor = ChildMonitor(*start_child(serve, arguments, name, self._start_method))
         handle = MailboxHandle(spec, pickled, policy, mailbox, self._bell, monitor)
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle

@@ -30,15 +30,15 @@ _PATIENCE = 10.0
 
 
 def serve(
-    mailbox: MemoryAddress, bell: MemoryAddress, driver: int, log: int, inherited: tuple[Any, ...]
+    mailbox: MemoryAddress, bell: MemoryAddress, driver: int, inherited: tuple[Any, ...], log: int
 ) -> None:
     """Answer what is asked through a mailbox, until `close` is; the main function of a process.
 
     Args:
         driver: the process id of the one that asks. When it ends, this process and all that its
             environments started are killed.
-        log: the descriptor of what is to be this process's standard error.
         inherited: what the worker's spec refers to, see `inheritance`.
+        log: the descriptor of what is to be this process's standard error.
     """
     end_with_process(driver)
     log_to(log)

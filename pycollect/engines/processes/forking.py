@@ -1,0 +1,203 @@
+"""The driver's end of a template: one of this program, which forks workers when it is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Hashable, Iterator, Sequence
+from multiprocessing import process, spawn, util
+
+from pycollect.engines.processes.circumstances import circumstances
+from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
+
+# What a template imports: the first by itself, the others where this program has them. None of
+# them starts threads, opens a GPU or draws numbers that no two workers may share.
+_ALWAYS = ("pycollect.engines.processes.serve",)
+_IF_HERE = ("gymnasium", "pycollect.engines.distributed.rank", "torchrl", "torchrl.envs")
+
+_PATIENCE = 60.0
+_IDLE_SECONDS = 60.0
+
+_CODE = """import sys
+sys.path[:] = {path!r}
+from pycollect.engines.processes.template import run
+run({control}, {driver}, {idle})
+"""
+
+
+class TemplateError(RuntimeError):
+    """There is no template, or no fork of it: the process has to be started in another way."""
+
+
+class Template:
+    """A process that imports what workers need, and forks them.
+
+    It ends with this process, when this lets go of it, and when it had no worker for a minute.
+
+    Args:
+        circumstances: those that it has from this process.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, circumstances: Hashable) -> None:
+        self.circumstances = circumstances
+        self.why_not = ""
+        self._modules: tuple[str, ...] = ()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(_PATIENCE)
+        code = _CODE.format(
+            path=_path(), control=theirs.fileno(), driver=os.getpid(), idle=_IDLE_SECONDS
+        )
+        flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined] # as spawn does
+        with theirs:
+            self.process = subprocess.Popen(
+                [os.fsdecode(spawn.get_executable()), *flags, "-c", code],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # a worker has the driver's
+            )
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its process is gone."""
+        return self.process.poll() is not None
+
+    def prepare(self) -> None:
+        """Have it import what workers need. Waits for it: seconds where it has just begun.
+
+        Raises:
+            TemplateError: its forks could not do what a new process can, or it is gone.
+        """
+        modules = (*_ALWAYS, *(name for name in _IF_HERE if name in sys.modules))
+        if modules != self._modules and not self.why_not:
+            with _no_template():
+                self._control.send(pickle.dumps((modules, _path())))
+                self.why_not = pickle.loads(_received(self._control))
+            self._modules = modules
+        if self.why_not:
+            raise TemplateError(self.why_not)
+
+    def fork(self, name: str, descriptors: Sequence[int]) -> tuple[int, socket.socket]:
+        """Fork a worker; its process id and the line on which its end is told.
+
+        To close the line is to let go of the worker, which is killed if it still runs.
+
+        Args:
+            name: by which its process is shown.
+            descriptors: what it gets, see `template`.
+
+        Raises:
+            TemplateError: the template is gone, or they are too many.
+        """
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_PATIENCE)
+        everything = [*descriptors, theirs.fileno()]
+        try:
+            with theirs, _no_template():
+                if len(everything) > MOST_DESCRIPTORS:
+                    raise OSError(f"no message carries {len(everything)} descriptors")
+                socket.send_fds(self._control, [name.encode()], everything)
+            with _no_template():
+                pid: int = NUMBER.unpack(_received(ours))[0]
+        except BaseException:
+            ours.close()
+            raise
+        return pid, ours
+
+    def leave(self) -> None:
+        """Ask it for nothing more: it ends with the last of its workers. Idempotent."""
+        self._control.close()
+
+
+class Templates:
+    """The template of this program, and those that were, as long as they have workers."""
+
+    def __init__(self) -> None:
+        self.asking = threading.RLock()
+        self._current: Template | None = None
+        self._left: list[Template] = []
+        # After engines have ended their workers.
+        self._at_exit = util.Finalize(None, self._end, exitpriority=50)
+
+    def ready(self) -> Template:
+        """The one that there is, ready to fork, or another one where that would not do.
+
+        Raises:
+            TemplateError: there can be none, or its forks could not do what a new process can.
+        """
+        if getattr(sys, "frozen", False):
+            raise TemplateError("this program is no script of an interpreter's")
+        with self.asking, _no_template():
+            self._left = [template for template in self._left if not template.is_over]
+            here, current = circumstances(), self._current
+            if current is not None and (
+                current.circumstances != here or (current.is_over and not current.why_not)
+            ):
+                self.leave()
+                current = None
+            if current is None:
+                current = self._current = Template(here)
+            try:
+                current.prepare()
+            except TemplateError as error:
+                current.why_not = str(error)
+                current.leave()
+                raise
+            except BaseException:  # interrupted: what it answers would be another's answer
+                self.leave()
+                raise
+            return current
+
+    def leave(self) -> None:
+        """Make another one when next there is one asked for."""
+        with self.asking:
+            if self._current is not None:
+                self._current.leave()
+                self._left.append(self._current)
+                self._current = None
+
+    def forget(self) -> None:
+        """In a fork of this process: they are its parent's."""
+        self.asking = threading.RLock()  # that may be held by a thread which is not here
+        self.leave()
+
+    def _end(self) -> None:
+        self.leave()
+        for template in self._left:
+            template.process.kill()
+            template.process.wait()
+
+
+templates = Templates()
+"""Those of this program."""
+
+os.register_at_fork(after_in_child=templates.forget)
+
+
+@contextlib.contextmanager
+def _no_template() -> Iterator[None]:
+    """What the system refuses, or does not tell, is that there is no template."""
+    try:
+        yield
+    except OSError as error:
+        raise TemplateError(str(error)) from error
+
+
+def _received(of: socket.socket) -> bytes:
+    data = of.recv(MESSAGE_BYTES)
+    if not data:
+        raise ConnectionResetError("the template has ended")
+    return data
+
+
+def _path() -> list[str]:
+    """Where this process looks for modules, wherever it goes."""
+    own: str = process.ORIGINAL_DIR  # type: ignore[attr-defined] # as spawn does
+    return [own if entry == "" else entry for entry in sys.path if isinstance(entry, str)]

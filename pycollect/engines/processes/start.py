@@ -1,0 +1,44 @@
+"""Starts children of this process: as forks of its template, or spawned."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from typing import Any
+
+from pycollect.engines.processes.child import Child
+from pycollect.engines.processes.forked import ForkedChild, ForkedProcess
+from pycollect.engines.processes.forking import TemplateError
+from pycollect.engines.processes.log import Inherited, WorkerLog
+from pycollect.engines.processes.spawned import SpawnedChild
+
+_TRIES = 2  # a template that was idle may end while it is asked
+
+
+def start_child(
+    target: Callable[..., None], args: tuple[Any, ...], name: str, start_method: str
+) -> tuple[Child, WorkerLog]:
+    """Start a process; return it, and its standard error.
+
+    Args:
+        target: its main function; it gets the arguments, and the descriptor of that file.
+        start_method: "forkserver": a fork of this program's template, and as with "spawn" where
+            there can be none; "spawn": a new interpreter.
+    """
+    log = WorkerLog()
+    what: dict[str, Any] = {
+        "target": target,
+        "args": (*args, Inherited(log.fileno())),
+        "name": name,
+        "daemon": False,  # a daemon may not have processes of its own, but environments do
+    }
+    for _ in range(_TRIES if start_method == "forkserver" else 0):
+        forked = ForkedProcess(**what)
+        try:
+            forked.start()
+        except TemplateError:
+            continue
+        return ForkedChild(forked), log
+    spawned = multiprocessing.get_context("spawn").Process(**what)
+    spawned.start()
+    return SpawnedChild(spawned), log

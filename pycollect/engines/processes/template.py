@@ -1,0 +1,220 @@
+"""What runs in a template: a process that imports what workers need, and forks one when asked.
+
+It is asked by its driver through a socket, as `forking` does. It has neither threads nor a GPU, so
+that a fork of it can do whatever a new process can.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import pickle
+import selectors
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Container
+from multiprocessing import forkserver, resource_tracker, spawn
+from pathlib import Path
+
+NUMBER = struct.Struct("q")
+"""What is told on a worker's line: the number of its process, then how it ended."""
+
+MOST_DESCRIPTORS = 253
+"""How many one message can carry: SCM_MAX_FD of Linux."""
+
+MESSAGE_BYTES = 1 << 16
+"""No message is longer."""
+
+_GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
+
+def run(control: int, driver: int, idle: float) -> None:
+    """Serve until the driver is gone or wants nothing more; the main function of a template.
+
+    Args:
+        control: the descriptor of the socket on which the driver asks.
+        driver: its process id. When it ends, so does this process.
+        idle: seconds without a worker, and without being asked, after which this process ends.
+    """
+    # Ctrl-C in a terminal is for the driver. A fork has it back.
+    on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could wait for a fork
+    os.setpgid(0, 0)
+    call_process("pycollect-template")
+    _Template(socket.socket(fileno=control), driver, on_interrupt).serve(idle)
+    os._exit(0)  # to take down an interpreter that has torch in it takes a second
+
+
+def call_process(name: str) -> None:
+    """Have this process shown by that name, abbreviated to the 15 characters that there are."""
+    Path("/proc/self/comm").write_text(name.replace("pycollect", "pyc", 1))
+
+
+class _Worker:
+    """A process that was forked: it is waited for only once its driver has let go of its line.
+
+    Until then its number is nobody else's.
+    """
+
+    def __init__(self, pid: int, line: socket.socket) -> None:
+        self.pid = pid
+        self.line = line
+        self.end = os.pidfd_open(pid)
+        self.ended = self.released = False
+
+    def tell_end(self) -> None:
+        """It has ended: say how."""
+        self.ended = True
+        found = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert found is not None
+        code = found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+        with contextlib.suppress(OSError):  # nobody wants to know
+            self.line.send(NUMBER.pack(code))
+
+    def release(self) -> None:
+        """Its driver has let go of it; if it still runs, nobody can ask it anything any more."""
+        self.released = True
+        if not self.ended:
+            for send in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    send(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close what was opened for it here."""
+        self.line.close()
+        os.close(self.end)
+
+
+class _Template:
+    def __init__(self, control: socket.socket, driver: int, on_interrupt: object) -> None:
+        self._control = control
+        self._on_interrupt = on_interrupt
+        self._driver = os.pidfd_open(driver)
+        self._workers: set[_Worker] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(control, selectors.EVENT_READ)
+        self._selector.register(self._driver, selectors.EVENT_READ)
+        self._is_wanted = True
+
+    def serve(self, idle: float) -> None:
+        """Do what is asked; return once nothing more can be."""
+        while self._is_wanted or self._workers:
+            ready = self._selector.select(None if self._workers else idle)
+            found = {key.fileobj for key, _ in ready}
+            if not found or self._driver in found:
+                return
+            for worker in [*self._workers]:
+                self._look_after(worker, found)
+            if self._control in found:
+                self._answer()
+
+    def _look_after(self, worker: _Worker, found: Container[object]) -> None:
+        if worker.end in found:
+            self._selector.unregister(worker.end)
+            worker.tell_end()
+        if worker.line in found:
+            self._selector.unregister(worker.line)
+            worker.release()
+        if worker.ended and worker.released:
+            os.waitpid(worker.pid, 0)
+            worker.close()
+            self._workers.remove(worker)
+
+    def _answer(self) -> None:
+        """One message: with descriptors a worker to be forked, without any what to import."""
+        try:
+            message, descriptors, _, _ = socket.recv_fds(
+                self._control, MESSAGE_BYTES, MOST_DESCRIPTORS
+            )
+        except ConnectionError:
+            message, descriptors = b"", []
+        if descriptors:
+            self._fork(message.decode(), descriptors)
+        elif message:
+            self._control.send(pickle.dumps(_import(*pickle.loads(message))))
+        else:
+            self._selector.unregister(self._control)
+            self._is_wanted = False
+
+    def _fork(self, name: str, descriptors: list[int]) -> None:
+        line = socket.socket(fileno=descriptors.pop())
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                line.close()
+                self._forget()
+                code = _work(name, descriptors)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+                sys.stderr.flush()
+            finally:
+                os._exit(code)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        worker = _Worker(pid, line)
+        self._workers.add(worker)
+        self._selector.register(worker.end, selectors.EVENT_READ)
+        self._selector.register(worker.line, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):  # the driver has gone on
+            line.send(NUMBER.pack(pid))
+
+    def _forget(self) -> None:
+        """In a fork: be no template any more."""
+        self._selector.close()
+        self._control.close()
+        os.close(self._driver)
+        for worker in self._workers:
+            worker.close()
+        signal.signal(signal.SIGINT, self._on_interrupt)  # type: ignore[arg-type] # as it was
+
+
+def _import(modules: tuple[str, ...], path: list[str]) -> str:
+    """Import what of it can be; return why forks of this process would not do, if so."""
+    sys.path[:] = path
+    for name in modules:
+        with contextlib.suppress(Exception):  # whoever needs it says what is wrong with it
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # whatever is there stays: forks share it as long as nobody counts it again
+    return _why_not()
+
+
+def _why_not() -> str:
+    pid = os.fork()  # threads of libraries that know of forks, OpenBLAS's, end with the first one
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    threads = len(os.listdir("/proc/self/task")) - 1
+    if threads:
+        return f"what it imports has started threads: {threads}"
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # of the listing itself
+            target = os.readlink(f"/proc/self/fd/{name}")
+            if target.startswith(_GPUS):
+                return f"what it imports has opened {target}"
+    return ""
+
+
+def _work(name: str, descriptors: list[int]) -> int:
+    """Be the process that the driver describes; return its exit code."""
+    state, sentinel, stdout, stderr, tracker, *inherited = descriptors
+    os.setpgid(0, 0)
+    call_process(name)
+    for own, stream in ((1, stdout), (2, stderr)):
+        os.dup2(stream, own)
+        os.close(stream)
+    with open(state, "rb", buffering=0, closefd=False) as file:
+        environment = pickle.load(file)
+    os.environb.clear()
+    os.environb.update(environment)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # Python's own is seeded anew by each fork, torch's by each worker
+    # As multiprocessing's own fork server has it.
+    resource_tracker._resource_tracker._fd = tracker  # type: ignore[attr-defined]
+    forkserver._forkserver._inherited_fds = inherited  # type: ignore[attr-defined]
+    return spawn._main(state, sentinel)

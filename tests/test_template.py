@@ -1,0 +1,286 @@
+"""The template whose forks are worker processes: as good as new ones, and nothing is left."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from echo_envs import wait_until
+from envs_for_tests import CountingEnv
+from test_process_engine import LONG, PATHS, Started, await_gone, started
+
+from pycollect.engines.processes import forking
+from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.engines.processes.forking import templates
+from pycollect.errors import WorkerDied
+
+
+class NotingEnv(CountingEnv):
+    """Writes down what a function says of its process."""
+
+    def __init__(self, note: Path, says: Callable[[], Any]) -> None:
+        super().__init__()
+        note.write_text(str(says()))
+
+
+@pytest.fixture
+def _own_template() -> Iterator[None]:
+    """The test's own: what it does to it is nobody else's."""
+    templates.leave()
+    yield
+    templates.leave()
+
+
+own_template = pytest.mark.usefixtures("_own_template")
+
+
+@pytest.fixture
+def engine() -> Iterator[ProcessEngine]:
+    engine = ProcessEngine()
+    yield engine
+    engine.leave()
+
+
+def parent(worker: Started) -> psutil.Process:
+    found = psutil.Process(worker.info.pid).parent()
+    assert found is not None
+    return found
+
+
+def is_collecting(worker: Started) -> bool:
+    worker.ask()
+    worker.handle.rollout()
+    worker.handle.pop()
+    return True
+
+
+def said(engine: ProcessEngine, note: Path, says: Callable[[], Any]) -> str:
+    """What a new worker says."""
+    worker = started(engine, lambda: NotingEnv(note, says))
+    engine.wait_closed([worker.handle])
+    return note.read_text()
+
+
+@own_template
+def test_workers_of_all_engines_are_forks_of_one_process(engine: ProcessEngine) -> None:
+    first = [started(engine, CountingEnv, index) for index in range(2)]
+    engine.wait_closed([worker.handle for worker in first])
+    other = ProcessEngine()
+    last = started(other, CountingEnv)
+    template = parent(last)
+    assert template.name() == "pyc-template"
+    assert template.parent() == psutil.Process()
+    assert psutil.Process(last.info.pid).name() == "pyc-worker-0"
+    assert template.children() == [psutil.Process(last.info.pid)]  # nobody is a zombie
+    other.leave()
+    assert template.children() == []
+
+
+def test_spawn_is_a_choice() -> None:
+    engine = ProcessEngine("spawn")
+    assert parent(started(engine, CountingEnv)) == psutil.Process()
+    engine.leave()
+
+
+def test_a_worker_has_what_a_new_process_would_have(
+    engine: ProcessEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    note, before = tmp_path / "note", started(engine, CountingEnv)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert said(engine, note, os.getcwd) == str(tmp_path)
+    assert said(engine, note, lambda: sys.path[0]) == str(tmp_path)
+    on_interrupt = str(signal.default_int_handler)
+    assert said(engine, note, lambda: signal.getsignal(signal.SIGINT)) == on_interrupt
+    assert said(engine, note, lambda: multiprocessing.parent_process().pid) == str(os.getpid())
+    said(engine, note, lambda: os.write(1, b"told\n"))
+    assert capfd.readouterr().out == "told\n"
+    assert len({said(engine, note, lambda: np.random.rand()) for _ in range(3)}) == 3
+
+    # What libraries may look at while they are imported, or nothing can change from outside.
+    monkeypatch.setenv("PYCOLLECT_TEST_VARIABLE", "new")
+    umask = os.umask(0o077)
+    try:
+        after = started(engine, CountingEnv, 1)
+        assert parent(after) != parent(before)
+        assert said(engine, note, lambda: os.environ["PYCOLLECT_TEST_VARIABLE"]) == "new"
+        assert said(engine, note, lambda: os.umask(0)) == str(0o077)
+    finally:
+        os.umask(umask)
+    assert is_collecting(before)
+    assert is_collecting(after)
+
+
+@own_template
+def test_workers_go_on_without_their_template(engine: ProcessEngine) -> None:
+    worker = started(engine, CountingEnv)
+    template = parent(worker)
+    template.kill()
+    await_gone(template.pid)
+    assert is_collecting(worker)
+    other = started(engine, CountingEnv, 1)
+    assert parent(other).name() == "pyc-template"
+    os.kill(worker.info.pid, signal.SIGKILL)
+    call = worker.handle.request("set_seed", [1], 1)
+    with pytest.raises(WorkerDied, match=f"its process {worker.info.pid} is gone"):
+        worker.handle.answer(call)
+    worker.handle.kill()
+    engine.wait_closed([other.handle])
+
+
+@own_template
+def test_a_worker_whose_template_is_gone_is_ended(engine: ProcessEngine) -> None:
+    worker = started(engine, CountingEnv)
+    parent(worker).kill()
+    worker.handle.kill()
+    await_gone(worker.info.pid)
+
+
+def test_who_is_let_go_of_is_ended(engine: ProcessEngine) -> None:
+    """As the one that an interrupt met before anybody knew of it."""
+    with templates.asking:
+        null = os.open(os.devnull, os.O_RDONLY)
+        read, write = os.pipe()  # its state, which never comes
+        pid, line = templates.ready().fork("pycollect-worker-0", [read, null, null, null, null])
+        os.close(read)
+        os.close(null)
+    wait_until(lambda: psutil.Process(pid).name() == "pyc-worker-0")
+    line.close()
+    await_gone(pid)
+    os.close(write)
+
+
+@own_template
+def test_it_ends_when_it_had_no_worker_for_a_while(
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_IDLE_SECONDS", 0.1)
+    worker = started(engine, CountingEnv)
+    template = parent(worker)
+    assert is_collecting(worker)
+    engine.wait_closed([worker.handle])
+    await_gone(template.pid)
+    again = started(engine, CountingEnv)
+    assert parent(again) not in (template, psutil.Process())
+
+
+THREADS = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+@own_template
+def test_what_starts_threads_while_it_is_imported_is_not_forked(
+    engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_threads.py").write_text(THREADS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "with_threads", multiprocessing)
+    monkeypatch.setattr(forking, "_IF_HERE", ("with_threads",))
+    worker = started(engine, CountingEnv)
+    assert parent(worker) == psutil.Process()
+    with pytest.raises(forking.TemplateError, match="has started threads: 1"):
+        templates.ready()
+
+
+@own_template
+@pytest.mark.parametrize("what", ["imports", pytest.param("descriptors", marks=pytest.mark.slow)])
+def test_where_there_can_be_no_fork_workers_are_spawned(
+    engine: ProcessEngine, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if what == "imports":
+        monkeypatch.setattr(forking, "_CODE", "import sys; sys.exit(3)")
+    else:
+        monkeypatch.setattr(forking, "MOST_DESCRIPTORS", 3)
+    worker = started(engine, CountingEnv)
+    assert parent(worker) == psutil.Process()
+    assert is_collecting(worker)
+
+
+@own_template
+def test_an_interrupt_while_it_is_awaited_mixes_no_answers(
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(of: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(forking, "_received", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            started(engine, CountingEnv)
+    assert parent(started(engine, CountingEnv)).name() == "pyc-template"
+
+
+DRIVER = """
+import os, sys, psutil
+from pathlib import Path
+from pycollect.engines.processes.engine import ProcessEngine
+from test_process_engine import CountingEnv, started
+def main():
+    engine = ProcessEngine()
+    worker = started(engine, CountingEnv)
+    print(psutil.Process(worker.info.pid).ppid(), flush=True)
+    if sys.argv[1] == "fork" and os.fork() == 0:
+        engine = ProcessEngine()
+        worker = started(engine, CountingEnv)
+        template = psutil.Process(worker.info.pid).parent()
+        print(template.pid, template.ppid() == os.getpid(), flush=True)
+        engine.leave()
+    if sys.argv[1] == "killed":
+        sys.stdin.read()
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "killed", pytest.param("fork", marks=pytest.mark.slow)])
+def test_it_ends_with_its_program(end: str, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    driver = subprocess.Popen(
+        [sys.executable, str(script), end],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS},
+    )
+    assert driver.stdout is not None
+    pids = [int(driver.stdout.readline())]
+    if end == "fork":  # a process that was forked from one with a template makes its own
+        pid, is_its_own = driver.stdout.readline().split()
+        assert is_its_own == "True"
+        assert int(pid) not in pids
+        pids.append(int(pid))
+    if end == "killed":
+        driver.kill()
+    driver.communicate(timeout=LONG)
+    assert driver.returncode == (-signal.SIGKILL if end == "killed" else 0)
+    for pid in pids:
+        await_gone(pid)
+
+
+def test_multiprocessings_own_fork_server_is_not_touched(
+    engine: ProcessEngine, tmp_path: Path
+) -> None:
+    started(engine, CountingEnv)
+    queue = multiprocessing.get_context("forkserver").SimpleQueue()
+    process = multiprocessing.get_context("forkserver").Process(target=queue.put, args=(3,))
+    process.start()
+    assert queue.get() == 3
+    process.join(LONG)
+    server = multiprocessing.forkserver._forkserver
+    server._stop()
+    wait_until(lambda: server._forkserver_pid is None)
