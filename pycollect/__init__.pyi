@@ -1,4 +1,5 @@
 from . import cuda as cuda
+from . import scheme as scheme
 from .collectors.distributed import DistributedDataCollector as DistributedDataCollector
 from .collectors.distributed import DistributedSyncDataCollector as DistributedSyncDataCollector
 from .collectors.helpers import OffPolicyCollectorConfig as OffPolicyCollectorConfig

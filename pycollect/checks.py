@@ -47,6 +47,13 @@ def check_seconds(name: str, value: Any) -> float:
     return float(value)
 
 
+def check_fraction(name: str, value: Any) -> float:
+    """A number from 0 to 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{name}: expected a number from 0 to 1, or None, got {value!r}")
+    return float(value)
+
+
 def check_form(name: str, value: Any, trajs_per_batch: Any) -> str:
     """How whole trajectories are put together: "padded", also for None, or "cat"."""
     form: str = check_choice(name, "padded" if value is None else value, ("padded", "cat"))

@@ -15,6 +15,7 @@ DOCS = TESTS.parent / "docs"
 CONTRACT = (DOCS / "contract.md").read_text()
 COMING = (DOCS / "coming-from-torchrl.md").read_text()
 GPU = (DOCS / "gpu.md").read_text()
+SCHEME = (DOCS / "scheme.md").read_text()
 NAMED = re.compile(r"`([\w/]+\.py)::([\w:]+)`")
 
 
@@ -30,7 +31,9 @@ def functions_of(path: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "page", [CONTRACT, COMING, GPU], ids=["contract", "coming from TorchRL", "GPU"]
+    "page",
+    [CONTRACT, COMING, GPU, SCHEME],
+    ids=["contract", "coming from TorchRL", "GPU", "scheme"],
 )
 def test_the_tests_named_there_exist(page: str) -> None:
     named = NAMED.findall(page)

@@ -84,8 +84,8 @@ class Preemption:
             )
         least = 0.0 if min_fraction is None else min_fraction
         return cls(
-            _check_fraction("preemptive_threshold", threshold),
-            _check_fraction("min_fraction", least),
+            check.check_fraction("preemptive_threshold", threshold),
+            check.check_fraction("min_fraction", least),
         )
 
     def enough(self, workers: int) -> int:
@@ -95,12 +95,6 @@ class Preemption:
     def min_steps(self, steps: int) -> int:
         """How many of so many steps a worker makes in any case."""
         return max(1, math.ceil(self.min_fraction * steps - _ROUNDING))
-
-
-def _check_fraction(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise ValueError(f"{name}: expected a number from 0 to 1, or None, got {value!r}")
-    return float(value)
 
 
 def _check_timeout(name: str, value: Any) -> float | None:

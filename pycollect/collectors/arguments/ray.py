@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pycollect.collectors.arguments.workers import dict_each
+from pycollect.engines.ray.resources import check_amounts
 
 
 def check_init_config(value: Any) -> dict[str, Any] | None:
@@ -26,15 +27,5 @@ def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
                 raise ValueError(
                     f"remote_configs: {name!r} is not taken; the collector replaces workers itself"
                 )
-        custom = config.get("resources")
-        if not isinstance(custom, Mapping | None):
-            raise ValueError(f"remote_configs: expected a dict for 'resources', got {custom!r}")
-        amounts = {name: config.get(name) for name in ("num_cpus", "num_gpus", "memory")}
-        for name, amount in {**amounts, **(custom or {})}.items():
-            if amount is not None and (
-                isinstance(amount, bool) or not isinstance(amount, (int, float)) or amount < 0
-            ):
-                raise ValueError(
-                    f"remote_configs: expected a number >= 0 for {name!r}, got {amount!r}"
-                )
+        check_amounts("remote_configs", config)
     return configs

@@ -12,6 +12,7 @@ from pycollect.engines.messages import Buffer, WorkerSpec
 from pycollect.engines.protocol import H
 from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.driver import driver_address
+from pycollect.engines.ray.resources import check_resources
 from pycollect.engines.ray.serve import RayWorker
 from pycollect.engines.ray.session import SESSION, import_ray
 from pycollect.engines.ray.starting import starting_actor
@@ -21,7 +22,6 @@ from pycollect.engines.waiting import AnswerWaiter, Waited, check_available, too
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
-_GIB = 1024**3
 _PART_OF_A_GPU = 0.2
 
 
@@ -47,18 +47,7 @@ class RayEngine:
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Raise ValueError that names a resource of which the cluster has too little in total."""
-        total = self._ray.cluster_resources()
-        wanted: dict[str, float] = {}
-        for actor in options:
-            for name, amount in _resources(actor).items():
-                wanted[name] = wanted.get(name, 0.0) + amount
-        for name, amount in wanted.items():
-            if amount > total.get(name, 0.0):
-                raise ValueError(
-                    f"remote_configs: {_amount(name, amount)} of {name} are asked for in all "
-                    f"(actors: {len(options)}), the cluster has "
-                    f"{_amount(name, total.get(name, 0.0))}"
-                )
+        check_resources("remote_configs", options)
 
     def check_memory(self, needed: int, in_place: bool) -> None:
         """Raise ValueError if memory, or the object store, cannot hold that many bytes."""
@@ -125,15 +114,3 @@ def actor_options(
     uses_gpu = devices is not None and "cuda" in devices.of_worker
     gpus = _PART_OF_A_GPU if uses_gpu else 0
     return {**DEFAULT_ACTOR_OPTIONS, "num_gpus": gpus, **(config or {})}
-
-
-def _resources(options: Mapping[str, Any]) -> dict[str, float]:
-    named = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
-    resources = {name: float(options.get(key) or 0) for name, key in named.items()}
-    for name, amount in (options.get("resources") or {}).items():
-        resources[name] = float(amount)
-    return {name: amount for name, amount in resources.items() if amount > 0}
-
-
-def _amount(resource: str, amount: float) -> str:
-    return f"{amount / _GIB:.1f} GiB" if resource == "memory" else f"{amount:g}"

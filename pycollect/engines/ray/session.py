@@ -13,8 +13,8 @@ def import_ray() -> Any:
         import ray
     except ImportError as error:
         raise ImportError(
-            "RayCollector needs Ray: pip install ray; "
-            "SyncDataCollector collects in this process without it"
+            "workers in Ray actors need Ray: pip install ray; SyncDataCollector, and a CWorkerSet "
+            "of one worker, collect in this process without it"
         ) from error
     return ray
 

@@ -1,0 +1,88 @@
+"""Arrays and tensors compressed by LZ4, one by one, on their way to another node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+Buffer = npt.NDArray[np.uint8]
+
+_SMALL = 1024  # bytes, for which it is not worth the call
+_WORTH = 0.9  # of its bytes are left at most, or it travels as it is
+
+
+def import_lz4(argument: str) -> ModuleType:
+    """LZ4's frames, or an ImportError that names who asked for them and says how to get them."""
+    try:
+        import lz4.frame
+    except ImportError as error:
+        raise ImportError(f"{argument} needs LZ4: pip install lz4") from error
+    frame: ModuleType = lz4.frame
+    return frame
+
+
+def compress(data: Buffer, argument: str) -> Buffer:
+    """Bytes as one frame of LZ4, or as they are where that would not be much smaller."""
+    if data.nbytes < _SMALL:
+        return data
+    lz4 = import_lz4(argument)
+    packed: bytes = lz4.compress(data, store_size=True, block_size=lz4.BLOCKSIZE_MAX4MB)
+    if len(packed) >= _WORTH * data.nbytes:
+        return data
+    return np.frombuffer(packed, np.uint8)
+
+
+def decompress(data: Buffer, size: int, argument: str) -> Buffer:
+    """The bytes, so many, that `compress` made this of, in memory of their own."""
+    if data.nbytes == size:  # those that would not have got smaller
+        return data.copy()
+    opened: bytearray = import_lz4(argument).decompress(data, return_bytearray=True)
+    if len(opened) != size:
+        raise ValueError(f"expected {size} bytes in a frame of LZ4, got {len(opened)}")
+    return np.frombuffer(opened, np.uint8)
+
+
+@dataclass(frozen=True)
+class PackedArray:
+    """An array or a tensor that is compressed, if that makes it smaller.
+
+    Attributes:
+        dtype: numpy's of an array, torch's of a tensor.
+        shape: of either.
+        size: its bytes.
+        data: these, compressed or not.
+    """
+
+    dtype: np.dtype[Any] | torch.dtype
+    shape: tuple[int, ...]
+    size: int
+    data: Buffer
+
+    @classmethod
+    def of(cls, value: npt.NDArray[Any] | Tensor, argument: str) -> PackedArray:
+        """Pack one; a tensor elsewhere comes to the CPU."""
+        raw = _bytes_of(value)
+        return cls(value.dtype, tuple(value.shape), raw.nbytes, compress(raw, argument))
+
+    def open(self, argument: str) -> npt.NDArray[Any] | Tensor:
+        """The array, or the tensor on the CPU, that was packed, in memory of its own."""
+        raw = decompress(self.data, self.size, argument)
+        if isinstance(self.dtype, torch.dtype):
+            if not self.size:  # which torch does not view as anything else
+                return torch.empty(self.shape, dtype=self.dtype)
+            return torch.from_numpy(raw).view(self.dtype).reshape(self.shape)
+        return raw.view(self.dtype).reshape(self.shape)
+
+
+def _bytes_of(value: npt.NDArray[Any] | Tensor) -> Buffer:
+    if isinstance(value, Tensor):
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        array: Buffer = flat.view(torch.uint8).numpy()
+        return array
+    return np.ascontiguousarray(value).reshape(-1).view(np.uint8)

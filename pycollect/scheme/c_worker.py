@@ -1,0 +1,340 @@
+"""The worker that collects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pycollect.checks import check_fraction
+from pycollect.scheduler.options import Preemption
+from pycollect.scheme import names
+from pycollect.scheme.components import attribute_of, check_parameter, hand_over, nothing
+from pycollect.scheme.compression import Packed, check_lz4, pack
+from pycollect.scheme.devices import device_of
+from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns
+from pycollect.scheme.evaluation import mean_return
+from pycollect.scheme.messages import StopListener
+from pycollect.scheme.protocols import (
+    ActorFactory,
+    AlgorithmFactory,
+    Data,
+    StorageFactory,
+    TestEnvsFactory,
+    TrainEnvsFactory,
+)
+from pycollect.scheme.valid_rows import valid_rows
+from pycollect.scheme.worker import Worker, resolved_weights
+
+
+class CWorker(Worker):
+    """Steps a vector environment by an algorithm's actor, and keeps the steps in a storage.
+
+    The components are what the factories make, in this order: training environments, test
+    environments, actor, algorithm, storage. Then ``algo.start_steps`` steps are stored.
+
+    Attributes:
+        index_worker: which of its set it is.
+        index_parent: which gradient worker it collects for.
+        fraction_samples: as told.
+        device: a torch.device.
+        compress_data_to_send: as told.
+        actor: an :class:`~pycollect.scheme.protocols.Actor`.
+        algo: an Algorithm.
+        envs_train: a VecEnv, or None.
+        envs_test: a VecEnv, or None.
+        storage: a Storage.
+        iter: rollouts collected so far.
+        actor_version: of the weights that it has.
+        update_every: steps of the vector environment in one rollout.
+        updates_per_iter: updates of the actor that are made with one rollout.
+        samples_collected: steps of single environments since the last rollout.
+        obs: the latest observations ``[P, ...]``.
+        rhs: the latest hidden states.
+        done: the latest done flags ``[P, 1]``.
+
+    Args:
+        index_worker: which of its set it is.
+        index_parent: which gradient worker it collects for.
+        algo_factory: makes an algorithm, of device, actor and training environments.
+        actor_factory: makes an actor, of a device.
+        storage_factory: makes a storage, of device, actor, algorithm and training environments.
+        fraction_samples: of a rollout's steps, at least so many are taken before it may end early,
+            0 to 1.
+        compress_data_to_send: `collect_data` returns its result packed.
+        train_envs_factory: makes environments to collect from, of device, `index_worker` and
+            `index_parent`, or None.
+        test_envs_factory: makes environments to evaluate in, of the same and ``"test"``, or None.
+        initial_weights: as `set_weights` takes them; None: the actor's own.
+        device: where it computes, "cpu" or "cuda:number"; None: CUDA where it is available.
+    """
+
+    def __init__(
+        self,
+        index_worker: int,
+        index_parent: int,
+        algo_factory: AlgorithmFactory,
+        actor_factory: ActorFactory,
+        storage_factory: StorageFactory,
+        fraction_samples: float = 1.0,
+        compress_data_to_send: bool = False,
+        train_envs_factory: TrainEnvsFactory = nothing,
+        test_envs_factory: TestEnvsFactory = nothing,
+        initial_weights: Any = None,
+        device: Any = None,
+    ) -> None:
+        super().__init__(index_worker)
+        self.index_parent = index_parent
+        self.fraction_samples = check_fraction("fraction_samples", fraction_samples)
+        self.compress_data_to_send = compress_data_to_send
+        if compress_data_to_send:
+            check_lz4()
+        self.device = device_of(device)
+        self.envs_train: Any = None
+        self.envs_test: Any = None
+        try:
+            self.envs_train = self._made("envs_train", train_envs_factory)
+            self.envs_test = self._made("envs_test", test_envs_factory)
+            self.actor = self._made("actor", actor_factory)
+            self.algo = self._made("algo", algo_factory)
+            self.storage = self._made("storage", storage_factory)
+            self._begin(initial_weights)
+        except BaseException:
+            self.stop()
+            raise
+        self.print_worker_info()
+
+    def _made(self, attribute: str, factory: Callable[..., Any]) -> Any:
+        """What the factory of a component makes of those that it depends on."""
+        place = (self.device, self.index_worker, self.index_parent)
+        if attribute == "envs_train":
+            return factory(*place)
+        if attribute == "envs_test":
+            return factory(*place, "test")
+        if attribute == "actor":
+            return factory(self.device)
+        if attribute == "algo":
+            return factory(self.device, self.actor, self.envs_train)
+        return factory(self.device, self.actor, self.algo, self.envs_train)
+
+    def _begin(self, initial_weights: Any) -> None:
+        self.actor.try_load_from_checkpoint()
+        self.iter = self.actor_version = self.samples_collected = 0
+        self.update_every = int(self.algo.update_every or self.storage.max_size)
+        self.updates_per_iter = self.algo.num_mini_batch * self.algo.num_epochs
+        self._returns = EpisodeReturns()
+        self._stored = 0  # steps, since the storage was empty
+        if initial_weights is not None:
+            self.set_weights(initial_weights)
+        if self.envs_train:
+            self._restart()
+            self.collect_train_data(self.algo.start_steps)
+
+    def _restart(self) -> None:
+        """Reset all training environments."""
+        self._returns.restart()
+        self.obs, self.rhs, self.done = self.actor.actor_initial_states(self.envs_train.reset())
+
+    def collect_data(
+        self, listen_to: Sequence[str] = (), data_to_cpu: bool = True
+    ) -> tuple[Data, dict[str, Any]] | Packed:
+        """Collect one rollout, of `update_every` steps.
+
+        Args:
+            listen_to: keys. If :func:`~pycollect.scheme.broadcast_message` says ``b"stop"`` to one
+                of them, the rollout ends after the step that is being taken, as soon as it has
+                `fraction_samples` of its steps.
+            data_to_cpu: whether the storage is asked for data on the CPU.
+
+        Returns:
+            What the storage holds; of a rollout that ended early its valid rows alone, copied. And
+            what there is to say of it::
+
+                {
+                    "Episodes": means over the episodes that ended, by the environments' own names,
+                        "TrainReward" for "r", and "TestReward" after an evaluation,
+                    "Time": {"DataCollection": seconds},
+                    "ActorVersion": {"DataCollection": version},
+                    "NumberSamples": steps of single environments,
+                }
+
+            Both packed, if `compress_data_to_send` is set.
+
+        Raises:
+            RuntimeError: there are no training environments.
+        """
+        start = time.perf_counter()
+        episodes, ended_early = self._collect_steps(self.update_every, listen_to)
+        info: dict[str, Any] = {
+            names.EPISODES: episodes,
+            names.TIME: {names.COLLECTION: time.perf_counter() - start},
+            names.VERSION: {names.COLLECTION: self.actor_version},
+            names.NUMSAMPLES: self.samples_collected,
+        }
+        data = self.storage.get_all_buffer_data(data_to_cpu)
+        if ended_early:
+            data = valid_rows(data, self._stored)
+        if self._is_test_due():
+            info[names.EPISODES][names.TEST_REWARD] = self.evaluate()
+        result = pack((data, info)) if self.compress_data_to_send else (data, info)
+        self.storage.reset()
+        self.samples_collected = self._stored = 0
+        self.iter += 1
+        return result
+
+    def collect_train_data(
+        self, num_steps: int | None = None, listen_to: Sequence[str] = ()
+    ) -> tuple[float, float]:
+        """Store steps, beside those that are stored already.
+
+        Args:
+            num_steps: of the vector environment; None: `update_every`.
+            listen_to: as of `collect_data`.
+
+        Returns:
+            The seconds that it took, and the mean return of the last 100 training episodes, nan
+            before one has ended.
+
+        Raises:
+            RuntimeError: there are no training environments.
+        """
+        start = time.perf_counter()
+        self._collect_steps(self.update_every if num_steps is None else int(num_steps), listen_to)
+        return time.perf_counter() - start, self._returns.mean
+
+    def _collect_steps(self, steps: int, listen_to: Sequence[str]) -> tuple[dict[str, Any], bool]:
+        """Store so many steps; what was told of episodes, and whether it was stopped before."""
+        if not self.envs_train:
+            raise RuntimeError(
+                f"worker {self.index_worker} has no training environments; where there are remote "
+                "workers, they collect"
+            )
+        least = Preemption(1.0, self.fraction_samples).min_steps(steps)
+        stop = StopListener(listen_to)
+        infos = EpisodeInfos()
+        taken = 0
+        self.actor.eval()
+        while taken < steps:
+            self._step(infos)
+            taken += 1
+            if taken >= least and taken < steps and stop.heard:
+                break
+        self.actor.train()
+        return infos.means(), taken < steps
+
+    def _step(self, infos: EpisodeInfos) -> None:
+        act, clipped, rhs2, others = self.algo.acting_step(self.obs, self.rhs, self.done)
+        obs2, reward, done2, told = self.envs_train.step(clipped)
+        self.storage.insert_transition(
+            {
+                names.OBS: self.obs,
+                names.RHS: self.rhs,
+                names.DONE: self.done,
+                names.ACT: act,
+                names.REW: reward,
+                names.OBS2: obs2,
+                names.RHS2: rhs2,
+                names.DONE2: done2,
+                names.INFO: told,
+                **others,
+            }
+        )
+        ended = torch.nonzero(done2, as_tuple=False)[:, 0].tolist()
+        infos.add(told, ended)
+        self._returns.add(reward, ended)
+        self.obs, self.rhs, self.done = obs2, rhs2, done2
+        self._stored += 1
+        self.samples_collected += self.envs_train.num_envs
+
+    def _is_test_due(self) -> bool:
+        """Whether one of the updates that this rollout is for is one to test at."""
+        if not self.envs_test or self.algo.num_test_episodes <= 0:
+            return False
+        first = self.iter * self.updates_per_iter
+        updates = np.arange(first, first + self.updates_per_iter)
+        return bool((updates % self.algo.test_every == 0).any())
+
+    def evaluate(self) -> float:
+        """The mean return of ``algo.num_test_episodes`` episodes in the test environments.
+
+        Actions are deterministic. Which environment plays how many is settled before they begin, so
+        that short episodes count no more than long ones.
+
+        Raises:
+            RuntimeError: there are no test environments.
+        """
+        if not self.envs_test:
+            raise RuntimeError(f"worker {self.index_worker} has no test environments")
+        self.actor.eval()
+        mean = mean_return(self.algo, self.actor, self.envs_test, self.algo.num_test_episodes)
+        self.actor.train()
+        return mean
+
+    def set_weights(self, actor_weights: Any) -> None:
+        """Load weights, and take over their version.
+
+        Args:
+            actor_weights: ``{"ActorVersion": number, "ActorWeights": what get_weights() gives}``.
+        """
+        weights = resolved_weights(actor_weights)
+        self.actor.load_state_dict(weights[names.WEIGHTS])
+        self.actor_version = weights[names.VERSION]
+
+    def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
+        """Set an attribute of the algorithm.
+
+        Raises:
+            AttributeError: it has none of that name.
+        """
+        check_parameter("parameter_name", self.algo, parameter_name)
+        self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
+
+    def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
+        """Set an attribute of the storage.
+
+        Raises:
+            AttributeError: it has none of that name.
+        """
+        check_parameter("parameter_name", self.storage, parameter_name)
+        self.storage.update_storage_parameter(parameter_name, new_parameter_value)
+
+    def replace_agent_component(
+        self, component_name: str, new_component_factory: Callable[..., Any]
+    ) -> None:
+        """Make a component anew, and use it instead of the one that there is.
+
+        Others that hold the old one as `actor`, `algo` or `envs` hold the new one from then on. New
+        training environments begin with a reset, and the old ones are closed. An optimizer keeps
+        the parameters of the old actor: where the worker learns, replace the algorithm, too.
+
+        Args:
+            component_name: "Algorithm", "Actor", "Storage", "TrainEnvironment" or
+                "TestEnvironment", or the attribute: algo, actor, storage, envs_train, envs_test.
+            new_component_factory: is called as the factory that the worker was made with.
+
+        Raises:
+            AttributeError: there is no such component.
+        """
+        attribute = attribute_of(component_name)
+        old = getattr(self, attribute)
+        new = self._made(attribute, new_component_factory)
+        setattr(self, attribute, new)
+        for other in (self.algo, self.storage):
+            hand_over(other, old, new, attribute)
+        if attribute in ("envs_train", "envs_test") and old:
+            old.close()
+        if attribute == "storage":
+            self.samples_collected = self._stored = 0
+        if attribute in ("envs_train", "actor") and self.envs_train:
+            self._restart()
+
+    def stop(self) -> None:
+        """Close all environments. Idempotent."""
+        for attribute in ("envs_train", "envs_test"):
+            envs = getattr(self, attribute)
+            setattr(self, attribute, None)
+            if envs:
+                envs.close()

@@ -1,0 +1,124 @@
+"""Actors that are two small layers: what chooses actions, and what values states or actions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from gymnasium import spaces
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, Independent, Normal
+
+from pycollect.scheme.protocols import ActorFactory, Tree
+
+
+class _Actor(nn.Module):
+    """What both kinds have in common: they take observations of one leaf, and remember nothing."""
+
+    def actor_initial_states(self, obs: Tree) -> tuple[Tree, Tree, Tensor]:
+        """The observations as they are, hidden states that hold nothing, done flags of 0."""
+        assert isinstance(obs, Tensor)
+        nothing = torch.zeros(len(obs), 1, device=obs.device)
+        return obs, {}, nothing
+
+    def try_load_from_checkpoint(self) -> None:
+        """There is none."""
+
+
+class ActorCritic(_Actor):
+    """A distribution of actions, and the value of a state.
+
+    Args:
+        observation_space: a Box.
+        action_space: Discrete, or a Box of one dimension.
+        hidden: width of the two layers.
+    """
+
+    def __init__(
+        self, observation_space: spaces.Box, action_space: spaces.Space[Any], hidden: int = 64
+    ) -> None:
+        super().__init__()
+        inputs = _size(observation_space)
+        self._low: Tensor | None = None
+        self._high: Tensor | None = None
+        if isinstance(action_space, spaces.Discrete):
+            outputs, self.log_std = int(action_space.n), None
+        elif isinstance(action_space, spaces.Box) and len(action_space.shape) == 1:
+            outputs = action_space.shape[0]
+            self.log_std = nn.Parameter(torch.zeros(outputs))
+            self.register_buffer("_low", torch.from_numpy(action_space.low))
+            self.register_buffer("_high", torch.from_numpy(action_space.high))
+        else:
+            raise ValueError(
+                f"action_space: expected Discrete or a Box of one dimension, got {action_space}"
+            )
+        self.policy = _layers(inputs, hidden, outputs, 0.01)
+        self.critic = _layers(inputs, hidden, 1, 1.0)
+
+    @classmethod
+    def create_factory(
+        cls, observation_space: spaces.Box, action_space: spaces.Space[Any], hidden: int = 64
+    ) -> ActorFactory:
+        """A function that makes one on a device. Arguments are those of the class."""
+        return lambda device: cls(observation_space, action_space, hidden).to(device)
+
+    def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits, or means, ``[N, A]`` and values ``[N]`` of observations ``[N, ...]``."""
+        flat = obs.flatten(1).float()
+        return self.policy(flat), self.critic(flat).squeeze(-1)
+
+    def distribution(self, parameters: Tensor) -> Distribution:
+        """Of actions, whose logits or means are these ``[N, A]``."""
+        if self.log_std is None:
+            return Categorical(logits=parameters)
+        return Independent(Normal(parameters, self.log_std.exp()), 1)
+
+    def clipped(self, action: Tensor) -> Tensor:
+        """Within the action space."""
+        return action if self._low is None else action.clamp(self._low, self._high)
+
+
+class QNetwork(_Actor):
+    """The values of all actions of a Discrete space.
+
+    Args:
+        observation_space: a Box.
+        action_space: Discrete.
+        hidden: width of the two layers.
+    """
+
+    def __init__(
+        self, observation_space: spaces.Box, action_space: spaces.Discrete, hidden: int = 64
+    ) -> None:
+        super().__init__()
+        self.values = _layers(_size(observation_space), hidden, int(action_space.n), 1.0)
+
+    @classmethod
+    def create_factory(
+        cls, observation_space: spaces.Box, action_space: spaces.Discrete, hidden: int = 64
+    ) -> ActorFactory:
+        """A function that makes one on a device. Arguments are those of the class."""
+        return lambda device: cls(observation_space, action_space, hidden).to(device)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Values ``[N, A]`` of observations ``[N, ...]``."""
+        values: Tensor = self.values(obs.flatten(1).float())
+        return values
+
+
+def _size(space: spaces.Box) -> int:
+    if not isinstance(space, spaces.Box):
+        raise ValueError(f"observation_space: expected a Box, got {space}")
+    return int(torch.Size(space.shape).numel())
+
+
+def _layers(inputs: int, hidden: int, outputs: int, gain: float) -> nn.Sequential:
+    last = nn.Linear(hidden, outputs)
+    net = nn.Sequential(
+        *(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), last)
+    )
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, gain if layer is last else 2**0.5)
+            nn.init.zeros_(layer.bias)
+    return net

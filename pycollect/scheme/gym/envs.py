@@ -1,0 +1,160 @@
+"""Any environment that collectors take, as the vector environment that a CWorker steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pycollect.envs import make_env_batch
+from pycollect.scheme.protocols import TrainEnvsFactory, Tree
+
+
+class GymEnvs:
+    """P environments that are reset as their episodes end.
+
+    Observations keep their dtypes; a Dict's are dicts by name. The info of an episode's last step
+    has ``"episode"`` (its return "r" and length "l"), ``"final_observation"`` (tensors ``[...]``)
+    and ``"terminated"`` (False where it was truncated); other infos are empty.
+
+    Attributes:
+        num_envs: P.
+
+    Args:
+        entry: as an entry of a collector's ``create_env_fn``: a vector environment, callables that
+            return single ones, or a callable that returns either.
+        device: where tensors are to be.
+        env_kwargs: of the callables.
+        seed: of the environments; None: as they come.
+
+    Raises:
+        ValueError: a vector environment that steps over the reset of each row by itself.
+    """
+
+    def __init__(
+        self,
+        entry: Any,
+        device: torch.device,
+        env_kwargs: Mapping[str, Any] | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._env = make_env_batch(entry, env_kwargs)
+        if self._env.skips_after_done or not self._env.batched or self._env.own_flags:
+            self._env.close()
+            raise ValueError(
+                "entry: expected callables in a list, or a vector environment of Gymnasium whose "
+                f"rows can be reset one by one, got {entry!r}"
+            )
+        self._device = device
+        self._seed = seed
+        self.num_envs = self._env.num_envs
+        self._returns = np.zeros(self.num_envs)
+        self._lengths = np.zeros(self.num_envs, int)
+
+    @classmethod
+    def create_factory(
+        cls,
+        entry: Any,
+        env_kwargs: Mapping[str, Any] | None = None,
+        num_envs: int | None = None,
+        seed: int | None = None,
+    ) -> TrainEnvsFactory:
+        """A function that makes them, for training and for evaluation.
+
+        Args:
+            entry: as of the class; with `num_envs`, one callable that returns a single environment.
+            env_kwargs: of the callables.
+            num_envs: how many of that one callable; None: `entry` says it.
+            seed: each worker's environments have seeds of their own that follow from it.
+        """
+        each = entry if num_envs is None else [entry] * num_envs
+
+        def make(
+            device: torch.device, index_worker: int, index_parent: int, mode: str = "train"
+        ) -> GymEnvs:
+            """Make the environments of one worker."""
+            place = (index_parent, index_worker, int(mode == "test"))
+            own = None
+            if seed is not None:
+                own = int(np.random.SeedSequence(seed, spawn_key=place).generate_state(1)[0])
+            return cls(each, device, env_kwargs, own)
+
+        return make
+
+    def reset(self) -> Tree:
+        """Reset all; observations ``[P, ...]``."""
+        self._returns[:] = 0.0
+        self._lengths[:] = 0
+        seeds = None
+        if self._seed is not None:  # once: later episodes are others
+            seeds = [self._seed + place for place in range(self._env.num_seeds)]
+            self._seed = None
+        return self._tensors(self._env.reset(seeds))
+
+    def step(self, action: Tensor) -> tuple[Tree, Tensor, Tensor, list[dict[str, Any]]]:
+        """Step all; see :meth:`pycollect.scheme.protocols.VecEnv.step`.
+
+        Args:
+            action: ``[P, ...]``; a Discrete space's may be ``[P, 1]``. One leaf.
+        """
+        (leaf,) = self._env.action
+        chosen = action.detach().cpu().numpy().reshape(self.num_envs, *leaf.shape)
+        arrays, reward, terminated, truncated = self._env.step(chosen.astype(leaf.dtype))
+        done = np.logical_or(terminated, truncated)
+        obs = self._tensors(arrays)
+        self._returns += reward
+        self._lengths += 1
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if done.any():
+            for place in np.flatnonzero(done):
+                infos[place] = self._end(obs, int(place), bool(terminated[place]))
+            rows = torch.from_numpy(done).to(self._device)
+            obs = _merged(rows, self._tensors(self._env.reset_done(done)), obs)
+        return obs, self._column(reward), self._column(done), infos
+
+    def _end(self, obs: Tree, place: int, terminated: bool) -> dict[str, Any]:
+        """What is told of an episode with its last step."""
+        episode = {"r": float(self._returns[place]), "l": int(self._lengths[place])}
+        self._returns[place] = self._lengths[place] = 0
+        last = (
+            {name: tensor[place] for name, tensor in obs.items()}
+            if isinstance(obs, dict)
+            else obs[place]
+        )
+        return {"episode": episode, "final_observation": last, "terminated": terminated}
+
+    def _column(self, values: Any) -> Tensor:
+        """One number for each environment, ``[P, 1]`` float32."""
+        column = torch.as_tensor(np.asarray(values, np.float32), device=self._device)
+        return column.reshape(self.num_envs, 1)
+
+    def _tensors(self, arrays: Any) -> Tree:
+        """Copies: environments may write into their arrays again."""
+        leaves = self._env.observation
+        if len(leaves) == 1 and len(leaves[0].key) == 1:
+            return torch.tensor(np.asarray(arrays), device=self._device)
+        values = arrays if len(leaves) > 1 else (arrays,)
+        return {
+            ".".join(leaf.key): torch.tensor(np.asarray(value), device=self._device)
+            for leaf, value in zip(leaves, values, strict=True)
+        }
+
+    def close(self) -> None:
+        """Close them. Idempotent."""
+        self._env.close()
+
+
+def _merged(rows: Tensor, new: Tree, old: Tree) -> Tree:
+    """The new observations in those rows, the old ones in the others; both stay as they are."""
+    if isinstance(old, dict):
+        assert isinstance(new, dict)
+        return {name: _chosen(rows, new[name], tensor) for name, tensor in old.items()}
+    assert isinstance(new, Tensor)
+    return _chosen(rows, new, old)
+
+
+def _chosen(rows: Tensor, new: Tensor, old: Tensor) -> Tensor:
+    return torch.where(rows.view(-1, *[1] * (old.ndim - 1)), new, old)

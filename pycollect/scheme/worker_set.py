@@ -1,0 +1,206 @@
+"""A local worker, and remote ones like it in Ray actors."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pycollect.checks import check_count, check_positive
+from pycollect.engines.ray.actor import end_of
+from pycollect.engines.ray.resources import check_amounts, check_resources
+from pycollect.engines.ray.session import SESSION, import_ray
+from pycollect.errors import WorkerDied, WorkerError, warn_user
+from pycollect.scheme.devices import device_of
+from pycollect.scheme.names import VERSION, WEIGHTS
+from pycollect.scheme.worker import Worker
+
+default_remote_config: dict[str, Any] = {
+    "num_cpus": 1,
+    "num_gpus": 0.2,
+    "memory": 5 * 1024**3,
+    "object_store_memory": 2 * 1024**3,
+}
+"""What a remote worker reserves, where nothing else is said: PyTorchRL's."""
+
+_STOP_SECONDS = 10.0  # in which remote workers close what they have, before they are killed
+_STILL_SECONDS = 60.0  # between two warnings that workers are not there yet
+
+
+class WorkerSet:
+    """A local worker and, where there are to be two or more, as many in Ray actors.
+
+    Ray is joined, or started, once the first remote worker is made.
+
+    Attributes:
+        worker_class: the class of all of them.
+        remote_config: what each remote worker reserves.
+        worker_params: keyword arguments that they are made with.
+        num_workers: how many remote ones are asked for; 0 or 1: the local one does the work.
+
+    Args:
+        worker: a subclass of :class:`Worker`.
+        worker_params: its keyword arguments, but for `index_worker`.
+        index_parent_worker: the index of the worker that this set works for.
+        worker_remote_config: arguments of `Worker.as_remote`; what is left out is as in
+            `default_remote_config`, but for `num_gpus` on a CPU.
+        num_workers: how many remote ones.
+        local_device: where the local worker computes, and whether remote ones reserve a part of a
+            GPU: "cpu" or "cuda:number"; None: CUDA where it is available here.
+        initial_weights: of the local worker, which the others get from it.
+        add_local_worker: whether there is one.
+        total_parent_workers: how many parents there are, each with a set of its own.
+
+    Raises:
+        ValueError: the cluster has less than what the workers reserve.
+        WorkerError: a remote worker could not be made. Those that could are ended.
+    """
+
+    def __init__(
+        self,
+        worker: type[Worker],
+        worker_params: dict[str, Any],
+        index_parent_worker: int,
+        worker_remote_config: Mapping[str, Any] = default_remote_config,
+        num_workers: int = 1,
+        local_device: Any = None,
+        initial_weights: Any = None,
+        add_local_worker: bool = True,
+        total_parent_workers: int | None = None,
+    ) -> None:
+        self.worker_class = worker
+        self.num_workers = check_count("num_workers", num_workers)
+        self.worker_params = worker_params
+        self.remote_config = _remote_config(worker_remote_config, local_device)
+        self._index_parent = index_parent_worker
+        self._total_parents = total_parent_workers or 0
+        self._remote_workers: list[Any] = []
+        self._session: weakref.finalize[Any, Any] | None = None
+        self._local_worker: Any = None
+        if add_local_worker:
+            params = {**worker_params, "device": local_device, "initial_weights": initial_weights}
+            self._local_worker = worker(index_worker=0, **self._local_params(params))
+        try:
+            if self.num_workers > 1:
+                self._add(self.num_workers)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _local_params(self, params: dict[str, Any]) -> dict[str, Any]:
+        """What the local worker is made with."""
+        return params
+
+    def local_worker(self) -> Any:
+        """The local worker; None: there is none."""
+        return self._local_worker
+
+    def remote_workers(self) -> list[Any]:
+        """Ray's handles of the remote workers, in the order of their indices, from 1 on."""
+        return self._remote_workers
+
+    def add_workers(self, num_workers: int) -> None:
+        """Make more remote workers, which begin with the local worker's weights.
+
+        Args:
+            num_workers: how many more.
+        """
+        self._add(check_positive("num_workers", num_workers))
+        self.num_workers = len(self._remote_workers)
+
+    def _add(self, count: int) -> None:
+        self._enter()
+        there = len(self._remote_workers)
+        check_resources("worker_remote_config", [self.remote_config] * (there + count))
+        self._remote_workers += self._made(range(there + 1, there + count + 1))
+
+    def _enter(self) -> None:
+        """Join Ray, or start it, until `stop` or the end of this object."""
+        if self._session is None:
+            SESSION.enter(None)
+            self._session = weakref.finalize(self, SESSION.leave)
+            self._session.atexit = False  # at exit Ray ends by itself
+
+    def _made(self, indices: Sequence[int]) -> list[Any]:
+        if self._local_worker is not None:
+            self.worker_params["initial_weights"] = import_ray().put(self._weights())
+        made_by = self.worker_class.as_remote(**self.remote_config).remote
+        made = [made_by(index_worker=index, **self.worker_params) for index in indices]
+        ready = {
+            worker.__ray_ready__.remote(): index
+            for worker, index in zip(made, indices, strict=True)
+        }
+        try:
+            _await(ready)
+        except BaseException:
+            for worker in made:
+                import_ray().kill(worker)
+            raise
+        return made
+
+    def _weights(self) -> dict[str, Any]:
+        """The local worker's, with their version."""
+        local = self._local_worker
+        return {VERSION: getattr(local, "actor_version", 0), WEIGHTS: local.get_weights()}
+
+    def stop(self) -> None:
+        """Close what the workers have, and end the remote ones, behind what they do now.
+
+        Those that are not done within ten seconds are killed. Idempotent.
+        """
+        if hasattr(self._local_worker, "stop"):
+            self._local_worker.stop()
+        workers, self._remote_workers = self._remote_workers, []
+        if workers and import_ray().is_initialized():
+            _end(workers)
+        if self._session is not None:
+            self._session()
+
+
+def _remote_config(given: Mapping[str, Any], local_device: Any) -> dict[str, Any]:
+    """Arguments of `Worker.as_remote` that its workers can have."""
+    argument = "worker_remote_config"
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{argument}: expected a dict, got {type(given).__name__}")
+    known = {*default_remote_config, "resources"}
+    if not known >= set(given):
+        raise ValueError(f"{argument}: expected {sorted(known)}, got {sorted(map(str, given))}")
+    check_amounts(argument, given)
+    if given is not default_remote_config and given.get("object_store_memory") is not None:
+        warn_user(
+            f"{argument}: Ray reserves no object_store_memory for actors any more; it is ignored"
+        )
+    config = {**default_remote_config, **given, "object_store_memory": None}
+    return config if device_of(local_device).type != "cpu" else {**config, "num_gpus": None}
+
+
+def _await(ready: dict[Any, int]) -> None:
+    """Wait until all are made; raise what the first that could not be made tells."""
+    ray = import_ray()
+    while ready:
+        done, _ = ray.wait(list(ready), timeout=_STILL_SECONDS)
+        if not done:
+            warn_user(f"workers {sorted(ready.values())} are not made yet; still waiting for them")
+        for reference in done:
+            index = ready.pop(reference)
+            try:
+                ray.get(reference)
+            except ray.exceptions.RayError as error:
+                raise lost(index, error) from error
+
+
+def lost(index: int, error: Exception) -> WorkerError:
+    """The error for a remote worker that ended: how, as Ray tells it."""
+    return WorkerDied(f"worker {index} died: {end_of(error)}\n{error}", index, 0, str(error))
+
+
+def _end(workers: Sequence[Any]) -> None:
+    ray = import_ray()
+    ends = []
+    for worker in workers:
+        if hasattr(worker, "stop"):
+            worker.stop.remote()
+        ends.append(worker.__ray_terminate__.remote())
+    ray.wait(ends, num_returns=len(ends), timeout=_STOP_SECONDS)
+    for worker in workers:
+        ray.kill(worker)

@@ -1,0 +1,279 @@
+"""CWorker and CWorkerSet with small components over Gymnasium, in this process."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scheme_support import ACTIONS, OBSERVATION, off_policy, on_policy
+
+from pycollect import scheme
+from pycollect.scheme import CWorker, CWorkerSet, Worker, WorkerSet
+from pycollect.scheme.gym import ActorCritic, RolloutStorage
+from pycollect.scheme.messages import StopListener
+
+SIGNATURES = {
+    CWorker: "index_worker index_parent algo_factory actor_factory storage_factory "
+    "fraction_samples compress_data_to_send train_envs_factory test_envs_factory initial_weights "
+    "device",
+    CWorkerSet: "num_workers index_parent algo_factory actor_factory storage_factory local_device "
+    "initial_weights fraction_samples total_parent_workers compress_data_to_send "
+    "train_envs_factory test_envs_factory worker_remote_config",
+    CWorkerSet.create_factory: "num_workers algo_factory actor_factory storage_factory "
+    "test_envs_factory train_envs_factory total_parent_workers col_fraction_samples "
+    "compress_data_to_send col_worker_resources",
+    CWorker.collect_data: "self listen_to data_to_cpu",
+    CWorker.collect_train_data: "self num_steps listen_to",
+    CWorker.replace_agent_component: "self component_name new_component_factory",
+    CWorker.update_algorithm_parameter: "self parameter_name new_parameter_value",
+    CWorker.update_storage_parameter: "self parameter_name new_parameter_value",
+    CWorker.set_weights: "self actor_weights",
+    Worker.as_remote: "num_cpus num_gpus memory object_store_memory resources",
+    WorkerSet: "worker worker_params index_parent_worker worker_remote_config num_workers "
+    "local_device initial_weights add_local_worker total_parent_workers",
+}
+
+
+@pytest.mark.parametrize("what", SIGNATURES, ids=lambda what: what.__qualname__)
+def test_signatures_are_those_of_the_original(what: Any) -> None:
+    assert list(inspect.signature(what).parameters) == SIGNATURES[what].split()
+
+
+def worker_of(**factories: Any) -> CWorker:
+    return CWorker(0, 0, device="cpu", **factories)
+
+
+def steps_seen(data: dict[str, Any], row: int, env: int) -> list[float]:
+    return data["Observation"][row, env].tolist()
+
+
+class TestData:
+    def test_on_policy_rows_follow_each_other(self) -> None:
+        worker = worker_of(**on_policy())
+        first, info = worker.collect_data()
+        kept = first["Observation"].clone()
+        assert first["Observation"].shape == (13, 2, 2)
+        assert [steps_seen(first, t, 0) for t in range(7)] == [
+            *([0, t] for t in range(5)),
+            *([1, t] for t in range(2)),
+        ]
+        assert first["Done"][:, 0, 0].tolist() == [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0]
+        assert set(info) == {"Episodes", "Time", "ActorVersion", "NumberSamples"}
+        assert info["NumberSamples"] == 24
+        assert info["Time"]["DataCollection"] > 0
+        assert info["Episodes"]["TrainReward"] == np.mean([5, 7, 5])
+        second, _ = worker.collect_data()
+        assert torch.equal(second["Observation"][0], kept[-1])  # nothing is lost between the two
+        worker.stop()
+
+    def test_off_policy_successors_are_true(self) -> None:
+        worker = worker_of(**off_policy(update_every=6, start_steps=3))
+        data, info = worker.collect_data()
+        assert data["Observation"].shape == (9, 2, 2)  # those before the first rollout too
+        assert info["NumberSamples"] == 18
+        assert data["NextObservation"][4, 0].tolist() == [0, 5]
+        assert data["Observation"][5, 0].tolist() == [1, 0]
+        assert data["NextDone"][:, 0, 0].tolist() == [0, 0, 0, 0, 1, 0, 0, 0, 0]
+        assert worker.collect_data()[0]["Observation"].shape == (6, 2, 2)
+        worker.stop()
+
+    def test_a_truncated_end_is_bootstrapped(self) -> None:
+        worker = worker_of(**on_policy(truncates=True, gamma=0.5))
+        data, _ = worker.collect_data()
+        with torch.no_grad():
+            _, value = worker.actor(torch.tensor([[0.0, 5.0]]))
+        assert data["Reward"][4, 0, 0].item() == pytest.approx(1 + 0.5 * value.item())
+        assert data["Reward"][3, 0, 0].item() == 1
+        off = worker_of(**off_policy(truncates=True, update_every=6))
+        transitions, _ = off.collect_data()
+        assert not transitions["NextDone"].any()
+        assert transitions["NextObservation"][4, 0].tolist() == [0, 5]
+        worker.stop()
+        off.stop()
+
+    def test_train_data_alone(self) -> None:
+        worker = worker_of(**on_policy())
+        seconds, train_perf = worker.collect_train_data(3)
+        assert seconds > 0
+        assert np.isnan(train_perf)  # no episode has ended
+        assert worker.collect_train_data()[1] == np.mean([5, 7, 5, 7, 5])
+        assert worker.samples_collected == 30
+        worker.stop()
+
+    def test_versions_of_what_was_collected(self) -> None:
+        worker = worker_of(**on_policy())
+        weights = {name: torch.zeros_like(w) for name, w in worker.get_weights().items()}
+        worker.set_weights({"ActorVersion": 3, "ActorWeights": weights})
+        data, info = worker.collect_data()
+        assert info["ActorVersion"] == {"DataCollection": 3}
+        assert not data["Value"][:12].any()
+        with pytest.raises(TypeError, match="'ActorVersion' and 'ActorWeights', got"):
+            worker.set_weights(weights)
+        worker.stop()
+
+
+class TestEvaluation:
+    def test_short_episodes_count_no_more_than_long_ones(self) -> None:
+        """Four episodes of two environments: two of each, though one ends its own much sooner."""
+        worker = worker_of(**on_policy((1, 50), num_test_episodes=4))
+        assert worker.evaluate() == np.mean([1, 1, 50, 50])
+        worker.stop()
+
+    def test_it_is_done_when_it_is_due(self) -> None:
+        worker = worker_of(
+            **on_policy(num_test_episodes=2, num_epochs=2, num_mini_batch=3, test_every=9)
+        )
+        tested = ["TestReward" in worker.collect_data()[1]["Episodes"] for _ in range(4)]
+        assert tested == [True, True, False, True]  # updates 0 to 5, 6 to 11, 12 to 17, 18 to 23
+        worker.stop()
+
+
+class TestComponents:
+    def test_unknown_names_raise(self) -> None:
+        worker = worker_of(**on_policy())
+        with pytest.raises(AttributeError, match="got 'actr'; did you mean 'actor'"):
+            worker.replace_agent_component("actr", lambda device: None)
+        with pytest.raises(AttributeError, match="got 'gama'; did you mean 'gamma'"):
+            worker.update_algorithm_parameter("gama", 0.5)
+        with pytest.raises(AttributeError, match="got 'size'"):
+            worker.update_storage_parameter("size", 5)
+        worker.update_algorithm_parameter("gamma", 0.5)
+        assert worker.algo.gamma == 0.5
+        worker.stop()
+
+    @pytest.mark.parametrize("name", ["Actor", "actor"])
+    def test_another_actor_acts(self, name: str) -> None:
+        worker = worker_of(**on_policy())
+        worker.replace_agent_component(name, ActorCritic.create_factory(OBSERVATION, ACTIONS, 4))
+        assert worker.algo.actor is worker.storage.actor is worker.actor
+        assert worker.actor.policy[0].out_features == 4
+        worker.collect_data()
+        worker.stop()
+
+    def test_other_environments_begin_with_a_reset(self) -> None:
+        worker = worker_of(**on_policy((5, 7)))
+        worker.collect_data()
+        worker.replace_agent_component("TrainEnvironment", on_policy((3,))["train_envs_factory"])
+        worker.replace_agent_component("storage", RolloutStorage.create_factory(4))
+        worker.update_every = 4
+        data, info = worker.collect_data()
+        assert data["Observation"][:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]
+        assert info["NumberSamples"] == 4
+        worker.stop()
+
+    def test_what_was_made_is_closed_where_the_rest_cannot_be(self) -> None:
+        closed: list[str] = []
+
+        class Envs:
+            num_envs = 1
+
+            def close(self) -> None:
+                closed.append("closed")
+
+        factories = {**on_policy(), "train_envs_factory": lambda *place: Envs()}
+        factories["actor_factory"] = lambda device: 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            worker_of(**factories)
+        assert closed == ["closed"]
+
+
+class TestStopping:
+    def test_it_is_heard_between_looks_that_take_little_time(self) -> None:
+        asked: list[str] = []
+
+        def check(key: str) -> bytes | None:
+            asked.append(key)
+            threading.Event().wait(0.002)
+            return b"stop" if len(asked) > 2 else b"start-continue"
+
+        listener = StopListener(["sync", "worker_0"], check)
+        assert not listener.heard
+        assert asked == ["sync", "worker_0"]
+        assert not any(listener.heard for _ in range(10))  # so soon it does not look again
+        assert len(asked) == 2
+        while not listener.heard:
+            threading.Event().wait(0.01)
+        assert len(asked) == 3
+
+    def test_the_valid_rows_of_a_rollout_that_ended_early(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        worker = worker_of(**on_policy(), fraction_samples=0.25)
+        worker.collect_data()  # of which nothing is to be seen later
+        monkeypatch.setattr(StopListener, "heard", True)
+        data, info = worker.collect_data(["sync"])
+        assert info["NumberSamples"] == 3 * 2
+        assert {name: len(leaf) for name, leaf in data.items()} == dict.fromkeys(data, 4)
+        assert data["Observation"][:, 0].tolist() == [[2, 2], [2, 3], [2, 4], [3, 0]]
+        assert data["Done"][:, 0, 0].tolist() == [0, 0, 0, 1]
+        assert data["Reward"][:, 0, 0].tolist() == [1, 1, 1, 0]
+        assert not data["LogProbability"][3].any()
+        monkeypatch.undo()
+        assert worker.collect_data()[0]["Observation"][0, 0].tolist() == [3, 0]
+        worker.stop()
+
+    def test_without_ray_there_is_nothing_to_hear(self) -> None:
+        import ray
+
+        if ray.is_initialized():
+            pytest.skip("another test's Ray is there")
+        assert scheme.check_message("sync") is None
+        with pytest.raises(RuntimeError, match=r"expected a process of a Ray cluster; call ray.in"):
+            scheme.broadcast_message("sync", b"stop")
+
+
+class TestSets:
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_none_and_one_are_local(self, count: int) -> None:
+        make = CWorkerSet.create_factory(count, **on_policy())
+        workers = make("cpu", None, 0)
+        assert workers.remote_workers() == []
+        assert workers.num_workers == count
+        assert workers.worker_class is CWorker
+        assert workers.local_worker().envs_train.num_envs == 2
+        ((_, info),) = workers.collect_data()
+        assert info["NumberSamples"] == 24
+        workers.stop()
+        workers.stop()
+        with pytest.raises(RuntimeError, match="worker 0 has no training environments"):
+            workers.collect_data()
+
+    def test_the_first_of_several_parents_does_not_collect(self) -> None:
+        make = CWorkerSet.create_factory(3, total_parent_workers=2, **on_policy())
+        workers = make("cpu", None, 0)
+        assert workers.num_workers == 0
+        assert workers.local_worker().envs_train is None
+        workers.stop()
+
+    def test_what_is_refused(self) -> None:
+        factories = on_policy()
+        with pytest.raises(TypeError, match="algo_factory: expected a callable, got tuple"):
+            CWorkerSet(0, 0, **{**factories, "algo_factory": (1, "PPO")})
+        with pytest.raises(ValueError, match="fraction_samples: expected a number from 0 to 1"):
+            CWorkerSet(0, 0, fraction_samples=2.0, **factories)
+        with pytest.raises(ValueError, match=r"worker_remote_config: expected .*got \['gpus'\]"):
+            CWorkerSet(0, 0, worker_remote_config={"gpus": 1}, **factories)
+        with pytest.raises(ValueError, match="expected a number >= 0 for 'num_cpus', got 'many'"):
+            CWorkerSet(0, 0, worker_remote_config={"num_cpus": "many"}, **factories)
+        with pytest.raises(RuntimeError, match="expected a worker in a Ray actor; use stop"):
+            worker_of(**factories).terminate_worker()
+
+    def test_the_device_is_the_one_that_was_named(self) -> None:
+        workers = CWorkerSet(0, 0, local_device="meta", total_parent_workers=2, **on_policy())
+        local = workers.local_worker()
+        assert local.device == torch.device("meta")
+        assert {parameter.device for parameter in local.actor.parameters()} == {local.device}
+
+    def test_memory_of_the_object_store_is_a_warning(self) -> None:
+        with pytest.warns(UserWarning, match="reserves no object_store_memory"):
+            workers = CWorkerSet(
+                0, 0, worker_remote_config={"object_store_memory": 1}, **on_policy()
+            )
+        workers.stop()
+        before = dict(scheme.default_remote_config)
+        CWorkerSet(0, 0, worker_remote_config={"num_cpus": 7}, **on_policy()).stop()
+        assert scheme.default_remote_config == before

@@ -1,0 +1,69 @@
+"""Data and information packed, leaf by leaf."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pycollect.batch.compression import PackedArray
+from pycollect.scheme import Packed, pack, unpack
+
+VALUES: list[Any] = [
+    torch.zeros(40, 50),
+    torch.rand(40, 50),
+    torch.rand(3, 4).bfloat16(),
+    torch.tensor(3),
+    torch.zeros(0, 4),
+    torch.arange(600).reshape(20, 30).T,
+    torch.zeros(5000, dtype=torch.bool),
+    np.zeros((30, 84, 84), np.uint8),
+    np.random.default_rng(0).normal(size=(100, 17)),
+    np.zeros(3000, "f4")[::2],
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda v: f"{v.dtype}-{tuple(v.shape)}")
+def test_arrays_come_back(value: Any) -> None:
+    packed = pack({"a": value, "b": [value, (1, "x")]})
+    assert isinstance(packed, Packed)
+    for opened in (unpack(packed), unpack(pickle.loads(pickle.dumps(packed)))):
+        assert opened["b"][1] == (1, "x")
+        for copy in (opened["a"], opened["b"][0]):
+            assert copy.dtype == value.dtype
+            assert type(copy) is type(value)
+            assert copy.shape == value.shape
+            assert bool((copy == value).all())
+            copy[...] = 1  # it may be written
+
+
+def test_only_what_gets_smaller_is_compressed() -> None:
+    content = pack([torch.zeros(4000), torch.rand(4000)]).content
+    assert [leaf.data.nbytes < leaf.size for leaf in content] == [True, False]
+    assert all(isinstance(leaf, PackedArray) for leaf in content)
+
+
+def test_no_array_is_pickled_whole() -> None:
+    """They travel as buffers beside the pickle."""
+    buffers: list[Any] = []
+    text = pickle.dumps(
+        pack({"a": torch.rand(100_000)}), protocol=5, buffer_callback=buffers.append
+    )
+    assert len(text) < 1000
+    assert sum(buffer.raw().nbytes for buffer in buffers) == 400_000
+
+
+def test_both_parts_are_taken_from_a_packed_pair() -> None:
+    data, info = pack(({"Reward": torch.ones(2000)}, {"NumberSamples": 3}))
+    assert info == {"NumberSamples": 3}
+    assert data["Reward"].sum() == 2000
+    assert unpack(info) is info  # what is not packed is given back
+
+
+def test_a_frame_of_another_size_is_refused() -> None:
+    packed = PackedArray.of(torch.zeros(4000), "pack")
+    with pytest.raises(ValueError, match="expected 4 bytes in a frame of LZ4, got 16000"):
+        PackedArray(packed.dtype, (1,), 4, packed.data).open("pack")
