@@ -23,8 +23,8 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_positive(name: str, value: Any) -> int:
-    """An integer >= 1."""
-    number = check_integer(name, value)
+    """An integer >= 1. Also a float like 1e6."""
+    number = check_integer(name, _without_point(value))
     if number < 1:
         raise ValueError(f"{name}: expected an int >= 1, got {number}")
     return number
@@ -138,25 +138,6 @@ def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
             f"create_env_kwargs: expected a dict or one per worker, got {type(value).__name__}"
         )
     return value
-
-
-def check_entry(entry: Any) -> Any:
-    """One entry of create_env_fn: a callable, a list of callables, or an environment."""
-    if isinstance(entry, (list, tuple)):
-        if not entry:
-            raise ValueError("create_env_fn: expected at least one env callable, got an empty list")
-        for item in entry:
-            if not callable(item):
-                raise TypeError(
-                    f"create_env_fn: expected env callables in a list, got {type(item).__name__}"
-                )
-        return list(entry)
-    if not callable(entry) and not hasattr(entry, "step"):
-        raise TypeError(
-            "create_env_fn: expected a callable, a list of callables or an environment, got "
-            f"{type(entry).__name__}"
-        )
-    return entry
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:

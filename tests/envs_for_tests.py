@@ -220,12 +220,12 @@ class TextEnv(CountingEnv):
         }
 
 
-class OneOfEnv(CountingEnv):
-    """Declares an observation that is not supported beside one that is."""
+class LongDoubleEnv(CountingEnv):
+    """Declares an observation that tensors cannot hold beside one that they can."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        other = spaces.OneOf((spaces.Discrete(2), spaces.Box(0, 1, (2,))))
+        other = spaces.Box(0, 1, (2,), np.longdouble)
         self.observation_space = spaces.Dict({"count": self.observation_space, "other": other})
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from collect_support import case_name, parity_policy
 from echo_envs import ENTRIES, echo_fns
-from envs_for_tests import CountingEnv, OneOfEnv
+from envs_for_tests import CountingEnv, LongDoubleEnv
 from tensordict.nn import TensorDictModule
 
 from pycollect import (
@@ -379,6 +379,23 @@ def test_unknown_arguments_name_the_nearest(create: Callable[..., None]) -> None
             create(**{strange: 3})
 
 
+def test_a_misspelt_argument_that_is_required_is_named() -> None:
+    with pytest.raises(TypeError, match="'create_env'; did you mean 'create_env_fn'"):
+        SyncDataCollector(create_env=ENV, policy=None, frames_per_batch=4)
+    with pytest.raises(TypeError, match="'frame_per_batch'; did you mean 'frames_per_batch'"):
+        MultiSyncDataCollector([ENV], None, frame_per_batch=4)
+    with pytest.raises(TypeError, match=r"'num_workers'.*MultiSyncDataCollector"):
+        SyncDataCollector(ENV, None, num_workers=2)
+
+
+def test_whole_floats_are_counts() -> None:
+    counts = {"frames_per_batch": 4.0, "total_frames": 8.0, "max_frames_per_traj": 2.0}
+    with SyncDataCollector(ENV, None, **counts) as collector:
+        assert [td.numel() for td in collector] == [4, 4]
+    with pytest.raises(TypeError, match=r"frames_per_batch: expected an int, got 4\.5"):
+        SyncDataCollector(ENV, None, frames_per_batch=4.5)
+
+
 def test_ray_has_another_word_for_the_number_of_workers() -> None:
     with pytest.raises(TypeError, match="'num_workers'; did you mean 'num_collectors'"):
         actors(num_workers=2)
@@ -429,8 +446,8 @@ def test_truncation_where_masks_are_ignored() -> None:
 def test_environments_of_another_kind() -> None:
     with pytest.raises(TypeError, match="create_env_fn"):
         single(create_env_fn=dict)
-    with pytest.raises(ValueError, match="OneOf"):
-        single(create_env_fn=OneOfEnv)
+    with pytest.raises(ValueError, match=r"longdouble|float128"):
+        single(create_env_fn=LongDoubleEnv)
     with pytest.raises(ValueError, match="create_env_kwargs"):
         single(create_env_fn=CountingEnv(), create_env_kwargs={"length": 3})
 

@@ -14,8 +14,8 @@ from envs_for_tests import (
     CountingEnv,
     DiscreteEnv,
     EnvBrokeError,
+    LongDoubleEnv,
     NestedEnv,
-    OneOfEnv,
     PixelEnv,
     RaisingEnv,
     ReusedBufferEnv,
@@ -276,7 +276,7 @@ class TestBadEntries:
         with pytest.raises(TypeError, match=r"reset: expected \(observation, info\), got ndarray"):
             make_env_batch(entry).reset()
 
-    @pytest.mark.parametrize("entry", ["CartPole-v1", None, 3, {"env": 1}])
+    @pytest.mark.parametrize("entry", [None, 3, {"env": 1}])
     def test_no_callable(self, entry: Any) -> None:
         with pytest.raises(TypeError, match=r"create_env_fn: expected a callable.*got"):
             make_env_batch(entry)
@@ -297,13 +297,13 @@ class TestBadEntries:
             make_env_batch([lambda: SyncVectorEnv(fns())])
 
     def test_spaces(self) -> None:
-        env = OneOfEnv()
+        env = LongDoubleEnv()
         with pytest.raises(ValueError, match="'other'"):
             make_env_batch(lambda: env)
         assert env.closed == 1
 
     def test_an_instance_that_is_refused_stays_open(self) -> None:
-        env = OneOfEnv()
+        env = LongDoubleEnv()
         with pytest.raises(ValueError, match="'other'"):
             make_env_batch(env)
         assert env.closed == 0

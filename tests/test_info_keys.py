@@ -10,7 +10,15 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from collect_support import ACTORS, IN_PROCESS, STACK, collecting
+from collect_support import (
+    ACTORS,
+    IN_PROCESS,
+    MULTI_STACK,
+    STACK,
+    Way,
+    collecting,
+    parity_policy,
+)
 from echo_envs import LENGTHS
 from envs_for_tests import CountingEnv, NestedEnv
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
@@ -162,6 +170,33 @@ def test_entries_that_come_and_go_are_zeros() -> None:
         assert torch.equal(td["next", "number"], steps * (steps % 2))
 
 
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        *((IN_PROCESS, kind) for kind in ("single", "list", "SAME_STEP", "NEXT_STEP")),
+        (MULTI_STACK, "list"),
+    ],
+)
+def test_an_entry_with_a_dtype_is_a_tensor_also_where_the_first_step_has_none(
+    way: Way, kind: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    def entry(worker: int) -> Any:
+        if kind in ("SAME_STEP", "NEXT_STEP"):
+            return vector(kind, worker)
+        fns = info_fns(worker)
+        return fns if kind == "list" else fns[0]
+
+    keys = {"end": torch.float64, "steps": None}
+    with collecting(way, entry, parity_policy(), frames=60, info_keys=keys) as collector:
+        td = collector.next()
+    assert not [own for own in recwarn if "info_keys" in str(own.message)]
+    ended = td["next", "terminated"].squeeze(-1)
+    assert ended.any()
+    assert td["next", "end"].dtype == torch.float64
+    expected = torch.where(ended, td["next", "observation"][..., 2].double(), 0.0)
+    assert torch.equal(td["next", "end"], expected)
+
+
 def test_an_entry_that_changes_its_form_is_named() -> None:
     class Growing(InfoEnv):
         def info(self) -> dict[str, Any]:
@@ -169,7 +204,7 @@ def test_an_entry_that_changes_its_form_is_named() -> None:
 
     with (
         SyncDataCollector(Growing, None, frames_per_batch=8, info_keys=["rows"]) as collector,
-        pytest.raises(ValueError, match=r"info_keys: 'rows' was float64 \[1\].*\[2\]"),
+        pytest.raises(ValueError, match=r"info_keys: 'rows' is float64 \[1\].*\[2\]"),
     ):
         collector.next()
 
@@ -182,6 +217,8 @@ def test_an_entry_that_changes_its_form_is_named() -> None:
         (["reward"], ValueError, "info_keys: the key 'reward' belongs to the collector"),
         (["step_count"], ValueError, "info_keys: the key 'step_count'"),
         (["a", "a"], ValueError, "info_keys: expected each entry once"),
+        ({"a": "word"}, TypeError, "info_keys: expected a dtype of numbers, got 'word'"),
+        ({"reward": torch.float32}, ValueError, "info_keys: the key 'reward' belongs"),
         (["observation"], ValueError, "info_keys: 'observation' is a key of the observation"),
     ],
 )
@@ -193,5 +230,5 @@ def test_refused(keys: Any, error: type[Exception], words: str) -> None:
 def test_envs_are_closed_where_it_is_refused() -> None:
     env = NestedEnv()
     with pytest.raises(ValueError, match="'deep'"):
-        make_env_batch(lambda: env, info_keys=[("deep",)])
+        make_env_batch(lambda: env, info_keys={("deep",): None})
     assert env.closed == 1

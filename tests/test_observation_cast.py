@@ -13,6 +13,12 @@ import torch
 from collect_support import ASYNC, IN_PROCESS, MULTI_STACK, Way, collecting, marked, parity_policy
 from echo_envs import echo_fns
 from gymnasium import spaces
+from tensordict.nn import (
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch.distributions import Categorical
 
 from pycollect import SyncDataCollector
 
@@ -108,14 +114,60 @@ def test_a_scale_alone_makes_integers_float32_and_keeps_floats() -> None:
     assert cast["inner", "speed"].dtype == torch.float64
 
 
-def test_the_policy_sees_what_the_environment_shows() -> None:
-    with SyncDataCollector(
-        echo_fns(0), parity_policy(), frames_per_batch=12, observation_dtype=torch.int16
-    ) as collector:
+class Taking(torch.nn.Module):
+    """Says what it read; takes a TensorDict."""
+
+    def forward(self, td: Any) -> Any:
+        seen = td["observation"]
+        return td.update({"action": torch.zeros(seen.shape[:-1], dtype=torch.int64), "seen": seen})
+
+
+def echo_fn(worker: int) -> Any:
+    return echo_fns(worker)[0]
+
+
+@pytest.mark.parametrize(
+    ("way", "entry", "policy"),
+    [
+        (IN_PROCESS, echo_fns, parity_policy),
+        (IN_PROCESS, echo_fn, parity_policy),
+        (IN_PROCESS, echo_fns, Taking),
+        (MULTI_STACK, echo_fn, Taking),
+    ],
+)
+def test_the_policy_reads_what_is_delivered(way: Way, policy: Any, entry: Any) -> None:
+    asked = {"observation_dtype": torch.float64, "observation_scale": 0.1}
+    with collecting(way, entry, policy(), frames=24, **asked) as collector:
+        tds = [collector.next() for _ in range(3)]
+    for td in tds:
+        assert td["observation"].dtype == torch.float64
+        assert torch.equal(td["seen"], td["observation"])
+
+
+def test_a_learner_gets_the_log_probabilities_that_were_recorded() -> None:
+    class Pixels(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(0, 255, (12,), np.uint8)
+        action_space = gymnasium.spaces.Discrete(3)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            super().reset(seed=seed)
+            return self.observation_space.sample(), {}
+
+        def step(self, action: Any) -> Any:
+            return self.observation_space.sample(), 0.0, False, False, {}
+
+    net = TensorDictModule(torch.nn.Linear(12, 3), ["observation"], ["logits"])
+    policy = ProbabilisticTensorDictSequential(
+        net,
+        ProbabilisticTensorDictModule(
+            ["logits"], ["action"], distribution_class=Categorical, return_log_prob=True
+        ),
+    )
+    cast = {"observation_dtype": torch.float32, "observation_scale": 1 / 255}
+    with SyncDataCollector(Pixels, policy, frames_per_batch=16, **cast) as collector:
         td = collector.next()
-    assert td["observation"].dtype == torch.int16
-    assert td["seen"].dtype != torch.int16
-    assert torch.equal(td["seen"], td["observation"].to(td["seen"].dtype))
+    again = policy.get_dist(td.select("observation")).log_prob(td["action"])
+    torch.testing.assert_close(again, td["action_log_prob"])
 
 
 def test_whole_trajectories_and_compact_batches_are_cast() -> None:

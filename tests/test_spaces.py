@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -107,8 +108,16 @@ class TestLeaves:
         with pytest.raises(ValueError, match=r"action_space: .*'t'.*TransformAction"):
             action_leaves(observation)
 
+    def test_a_space_of_any_other_class_is_an_extra(self) -> None:
+        class Mission(gymnasium.Space[str]):
+            """As MiniGrid's."""
+
+        space = spaces.Dict({"image": BOX, "mission": Mission()})
+        assert [leaf.key for leaf in observation_leaves(space)] == [("image",)]
+        assert observation_extras(space) == (Extra(("mission",)),)
+
     def test_other_spaces_are_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"OneOf.*convert it with a wrapper"):
+        with pytest.raises(ValueError, match=r"expected Box.*OneOf.*TransformAction"):
             action_leaves(spaces.OneOf((BOX, spaces.Discrete(2))))
         with pytest.raises(ValueError, match="at least one entry"):
             observation_leaves(spaces.Dict({}))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
+from pycollect._core import Leaf
 from pycollect.batch.frame import FLAGS, BatchLeaves
 from pycollect.batch.layout import Key, dotted, dtype_name, torch_dtype
 from pycollect.batch.tensordicts import as_key
@@ -25,9 +26,9 @@ _DTYPE, _SCALE = "observation_dtype", "observation_scale"
 class ObservationCast:
     """What `observation_dtype` and `observation_scale` ask for.
 
-    An observation x becomes ``x.to(dtype) * scale``, at the root and under "next". Flags are not
-    cast, nor are bool and complex observations unless they are named, nor what a policy wrote in
-    the place of an observation.
+    An observation x becomes ``x.to(dtype) * scale``, at the root, under "next" and for the policy.
+    Flags are not cast, nor are bool and complex observations unless they are named, nor what a
+    policy wrote in the place of an observation.
     """
 
     dtypes: _Of
@@ -54,7 +55,7 @@ class ObservationCast:
 
     def check_keys(self, leaves: BatchLeaves) -> None:
         """Raise ValueError for a key that is no observation of the environment's."""
-        known = [leaf.key for leaf in _observations(leaves)]
+        known = [leaf.key for leaf in _observations(leaves.observation)]
         for name, values in ((_DTYPE, self.dtypes), (_SCALE, self.scales)):
             unknown = [key for key in values if key is not None and key not in known]
             if unknown:
@@ -72,13 +73,14 @@ class ObservationCast:
         """
         result = dict(tensors)
         outputs = {leaf.key for leaf in leaves.outputs}
-        for key, dtype, scale in self._targets(leaves):
-            for place in (key, ("next", *key)):
+        for leaf, dtype, scale in self.targets(leaves.observation):
+            for place in (leaf.key, ("next", *leaf.key)):
                 if place in result and place not in outputs:
                     result[place] = scaled(result[place], dtype, scale)
         return result
 
-    def _targets(self, leaves: BatchLeaves) -> Iterator[tuple[Key, torch.dtype, float | None]]:
+    def targets(self, leaves: Iterable[Leaf]) -> Iterator[tuple[Leaf, torch.dtype, float | None]]:
+        """Those of an environment's leaves that are cast: to which dtype, by which scale."""
         for leaf in _observations(leaves):
             source = torch_dtype(leaf.dtype)
             named = leaf.key in self.dtypes or leaf.key in self.scales
@@ -89,11 +91,11 @@ class ObservationCast:
             if dtype is None:
                 to_floating = scale is not None and not source.is_floating_point
                 dtype = torch.float32 if to_floating else source
-            yield leaf.key, dtype, scale
+            yield leaf, dtype, scale
 
 
-def _observations(leaves: BatchLeaves) -> list[Any]:
-    return [leaf for leaf in leaves.observation if leaf.key[-1] not in FLAGS]
+def _observations(leaves: Iterable[Leaf]) -> list[Leaf]:
+    return [leaf for leaf in leaves if leaf.key[-1] not in FLAGS]
 
 
 def scaled(tensor: torch.Tensor, dtype: torch.dtype, scale: float | None) -> torch.Tensor:

@@ -14,6 +14,7 @@ from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.launched import LaunchedCollector
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
+from pycollect.envs.info import AskedInfo
 
 
 def _arguments(
@@ -28,7 +29,7 @@ def _arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
-    info_keys: Sequence[str | tuple[str, ...]] | None = None,
+    info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,
     init_random_frames: int | None = None,
     reset_at_each_iter: bool = False,

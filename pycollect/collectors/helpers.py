@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from pycollect import checks as check
 from pycollect.collectors.multi import MultiaSyncDataCollector, MultiSyncDataCollector
 from pycollect.collectors.single import SyncDataCollector
+from pycollect.envs import check_entry
 from pycollect.errors import warn_user
 from pycollect.stream.collector import CollectorBase
 from pycollect.trajectories.multistep import MultiStep
@@ -201,14 +202,14 @@ def _entries(
         if count is not None:
             check.check_positive(name, count)
     if isinstance(env_fns, (list, tuple)):
-        envs = [check.check_entry(fn) for fn in env_fns]
+        envs = [check_entry(fn) for fn in env_fns]
         if not envs:
             raise ValueError("env_fns: expected at least one environment, got an empty list")
     elif per_collector is None or collectors is None:
         missing = "num_env_per_collector" if per_collector is None else "num_collectors"
         raise ValueError(f"{missing}: expected a count, because env_fns is not a list")
     else:
-        envs = [check.check_entry(env_fns)] * (per_collector * collectors)
+        envs = [check_entry(env_fns)] * (per_collector * collectors)
     kwargs = _kwargs_of_each(env_kwargs, len(envs))
     if per_collector is None:
         per_collector = 1 if collectors is None else -(len(envs) // -collectors)

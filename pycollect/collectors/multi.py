@@ -19,6 +19,7 @@ from pycollect.collectors.scheduled import ScheduledCollector
 from pycollect.collectors.set_up import SetUp
 from pycollect.devices import Devices
 from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.envs.info import AskedInfo
 from pycollect.scheduler.worker_pipe import WorkerPipe
 
 
@@ -35,7 +36,7 @@ def _arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
-    info_keys: Sequence[str | tuple[str, ...]] | None = None,
+    info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,
     init_random_frames: int | None = None,
     reset_at_each_iter: bool = False,
@@ -205,9 +206,9 @@ class MultiSyncDataCollector(MultiCollector):
         cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
             of calls before (2). It is without effect, with a warning, where there is no CUDA.
         trust_policy: the policy is called with the TensorDict, whatever its parameters are named.
-        observation_dtype: of the observations in a batch, root and next, instead of the
-            environment's (a dtype or its name); or a dict by observation key. Flags and, unless
-            they are named, bool and complex observations stay.
+        observation_dtype: of the observations in a batch, root and next, and for the policy,
+            instead of the environment's (a dtype or its name); or a dict by observation key. Flags
+            and, unless they are named, bool and complex observations stay.
         observation_scale: a number that observations are multiplied by after that cast (float32 for
             integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
         num_threads: torch threads in each worker.

@@ -20,6 +20,7 @@ from pycollect.devices import Devices
 from pycollect.engines.ray.engine import RayEngine, actor_options, check_actor_options
 from pycollect.engines.ray.inference import client_factories, is_inference_service, update_service
 from pycollect.engines.ray.session import import_ray
+from pycollect.envs.info import AskedInfo
 
 
 def _arguments(
@@ -34,7 +35,7 @@ def _arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
-    info_keys: Sequence[str | tuple[str, ...]] | None = None,
+    info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,
     init_random_frames: int | None = None,
     reset_at_each_iter: bool = False,
@@ -112,7 +113,9 @@ class RayCollector(LaunchedCollector):
         info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
             recorded under "next". What the first step shows as a number or an array of numbers is
             a tensor, zeros where an info does not have it; anything else, and what that step does
-            not show (with a warning), NonTensorData, None where an info does not have it.
+            not show (with a warning), NonTensorData, None where an info does not have it. As a
+            dict to dtypes, ``{("episode", "r"): torch.float32}``: what has one is a tensor in any
+            case, of one number where the first step does not show it.
         max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
         init_random_frames: random actions until so many frames were issued, over all actors.
         reset_at_each_iter: reset all environments at the start of every batch.
@@ -147,9 +150,9 @@ class RayCollector(LaunchedCollector):
         cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
             of calls before (2). It is without effect, with a warning, where there is no CUDA.
         trust_policy: the policy is called with the TensorDict, whatever its parameters are named.
-        observation_dtype: of the observations in a batch, root and next, instead of the
-            environment's (a dtype or its name); or a dict by observation key. Flags and, unless
-            they are named, bool and complex observations stay.
+        observation_dtype: of the observations in a batch, root and next, and for the policy,
+            instead of the environment's (a dtype or its name); or a dict by observation key. Flags
+            and, unless they are named, bool and complex observations stay.
         observation_scale: a number that observations are multiplied by after that cast (float32 for
             integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
         num_threads: torch threads in each actor.

@@ -16,6 +16,8 @@ from pycollect.collectors.arguments.devices import check_devices
 from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.choice import Choosing, check_none_chosen
+from pycollect.envs import check_entry
+from pycollect.envs.info import AskedInfo
 from pycollect.policy import build
 from pycollect.stream.collector import CollectorBase
 from pycollect.stream.delivery import assembled, finished
@@ -39,7 +41,7 @@ def _arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
-    info_keys: Sequence[str | tuple[str, ...]] | None = None,
+    info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,
     init_random_frames: int | None = None,
     reset_at_each_iter: bool = False,
@@ -100,7 +102,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
             recorded under "next". What the first step shows as a number or an array of numbers is
             a tensor, zeros where an info does not have it; anything else, and what that step does
-            not show (with a warning), NonTensorData, None where an info does not have it.
+            not show (with a warning), NonTensorData, None where an info does not have it. As a
+            dict to dtypes, ``{("episode", "r"): torch.float32}``: what has one is a tensor in any
+            case, of one number where the first step does not show it.
         max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
         init_random_frames: random actions until so many frames were issued.
         reset_at_each_iter: reset all environments at the start of every batch.
@@ -132,9 +136,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
             of calls before (2). It is without effect, with a warning, where there is no CUDA.
         trust_policy: the policy is called with the TensorDict, whatever its parameters are named.
-        observation_dtype: of the observations in a batch, root and next, instead of the
-            environment's (a dtype or its name); or a dict by observation key. Flags and, unless
-            they are named, bool and complex observations stay.
+        observation_dtype: of the observations in a batch, root and next, and for the policy,
+            instead of the environment's (a dtype or its name); or a dict by observation key. Flags
+            and, unless they are named, bool and complex observations stay.
         observation_scale: a number that observations are multiplied by after that cast (float32 for
             integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
         num_threads: torch threads while it collects; None: as they are.
@@ -246,4 +250,4 @@ def _only_entry(create_env_fn: Any) -> Any:
     """The entry of the only worker: [a] is a, and [[a, b]] is [a, b], a batch, as [a, b] is."""
     if isinstance(create_env_fn, (list, tuple)) and len(create_env_fn) == 1:
         create_env_fn = create_env_fn[0]
-    return check.check_entry(create_env_fn)
+    return check_entry(create_env_fn)

@@ -9,17 +9,17 @@ order.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
 
-from pycollect.batch.layout import Key
 from pycollect.devices import Devices
 
 from .base import Arrays, EnvBatch
 from .callables import CallablesEnv
-from .info import with_info
+from .entry import check_entry, is_env, is_torchrl_env
+from .info import InfoKeys, with_info
 from .random_actions import ActionSampler
 from .single import close_quietly, make_single_env
 from .spaces import describe
@@ -27,9 +27,8 @@ from .time_limit import has_time_limit
 from .vector import make_vector_env
 from .vector_api import is_vector_env
 
-__all__ = ["ActionSampler", "Arrays", "EnvBatch", "make_env_batch"]
+__all__ = ["ActionSampler", "Arrays", "EnvBatch", "check_entry", "make_env_batch"]
 
-_EXPECTED = "a callable that returns an env, a list of such callables, or an env"
 _ENVS = "a gymnasium.Env, a gymnasium.vector.VectorEnv or a TorchRL EnvBase"
 
 
@@ -37,7 +36,7 @@ def make_env_batch(
     create_env_fn: Any,
     create_env_kwargs: Mapping[str, Any] | None = None,
     autoreset_mode: Any = None,
-    info_keys: Sequence[Key] = (),
+    info_keys: InfoKeys | None = None,
     devices: Devices | None = None,
 ) -> EnvBatch:
     """Make one worker's environments.
@@ -45,8 +44,8 @@ def make_env_batch(
     Args:
         create_env_fn: the worker's entry: a callable that returns a `gymnasium.Env` (one env, not
             batched), a vector env or a TorchRL env; a list of callables that return a
-            `gymnasium.Env` or a TorchRL env each (a batch, also where it is one); or such an env
-            itself.
+            `gymnasium.Env` or a TorchRL env each (a batch, also where it is one); such an env
+            itself; or the id of one that is registered, wherever a callable is taken.
         create_env_kwargs: keyword arguments of each callable.
         autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED, for a vector env that does not tell; of no
             effect for other envs.
@@ -70,7 +69,7 @@ def make_env_batch(
         informed.original = env.original
         return informed
     except BaseException:
-        if not _is_env(create_env_fn):
+        if not is_env(create_env_fn):
             env.close()
         raise
 
@@ -82,9 +81,10 @@ def _make(
     devices: Devices | None,
 ) -> EnvBatch:
     kwargs = {} if create_env_kwargs is None else dict(create_env_kwargs)
-    if isinstance(create_env_fn, list | tuple):
+    create_env_fn = check_entry(create_env_fn)
+    if isinstance(create_env_fn, list):
         return _make_callables(create_env_fn, kwargs, devices)
-    if _is_env(create_env_fn):
+    if is_env(create_env_fn):
         if kwargs and hasattr(create_env_fn, "update_kwargs"):
             create_env_fn.update_kwargs(kwargs)  # a batched env of TorchRL that has not started
         elif kwargs:
@@ -92,10 +92,8 @@ def _make(
                 f"create_env_kwargs: expected None with an env that is made already, got {kwargs}"
             )
         return _wrap(create_env_fn, autoreset_mode, devices)
-    if not callable(create_env_fn):
-        raise TypeError(f"create_env_fn: expected {_EXPECTED}, got {describe(create_env_fn)}")
     env = create_env_fn(**kwargs)
-    if not _is_env(env):
+    if not is_env(env):
         raise TypeError(
             f"create_env_fn: expected {create_env_fn!r} to return {_ENVS}, it returned "
             f"{describe(env)}"
@@ -107,15 +105,7 @@ def _make(
         raise
 
 
-def _make_callables(
-    entry: list[Any] | tuple[Any, ...], kwargs: dict[str, Any], devices: Devices | None
-) -> EnvBatch:
-    for i, fn in enumerate(entry):
-        if not callable(fn) or _is_env(fn):
-            raise TypeError(
-                f"create_env_fn[{i}]: expected a callable that returns a gymnasium.Env, "
-                f"got {describe(fn)}"
-            )
+def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices | None) -> EnvBatch:
     envs: list[Any] = []
     try:
         for i, fn in enumerate(entry):
@@ -157,12 +147,6 @@ def _check_single(env: Any, fn: Any, i: int) -> None:
         )
 
 
-def _is_env(value: Any) -> bool:
-    if isinstance(value, type):
-        return False
-    return isinstance(value, gymnasium.Env) or is_torchrl_env(value) or is_vector_env(value)
-
-
 def _wrap(env: Any, autoreset_mode: Any, devices: Devices | None) -> EnvBatch:
     if is_torchrl_env(env):
         from .torchrl import make_torchrl_env
@@ -173,11 +157,3 @@ def _wrap(env: Any, autoreset_mode: Any, devices: Devices | None) -> EnvBatch:
     batch.original = env
     batch.time_limit = has_time_limit(env)
     return batch
-
-
-def is_torchrl_env(value: Any) -> bool:
-    """Whether it is a TorchRL `EnvBase`: told by its classes' names, TorchRL is not imported."""
-    return any(
-        kind.__name__ == "EnvBase" and kind.__module__ == "torchrl.envs.common"
-        for kind in type(value).__mro__
-    )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+import torch
 
 from pycollect._core import Leaf
 from pycollect.batch.extras import Extra, ExtraValues
@@ -14,6 +15,13 @@ from pycollect.errors import warn_user
 
 from .base import Arrays, BoolArray, EnvBatch, Sampler
 from .spaces import RESERVED_KEYS, Array, describe
+
+InfoKey: TypeAlias = str | tuple[str, ...]
+AskedInfo: TypeAlias = Sequence[InfoKey] | Mapping[InfoKey, torch.dtype | None]
+"""Entries of an info, as they are asked for: strings, or tuples into nested dicts."""
+
+InfoKeys: TypeAlias = Mapping[Key, str | None]
+"""The entries that are recorded, each with its dtype by name, or as the first step shows it."""
 
 NOTHING = object()
 """Stands for an entry that an info does not have."""
@@ -44,44 +52,59 @@ class Tap:
         return result
 
 
-def check_info_keys(value: Any) -> tuple[Key, ...]:
-    """`info_keys` as key paths.
+def check_info_keys(value: Any) -> InfoKeys:
+    """`info_keys` as key paths, with dtypes where it is a dict.
 
     Raises:
-        TypeError: no sequence of strings, or of tuples of strings.
+        TypeError: no sequence of strings, or of tuples of strings, and no dict from these to
+            dtypes of numbers.
         ValueError: a key that belongs to the collector, or one twice.
     """
     if value is None:
-        return ()
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise TypeError(f"info_keys: expected a list of keys, got {value!r}")
-    keys = []
+        return {}
+    if isinstance(value, str) or not isinstance(value, Sequence | Mapping):
+        raise TypeError(f"info_keys: expected a list of keys, or a dict to dtypes, got {value!r}")
+    keys: dict[Key, str | None] = {}
     for name in value:
-        key = (name,) if isinstance(name, str) else name
-        if not isinstance(key, tuple) or not key or not all(isinstance(k, str) for k in key):
-            raise TypeError(f"info_keys: expected strings or tuples of strings, got {name!r}")
-        if key[0] in RESERVED_KEYS:
-            raise ValueError(
-                f"info_keys: the key {key[0]!r} belongs to the collector (reserved: "
-                f"{', '.join(sorted(RESERVED_KEYS))})"
-            )
-        keys.append(key)
-    for i, key in enumerate(keys):
-        if any(_overlap(key, other) for other in keys[:i]):
+        key = _checked_key(name)
+        if any(_overlap(key, other) for other in keys):
             raise ValueError(f"info_keys: expected each entry once, got {dotted(key)!r} again")
-    return tuple(keys)
+        keys[key] = _checked_dtype(value[name]) if isinstance(value, Mapping) else None
+    return keys
+
+
+def _checked_key(name: Any) -> Key:
+    key = (name,) if isinstance(name, str) else name
+    if not isinstance(key, tuple) or not key or not all(isinstance(k, str) for k in key):
+        raise TypeError(f"info_keys: expected strings or tuples of strings, got {name!r}")
+    if key[0] in RESERVED_KEYS:
+        raise ValueError(
+            f"info_keys: the key {key[0]!r} belongs to the collector (reserved: "
+            f"{', '.join(sorted(RESERVED_KEYS))})"
+        )
+    return key
+
+
+def _checked_dtype(value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        return dtype_name(value)
+    except (KeyError, TypeError, ValueError):
+        raise TypeError(f"info_keys: expected a dtype of numbers, got {value!r}") from None
 
 
 def _overlap(a: Key, b: Key) -> bool:
     return a[: len(b)] == b or b[: len(a)] == a
 
 
-def with_info(env: EnvBatch, keys: Sequence[Key]) -> EnvBatch:
+def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     """The env with entries of its info as `step_only` leaves and `step_extras`.
 
     One step, with a random action, shows what they are; whoever uses the env resets it afterwards.
-    Numbers, and arrays of numbers, become leaves (Python's floats float32, like torch's); anything
-    else, and what that step did not show, extras, with a warning for the latter.
+    Numbers, and arrays of numbers, become leaves (Python's floats float32, like torch's), and so
+    does what has a dtype, a scalar unless that step shows a shape; anything else, and what that
+    step did not show, extras, with a warning for the latter. A leaf is zero where an info has none.
 
     Raises:
         ValueError: an environment of TorchRL, or a key that the observation has too.
@@ -104,7 +127,7 @@ def with_info(env: EnvBatch, keys: Sequence[Key]) -> EnvBatch:
 class InfoEnv(EnvBatch):
     """Another EnvBatch, and entries of its info behind the observation of each step."""
 
-    def __init__(self, env: Any, keys: Sequence[Key]) -> None:
+    def __init__(self, env: Any, keys: InfoKeys) -> None:
         self._env: EnvBatch = env
         self._read = env.tap_info()
         self.num_envs, self.batched = env.num_envs, env.batched
@@ -122,20 +145,21 @@ class InfoEnv(EnvBatch):
         )
         self._stepped = False
 
-    def _probe(self, keys: Sequence[Key]) -> list[Leaf | Extra]:
+    def _probe(self, keys: InfoKeys) -> list[Leaf | Extra]:
         self._env.reset()
         sampler = self._env.action_sampler()
         actions = tuple(leaf[0] for leaf in sampler.draw(1, np.random.default_rng(0)))
         self._env.step(actions[0] if len(actions) == 1 else actions)
         self._env.reset()
         found = {key: [v for v in self._read(key) if v is not NOTHING] for key in keys}
-        absent = [dotted(key) for key, values in found.items() if not values]
+        absent = [dotted(key) for key, values in found.items() if not (values or keys[key])]
         if absent:
             warn_user(
                 f"info_keys: the info of the first step has no {', '.join(absent)}; recorded as "
-                "objects, None where an info does not have it",
+                "objects, None where an info does not have it; a dict from keys to dtypes makes "
+                "tensors of them",
             )
-        return [_entry(key, values) for key, values in found.items()]
+        return [_entry(key, values, keys[key]) for key, values in found.items()]
 
     def truncate_after(self, frames: int) -> bool:
         """See `EnvBatch.truncate_after`."""
@@ -191,8 +215,10 @@ class InfoEnv(EnvBatch):
         return rows if self.batched else rows[0]
 
 
-def _entry(key: Key, values: Sequence[Any]) -> Leaf | Extra:
+def _entry(key: Key, values: Sequence[Any], dtype: str | None) -> Leaf | Extra:
     arrays = [array for array in map(_as_array, values) if array is not None]
+    if dtype is not None:
+        return Leaf(key, dtype, arrays[0].shape if arrays else ())
     if not arrays or len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
         return Extra(key)
     return Leaf(key, dtype_name(arrays[0].dtype), arrays[0].shape)
@@ -220,8 +246,8 @@ def _conform(value: Any, leaf: Leaf) -> Array:
         or not np.can_cast(array.dtype, leaf.dtype, "same_kind")
     ):
         raise ValueError(
-            f"info_keys: {dotted(leaf.key)!r} was {leaf.dtype} {list(leaf.shape)} in the first "
-            f"step, now came {describe(value)}"
+            f"info_keys: {dotted(leaf.key)!r} is {leaf.dtype} {list(leaf.shape)}, as it was asked "
+            f"for or came in the first step; now came {describe(value)}"
         )
     return array
 

@@ -34,7 +34,7 @@ RESERVED_KEYS = frozenset(
 """Top-level keys of a batch that an observation may not use (CONTRACT.md, section 4)."""
 
 _NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-_RAGGED = (spaces.Text, spaces.Sequence, spaces.Graph)
+_NESTS = (spaces.Dict, spaces.Tuple)
 
 
 def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space], ...]:
@@ -48,14 +48,14 @@ def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space],
         what: "observation_space" or "action_space", for error messages.
 
     Raises:
-        ValueError: a space of another kind, an empty Dict or Tuple, a Dict key that is no string,
-            a dtype that tensors do not have.
+        ValueError: an empty Dict or Tuple, a Dict key that is no string, a dtype that tensors do
+            not have.
         TypeError: `space` is no Gymnasium space.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = _children(space, root, what)
         return tuple(leaf for key, child in children for leaf in leaf_spaces(child, key, what))
-    if isinstance(space, _RAGGED):
+    if _is_extra(space):
         return ()
     return ((_leaf(space, root, what), space),)
 
@@ -78,15 +78,15 @@ def _children(
     return [((*root, key), child) for key, child in space.spaces.items()]
 
 
+def _is_extra(space: Space) -> bool:
+    """Whether its values have no fixed shape and numeric dtype, whatever its class."""
+    return isinstance(space, gymnasium.Space) and not isinstance(space, (*_NUMERIC, *_NESTS))
+
+
 def _leaf(space: Space, key: Key, what: str) -> Leaf:
     if not isinstance(space, gymnasium.Space):
         raise TypeError(f"{what}: expected a gymnasium.Space at {_name(key)}, got {space!r}")
-    if not isinstance(space, _NUMERIC):
-        raise ValueError(
-            f"{what}: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of "
-            f"them, got {space} at {_name(key)}; convert it with a wrapper, for example "
-            "gymnasium.wrappers.TransformObservation or TransformAction"
-        )
+    assert space.dtype is not None  # the others are extras
     try:
         name = dtype_name(space.dtype)
     except (KeyError, TypeError, ValueError) as error:
@@ -100,7 +100,7 @@ def _leaf(space: Space, key: Key, what: str) -> Leaf:
 def extra_spaces(
     space: Space, root: Key, what: str = "observation_space"
 ) -> tuple[tuple[Extra, Space], ...]:
-    """Return what `leaf_spaces` leaves out: Text, Sequence and Graph spaces, each as an extra.
+    """Return what `leaf_spaces` leaves out, each as an extra: spaces of any other class.
 
     A Sequence of Box, Discrete, MultiDiscrete or MultiBinary is ragged, a tensor [n, *feature];
     any other value is an object.
@@ -108,7 +108,7 @@ def extra_spaces(
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = _children(space, root, what)
         return tuple(extra for key, child in children for extra in extra_spaces(child, key, what))
-    if not isinstance(space, _RAGGED):
+    if not _is_extra(space):
         return ()
     if isinstance(space, spaces.Sequence) and isinstance(space.feature_space, _NUMERIC):
         feature = _leaf(space.feature_space, root, what)
@@ -147,12 +147,13 @@ def action_leaves(space: Space) -> tuple[Leaf, ...]:
     """Return the leaves of an env's action space: ("action",), or ("action", k, ...) when nested.
 
     Raises:
-        ValueError: as `leaf_spaces`; a Text, Sequence or Graph space.
+        ValueError: as `leaf_spaces`; a space whose values have no fixed shape and numeric dtype.
     """
     for extra, own in extra_spaces(space, ("action",), "action_space"):
         raise ValueError(
-            f"action_space: expected a fixed shape and a numeric dtype, got {own} at "
-            f"{_name(extra.key)}; encode it with gymnasium.wrappers.TransformAction"
+            "action_space: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple "
+            f"of them, got {own} at {_name(extra.key)}; encode it with "
+            "gymnasium.wrappers.TransformAction"
         )
     return tuple(leaf for leaf, _ in leaf_spaces(space, ("action",), "action_space"))
 
@@ -179,7 +180,7 @@ def _has_any(space: Space, extras: bool) -> bool:
         return any(_has_any(child, extras) for child in space.spaces.values())
     if isinstance(space, spaces.Tuple):
         return any(_has_any(child, extras) for child in space.spaces)
-    return isinstance(space, _RAGGED) == extras
+    return _is_extra(space) == extras
 
 
 def _flatten_children(

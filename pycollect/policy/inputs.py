@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 
 import torch
 
+from pycollect.batch.cast import ObservationCast
 from pycollect.batch.extras import ExtraValues
 from pycollect.batch.layout import Key
 from pycollect.envs.base import EnvBatch
@@ -23,11 +24,12 @@ class PolicyInputs:
         extras: the current observation's, kept up to date like `current`.
         counts_steps: see `OwnEntries`.
         home: where states lie.
+        cast: of observations, which the policy reads as they are delivered; None: as they are.
 
     Attributes:
         lead: the batch dimensions of every tensor, the environment's own: (), (P,) or [a, b] of
             P = a * b, say.
-        observation: the environment's leaves, by key.
+        observation: the environment's leaves, by key; those that are cast are kept by `casting`.
         tensors: all that the policy may read: the observation, states and own entries given to it.
         own: what the collector itself can give.
         states: what the policy passes on to its next call.
@@ -42,15 +44,46 @@ class PolicyInputs:
         extras: ExtraValues | None,
         counts_steps: bool,
         home: torch.device,
+        cast: ObservationCast | None = None,
     ) -> None:
         self.env = env
         self._home = home
         self.lead = env.batch_size
         self.observation = {leaf.key: self._seen(current[leaf.key]) for leaf in env.observation}
+        self._casts: dict[Key, Callable[[], None]] = {}
+        if cast is not None:
+            for leaf, dtype, scale in cast.targets(env.observation):
+                self._cast(leaf.key, dtype, scale)
         self.tensors = dict(self.observation)
         self.own = OwnEntries(env, counts_steps)
         self.extras: ExtraValues = {} if extras is None else extras
         self._redrawn: list[tuple[Form, PolicyState]] = []
+
+    def _cast(self, key: Key, dtype: torch.dtype, scale: float | None) -> None:
+        """From now on the policy reads the observation so."""
+        shown = self.observation[key]
+        seen = torch.empty_like(shown, dtype=dtype)
+
+        def cast() -> None:
+            seen.copy_(shown)
+            if scale is not None:
+                seen.mul_(scale)
+
+        cast()
+        self.observation[key], self._casts[key] = seen, cast
+
+    def casting(self, act: Act, read: Container[Key]) -> Act:
+        """`act`, after what it reads of the observation was cast."""
+        casts = [cast for key, cast in self._casts.items() if key in read]
+        if not casts:
+            return act
+
+        def cast_and_act() -> tuple[torch.Tensor, ...]:
+            for cast in casts:
+                cast()
+            return act()
+
+        return cast_and_act
 
     def give_own(self, key: Key) -> None:
         """Give the policy that entry of the collector's own."""

@@ -12,6 +12,7 @@ from pycollect.batch.extras import Extra, Kind
 from pycollect.batch.layout import Key, is_delivered
 from pycollect.policy.crossing import Crossing
 from pycollect.policy.inputs import PolicyInputs
+from pycollect.policy.misfit import explained
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly
 from pycollect.policy.program.steps import CannotUnwrapError, Program, Values, show, show_all
@@ -71,8 +72,11 @@ class Probe:
             try:
                 return self._in_this_form(program)
             except Exception as error:
-                if len(tries) == 1:
+                told = explained(error, self._policy, self._inputs.tensors)
+                if len(tries) == 1 and told is None:
                     raise
+                if len(tries) == 1 and told is not None:
+                    raise told from error
                 failure = failure or error
         raise ValueError(
             f"policy: the shape of its state(s) {show_all(forms)} was not found; with "

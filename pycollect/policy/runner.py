@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pycollect._core import Leaf
+from pycollect.batch.cast import ObservationCast
 from pycollect.batch.extras import Extra, ExtraValues, Kind
 from pycollect.batch.layout import Key, is_delivered
 from pycollect.batch.weights import check_on_device
@@ -75,6 +76,7 @@ class PolicyRunner:
         device: torch.device | None = None,
         home: torch.device | None = None,
         told: bool = False,
+        cast: ObservationCast | None = None,
     ) -> None:
         self.policy = policy
         self._env = env
@@ -82,7 +84,7 @@ class PolicyRunner:
         device = CPU if device is None else device
         home = CPU if home is None else home
         self._crossing = Crossing(device, home, told)
-        self._given = PolicyInputs(env, current, extras, counts_steps, home)
+        self._given = PolicyInputs(env, current, extras, counts_steps, home, cast)
         self._call = TensorDictCall(self._given, self._crossing)
         check_on_device(policy, device)
         with torch.no_grad():
@@ -164,6 +166,7 @@ class PolicyRunner:
             act, self.reuses_memory = self._act_of(program)
         if self._given.are_redrawn:
             act = self._redrawing(act)
+        act = self._given.casting(act, self.inputs)
         self.act = self._given.rows_of(act)
 
     def _check_unchanged(self, program: Program) -> None:
@@ -236,6 +239,7 @@ def make_policy_runner(
     device: torch.device | None = None,
     home: torch.device | None = None,
     told: bool = False,
+    cast: ObservationCast | None = None,
 ) -> PolicyRunner | RandomRunner:
     """A runner for a policy in any of the accepted forms.
 
@@ -255,6 +259,7 @@ def make_policy_runner(
         device: where its parameters lie; None: on the CPU.
         home: where the policy's states and what `act` returns lie; None: on the CPU.
         told: the caller named that device, so that TensorDicts for the policy say it.
+        cast: of observations, which the policy reads as they are delivered; None: as they are.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often
@@ -274,7 +279,7 @@ def make_policy_runner(
             f"but {policy!r} came"
         )
     return PolicyRunner(
-        policy, env, current, policy_state, extras, counts_steps, calling, device, home, told
+        policy, env, current, policy_state, extras, counts_steps, calling, device, home, told, cast
     )
 
 

@@ -10,9 +10,10 @@ from tensordict.nn import InteractionType
 
 from pycollect import checks as check
 from pycollect.arguments import argument, flag, made_of
-from pycollect.batch.layout import Key
+from pycollect.batch.cast import ObservationCast
 from pycollect.devices import Devices
-from pycollect.envs.info import check_info_keys
+from pycollect.envs.info import InfoKeys, check_info_keys
+from pycollect.envs.registry import Registered
 from pycollect.envs.vector_api import parse_autoreset
 from pycollect.policy import Calling, check_policy_state
 
@@ -32,16 +33,18 @@ class WorkerOptions:
         mask: record ("collector", "mask") whatever the environment, since rollouts may be padded.
         devices: where environments and policy are to lie.
         stays: what is recorded on the environments' device has no place in the slab.
+        registered: environments that the caller's program registered.
     """
 
     frames: int
     mask: bool = False
     devices: Devices = field(default_factory=Devices)
     stays: bool = False
+    registered: Registered = field(default_factory=dict)
     autoreset_mode: Any = argument(
         None, _check_autoreset, "of a vector environment that does not tell it"
     )
-    info_keys: tuple[Key, ...] = made_of(
+    info_keys: InfoKeys = made_of(
         check_info_keys, "entries of Gymnasium's info to be recorded", info_keys=None
     )
     max_frames_per_traj: int = argument(
@@ -58,6 +61,12 @@ class WorkerOptions:
     track_policy_version: bool = flag(False, "record the version")
     num_threads: int | None = argument(
         None, check.check_threads, "of torch while it collects; None: the caller's setting"
+    )
+    cast: ObservationCast | None = made_of(
+        ObservationCast.checked,
+        "what the policy reads in place of observations; None: what the environment shows",
+        observation_dtype=None,
+        observation_scale=None,
     )
     compact: bool = flag(
         False, 'leave out ("next", key) of observations and states', name="compact_obs"

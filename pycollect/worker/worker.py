@@ -19,6 +19,7 @@ from pycollect.batch.weights import Weights, load_weights, weight_leaves, weight
 from pycollect.devices import CPU, Devices, indexed, why_not
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
+from pycollect.envs.registry import register
 from pycollect.policy import (
     PolicyRunner,
     RandomRunner,
@@ -78,6 +79,7 @@ class Worker:
         self._fresh = True  # all environments were reset and not stepped since
         if options.init_fn is not None:
             options.init_fn()
+        register(options.registered)
         self.env = make_env_batch(
             entry, env_kwargs, options.autoreset_mode, options.info_keys, options.devices
         )
@@ -116,6 +118,7 @@ class Worker:
                 self._current,
                 policy_state=options.policy_state,
                 extras=self._extras.current,
+                cast=options.cast,
                 counts_steps=bool(self._cut),
                 calling=options.calling.on(self._policy_device),
                 device=self._policy_device,

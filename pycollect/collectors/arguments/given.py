@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
+from pycollect.collectors.arguments.names import check_others
+
 P = ParamSpec("P")
 S = TypeVar("S")
 
@@ -69,7 +71,13 @@ def takes(
             try:
                 given = Given.bound(own, args, kwargs)
             except TypeError as error:
-                raise TypeError(f"{type(self).__name__}: {error}") from None
+                cls = type(self).__name__
+                # What is misspelt is missing, too: its own error names both.
+                unknown = {
+                    name: value for name, value in kwargs.items() if name not in own.parameters
+                }
+                check_others(cls, own.parameters, unknown)
+                raise TypeError(f"{cls}: {error}") from None
             init(self, given)
 
         # Where inspect looks for it; a function's type does not know.

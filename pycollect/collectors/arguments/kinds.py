@@ -10,6 +10,7 @@ from pycollect import checks as check
 from pycollect.arguments import checked_kwargs, defaults_of
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.kwargs import batched
+from pycollect.envs import check_entry
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerPlan
 from pycollect.scheduler.team import TeamMaker
@@ -109,10 +110,10 @@ _KINDS = {
 def _check_team_entry(entry: Any) -> Any:
     """The entry of each process of a worker, or a list with one per process."""
     if not isinstance(entry, (list, tuple)):
-        return check.check_entry(entry)
+        return check_entry(entry)
     if not entry:
         raise ValueError("create_env_fn: expected at least one entry per worker, got an empty list")
-    return [check.check_entry(item) for item in entry]
+    return [check_entry(item) for item in entry]
 
 
 def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> RemoteOptions:

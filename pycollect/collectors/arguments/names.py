@@ -60,7 +60,10 @@ def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> 
 
 def _unknown(name: str, known: list[str], other: str) -> str:
     nearest = difflib.get_close_matches(other, known, n=1, cutoff=0.6)
-    if other == "num_workers" and "num_collectors" in known:  # the word of the Multi classes
-        nearest = ["num_collectors"]
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    if other == "num_workers" and "num_collectors" in known:
+        hint = (
+            "; did you mean 'num_collectors'? MultiSyncDataCollector and MultiaSyncDataCollector "
+            "have 'num_workers'"
+        )
     return f"{name} got an unexpected keyword argument {other!r}{hint}"

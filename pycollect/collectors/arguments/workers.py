@@ -10,6 +10,8 @@ from pycollect.arguments import checked, defaults_of
 from pycollect.collectors.arguments import devices as device_arguments
 from pycollect.devices import CPU, Devices
 from pycollect.engines.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
+from pycollect.envs import check_entry
+from pycollect.envs.registry import registered_here
 from pycollect.policy import placed
 from pycollect.scheduler.records import WorkerPlan
 from pycollect.stream.options import StreamOptions
@@ -29,7 +31,7 @@ def env_entries(
     create_env_fn: Any,
     name: str,
     number: Any,
-    check_entry: Callable[[Any], Any] = check.check_entry,
+    check_entry: Callable[[Any], Any] = check_entry,
 ) -> list[Any]:
     """One entry of `create_env_fn` per worker.
 
@@ -159,12 +161,13 @@ def worker_plans(
         mask: record ("collector", "mask") whatever the environments.
         elsewhere: they are no children of this process, which inherit what it shares.
     """
+    common = {"mask": mask, "registered": registered_here()}
     specs = [
         WorkerSpec(
             index,
             entry,
             check.check_env_kwargs(own["create_env_kwargs"]),
-            checked(WorkerOptions, own, frames=share, devices=places, mask=mask),
+            checked(WorkerOptions, own, frames=share, devices=places, **common),
             builds_policy=built_by_workers,
             hides_gpus=_hides_gpus(places, settings),
         )

@@ -1,0 +1,65 @@
+"""Entries of `create_env_fn`, as they are given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+
+from .registry import maker
+from .spaces import describe
+from .vector_api import is_vector_env
+
+
+def check_entry(entry: Any) -> Any:
+    """One entry: a callable, a list of callables, or an environment; ids become callables.
+
+    Raises:
+        TypeError: something else, or an environment in a list.
+        ValueError: an empty list.
+        gymnasium.error.Error: no environment has that id.
+    """
+    if isinstance(entry, (list, tuple)):
+        if not entry:
+            raise ValueError("create_env_fn: expected at least one env callable, got an empty list")
+        return [_checked_item(i, item) for i, item in enumerate(entry)]
+    if isinstance(entry, str):
+        return maker(entry)
+    if not callable(entry) and not hasattr(entry, "step"):
+        raise TypeError(
+            "create_env_fn: expected a callable, an id of Gymnasium's, a list of these or an "
+            f"environment, got {describe(entry)}"
+        )
+    return entry
+
+
+def _checked_item(i: int, item: Any) -> Any:
+    if isinstance(item, str):
+        return maker(item)
+    if is_env(item):
+        raise TypeError(
+            f"create_env_fn[{i}]: expected a callable that makes an environment, got "
+            f"{describe(item)}, which is made already; give what makes it, for example "
+            "lambda: gymnasium.make(...), so that each has its own"
+        )
+    if not callable(item):
+        raise TypeError(
+            f"create_env_fn[{i}]: expected a callable that makes an environment, or an id of "
+            f"Gymnasium's, got {describe(item)}"
+        )
+    return item
+
+
+def is_env(value: Any) -> bool:
+    """Whether it is an environment, of whatever kind, and not what makes one."""
+    if isinstance(value, type):
+        return False
+    return isinstance(value, gymnasium.Env) or is_torchrl_env(value) or is_vector_env(value)
+
+
+def is_torchrl_env(value: Any) -> bool:
+    """Whether it is a TorchRL `EnvBase`: told by its classes' names, TorchRL is not imported."""
+    return any(
+        kind.__name__ == "EnvBase" and kind.__module__ == "torchrl.envs.common"
+        for kind in type(value).__mro__
+    )

@@ -1,0 +1,51 @@
+"""Environments by id, also in processes that never ran what registered them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import cloudpickle
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+
+Registered = Mapping[str, EnvSpec]
+"""What was registered, by id."""
+
+
+def maker(env_id: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+    """A callable that makes that environment wherever it is called.
+
+    Raises:
+        gymnasium.error.Error: there is none of that id; the text names the nearest.
+    """
+    return partial(gymnasium.make, gymnasium.spec(env_id))
+
+
+def registered_here() -> Registered:
+    """What this program registered beside Gymnasium's own, but for what does not pickle."""
+    own = {name: spec for name, spec in gymnasium.registry.items() if not _is_gymnasiums(spec)}
+    if not _pickles(own):
+        own = {name: spec for name, spec in own.items() if _pickles(spec)}
+    return own
+
+
+def register(specs: Registered) -> None:
+    """Register those whose ids are free here."""
+    for name, spec in specs.items():
+        gymnasium.registry.setdefault(name, spec)
+
+
+def _is_gymnasiums(spec: EnvSpec) -> bool:
+    place = spec.entry_point
+    module = place if isinstance(place, str) else getattr(place, "__module__", None)
+    return str(module).partition(".")[0] == "gymnasium"
+
+
+def _pickles(value: Any) -> bool:
+    try:
+        cloudpickle.dumps(value)
+    except Exception:  # whatever an entry point's own pickling raises
+        return False
+    return True

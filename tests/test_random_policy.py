@@ -1,0 +1,41 @@
+"""RandomPolicy: random actions as an object."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from envs_for_tests import CountingEnv
+from tensordict import TensorDict
+
+from pycollect import RandomPolicy, SyncDataCollector
+
+
+class Ones:
+    """A spec of ones."""
+
+    def clone(self) -> Ones:
+        return Ones()
+
+    def rand(self) -> torch.Tensor:
+        return torch.ones((), dtype=torch.int64)
+
+
+def test_without_a_spec_a_collector_draws_the_actions() -> None:
+    actions = []
+    for policy in (RandomPolicy(), None):
+        with SyncDataCollector(CountingEnv, policy, frames_per_batch=32) as collector:
+            collector.set_seed(3)
+            actions.append(collector.next()["action"])
+            assert collector.stats()["slow_paths"]["policy_tensordict"] == 0
+    assert torch.equal(*actions)
+
+
+def test_with_a_spec_its_actions_are_taken() -> None:
+    with SyncDataCollector(CountingEnv, RandomPolicy(Ones()), frames_per_batch=8) as collector:
+        assert collector.next()["action"].tolist() == [1] * 8
+    assert RandomPolicy(Ones(), ("deep", "a"))(TensorDict())["deep", "a"] == 1
+
+
+def test_alone_it_needs_a_spec() -> None:
+    with pytest.raises(RuntimeError, match="RandomPolicy: expected an action_spec"):
+        RandomPolicy()(TensorDict())
