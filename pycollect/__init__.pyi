@@ -13,6 +13,7 @@ from .collectors.multi import MultiaSyncDataCollector as MultiaSyncDataCollector
 from .collectors.multi import MultiCollector as MultiCollector
 from .collectors.multi import MultiSyncDataCollector as MultiSyncDataCollector
 from .collectors.ray import RayCollector as RayCollector
+from .collectors.rpc import RPCDataCollector as RPCDataCollector
 from .collectors.single import SyncDataCollector as SyncDataCollector
 from .collectors.stats_writer import StatsWriter as StatsWriter
 from .engines.distributed.delayed import submitit_delayed_launcher as submitit_delayed_launcher
@@ -28,5 +29,6 @@ DistributedCollector = DistributedDataCollector
 DistributedSyncCollector = DistributedSyncDataCollector
 MultiAsyncCollector = MultiaSyncDataCollector
 MultiSyncCollector = MultiSyncDataCollector
+RPCCollector = RPCDataCollector
 
 __version__: str

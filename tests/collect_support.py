@@ -22,6 +22,7 @@ from pycollect import (
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
     RayCollector,
+    RPCDataCollector,
     SyncDataCollector,
 )
 
@@ -84,9 +85,10 @@ class Way:
         return self.multi or self.ranks
 
     @property
-    def messages(self) -> bool:
-        """Whether workers are asked by messages, as if they were on another node."""
-        return "messages" in self.name
+    def transport(self) -> str:
+        """What carries rollouts of ranks, which may seem to be on another node."""
+        by = self.name.removeprefix("ranks by ").partition(" ")[0]
+        return by if by in ("messages", "rpc") else "shared memory"
 
     @property
     def sync(self) -> bool:
@@ -103,8 +105,9 @@ class Way:
             return cls(list(entries), policy, **arguments)
         if self.ranks:
             arguments.setdefault("launcher", "mp")
-            with elsewhere() if self.messages else nullcontext():
-                return DistributedDataCollector(list(entries), policy, **arguments)
+            cls = RPCDataCollector if self.transport == "rpc" else DistributedDataCollector
+            with nullcontext() if self.transport == "shared memory" else elsewhere():
+                return cls(list(entries), policy, **arguments)
         arguments.setdefault("remote_configs", {"num_cpus": 1, "memory": 1024**3})
         return RayCollector(list(entries), policy, **arguments)
 
@@ -173,12 +176,11 @@ MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 
 
 
 def of_ranks(way: Way) -> list[Way]:
-    """The same with ranks of torch.distributed, in shared memory and by messages."""
+    """The same with ranks of torch.distributed: in shared memory, by messages and by RPC."""
     arguments = {**way.arguments, "sync": True} if way.sync else way.arguments
     rest = way.name.removeprefix("multi ")
-    return [
-        Way(f"{kind} {rest}", way.workers, arguments) for kind in ("ranks", "ranks by messages")
-    ]
+    kinds = ("ranks", "ranks by messages", "ranks by rpc")
+    return [Way(f"{kind} {rest}", way.workers, arguments) for kind in kinds]
 
 
 def marked(*ways: Way) -> list[Any]:

@@ -34,8 +34,13 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_collectors": 2, "sync": 1}, TypeError, "sync: expected True, False or None, got 1"),
     *[
         ({"backend": name}, ValueError, "backend: expected None or one of .*'process', 'ray'")
-        for name in ("rpc", "distributed", "submitit", "thread", "monarch", "no such", 3)
+        for name in ("thread", "monarch", "no such", 3)
     ],
+    (
+        {"backend": "submitit", "backend_options": {"launcher": "mp"}},
+        ValueError,
+        "launcher: expected 'submitit'",
+    ),
     ({"backend": ["process"]}, ValueError, "backend: expected None or one of"),
     ({"num_collectors": 2, "backend_options": 3}, TypeError, "backend_options: expected a dict"),
     ({"num_collectors": 2, "backend_options": {1: 2}}, TypeError, r"options: expected names .*\[1"),

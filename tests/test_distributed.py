@@ -49,14 +49,13 @@ from pycollect import (
     submitit_delayed_launcher,
 )
 from pycollect.engines.distributed.address import Invitation
+from pycollect.engines.distributed.group_link import GroupCarrier, GroupLink
 from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
-from pycollect.engines.distributed.link import Link
 from pycollect.engines.distributed.rendezvous import LOOPBACK, Rendezvous
 
 T = 5
-HERE_STACK, MESSAGES_STACK = of_ranks(MULTI_STACK)
-HERE_ASYNC, MESSAGES_ASYNC = of_ranks(MULTI_ASYNC[2])
-BOTH = pytest.mark.parametrize("way", [HERE_STACK, MESSAGES_STACK], ids=lambda way: way.name)
+STACKS, ASYNCS = of_ranks(MULTI_STACK), of_ranks(MULTI_ASYNC[2])
+EACH = pytest.mark.parametrize("way", STACKS, ids=lambda way: way.name)
 
 
 def transports(collector: Any) -> list[str]:
@@ -67,15 +66,15 @@ def transports(collector: Any) -> list[str]:
 
 
 @pytest.fixture
-def links() -> tuple[Link, Link]:
+def links() -> tuple[GroupLink, GroupLink]:
     """Both ends, in this process."""
     rendezvous = Rendezvous(LOOPBACK, 0, 30.0)
-    address = rendezvous.invite("one", Invitation("", 0, None, "gloo")).address
-    ends: dict[int, Link] = {}
+    address = rendezvous.invite("one", Invitation("", 0, None, GroupCarrier("gloo"))).address
+    ends: dict[int, GroupLink] = {}
 
     def connect(rank: int) -> None:
         group = group_of_two("gloo", address.store(), rank, address.own_host())
-        ends[rank] = Link(group, DRIVER if rank == WORKER else WORKER)
+        ends[rank] = GroupLink(group, DRIVER if rank == WORKER else WORKER)
 
     thread = threading.Thread(target=connect, args=(WORKER,))
     thread.start()
@@ -84,7 +83,7 @@ def links() -> tuple[Link, Link]:
     return ends[DRIVER], ends[WORKER]
 
 
-def test_values_of_every_size_arrive_in_order(links: tuple[Link, Link]) -> None:
+def test_values_of_every_size_arrive_in_order(links: tuple[GroupLink, GroupLink]) -> None:
     ours, theirs = links
     sizes = [0, 1, 900, 1008, 1009, 5000, 3_000_000]
     values = [("text", b"x" * size, np.arange(size, dtype=np.uint8)) for size in sizes]
@@ -97,7 +96,7 @@ def test_values_of_every_size_arrive_in_order(links: tuple[Link, Link]) -> None:
         assert np.array_equal(array, same_array)
 
 
-def test_what_arrived_lies_in_memory_of_its_own(links: tuple[Link, Link]) -> None:
+def test_what_arrived_lies_in_memory_of_its_own(links: tuple[GroupLink, GroupLink]) -> None:
     ours, theirs = links
     array = np.zeros(100_000, np.uint8)
     kept = []
@@ -113,7 +112,7 @@ def test_what_arrived_lies_in_memory_of_its_own(links: tuple[Link, Link]) -> Non
 
 
 def test_what_does_not_pickle_is_an_error_and_the_next_value_arrives(
-    links: tuple[Link, Link],
+    links: tuple[GroupLink, GroupLink],
 ) -> None:
     ours, theirs = links
     with pytest.raises(TypeError, match="pickle"):
@@ -128,7 +127,7 @@ def test_what_does_not_pickle_is_an_error_and_the_next_value_arrives(
 
 def test_only_what_a_process_of_this_collector_signed_is_believed() -> None:
     rendezvous = Rendezvous(LOOPBACK, 0, 5.0)
-    meeting = rendezvous.invite("one", Invitation("", 0, None, "gloo"))
+    meeting = rendezvous.invite("one", Invitation("", 0, None, GroupCarrier("gloo")))
     store = meeting.address.store()
     assert meeting.refusal is None
     store.set("refusal", bytes(32) + pickle.dumps("I am an intruder"))
@@ -215,24 +214,21 @@ def test_both_generations_of_names() -> None:
 # Collecting
 
 
-@pytest.mark.processes(usual=2)
-@pytest.mark.parametrize(
-    "way", [HERE_STACK, MESSAGES_STACK, HERE_ASYNC, MESSAGES_ASYNC], ids=lambda way: way.name
-)
+@pytest.mark.processes(usual=3)
+@pytest.mark.parametrize("way", [*STACKS, *ASYNCS], ids=lambda way: way.name)
 def test_every_frame_comes_once(way: Way) -> None:
     with collecting(way, ENTRIES["list"], parity_policy(), frames=3 * STEPS) as collector:
         oracle = FrameOracle()
         for _ in range(8):
             oracle.check(way.rows(collector.next(), 3, True))
-        by = "messages" if "messages" in way.name else "shared memory"
-        assert transports(collector) == [by] * 2
+        assert transports(collector) == [way.transport] * 2
 
 
 @pytest.mark.processes
 @pytest.mark.slow
 def test_batches_are_equal_whichever_way_they_come() -> None:
     batches = []
-    for way in (MULTI_STACK, HERE_STACK, MESSAGES_STACK):
+    for way in (MULTI_STACK, *STACKS):
         with collecting(way, ENTRIES["one"], parity_policy(), frames=STEPS) as collector:
             collector.set_seed(3)
             batches.append([collector.next().clone() for _ in range(3)])
@@ -242,7 +238,7 @@ def test_batches_are_equal_whichever_way_they_come() -> None:
 
 
 @pytest.mark.processes
-@BOTH
+@EACH
 def test_a_rank_that_dies_is_replaced(way: Way) -> None:
     policy = bias_policy()
     with collecting(way, endless, policy, frames=T) as collector:
@@ -258,7 +254,7 @@ def test_a_rank_that_dies_is_replaced(way: Way) -> None:
 
 
 @pytest.mark.processes
-@BOTH
+@EACH
 def test_past_the_limit_a_rank_is_named(way: Way) -> None:
     with collecting(way, endless, frames=T, max_worker_restarts=0) as collector:
         collector.next()
@@ -268,7 +264,7 @@ def test_past_the_limit_a_rank_is_named(way: Way) -> None:
 
 
 @pytest.mark.processes
-@BOTH
+@EACH
 def test_a_rank_that_answers_nothing_is_replaced(way: Way) -> None:
     """Stopped, as if its node were gone: no connection breaks."""
     with collecting(way, endless, frames=T, worker_timeout=1.0) as collector:
@@ -280,7 +276,7 @@ def test_a_rank_that_answers_nothing_is_replaced(way: Way) -> None:
 
 
 @pytest.mark.processes
-@BOTH
+@EACH
 def test_a_forgotten_collectors_ranks_end(way: Way) -> None:
     entries = [endless(0), endless(1)]
     collector = way.collector(entries, parity_policy(), frames_per_batch=2 * T)
@@ -293,7 +289,7 @@ def test_a_forgotten_collectors_ranks_end(way: Way) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-@BOTH
+@EACH
 def test_a_collector_that_is_shut_down_while_a_rank_hangs(way: Way, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     entry = partial(GateEnv, gate, T + 2)
@@ -349,7 +345,7 @@ def local_jobs(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.processes
-@BOTH
+@EACH
 def test_jobs_collect_and_are_replaced(way: Way, local_jobs: dict[str, Any]) -> None:
     with collecting(way, endless, parity_policy(), frames=T, **local_jobs) as collector:
         before = collector.next()

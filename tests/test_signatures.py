@@ -13,6 +13,7 @@ from pycollect import (
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
     RayCollector,
+    RPCDataCollector,
     SyncDataCollector,
 )
 from pycollect.arguments import REQUIRED, defaults_of
@@ -66,6 +67,12 @@ FAMILIES: list[tuple[type, tuple[type, ...], set[str], set[str]]] = [
     ),
     (RayCollector, ELSEWHERE, OWN | ACTORS, {"update_at_each_batch"}),
     (DistributedDataCollector, ELSEWHERE, OWN | RANKS, {"update_at_each_batch"}),
+    (
+        RPCDataCollector,
+        ELSEWHERE,
+        OWN | RANKS | {"visible_devices", "tensorpipe_options"},
+        {"update_at_each_batch"},
+    ),
     (
         DistributedSyncDataCollector,
         ELSEWHERE,

@@ -14,7 +14,13 @@ from pycollect.collectors.arguments.workers import env_entries
 
 _SELECTORS = ("backend", "backend_options", "num_collectors", "sync")
 _ALIASES = {"multiprocessing": "process", "threading": "thread"}
-_BACKENDS = ("direct", "process", "ray")
+_LAUNCHED = {
+    "ray": "RayCollector",
+    "rpc": "RPCDataCollector",
+    "distributed": "DistributedDataCollector",
+    "submitit": "DistributedDataCollector",
+}
+_BACKENDS = ("direct", "process", *_LAUNCHED)
 
 
 class _Signed(ABCMeta):
@@ -55,16 +61,26 @@ class Choosing(_Signed):
         given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
         given.update(given.pop("others", {}))
         options = _checked_options(chosen["backend_options"], given)
-        if backend == "ray":
-            more = {**_without_defaults(cls, pycollect.RayCollector, given), **options}
+        if backend == "submitit":
+            given["launcher"] = _submitit(options.pop("launcher", given.get("launcher", backend)))
+        if backend in _LAUNCHED:
+            target = getattr(pycollect, _LAUNCHED[backend])
+            more = {**_without_defaults(cls, target, given), **options}
             many = isinstance(given.get("create_env_fn"), list | tuple)
             count = 1 if count is None and not many else count
-            return pycollect.RayCollector(num_collectors=count, sync=bool(sync), **more)
+            return target(num_collectors=count, sync=bool(sync), **more)
         target = _of_processes(sync)
         more = {**_without_defaults(cls, target, given), **options}
         if "create_env_fn" in more:
             more["create_env_fn"] = _entries(more["create_env_fn"], count)
         return target(**more)
+
+
+def _submitit(launcher: Any) -> str:
+    """The launcher of the backend of that name, which may be named twice."""
+    if launcher != "submitit":
+        raise ValueError(f"launcher: expected 'submitit' with backend='submitit', got {launcher!r}")
+    return "submitit"
 
 
 def _entries(create_env_fn: Any, count: int | None) -> list[Any]:
@@ -114,10 +130,7 @@ def _backend(given: Any, count: int | None) -> str:
     if isinstance(backend, str):
         backend = _ALIASES.get(backend, backend)
     if backend not in _BACKENDS:
-        raise ValueError(
-            f"backend: expected None or one of {list(_BACKENDS)}, got {backend!r}, which is not "
-            "there; processes of this machine and Ray actors are"
-        )
+        raise ValueError(f"backend: expected None or one of {list(_BACKENDS)}, got {backend!r}")
     name: str = backend
     return name
 
@@ -136,7 +149,7 @@ def _checked_options(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
     options = dict(value or {})
     if unnamed := [key for key in options if not isinstance(key, str)]:
         raise TypeError(f"backend_options: expected names of arguments, got {unnamed}")
-    if reserved := sorted({*_SELECTORS, "num_workers"} & options.keys()):
+    if reserved := sorted({*_SELECTORS[1:], "num_workers"} & options.keys()):
         raise ValueError(f"backend_options: expected no {reserved}, which are arguments themselves")
     if twice := sorted(options.keys() & given.keys()):
         raise ValueError(f"backend_options: expected arguments not given beside it, got {twice}")

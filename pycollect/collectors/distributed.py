@@ -17,7 +17,7 @@ from pycollect.devices import Devices
 from pycollect.envs.info import AskedInfo
 
 
-def _arguments(
+def rank_arguments(
     create_env_fn: Any,
     policy: Any = None,
     *,
@@ -73,6 +73,8 @@ def _arguments(
     launcher: str = "submitit",
     tcp_port: int | None = None,
     tcp_address: str | None = None,
+    visible_devices: Sequence[Any] | None = None,
+    tensorpipe_options: Mapping[str, Any] | None = None,
     prefetch: int | None = None,
     max_worker_restarts: int = 3,
     worker_timeout: float | None = None,
@@ -85,6 +87,9 @@ def _arguments(
     **others: Any,
 ) -> None:
     """What collectors on torch.distributed take."""
+
+
+_RPC = ("visible_devices", "tensorpipe_options")  # of RPCDataCollector alone
 
 
 class DistributedDataCollector(LaunchedCollector):
@@ -127,10 +132,11 @@ class DistributedDataCollector(LaunchedCollector):
             listen.
     """
 
-    @takes(_arguments, without=("update_interval",))
+    @takes(rank_arguments, without=("update_interval", *_RPC))
     def __init__(self, given: Given) -> None:
         sync = bool(given["sync"])
-        super().__init__(given, sync, _launch_options, check.engine_maker(given))
+        engine = check.engine_maker(given, check.group_carrier(given["backend"]))
+        super().__init__(given, sync, _launch_options, engine)
 
     def add_collectors(
         self,
@@ -162,12 +168,11 @@ class DistributedSyncDataCollector(DistributedDataCollector):
         As that with ``sync=True``.
     """
 
-    @takes(_arguments, without=("sync", "update_after_each_batch"))
+    @takes(rank_arguments, without=("sync", "update_after_each_batch", *_RPC))
     def __init__(self, given: Given) -> None:
         updates = check.updates_each(given["update_interval"], given["max_weight_update_interval"])
-        LaunchedCollector.__init__(
-            self, given.instead(**updates), True, _launch_options, check.engine_maker(given)
-        )
+        engine = check.engine_maker(given, check.group_carrier(given["backend"]))
+        LaunchedCollector.__init__(self, given.instead(**updates), True, _launch_options, engine)
 
 
 def _launch_options(devices: Sequence[Devices]) -> list[dict[str, Any]]:

@@ -149,7 +149,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             served.
         backend: where these are: "process", a :class:`MultiSyncDataCollector` or
             :class:`MultiaSyncDataCollector` (the default with `num_collectors`), "ray", a
-            :class:`RayCollector`, or "direct", this class (the default without).
+            :class:`RayCollector`, "distributed" or "submitit", a
+            :class:`DistributedDataCollector`, "rpc", a :class:`RPCDataCollector`, or "direct", this
+            class (the default without).
         backend_options: further arguments of that class.
         weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
             each update instead of giving the weights itself.

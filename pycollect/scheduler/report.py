@@ -15,9 +15,9 @@ def stats_of(flow: Flow, group: WorkerGroup) -> dict[str, Any]:
     "seconds" of the collector has the phases idle (waiting for rollouts), transport, assemble,
     deliver and user, which add up to "elapsed"; "seconds" of each worker has env, policy,
     record and idle, since its first rollout began. "failure" says why it was last replaced, or is
-    None. "transport" of a worker is "shared memory",
-    where it writes into the batch itself, else "object store" or "messages". "slow_paths" counts
-    workers that go through one TensorDict per step, or have extras.
+    None. "transport" of a worker is "shared memory", where it writes into the batch itself, else
+    "object store", "messages" or "rpc". "slow_paths" counts workers that go through one TensorDict
+    per step, or have extras.
     """
     present, former = group.present, group.former
     everyone = sorted([*present, *former], key=lambda worker: worker.index)

@@ -37,6 +37,8 @@ OURS = {
     ("pycollect", "MultiSyncDataCollector"): "process, sync",
     ("pycollect", "MultiaSyncDataCollector"): "process, async",
     ("pycollect", "RayCollector"): "ray",
+    ("pycollect", "RPCDataCollector"): "rpc",
+    ("pycollect", "DistributedDataCollector"): "distributed",
 }
 
 
@@ -111,6 +113,14 @@ CHOICES: list[dict[str, Any]] = [
     {"backend": "ray"},
     {"backend": "ray", "num_collectors": 2, "sync": True},
     {"backend": "ray", "num_collectors": 2},
+    {"backend": "rpc", "num_collectors": 2, "sync": True},
+    {"backend": "rpc", "num_collectors": 2, "backend_options": {"launcher": "mp"}},
+    {"backend": "rpc", "num_collectors": 2, "backend_options": {"visible_devices": [0, 0]}},
+    {"backend": "distributed", "num_collectors": 2, "launcher": "mp"},
+    {"backend": "distributed", "num_collectors": 2, "backend_options": {"backend": "gloo"}},
+    {"backend": "submitit", "num_collectors": 2},
+    {"backend": "submitit", "num_collectors": 2, "backend_options": {"launcher": "submitit"}},
+    {"backend": "submitit", "num_collectors": 2, "backend_options": {"launcher": "mp"}},
     {"backend": "threading"},
     {"backend": "thread"},
     {"backend": "monarch"},
@@ -155,7 +165,9 @@ def test_the_collector_that_is_made(
     assert made(pycollect.Collector, args, dict(values)) == theirs
 
 
-@pytest.mark.parametrize("backend", ["direct", "process", "multiprocessing", "ray", "thread"])
+@pytest.mark.parametrize(
+    "backend", ["direct", "process", "multiprocessing", "ray", "rpc", "thread"]
+)
 def test_the_backend_around_it(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """``with torchrl.service_backend(...)`` chooses, unless the argument does."""
     pytest.importorskip("ray")
@@ -166,12 +178,6 @@ def test_the_backend_around_it(backend: str, monkeypatch: pytest.MonkeyPatch) ->
         with service_backend(backend):
             theirs = made(Collector, (ENV,), {**FRAMES, "backend": own})
             assert made(pycollect.Collector, (ENV,), {**FRAMES, "backend": own}) == theirs
-
-
-def test_backends_that_are_not_there_are_refused_by_name() -> None:
-    for name in ("rpc", "distributed", "submitit"):
-        with pytest.raises(ValueError, match=f"backend: expected.*'process'.*{name}"):
-            pycollect.Collector(ENV, **FRAMES, backend=name)
 
 
 @pytest.mark.parametrize("kind", ["sync", "async", "one"])

@@ -9,23 +9,38 @@ from pycollect import checks as check
 from pycollect.engines.distributed.children import ChildLauncher
 from pycollect.engines.distributed.delayed import BoardLauncher, current_board
 from pycollect.engines.distributed.engine import DistributedEngine, Launcher
+from pycollect.engines.distributed.group_link import GroupCarrier
 from pycollect.engines.distributed.groups import check_backend
 from pycollect.engines.distributed.jobs import JobLauncher, executor_of
+from pycollect.engines.distributed.link import Carrier
 from pycollect.engines.distributed.rendezvous import LOOPBACK, outside_address
 from pycollect.scheduler.options import RemoteOptions
 
 _LAUNCHERS = ("mp", "submitit", "submitit_delayed")
 
 
-def engine_maker(given: Mapping[str, Any]) -> Callable[[RemoteOptions], DistributedEngine]:
-    """Check what says how ranks start and meet; what makes the engine of it.
+def group_carrier(backend: Any) -> Carrier:
+    """Messages by groups of torch.distributed, with that backend.
 
     Raises:
-        ValueError: a launcher or backend that there is not, a port that cannot be.
+        ValueError: there is none, or it cannot carry them.
+    """
+    return GroupCarrier(check_backend(backend))
+
+
+def engine_maker(
+    given: Mapping[str, Any], carrier: Carrier
+) -> Callable[[RemoteOptions], DistributedEngine]:
+    """Check what says how ranks start and meet; what makes the engine of it.
+
+    Args:
+        carrier: of messages to ranks.
+
+    Raises:
+        ValueError: a launcher that there is not, a port that cannot be.
     """
     launcher = check.check_choice("launcher", given["launcher"], _LAUNCHERS)
     slurm_kwargs = _check_slurm_kwargs(launcher, given["slurm_kwargs"])
-    backend = check_backend(given["backend"])
     port = _check_port(given["tcp_port"])
     address = _check_address(given["tcp_address"])
     board = current_board() if launcher == "submitit_delayed" else None
@@ -41,7 +56,7 @@ def engine_maker(given: Mapping[str, Any]) -> Callable[[RemoteOptions], Distribu
             starts = BoardLauncher(board)
             host = LOOPBACK if board.one_machine else outside_address()
         own_port = port if board is None else port or board.port
-        return DistributedEngine(starts, address or host, own_port, backend, remote.init_timeout)
+        return DistributedEngine(starts, address or host, own_port, carrier, remote.init_timeout)
 
     return engine
 

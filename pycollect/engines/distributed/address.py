@@ -27,13 +27,13 @@ class Invitation:
         driver: the driver's process id.
         mailbox: addresses of a mailbox and of the bell that is rung for it; None: the driver shares
             memory with nobody.
-        backend: of torch.distributed, for messages.
+        carrier: of messages between the two.
     """
 
     node: str
     driver: int
     mailbox: tuple[MemoryAddress, MemoryAddress] | None
-    backend: str
+    carrier: Any
 
 
 @dataclass(frozen=True)

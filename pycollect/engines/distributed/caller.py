@@ -7,15 +7,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, ClassVar
+from typing import Any
 
 from pycollect._core import Uninterrupted
 from pycollect.engines.distributed.link import Link, LinkBrokenError, Sent
-from pycollect.engines.distributed.serve import END
+from pycollect.engines.distributed.serve import CLOSE, END
 from pycollect.engines.processes.handle import ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS, Rung
 
 _ACCOUNT_SECONDS = 2.0  # in which a launcher tells that a process is gone
+_CLOSED_SECONDS = 0.5  # in which a rank that has closed ends the connection by itself
 _END_SECONDS = 5.0  # until a thread has seen that the other process is gone
 
 
@@ -30,14 +31,16 @@ class RankCaller:
     something that was asked later is answered.
 
     Args:
+        transport: what carries the messages.
         connect: waits for the rank and returns the link to it, in that thread.
         monitor: watches the process.
         bell: rung with each answer, and where none can come any more.
     """
 
-    transport: ClassVar[str] = "messages"
-
-    def __init__(self, connect: Callable[[], Link], monitor: ProcessMonitor, bell: Rung) -> None:
+    def __init__(
+        self, transport: str, connect: Callable[[], Link], monitor: ProcessMonitor, bell: Rung
+    ) -> None:
+        self.transport = transport
         self._connect = connect
         self._monitor = monitor
         self._bell = bell
@@ -48,6 +51,8 @@ class RankCaller:
         self._unsent: list[tuple[int, tuple[Any, ...]]] = []
         self._sent: deque[tuple[int, Sent]] = deque()
         self._futures: dict[int, Future[Any]] = {}
+        self._closing: Future[Any] | None = None
+        self._over, self._killed = threading.Event(), threading.Event()
         self._thread = threading.Thread(
             target=self._run, name="pycollect-rank-receiver", daemon=True
         )
@@ -60,7 +65,10 @@ class RankCaller:
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call one of its methods, behind those that are queued."""
-        return self._ask(False, method, arguments)
+        future = self._ask(False, method, arguments)
+        if method == CLOSE:
+            self._closing = future
+        return future
 
     def call_beside(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method that may run beside a rollout: past the queue."""
@@ -90,24 +98,38 @@ class RankCaller:
 
     def _run(self) -> None:
         """Connect, and take answers as they come, until the connection is broken."""
+        link = None
         try:
             link = self._connect()
-            with self._lock:
-                self._link = link
-                for number, call in self._unsent:
-                    self._post(number, call)
-                self._unsent.clear()
+            self._begin(link)
             while True:
-                number, answer = link.receive()
-                with self._lock:
-                    future = self._futures.pop(number, None)
-                    while self._sent and self._sent[0][0] <= number:
-                        self._sent.popleft()
-                if future is not None:  # else it was given up
-                    future.set_result(answer)
-                self._bell.ring()
+                self._receive(link)
         except Exception as error:  # of torch: a RuntimeError, of several kinds
             self._lose(str(error))
+        if link is not None:
+            self._killed.wait(_ACCOUNT_SECONDS)  # before: who is hung up on complains
+            link.close()
+
+    def _begin(self, link: Link) -> None:
+        """Send what waits."""
+        with self._lock:
+            if self._lost is not None:
+                raise LinkBrokenError(self._lost)
+            self._link = link
+            for number, call in self._unsent:
+                self._post(number, call)
+            self._unsent.clear()
+
+    def _receive(self, link: Link) -> None:
+        """Take one answer."""
+        number, answer = link.receive()
+        with self._lock:
+            future = self._futures.pop(number, None)
+            while self._sent and self._sent[0][0] <= number:
+                self._sent.popleft()
+        if future is not None:  # else it was given up
+            future.set_result(answer)
+        self._bell.ring()
 
     def _lose(self, why: str) -> None:
         with self._lock:
@@ -117,7 +139,7 @@ class RankCaller:
             self._futures.clear()
             self._unsent.clear()
             self._sent.clear()
-            self._link = None
+        self._over.set()
         for future in futures:
             future.set_exception(RankLostError(why))
         self._bell.ring()
@@ -153,9 +175,14 @@ class RankCaller:
 
     def kill(self) -> None:
         """End its process. Idempotent."""
-        connected = self._link is not None
-        self.call_beside(END)  # where its launcher can only ask others to end it
+        if self._closing is not None and self._closing.done():
+            self._over.wait(_CLOSED_SECONDS)
+        else:
+            self.call_beside(END)  # where its launcher can only ask others to end it
         self._monitor.kill()
         self._lose("it was ended")
-        if connected:  # else, or on a node that answers nothing any more, its thread waits in vain
+        self._killed.set()
+        link, self._link = self._link, None
+        if link is not None:  # else, or on a node that answers nothing, its thread may wait in vain
+            link.close()
             self._thread.join(_END_SECONDS)

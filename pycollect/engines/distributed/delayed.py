@@ -159,7 +159,7 @@ class submitit_delayed_launcher:  # TorchRL's name
 
     Args:
         num_jobs: how many there are beside the main one.
-        framework: "distributed".
+        framework: "distributed" or "rpc". Jobs learn from the collector which it is.
         backend: of torch.distributed. Jobs learn the collector's own from it.
         tcpport: where the collector listens, unless it says so itself; None: any that is free.
         submitit_main_conf: of the main job, as `slurm_kwargs` of the collector; "folder" and
@@ -177,7 +177,7 @@ class submitit_delayed_launcher:  # TorchRL's name
         submitit_collection_conf: Mapping[str, Any] = DEFAULT_SLURM_CONF,
     ) -> None:
         self.num_jobs = check.check_positive("num_jobs", num_jobs)
-        check.check_choice("framework", framework, ("distributed",))
+        check.check_choice("framework", framework, ("distributed", "rpc"))
         check_backend(backend)
         self._port = 0 if tcpport is None else int(tcpport)
         self._main_conf = submitit_main_conf

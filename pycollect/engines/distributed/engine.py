@@ -12,8 +12,7 @@ from pycollect._core import Bell, Mailbox, shared_memory_why_not
 from pycollect.engines.call_handle import CallHandle
 from pycollect.engines.distributed.address import Invitation, RankAddress, this_node
 from pycollect.engines.distributed.caller import RankCaller
-from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
-from pycollect.engines.distributed.link import Link
+from pycollect.engines.distributed.link import Carrier
 from pycollect.engines.distributed.monitor import LaunchedProcess, RankMonitor
 from pycollect.engines.distributed.rendezvous import Rendezvous
 from pycollect.engines.messages import Buffer, WorkerSpec, pickled_spec
@@ -49,7 +48,7 @@ class DistributedEngine:
 
     Args:
         host, port: where they meet, see :class:`Rendezvous`.
-        backend: of torch.distributed, for ranks that share no memory with this process.
+        carrier: of messages to ranks that share no memory with this process.
         init_timeout: seconds in which a rank must have come.
 
     Raises:
@@ -57,10 +56,10 @@ class DistributedEngine:
     """
 
     def __init__(
-        self, launcher: Launcher, host: str, port: int, backend: str, init_timeout: float
+        self, launcher: Launcher, host: str, port: int, carrier: Carrier, init_timeout: float
     ) -> None:
         self._launcher = launcher
-        self._backend = backend
+        self._carrier = carrier
         self._rendezvous = Rendezvous(host, port, init_timeout)
         self._node = this_node()
         self._bell: Rung = ThreadBell() if shared_memory_why_not() else Bell()
@@ -101,7 +100,7 @@ class DistributedEngine:
         addresses = None
         if isinstance(bell, Bell) and mailbox is not None:
             addresses = (mailbox.address, bell.address)
-        invitation = Invitation(self._node, os.getpid(), addresses, self._backend)
+        invitation = Invitation(self._node, os.getpid(), addresses, self._carrier)
         rank = f"{spec.index}.{spec.incarnation}"
         meeting = self._rendezvous.invite(rank, invitation)
         process = self._launcher.launch(meeting.address, f"pycollect-worker-{spec.index}", options)
@@ -111,10 +110,11 @@ class DistributedEngine:
         monitor = RankMonitor(process, meeting)
         self._monitors[:] = [*(own for own in self._monitors if not own.was_ended), monitor]
 
-        connect = partial(_link, self._backend, meeting.address)  # does not keep this engine
+        carrier = self._carrier
+        connect = partial(carrier.driver_end, meeting.address)  # does not keep this engine
 
         def by_calls() -> CallHandle:
-            caller = RankCaller(connect, monitor, bell)
+            caller = RankCaller(carrier.name, connect, monitor, bell)
             return CallHandle(spec, policy, caller)
 
         served = None
@@ -133,11 +133,6 @@ class DistributedEngine:
     def wait_closed(self, handles: Sequence[Waited], timeout: float | None = None) -> None:
         """Let workers close their environments, then end those that are still there."""
         self._waiter.wait_closed(handles, timeout)
-
-
-def _link(backend: str, address: RankAddress) -> Link:
-    """The connection to a rank. Waits for it."""
-    return Link(group_of_two(backend, address.store(), DRIVER, address.host), WORKER)
 
 
 def _kill_all(monitors: Sequence[RankMonitor]) -> None:

@@ -1,53 +1,32 @@
-"""Messages between two ranks: Python values, whose arrays travel as they are."""
+"""What carries Python values between the driver and a rank, and how they are packed for it."""
 
 from __future__ import annotations
 
 import pickle
-import struct
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import cloudpickle
 import numpy as np
-import torch
+from torch._C._distributed_c10d import PrefixStore
 
+from pycollect.engines.distributed.address import RankAddress
 from pycollect.engines.messages import Buffer
-
-_HEAD_BYTES = 1024  # of the first message of a value: most have no second one
-_HEAD = struct.Struct("<QQ")  # bytes of what follows it, arrays beside it
-_SIZE = struct.Struct("<Q")
-_FOR_EVER = timedelta(days=10_000)  # a learner may take its time; a death breaks the connection
 
 
 class LinkBrokenError(Exception):
     """Nothing can be sent or received any more."""
 
 
-class Sent:
+class Sent(Protocol):
     """A value on its way. It is to be kept until the other one has it."""
-
-    def __init__(self, works: Sequence[tuple[Any, Any]]) -> None:
-        self._works = works
 
     def wait(self) -> None:
         """Until the other one has it. LinkBrokenError where it never will."""
-        for work, _ in self._works:
-            _wait(work)
 
 
-class Link:
-    """One end of a group of two. One thread may receive while others send, one at a time.
-
-    Args:
-        group: of torch.distributed.
-        peer: the other one's rank.
-    """
-
-    def __init__(self, group: Any, peer: int) -> None:
-        self._group = group
-        self._peer = peer
-        self._head = torch.empty(_HEAD_BYTES, dtype=torch.uint8)
+class Link(Protocol):
+    """One end of two. One thread may receive while others send, one at a time."""
 
     def send(self, value: Any) -> Sent:
         """Send a value, and do not wait.
@@ -56,19 +35,6 @@ class Link:
             LinkBrokenError: it has no other end any more.
             Exception: the value does not pickle.
         """
-        data, arrays = _pickled(value)
-        sizes = b"".join(_SIZE.pack(array.nbytes) for array in arrays)
-        whole = bytearray(_HEAD.pack(len(sizes) + len(data), len(arrays)) + sizes + data)
-        head, rest = whole[:_HEAD_BYTES].ljust(_HEAD_BYTES, b"\0"), whole[_HEAD_BYTES:]
-        parts: list[Any] = [np.frombuffer(part, np.uint8) for part in (head, rest) if part]
-        return Sent([self._post(part) for part in (*parts, *arrays) if part.nbytes])
-
-    def _post(self, array: Buffer) -> tuple[Any, Any]:
-        tensor = torch.from_numpy(array)
-        try:
-            return self._group.send([tensor], self._peer, 0), tensor
-        except RuntimeError as error:
-            raise LinkBrokenError(str(error)) from error
 
     def receive(self) -> Any:
         """The next value; its arrays lie in memory of their own. Waits.
@@ -76,38 +42,31 @@ class Link:
         Raises:
             LinkBrokenError: none can come any more.
         """
-        self._fill(self._head)
-        head = self._head.numpy()
-        length, count = _HEAD.unpack_from(head.data)
-        data = np.empty(length, np.uint8)
-        here = min(length, _HEAD_BYTES - _HEAD.size)
-        data[:here] = head[_HEAD.size : _HEAD.size + here]
-        if length > here:
-            self._fill(torch.from_numpy(data[here:]))
-        sizes = [_SIZE.unpack_from(data.data, place * _SIZE.size)[0] for place in range(count)]
-        arrays = [np.empty(size, np.uint8) for size in sizes]
-        for array in arrays:
-            if array.nbytes:
-                self._fill(torch.from_numpy(array))
-        return pickle.loads(data[count * _SIZE.size :].data, buffers=arrays)
 
-    def _fill(self, tensor: torch.Tensor) -> None:
-        try:
-            work = self._group.recv([tensor], self._peer, 0)
-        except RuntimeError as error:
-            raise LinkBrokenError(str(error)) from error
-        _wait(work)
+    def close(self) -> None:
+        """Give up what this end holds; whoever waits for the other one is told. Idempotent."""
 
 
-def _wait(work: Any) -> None:
-    try:
-        work.wait(_FOR_EVER)
-    except RuntimeError as error:
-        raise LinkBrokenError(str(error)) from error
+class Carrier(Protocol):
+    """A kind of links. It pickles: the driver tells it to its ranks."""
+
+    @property
+    def name(self) -> str:
+        """What `stats()` call it."""
+
+    def driver_end(self, address: RankAddress) -> Link:
+        """The driver's end of the link to a rank. Waits for it; RuntimeError where it is none."""
+
+    def rank_end(self, address: RankAddress, store: PrefixStore) -> Link:
+        """The rank's end. Waits for the driver.
+
+        Args:
+            store: a connection to what both see, see :meth:`RankAddress.store`.
+        """
 
 
-def _pickled(value: Any) -> tuple[bytes, list[Buffer]]:
-    """A value, and the arrays that it refers to, flat and as bytes."""
+def packed(value: Any) -> tuple[bytes, list[Buffer]]:
+    """A value, and the arrays that it refers to, flat, as bytes that can be written."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         data = pickle.dumps(value, 5, buffer_callback=buffers.append)
@@ -115,6 +74,11 @@ def _pickled(value: Any) -> tuple[bytes, list[Buffer]]:
         buffers = []
         data = cloudpickle.dumps(value, 5, buffer_callback=buffers.append)
     return data, [_writable(np.frombuffer(buffer.raw(), np.uint8)) for buffer in buffers]
+
+
+def unpacked(data: bytes | memoryview, arrays: Sequence[Buffer]) -> Any:
+    """The value."""
+    return pickle.loads(data, buffers=arrays)
 
 
 def _writable(array: Buffer) -> Buffer:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from contextlib import closing
 
 from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
 from pycollect.engines.distributed.address import Invitation, RankAddress, this_node
-from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
-from pycollect.engines.distributed.link import Link
 from pycollect.engines.distributed.serve import answer_calls
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.serve import answer_all
@@ -43,9 +42,8 @@ def run_rank(address: RankAddress) -> None:
         answer_all(served)
         return
     address.tell(store, "refusal", served)
-    host = address.own_host()
-    group = group_of_two(invitation.backend, store, WORKER, host)
-    answer_calls(Link(group, DRIVER))
+    with closing(invitation.carrier.rank_end(address, store)) as link:
+        answer_calls(link)
 
 
 def _mailbox(invitation: Invitation) -> WorkerMailbox | str:

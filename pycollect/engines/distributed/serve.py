@@ -12,6 +12,9 @@ from pycollect.engines.distributed.link import Link, LinkBrokenError, Sent
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.remote_worker import RemoteWorker
 
+CLOSE = "close"
+"""The last method that is called."""
+
 END = "end"
 """What is called beside all else to have a rank's process killed."""
 
@@ -31,7 +34,7 @@ class Call(NamedTuple):
 
 
 def answer_calls(link: Link) -> None:
-    """Answer what is asked of a worker, from `build` until `close`.
+    """Answer what is asked of a worker, from `build` until CLOSE.
 
     When the driver is gone, this process and all that its environments started are killed.
     """
@@ -42,10 +45,10 @@ def answer_calls(link: Link) -> None:
     arguments = (link, worker, answers, calls, closed)
     threading.Thread(target=_receive, args=arguments, daemon=True).start()
     method = ""
-    while method != "close":
+    while method != CLOSE:
         number, _, method, given = calls.get()
         answer = _answer(worker, method, given)
-        if method == "close":
+        if method == CLOSE:
             closed.set()
         answers.give(number, answer)
     answers.wait()

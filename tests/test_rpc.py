@@ -1,0 +1,221 @@
+"""Ranks that are asked by torch.distributed.rpc, of which torch has one agent in each process.
+
+What holds for all ranks is tested with these, too: see `test_distributed` and
+`collect_support.marked`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from collect_support import MULTI_STACK, collecting, elsewhere, of_ranks
+from envs_for_tests import CountingEnv
+from test_distributed import T, listening, transports
+from test_restarts import check_ledger, endless, kill
+from torch.distributed import rpc
+
+from pycollect import DistributedDataCollector, RPCCollector, RPCDataCollector
+from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.link import LinkBrokenError
+from pycollect.engines.distributed.rendezvous import LOOPBACK, Rendezvous
+from pycollect.engines.distributed.rpc_rank import RankLink, parts_of, value_of
+
+WAY = next(way for way in of_ranks(MULTI_STACK) if way.transport == "rpc")
+
+
+@pytest.fixture
+def own_agent(tmp_path: Path) -> Iterator[Any]:
+    """The program's own agent, of a static group."""
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/own")
+    rpc.init_rpc("own", rank=0, world_size=1, rpc_backend_options=options)
+    yield rpc.api._get_current_rpc_agent()
+    rpc.shutdown()
+
+
+# The agent
+
+
+@pytest.mark.processes
+def test_the_programs_own_agent_calls_ranks_and_stays(own_agent: Any) -> None:
+    with collecting(WAY, endless, frames=T) as collector:
+        collector.next()
+        assert transports(collector) == ["rpc"] * 2
+        kill(collector, 1)
+        while not collector.stats()["workers"][1]["restarts"]:
+            collector.next()
+        assert rpc.rpc_sync("own", len, ("four",)) == 4
+        assert len(own_agent.get_worker_infos()) == 3
+    assert rpc.rpc_sync("own", len, ("four",)) == 4
+    assert [info.name for info in own_agent.get_worker_infos()] == ["own"]
+
+
+@pytest.mark.processes
+def test_an_agent_ends_with_the_last_collector(tmp_path: Path) -> None:
+    """The program can have its own then."""
+    with collecting(WAY, endless, frames=T) as collector:
+        with collecting(WAY, endless, frames=T) as other:
+            other.next()
+            assert rpc._is_current_rpc_agent_set()
+        assert collector.next().shape == (2, T)
+    assert not rpc._is_current_rpc_agent_set()
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{tmp_path}/own")
+    rpc.init_rpc("own", rank=0, world_size=1, rpc_backend_options=options)
+    rpc.shutdown()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_an_agent_that_the_program_ends_is_an_error_or_made_anew() -> None:
+    with collecting(WAY, endless, frames=T) as collector:
+        collector.next()
+        rpc.shutdown(graceful=False)
+        while not all(own["restarts"] for own in collector.stats()["workers"].values()):
+            collector.next()
+        assert collector.next().shape == (2, T)
+        check_ledger(collector)
+    assert not rpc._is_current_rpc_agent_set()
+
+
+@pytest.mark.processes
+def test_on_this_node_ranks_need_no_agent() -> None:
+    with RPCDataCollector([CountingEnv], launcher="mp") as collector:
+        collector.next()
+        assert transports(collector) == ["shared memory"]
+        assert not rpc._is_current_rpc_agent_set()
+
+
+@pytest.mark.processes
+def test_agents_listen_at_the_address_that_was_chosen() -> None:
+    before = listening(os.getpid())  # of what other tests have started here
+    with elsewhere(), RPCDataCollector([CountingEnv], launcher="mp") as collector:
+        collector.next()
+        rank = collector.stats()["workers"][0]["pid"]
+        places = (listening(os.getpid()) - before) | listening(rank)
+    assert {place.ip for place in places} == {LOOPBACK}
+
+
+PROGRAM = """
+from collect_support import elsewhere
+from envs_for_tests import CountingEnv
+from pycollect import RPCDataCollector
+
+if __name__ == "__main__":
+    with elsewhere():
+        collector = RPCDataCollector([CountingEnv] * 2, launcher="mp", frames_per_batch=5)
+    collector.next()
+    {end}
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("end", ["collector.shutdown()", "pass"])
+def test_a_program_ends_without_a_word(end: str, tmp_path: Path) -> None:
+    """Also one that forgets its collector."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(end=end))
+    ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    if end != "pass":  # else torch tells of the connections
+        assert "tensorpipe" not in ran.stderr, ran.stderr
+
+
+# The rank's end
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankLink]:
+    """Called here as the driver's calls would."""
+    monkeypatch.setattr("pycollect.engines.distributed.rpc_rank.AGENT.enter", lambda *_: None)
+    rendezvous = Rendezvous(LOOPBACK, 0, 5.0)
+    address = RankAddress(LOOPBACK, rendezvous.port, b"", "one", 5.0)
+    yield RankLink(address, "one", {})
+    rendezvous.close()
+
+
+def test_values_are_received_in_the_order_in_which_they_were_sent(link: RankLink) -> None:
+    for order in itertools.permutations([1, 2, 3, 4]):
+        base = link._next - 1
+        for number in order:
+            link.take(base + number, parts_of((number, np.full(3, number, np.uint8))))
+        for number in range(1, 5):
+            name, array = link.receive()
+            assert name == number
+            assert (array == number).all()
+
+
+def test_a_value_is_given_whoever_comes_first(link: RankLink) -> None:
+    early = link.send("one")
+    assert value_of(link.give(1).wait()) == "one"
+    asked = link.give(2)
+    early.wait()  # that the second is asked for says so
+    assert not asked.done()
+    link.send("two")
+    assert value_of(asked.wait()) == "two"
+
+
+def test_a_rank_learns_that_its_driver_is_gone() -> None:
+    rendezvous = Rendezvous(LOOPBACK, 0, 5.0)
+    address = RankAddress(LOOPBACK, rendezvous.port, b"", "one", 5.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pycollect.engines.distributed.rpc_rank.AGENT.enter", lambda *_: None)
+        link = RankLink(address, "one", {})
+    sent = link.send("one")
+    caught: list[str] = []
+
+    def expect(call: Any) -> None:
+        with pytest.raises(LinkBrokenError, match="the driver is gone") as error:
+            call()
+        caught.append(str(error.value))
+
+    waiting = [threading.Thread(target=expect, args=(call,)) for call in (link.receive, sent.wait)]
+    for thread in waiting:
+        thread.start()
+    rendezvous.close()
+    for thread in waiting:
+        thread.join(10)
+    assert len(caught) == 2
+
+
+# Arguments
+
+
+def test_both_generations_of_names() -> None:
+    assert RPCCollector is RPCDataCollector
+    assert issubclass(RPCDataCollector, DistributedDataCollector)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"tensorpipe_options": 3}, TypeError, "tensorpipe_options: expected a dict"),
+        ({"tensorpipe_options": {"threads": 3}}, ValueError, r"tensorpipe_options: .*'threads'"),
+        ({"tensorpipe_options": {"_transports": ["post"]}}, ValueError, "transport: post"),
+        ({"tensorpipe_options": {"num_worker_threads": 0}}, ValueError, "must be positive"),
+        ({"visible_devices": "cuda:0"}, TypeError, "visible_devices: expected a list"),
+        ({"visible_devices": ["cpu"] * 3}, ValueError, "visible_devices: .* 1 ranks, got 3"),
+        ({"visible_devices": ["tpu?"]}, ValueError, "visible_devices: expected devices"),
+        ({"backend": "smoke"}, ValueError, "backend: expected one of"),
+    ],
+)
+def test_what_is_refused_before_anything_starts(arguments: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        RPCDataCollector([CountingEnv], launcher="mp", **arguments)
+
+
+@pytest.mark.processes
+def test_visible_devices_say_that_they_carry_nothing() -> None:
+    arguments: dict[str, Any] = {"launcher": "mp", "tensorpipe_options": {"num_worker_threads": 2}}
+    with (
+        pytest.warns(UserWarning, match="visible_devices: .*storing_device"),
+        RPCDataCollector([CountingEnv], visible_devices=[0], **arguments) as collector,
+    ):
+        assert collector.next().device is None
