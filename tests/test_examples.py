@@ -19,6 +19,16 @@ def test_ppo_learns(capsys: pytest.CaptureFixture[str]) -> None:
     assert "episodes" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ppo_by_the_scheme_reaches_475(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray")
+    pytest.importorskip("gymnasium")
+    program = runpy.run_path(str(EXAMPLES / "scheme.py"))
+    assert program["main"]() >= 475
+    assert "policy lag 0" in capsys.readouterr().out
+
+
 def test_the_readme_lists_every_program() -> None:
     text = (EXAMPLES / "README.md").read_text()
     assert all(f"`{path.name}`" in text for path in EXAMPLES.glob("*.py"))

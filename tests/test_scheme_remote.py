@@ -55,6 +55,13 @@ def test_they_collect_with_the_local_weights(ray_cluster: Any) -> None:
     assert workers.remote_workers() == []
 
 
+def test_they_draw_numbers_of_their_own(ray_cluster: Any) -> None:
+    workers = set_of(2)
+    first, second = (data["Action"] for data, _ in workers.collect_data())
+    workers.stop()
+    assert not torch.equal(first[:12], second[:12])  # 24 actions by 1 of 2 each
+
+
 def test_one_ends_by_itself(ray_cluster: Any) -> None:
     workers = set_of(2)
     first, second = workers.remote_workers()

@@ -41,7 +41,7 @@ def compress(data: Buffer, argument: str) -> Buffer:
 def decompress(data: Buffer, size: int, argument: str) -> Buffer:
     """The bytes, so many, that `compress` made this of, in memory of their own."""
     if data.nbytes == size:  # those that would not have got smaller
-        return data.copy()
+        return np.array(data)
     opened: bytearray = import_lz4(argument).decompress(data, return_bytearray=True)
     if len(opened) != size:
         raise ValueError(f"expected {size} bytes in a frame of LZ4, got {len(opened)}")

@@ -87,6 +87,8 @@ class CWorker(Worker):
         device: Any = None,
     ) -> None:
         super().__init__(index_worker)
+        if self.is_remote:
+            torch.seed()  # a new process starts it at a constant: all workers would draw alike
         self.index_parent = index_parent
         self.fraction_samples = check_fraction("fraction_samples", fraction_samples)
         self.compress_data_to_send = compress_data_to_send

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from pycollect.checks import check_count, check_positive
 from pycollect.engines.ray.actor import end_of
@@ -25,6 +25,9 @@ default_remote_config: dict[str, Any] = {
 
 _STOP_SECONDS = 10.0  # in which remote workers close what they have, before they are killed
 _STILL_SECONDS = 60.0  # between two warnings that workers are not there yet
+
+
+S = TypeVar("S", bound="WorkerSet")
 
 
 class WorkerSet:
@@ -90,6 +93,12 @@ class WorkerSet:
     def _local_params(self, params: dict[str, Any]) -> dict[str, Any]:
         """What the local worker is made with."""
         return params
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def local_worker(self) -> Any:
         """The local worker; None: there is none."""
