@@ -62,6 +62,14 @@ def check_form(name: str, value: Any, trajs_per_batch: Any) -> str:
     return form
 
 
+def check_drop(name: str, value: Any, split_trajs: Any, trajs_per_batch: Any) -> bool:
+    """A flag that goes without what gives batches another shape, whose own mask says the same."""
+    other = "split_trajs" if split_trajs else "trajs_per_batch"
+    if value and (split_trajs or check_count("trajs_per_batch", trajs_per_batch)):
+        raise ValueError(f"{name}: expected False together with {other}, got {value!r}")
+    return bool(value)
+
+
 def check_total_frames(name: str, value: Any) -> int | None:
     """None for a collector without an end; 0 means that nothing is collected. Also 1e6."""
     number = -1 if value is None else check_integer(name, _without_point(value))

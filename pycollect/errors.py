@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class WorkerError(RuntimeError):
@@ -32,8 +34,25 @@ class WorkerDied(WorkerError):
     """A worker's process is gone, or was ended because nothing came from it any more."""
 
 
+_kept: list[str] | None = None  # warnings, while a process has no user to see them
+
+
+@contextmanager
+def kept_warnings() -> Iterator[list[str]]:
+    """What `warn_user` is told meanwhile, which it does not say: another process does."""
+    global _kept
+    before, _kept = _kept, []
+    try:
+        yield _kept
+    finally:
+        _kept = before
+
+
 def warn_user(message: str) -> None:
     """A UserWarning at the innermost line outside of this package."""
+    if _kept is not None:
+        _kept.append(message)
+        return
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         frame, level = frame.f_back, level + 1

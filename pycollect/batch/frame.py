@@ -37,6 +37,7 @@ class BatchLeaves:
         own_flags: reward and flags are among `observation` and `step_only`.
         is_init: whether a frame is the first of its trajectory.
         extras: what lies beside the slab, by its key in a batch.
+        dummies: cells of steps that only reset an environment are among them.
         nodes: nested TensorDicts of a form of their own, by the environment's key.
         compact: ("next", key) of observations and states is left out; flags stay. The count of
             steps is recorded there, as it is at the root, and not delivered.
@@ -52,6 +53,7 @@ class BatchLeaves:
     step_count: bool = False
     policy_version: bool = False
     mask: bool = False
+    dummies: bool = False
     extras: tuple[Extra, ...] = ()
     nodes: Mapping[Key, Node] = field(default_factory=dict)
     compact: bool = False

@@ -38,6 +38,7 @@ def rank_arguments(
     policy_state: Mapping[Any, Any] | None = None,
     postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
     split_trajs: bool = False,
+    drop_uncollected: bool = False,
     trajs_per_batch: int | None = None,
     trajs_per_write: int | None = None,
     traj_format: str | None = "padded",

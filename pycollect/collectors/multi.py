@@ -45,6 +45,7 @@ def _arguments(
     policy_state: Mapping[Any, Any] | None = None,
     postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
     split_trajs: bool = False,
+    drop_uncollected: bool = False,
     trajs_per_batch: int | None = None,
     trajs_per_write: int | None = None,
     traj_format: str | None = "padded",
@@ -182,6 +183,8 @@ class MultiSyncDataCollector(MultiCollector):
             where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
         postproc: called with each batch, its result is delivered.
         split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
+        drop_uncollected: deliver flat batches [N] of the frames alone, without the cells that
+            ("collector", "mask") tells of.
         trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here, in
             memory: where episodes may be endless, `max_frames_per_traj` bounds it. With
             `replay_buffer`, each batch of `frames_per_batch` is collected, and all trajectories

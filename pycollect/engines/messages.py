@@ -62,6 +62,7 @@ class WorkerInfo:
         device: where its environments lie.
         processes: how many of its own collect for it; 0: it does so itself.
         beside: these are stacked in a rollout, each a part of its own.
+        warnings: what the user is to be told, which only the driver can.
     """
 
     leaves: BatchLeaves
@@ -76,6 +77,7 @@ class WorkerInfo:
     device: torch.device = CPU
     processes: int = 0
     beside: bool = False
+    warnings: tuple[str, ...] = ()
 
     @property
     def frames(self) -> int:

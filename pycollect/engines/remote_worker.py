@@ -32,6 +32,7 @@ from pycollect.engines.messages import (
 )
 from pycollect.engines.rollout_worker import RolloutWorker
 from pycollect.engines.single_worker import SingleWorker
+from pycollect.errors import kept_warnings
 from pycollect.worker.packed import Packed
 
 T = TypeVar("T")
@@ -47,6 +48,7 @@ class RemoteWorker:
     def __init__(self, inherited: tuple[Any, ...] = ()) -> None:
         self._inherited = inherited
         self._worker: RolloutWorker | None = None
+        self._warnings: list[str] = []
         self._pool: SlabPool | None = None  # of rollouts that travel
         self._weight_slab: WeightSlab | None = None
         self._lock = threading.Lock()
@@ -76,7 +78,8 @@ class RemoteWorker:
         if spec.options.num_threads is not None:
             torch.set_num_threads(spec.options.num_threads)
         made_by: Callable[[WorkerSpec, bytes], RolloutWorker] = spec.team or SingleWorker
-        worker = made_by(spec, policy_bytes)
+        with kept_warnings() as self._warnings:
+            worker = made_by(spec, policy_bytes)
         self._worker = worker
         self._weight_slab = WeightSlab(worker.weights) if worker.weights else None
         return self._info()
@@ -96,6 +99,7 @@ class RemoteWorker:
             device=worker.device,
             processes=worker.processes,
             beside=worker.beside,
+            warnings=tuple(self._warnings),
         )
 
     def collect(

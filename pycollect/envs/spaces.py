@@ -255,7 +255,7 @@ def _builder(space: Space) -> Callable[[Any], Any]:
     return next
 
 
-def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: str = "the env") -> Array:
+def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the env") -> Array:
     """Return `value` as an array of the leaf's dtype and of `shape`, cast if that is safe.
 
     Safe are casts that numpy calls "same_kind", except that integers must keep their values.
@@ -264,7 +264,7 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: str = "the env"
         value: what the env returned: array, scalar or sequence.
         leaf: what its space declares.
         shape: `leaf.shape`, with the batch dimension before it for a batch.
-        env: who returned it, for error messages.
+        env: who returned it: said in error messages alone, since `str` of one may take long.
 
     Raises:
         ValueError: another shape, or a dtype that cannot be cast.

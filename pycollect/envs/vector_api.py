@@ -232,7 +232,7 @@ class VectorApi:
         full = []
         for value, leaf, shape in zip(leaves, self.observation, self._shapes, strict=True):
             out = np.zeros(shape, leaf.dtype)
-            out[ids] = conform(value, leaf, (len(rows), *leaf.shape), str(self.env))
+            out[ids] = conform(value, leaf, (len(rows), *leaf.shape), self.env)
             full.append(out)
         return tuple(full)
 
@@ -268,7 +268,7 @@ class VectorApi:
         else:
             return leaves
         return tuple(
-            conform(value, leaf, shape, str(self.env))
+            conform(value, leaf, shape, self.env)
             for value, leaf, shape in zip(leaves, self.observation, self._shapes, strict=True)
         )
 

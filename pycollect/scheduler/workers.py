@@ -13,7 +13,7 @@ from pycollect.batch.layout import dotted
 from pycollect.engines.messages import WorkerInfo
 from pycollect.engines.protocol import Engine, StartingWorker
 from pycollect.engines.shared_value import SharedValue
-from pycollect.errors import WorkerDied, WorkerError
+from pycollect.errors import WorkerDied, WorkerError, warn_user
 from pycollect.scheduler.assembly import forget_ids
 from pycollect.scheduler.hooks import HookSender
 from pycollect.scheduler.options import RemoteOptions
@@ -76,6 +76,8 @@ class WorkerGroup:
             raise
         self.present = [*self.present, *workers]
         self.line = [*self.line, *workers]
+        for text in dict.fromkeys(text for worker in workers for text in worker.info.warnings):
+            warn_user(text)
         return workers
 
     def _started(self, plan: WorkerPlan) -> StartingWorker:

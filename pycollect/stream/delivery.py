@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDictBase
 
 from pycollect.batch.extras_in_batches import with_extras
-from pycollect.batch.frame import TRAJ_IDS
+from pycollect.batch.frame import MASK, TRAJ_IDS
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import to_tensordict
 from pycollect.batch.upload import Uploads
@@ -74,8 +74,10 @@ def finished(
     """
     if options.split_trajs and not options.trajs_per_batch:
         td, _ = split_with_plan(td, "padded", signals=host)
+    if options.drop_uncollected:
+        td = _collected(td, host)
     if not options.track_traj_ids:
-        td = _without_ids(td)
+        td = _without(td, TRAJ_IDS)
     if options.postproc is not None:
         td = options.postproc(td)
         if td is None:
@@ -83,8 +85,21 @@ def finished(
     return td
 
 
-def _without_ids(td: TensorDictBase) -> TensorDictBase:
-    td = td.exclude(TRAJ_IDS)
+def _collected(td: TensorDictBase, host: Mapping[Key, torch.Tensor]) -> TensorDictBase:
+    """The frames alone, [N], one environment's rollout after the other."""
+    flat = td.flatten(0, td.ndim - 1) if td.ndim > 1 else td
+    mask = td.get(MASK, None)
+    if mask is None:
+        return flat
+    there = host.get(MASK, mask)
+    if there.numel() != mask.numel():  # this is a part of the batch
+        there = mask
+    rows = there.flatten().nonzero().squeeze(-1)
+    return _without(flat, MASK)[rows.to(mask.device)]
+
+
+def _without(td: TensorDictBase, key: Key) -> TensorDictBase:
+    td = td.exclude(key)
     if td.get("collector").is_empty():
         td = td.exclude("collector")
     return td

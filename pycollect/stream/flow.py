@@ -62,6 +62,7 @@ class Flow:
         self.closed = False
         self._written_before = written_before(options)
         self._warned_of_bounds = False
+        self._warned_of_dummies = False
 
     # How far it is
 
@@ -94,6 +95,11 @@ class Flow:
         """Frames that were collected and are not lost, or belonged to a trajectory that was cut."""
         waiting = 0 if self.queue is None else sum(self.queue.held.values()) + self.cut_frames
         return self.ledger.delivered + waiting
+
+    @property
+    def _leaves_dummies_out(self) -> bool:
+        options = self.options
+        return options.drop_uncollected or options.split_trajs or bool(options.trajs_per_batch)
 
     @property
     def _has_more(self) -> bool:
@@ -160,10 +166,18 @@ class Flow:
     def check_environment(self, leaves: BatchLeaves, bounded: bool) -> None:
         """Raise ValueError for observations that are to be cast and that it does not have.
 
-        And warn where a trajectory might stay open for ever.
+        And warn where a trajectory might stay open for ever, and of cells without a frame.
         """
         if self.options.cast is not None:
             self.options.cast.check_keys(leaves)
+        if leaves.dummies and not (self._warned_of_dummies or self._leaves_dummies_out):
+            self._warned_of_dummies = True
+            warn_user(
+                "create_env_fn: this vector environment resets a row in the step after its end, "
+                "and not by options={'reset_mask': ...}; the cells of those steps hold no frame, "
+                "('collector', 'mask') is False there. drop_uncollected=True leaves them out; so "
+                "do the autoreset modes SAME_STEP and DISABLED"
+            )
         if self.queue is not None and not bounded and not self._warned_of_bounds:
             self._warned_of_bounds = True
             warn_user(

@@ -28,6 +28,12 @@ class StreamOptions:
         None, check.check_callable, "is called with each batch; its result is delivered"
     )
     split_trajs: bool = flag(False, "one row per trajectory")
+    drop_uncollected: bool = argument(
+        False,
+        check.check_drop,
+        "batches are flat, without cells that nothing was collected into",
+        beside=("split_trajs", "trajs_per_batch"),
+    )
     trajs_per_batch: int = argument(None, check.check_count, "0: batches are of frames")
     trajs_per_write: int = argument(
         None,

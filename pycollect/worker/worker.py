@@ -144,6 +144,7 @@ class Worker:
             step_count=bool(self._cut),
             policy_version=options.track_policy_version,
             mask=env.skips_after_done or options.mask,
+            dummies=env.skips_after_done,
             extras=self._extras.all,
             nodes=env.nodes,
             compact=options.compact,

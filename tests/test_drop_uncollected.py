@@ -1,0 +1,106 @@
+"""Cells without a frame: what is said of them, and batches without them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from collect_support import IN_PROCESS, MULTI_STACK, STACK, Way, collecting, marked, parity_policy
+from echo_envs import ENTRIES
+from tensordict import TensorDictBase
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+from pycollect import MultiSyncDataCollector, SyncDataCollector
+
+DUMMIES = ENTRIES["ignores masks"]
+WAYS = marked(IN_PROCESS, MULTI_STACK, STACK)
+SAID = "drop_uncollected=True leaves them out"
+
+
+def whole_and_flat(way: Way, entry: Any, **more: Any) -> tuple[TensorDictBase, TensorDictBase]:
+    """The same batch as it is, and without its empty cells."""
+    tds = []
+    for drop in (False, True):
+        with collecting(
+            way, entry, parity_policy(), frames=42, drop_uncollected=drop, **more
+        ) as collector:
+            collector.set_seed(1)
+            tds.append(collector.next())
+            delivered = collector.ledger()["total"]["delivered"]
+    assert delivered == tds[1].numel()
+    return tds[0], tds[1]
+
+
+@pytest.mark.filterwarnings("ignore:create_env_fn")
+@pytest.mark.parametrize("way", WAYS)
+def test_flat_batches_hold_the_frames_alone_in_their_order(way: Way) -> None:
+    whole, flat = whole_and_flat(way, DUMMIES)
+    mask = whole["collector", "mask"]
+    assert not mask.all()
+    assert flat.ndim == 1
+    assert flat.numel() == int(mask.sum())
+    assert "mask" not in flat["collector"]
+    for key in ("observation", ("next", "observation"), "action", ("collector", "traj_ids")):
+        assert torch.equal(flat[key], whole[key][mask])
+
+
+def test_batches_without_such_cells_are_flat_too() -> None:
+    whole, flat = whole_and_flat(IN_PROCESS, ENTRIES["list"])
+    assert flat.shape == (whole.numel(),)
+    assert torch.equal(flat["observation"], whole["observation"].flatten(0, 1))
+
+
+@pytest.mark.filterwarnings("ignore:create_env_fn")
+def test_without_ids_nothing_of_the_collectors_own_is_left() -> None:
+    _, flat = whole_and_flat(IN_PROCESS, DUMMIES, track_traj_ids=False)
+    assert "collector" not in flat
+
+
+@pytest.mark.filterwarnings("ignore:create_env_fn")
+def test_a_replay_buffer_gets_the_frames_alone() -> None:
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
+    with collecting(
+        IN_PROCESS,
+        DUMMIES,
+        parity_policy(),
+        frames=42,
+        total_frames=42,
+        drop_uncollected=True,
+        replay_buffer=buffer,
+    ) as collector:
+        for _ in collector:
+            pass
+        delivered = collector.ledger()["total"]["delivered"]
+    assert len(buffer) == delivered
+    assert (buffer[:]["collector", "traj_ids"] >= 0).all()
+
+
+@pytest.mark.parametrize("other", [{"split_trajs": True}, {"trajs_per_batch": 2}])
+def test_what_gives_batches_another_shape_does_not_go_with_it(other: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="drop_uncollected: expected False together with"):
+        SyncDataCollector(DUMMIES(0), None, frames_per_batch=9, drop_uncollected=True, **other)
+
+
+def test_cells_without_a_frame_are_told_of_once() -> None:
+    with pytest.warns(UserWarning, match=SAID) as said:
+        SyncDataCollector(DUMMIES(0), None, frames_per_batch=9).shutdown()
+    assert [own.filename for own in said] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for own in ({"drop_uncollected": True}, {"split_trajs": True}):
+            SyncDataCollector(DUMMIES(0), None, frames_per_batch=9, **own).shutdown()
+
+
+@pytest.mark.processes
+def test_what_workers_warn_of_comes_once_and_at_the_users_line(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.warns(UserWarning, match="info_keys") as said:
+        MultiSyncDataCollector(
+            [ENTRIES["one"](w) for w in range(2)], None, frames_per_batch=8, info_keys=["absent"]
+        ).shutdown()
+    (own,) = [one for one in said if "info_keys" in str(one.message)]
+    assert own.filename == __file__
+    assert "info_keys" not in capfd.readouterr().err
