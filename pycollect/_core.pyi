@@ -909,6 +909,14 @@ class Registration:
 
     def __init__(self, memory: Memory, device: int) -> None: ...
 
+def host_memory(device: int, bytes: int) -> Memory:
+    """Pinned memory of that size, uninitialised, which every device reads and writes by itself.
+
+    Raises:
+        ValueError: less than one byte.
+        CudaError: it is not to be had.
+    """
+
 @final
 class DeviceGather:
     """Split and n-step plans carried out on a CUDA device, by one launch for all leaves; immutable.
@@ -925,8 +933,13 @@ class DeviceGather:
     @property
     def device(self) -> int: ...
     @staticmethod
-    def workspace_bytes(plan: SplitPlan | MultiStepPlan, leaves: int) -> int:
-        """How large the workspace of a call with that many leaves has to be."""
+    def workspace_bytes(plan: SplitPlan | MultiStepPlan, leaves: int, target_bytes: int) -> int:
+        """How large the workspace of a call has to be.
+
+        Args:
+            leaves: how many.
+            target_bytes: of all targets together.
+        """
 
     def padded(
         self,

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pycollect import cuda
-from pycollect._core import SharedSlabPool, Upload
+from pycollect._core import SharedSlabPool, Upload, host_memory
 
 CPU = torch.device("cpu")
 
@@ -60,6 +62,17 @@ def indexed(device: torch.device) -> torch.device:
     return device if device.type == "cpu" else torch.empty(0, device=device).device
 
 
+def numbered(device: torch.device) -> torch.device:
+    """The device with its index, which is the calling thread's current one where it names none.
+
+    Other processes, and other threads, may have another current device.
+    """
+    module: Any = getattr(torch, device.type, None)
+    if device.index is not None or not hasattr(module, "current_device") or device.type == "cpu":
+        return device
+    return torch.device(device.type, module.current_device())
+
+
 class Event(Protocol):
     """A place in a stream of work on a device."""
 
@@ -83,6 +96,10 @@ class Accelerator(Protocol):
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Host memory, uninitialised, that the device reads and writes by itself."""
+        ...
+
+    def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
+        """The same, of exactly that size, for what is kept and used again."""
         ...
 
     def mark(self) -> Event:
@@ -132,6 +149,10 @@ class StreamAccelerator:
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """See :class:`Accelerator`."""
         return torch.empty(tuple(shape), dtype=dtype, device="cpu", pin_memory=True)
+
+    def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
+        """See :class:`Accelerator`; torch may take more."""
+        return _bytes_of(self.pinned([bytes], torch.uint8))
 
     def mark(self) -> Event:
         """See :class:`Accelerator`."""
@@ -183,6 +204,10 @@ class CudaAccelerator(StreamAccelerator):
         """See :class:`Accelerator`."""
         pool.pin(self.device.index)
         return True
+
+    def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
+        """See :class:`Accelerator`; torch's pinned memory is rounded up to a power of two."""
+        return host_memory(self.device.index, bytes).array()
 
     def _copy(self, host: torch.Tensor, target: torch.Tensor) -> Event:
         # The copying stream itself comes first to use the copy: casts are made there.
@@ -240,6 +265,10 @@ class PlainAccelerator:
         """See :class:`Accelerator`; ordinary memory here."""
         return torch.empty(tuple(shape), dtype=dtype, device="cpu")
 
+    def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
+        """See :class:`Accelerator`; ordinary memory here."""
+        return _bytes_of(self.pinned([bytes], torch.uint8))
+
     def mark(self) -> Event:
         """See :class:`Accelerator`; the end has come when this returns."""
         module: Any = getattr(torch, self.device.type)
@@ -259,6 +288,11 @@ class PlainAccelerator:
     def pin(self, pool: SharedSlabPool) -> bool:
         """See :class:`Accelerator`."""
         return False
+
+
+def _bytes_of(memory: torch.Tensor) -> npt.NDArray[np.uint8]:
+    array: npt.NDArray[np.uint8] = memory.numpy()
+    return array
 
 
 _accelerators: dict[torch.device, Accelerator] = {}

@@ -116,6 +116,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """ "cuda" is there, and is this one."""
     device = FakeDevice()
     monkeypatch.setattr("pycollect.collectors.arguments.devices.why_not", lambda _: "")
+    monkeypatch.setattr("pycollect.collectors.arguments.devices.numbered", lambda own: own)
     monkeypatch.setattr("pycollect.batch.upload.accelerator", lambda _: device)
     return device
 

@@ -47,8 +47,12 @@ class OnDevice:
 
 
 @functools.cache
-def fake_cuda_library() -> str:
-    """The path of the fake driver; skips the test where there is no compiler."""
+def fake_cuda_library(kernel: str = "") -> str:
+    """The path of the fake driver; skips the test where there is no compiler.
+
+    Args:
+        kernel: C++ that is run in place of the kernel's twin, see `fake_cuda.cpp`.
+    """
     compiler = os.environ.get("CXX") or shutil.which("c++")
     if compiler is None:
         pytest.skip("needs a C++ compiler")
@@ -57,6 +61,10 @@ def fake_cuda_library() -> str:
     library = Path(folder) / "libfake_cuda.so"
     source = _ROOT / "tests" / "cpp" / "fake_cuda.cpp"
     command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", f"-I{_ROOT / 'csrc'}"]
+    if kernel:
+        path = Path(folder) / "kernel.h"
+        path.write_text(kernel)
+        command.append(f'-DFAKE_CUDA_KERNEL="{path}"')
     subprocess.run([*command, "-o", str(library), str(source)], check=True, timeout=300)
     return str(library)
 
@@ -74,6 +82,6 @@ def run(code: str, library: str | None = None, **environment: str) -> str:
     return result.stdout.strip()
 
 
-def run_with_fake(code: str, **environment: str) -> str:
+def run_with_fake(code: str, kernel: str = "", **environment: str) -> str:
     """The same with the fake driver, and `PRELUDE` before the code."""
-    return run(PRELUDE + code, fake_cuda_library(), **environment)
+    return run(PRELUDE + code, fake_cuda_library(kernel), **environment)

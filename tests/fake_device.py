@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pycollect._core import SharedSlabPool
@@ -50,6 +52,10 @@ class FakeDevice:
         room = torch.empty(torch.Size(shape).numel() * dtype.itemsize + 64, dtype=torch.uint8)
         start = -room.data_ptr() % 64
         return room[start : room.numel() - 64 + start].view(dtype).view(tuple(shape))
+
+    def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
+        memory: npt.NDArray[np.uint8] = self.pinned([bytes], torch.uint8).numpy()
+        return memory
 
     def mark(self) -> FakeEvent:
         event = FakeEvent(self, [])

@@ -127,5 +127,6 @@ def install() -> CudaAccelerator:
     accelerator = CudaAccelerator(DEVICE)
     accelerator._uploader.device = CPU
     device_arguments.why_not = lambda _: ""
+    device_arguments.numbered = lambda own: own
     upload.accelerator = lambda _: accelerator  # type: ignore[assignment]
     return accelerator

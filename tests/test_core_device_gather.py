@@ -17,8 +17,9 @@ def batch(shape):
               else rng.integers(-99, 99, (*shape, *f)).astype(d) for d, f in FRAMES]
     return _core.SplitPlan(done, ids, batch_dims=len(shape)), leaves
 
-def room(plan, leaves):
-    return OnDevice(np.zeros(_core.DeviceGather.workspace_bytes(plan, leaves) + 64, np.uint8))
+def room(plan, targets):
+    size = _core.DeviceGather.workspace_bytes(plan, len(targets), sum(t.nbytes for t in targets))
+    return OnDevice(np.zeros(size + 64, np.uint8))
 
 def aligned(device_array):
     array = device_array.array
@@ -50,7 +51,7 @@ for shape in [(40,), (5, 30), (2, 3, 25), (3, 0), (4, 1)]:
         )
         getattr(plan, form)(leaves, expected)
         before = len([line for line in log() if line.startswith("cuLaunchKernel")])
-        workspace = aligned(room(plan, len(leaves)))
+        workspace = aligned(room(plan, targets))
         getattr(gather, form)(plan, there(leaves), there(targets), workspace, 0)
         after = len([line for line in log() if line.startswith("cuLaunchKernel")])
         assert after == before + (plan.frames > 0), (shape, before, after)
@@ -76,7 +77,7 @@ for shape in [(40,), (5, 30), (2, 3, 25)]:
         plan.sum(0.9, rewards, totals)
         before = len([line for line in log() if line.startswith("cuLaunchKernel")])
         gather.ahead(plan, 0.9, there(leaves), there(moved), there(rewards), there(sums),
-                     aligned(room(plan, len(leaves) + len(rewards))), 0)
+                     aligned(room(plan, moved + sums)), 0)
         assert len([line for line in log() if line.startswith("cuLaunchKernel")]) == before + 1
         for got, want in zip(moved, expected):
             np.testing.assert_array_equal(got, want)
@@ -92,7 +93,7 @@ def test_what_does_not_fit_is_refused() -> None:
         + """
 plan, leaves = batch((5, 30))
 source, target = leaves[2], np.empty((plan.count, plan.longest, 5), np.float32)
-workspace = aligned(room(plan, 1))
+workspace = aligned(room(plan, [target]))
 
 def padded(source, target, workspace=workspace):
     gather.padded(plan, [source], [target], workspace, 0)

@@ -45,6 +45,20 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     return device
 
 
+def test_pinned_memory_is_written_again_only_after_its_copy() -> None:
+    """Where nothing is fetched, nothing else waits for the device."""
+    device = FakeDevice()
+    crossing = Elsewhere(CPU, torch.device("meta"))
+    crossing.uses(device)
+    source = torch.zeros(3)
+    crossing.mirrors({("observation",): source})
+    act = crossing.around(lambda: ())
+    act()
+    assert "host waits" not in device.log
+    act()
+    assert device.log.count("host waits") == 1
+
+
 class Keys(gymnasium.Env[Any, Any]):
     """Two observations, of which a policy may read one; episodes of three steps."""
 

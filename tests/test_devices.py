@@ -54,6 +54,18 @@ def test_an_actor_may_have_what_is_not_here() -> None:
     assert why_not(CPU) == ""
 
 
+def test_a_worker_process_has_the_device_that_is_current_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pycollect.collectors.arguments.devices.why_not", lambda _: "")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    named = given(policy_device="cuda", env_device="cuda:0", storing_device="cpu")
+    second = torch.device("cuda", 1)
+    assert check_devices(named) == Devices(storing=CPU, env=GPU, policy=second)
+    # Another machine has its own.
+    assert check_devices(named, elsewhere=True).policy == torch.device("cuda")
+
+
 @pytest.mark.parametrize(
     ("devices", "config", "gpus"),
     [

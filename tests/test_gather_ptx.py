@@ -8,6 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from fake_cuda_support import run_with_fake
+from ptx_on_host import to_cpp
 
 _SCRIPT = Path(__file__).parent.parent / "scripts" / "make_gather_ptx.py"
 
@@ -39,3 +41,78 @@ def test_the_committed_ptx_is_what_the_source_compiles_to(script: ModuleType) ->
     if script.nvcc_release() != release:
         pytest.skip(f"made by nvcc {release}: another one writes other text")
     assert script.compiled() == ptx
+
+
+_RANDOM_PLANS = """
+rng = np.random.default_rng(SEED)
+gather = _core.DeviceGather(0)
+DTYPES = ["bool", "uint8", "int16", "float32", "int64", "float64", "complex128"]
+
+def there(arrays):
+    return [OnDevice(array) for array in arrays]
+
+def workspace(plan, targets):
+    size = _core.DeviceGather.workspace_bytes(plan, len(targets), sum(t.nbytes for t in targets))
+    room = np.zeros(size + 64, np.uint8)
+    return OnDevice(room[-room.ctypes.data % 64:])
+
+def leaf(shape, dtype, frame):
+    # With gaps between steps, and from an odd place on, sometimes.
+    gap, skip = (int(rng.integers(0, 3)) for _ in range(2))
+    rows, items = shape[:-1], int(np.prod(frame))
+    step = items + gap
+    memory = rng.integers(0, 2, int(np.prod(shape)) * step + skip).astype(dtype)
+    whole = memory[skip:].reshape(*rows, shape[-1], step)[..., :items]
+    return whole.reshape(*shape, *frame) if gap == 0 else np.lib.stride_tricks.as_strided(
+        whole, (*shape, *frame), (*whole.strides[:-1],
+        *np.zeros(frame, dtype).strides))
+
+def check(got, want, shape):
+    for a, b in zip(got, want):
+        np.testing.assert_array_equal(a, b, err_msg=str((shape, a.dtype, a.shape)))
+
+for _ in range(PLANS):
+    shape = tuple(int(rng.integers(1, 4)) for _ in range(rng.integers(0, 3)))
+    shape = (*shape, int(rng.integers(1, 150)))
+    done = rng.random(shape) < rng.choice([0.02, 0.3])
+    ids = np.where(rng.random(shape) < 0.05, -1, 5)
+    split = _core.SplitPlan(done, ids, batch_dims=len(shape))
+    frames = [((int(rng.integers(1, 70)),) if rng.random() < 0.8 else (20, 30)) for _ in range(4)]
+    dtypes = [str(rng.choice(DTYPES)) for _ in frames]
+    leaves = [leaf(shape, *own) for own in zip(dtypes, frames)]
+    for form, lead in [("padded", (split.count, split.longest)), ("flat", (split.frames,))]:
+        got, want = ([np.full((*lead, *f), 1, d) for d, f in zip(dtypes, frames)] for _ in range(2))
+        getattr(split, form)(leaves, want)
+        getattr(gather, form)(split, there(leaves), there(got), workspace(split, got), 0)
+        check(got, want, shape)
+    plan = _core.MultiStepPlan(split, int(rng.choice([1, 2, 5, 1000])))
+    kinds = [(1, "float32"), (3, "float64")]
+    rewards = [rng.integers(0, 9, (*shape, n)).astype(d) for n, d in kinds]
+    moved, shifted = (
+        [np.full((*shape, *f), 1, d) for d, f in zip(dtypes, frames)] for _ in range(2)
+    )
+    sums, totals = ([np.empty_like(own) for own in rewards] for _ in range(2))
+    plan.shift(leaves, shifted)
+    plan.sum(0.5, rewards, totals)
+    gather.ahead(plan, 0.5, there(leaves), there(moved), there(rewards), there(sums),
+                 workspace(plan, moved + sums), 0)
+    check(moved, shifted, shape)
+    for a, b in zip(sums, totals):
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+"""
+
+
+@pytest.mark.parametrize("kernel", ["twin", pytest.param("PTX", marks=pytest.mark.slow)])
+def test_the_kernel_on_the_host(script: ModuleType, kernel: str) -> None:
+    """The twin in C++, and the committed PTX itself, instruction by instruction."""
+    text = "" if kernel == "twin" else to_cpp(script.committed()[1], "pycollect_gather")
+    plans = "5" if kernel == "twin" else "60"
+    run_with_fake(_RANDOM_PLANS.replace("SEED", "4").replace("PLANS", plans), text)
+
+
+def test_what_the_host_cannot_run_is_refused() -> None:
+    entry = ".visible .entry own(\n)\n{{\n\t.reg .b32 %r<3>;\n\t{}\n\tret;\n}}\n"
+    with pytest.raises(ValueError, match=r"not known: sin.approx.f32"):
+        to_cpp(entry.format("sin.approx.f32 %r1, %r2;"), "own")
+    with pytest.raises(ValueError, match="no instruction"):
+        to_cpp(entry.format("%r1 = 3"), "own")

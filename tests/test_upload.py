@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from pycollect import (
     RayCollector,
     SyncDataCollector,
 )
+from pycollect.batch.upload import MOST_AHEAD, DeviceUploader
 
 
 def uploading(**arguments: Any) -> SyncDataCollector:
@@ -62,6 +64,35 @@ def test_nobody_waits_on_the_host_while_there_is_room(fake: FakeDevice) -> None:
     assert sum(entry.startswith("pinned") for entry in fake.log) <= 3
     for ours, theirs in zip(batches, plain(7), strict=True):
         assert_equal(ours, theirs)
+
+
+class Lagging(FakeDevice):
+    """Copies end at once, the learner's stream comes to nothing by itself.
+
+    Attributes:
+        waited: for which of its marks the host has waited.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lazy=False)
+        self.waited: list[int] = []
+        self._marks = 0
+
+    def mark(self) -> Any:
+        number, self._marks = self._marks, self._marks + 1
+        return SimpleNamespace(synchronize=lambda: self.waited.append(number))
+
+
+def test_a_learner_that_lags_behind_is_waited_for() -> None:
+    """What it has not come to is on the device: without a bound, more and more of it."""
+    device = Lagging()
+    uploader = DeviceUploader(device)
+    for _ in range(MOST_AHEAD):
+        uploader.gather({("observation",): torch.zeros(5)})
+    assert device.waited == []
+    for _ in range(3):
+        uploader.gather({("observation",): torch.zeros(5)})
+    assert device.waited == [0, 1, 2]
 
 
 def test_memory_is_written_again_only_after_its_copy(fake: FakeDevice) -> None:

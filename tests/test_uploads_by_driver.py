@@ -86,6 +86,22 @@ with stream(storing_device="cuda") as collector:
     )
 
 
+def test_slabs_are_pinned_at_their_size() -> None:
+    run_uploads(
+        """
+driver.forget()
+with stream(storing_device="cuda") as collector:
+    for _ in range(3):
+        collector.next()
+sizes = {line.split()[1] for line in driver.log("cuMemHostAlloc")}
+copied = {line.split()[1] for line in driver.log("cuMemcpyHtoDAsync_v2")}
+assert sizes == copied, (sizes, copied)
+(size,) = (int(one.removeprefix("bytes=")) for one in sizes)
+assert size & (size - 1), size  # no power of two
+"""
+    )
+
+
 _PROCESSES = """
 if __name__ == "__main__":
     arguments = {"cls": CLS, "workers": 2, "prefetch": 1}

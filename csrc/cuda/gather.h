@@ -1,11 +1,13 @@
 // The gather kernel: what one thread does, in C++ that is compiled for the device and, for tests,
 // for the host. One launch moves the frames of all trajectories of all leaves.
 //
-// Work is cut into tiles: kTile units of one leaf's target, a unit being the most bytes that one
-// thread can move at once there (16 where addresses allow it). A block does a tile. It finds the
-// runs that the tile meets by binary search, which all its threads do alike, so that the reads are
-// shared; each thread then finds those of its units among these few. Neighbouring threads write
-// neighbouring units, and each reads all of its units before it writes the first.
+// Work is cut into tiles, of which a block does one: kTileBytes of one leaf's target, or
+// kTileNumbers of its sums. The host has told which runs a tile meets; where it is more than one,
+// each thread finds its own by binary search among these few. Targets are written in units of 16
+// bytes, whatever the size of a frame: a run is one range of bytes where its frames lie side by
+// side, and else each frame is. A unit within one range is read as its address allows, by loads of
+// 16 to 1 bytes, which neighbouring threads find in the same lines; one that meets several is moved
+// piece by piece. Each thread reads all of its whole units before it writes the first.
 //
 // Kept free of everything that the host cannot compile: no shared memory, no barriers.
 #pragma once
@@ -15,16 +17,20 @@
 #ifdef __CUDACC__
 #define PYCOLLECT_DEVICE __device__ __forceinline__
 #define PYCOLLECT_UNROLL _Pragma("unroll")
+#define PYCOLLECT_NO_UNROLL _Pragma("unroll 1")
 #else
 #define PYCOLLECT_DEVICE inline
 #define PYCOLLECT_UNROLL
+#define PYCOLLECT_NO_UNROLL
 #endif
 
 namespace pycollect::gather {
 
 inline constexpr std::uint32_t kThreads = 256;
 inline constexpr std::uint32_t kUnitsPerThread = 4;
-inline constexpr std::uint32_t kTile = kThreads * kUnitsPerThread;
+inline constexpr std::uint32_t kUnitBytes = 16;
+inline constexpr std::uint32_t kTileBytes = kThreads * kUnitsPerThread * kUnitBytes;
+inline constexpr std::uint32_t kTileNumbers = kThreads * kUnitsPerThread;
 
 enum RunKind : std::int32_t {
   kFrames,       // copied, or summed up
@@ -51,35 +57,100 @@ struct Leaf {
   std::int64_t row_stride;  // in bytes, as the next one
   std::int64_t time_stride;
   std::int64_t frames;      // of the target
-  std::int64_t first_tile;  // leaf i has tiles [first_tile of i, first_tile of i + 1)
-  std::uint32_t units;      // per frame
-  std::uint32_t unit;       // bytes: 16, 8, 4, 2 or 1; of one number where they are summed
+  std::uint32_t items;      // per frame: bytes, or numbers where they are summed; below 2^31
+  std::uint32_t per_items;  // 2^32 / items, rounded down; 2^32 - 1 for one
   std::int32_t kind;
   std::int32_t unused;
+};
+
+// One block's work: the tile of `leaf` that begins `before` items into the frame `first_frame`.
+struct Tile {
+  std::int64_t first_frame;
+  std::int64_t first_item;  // of the leaf
+  std::uint32_t before;
+  std::uint32_t leaf;
+  std::uint32_t first_run;
+  std::uint32_t last_run;
 };
 
 struct Parameters {
   const Leaf* leaves;
   const Run* runs;
-  std::int64_t leaf_count;
+  const Tile* tiles;
   std::int64_t run_count;
   std::int64_t steps;  // of a row of the batch
   double gamma;        // of sums
 };
 
-struct alignas(16) Unit16 {
+struct alignas(16) Unit {
   std::uint64_t low;
   std::uint64_t high;
 };
 
-// The last of items [low, high) whose `key` is at most `value`; that of item `low` is.
-template <typename Item>
-PYCOLLECT_DEVICE std::int64_t last_at_most(const Item* items, std::int64_t Item::* key,
-                                           std::int64_t low, std::int64_t high,
-                                           std::int64_t value) {
+// Memory of the device's, which need not be told apart from other kinds at each access.
+#ifdef __CUDACC__
+template <typename Number>
+PYCOLLECT_DEVICE Number load(std::uint64_t address) {
+  return __ldg(reinterpret_cast<const Number*>(address));
+}
+template <>
+PYCOLLECT_DEVICE Unit load<Unit>(std::uint64_t address) {
+  const ulonglong2 both = __ldg(reinterpret_cast<const ulonglong2*>(address));
+  return {both.x, both.y};
+}
+template <typename Number>
+PYCOLLECT_DEVICE void store(std::uint64_t address, Number value) {
+  __stwb(reinterpret_cast<Number*>(address), value);
+}
+template <>
+PYCOLLECT_DEVICE void store<Unit>(std::uint64_t address, Unit value) {
+  __stwb(reinterpret_cast<ulonglong2*>(address), make_ulonglong2(value.low, value.high));
+}
+using Word = unsigned long long;  // as the device's functions take it
+PYCOLLECT_DEVICE std::uint32_t high_product(std::uint32_t a, std::uint32_t b) {
+  return __umulhi(a, b);
+}
+#else
+template <typename Number>
+PYCOLLECT_DEVICE Number load(std::uint64_t address) {
+  return *reinterpret_cast<const Number*>(address);
+}
+template <typename Number>
+PYCOLLECT_DEVICE void store(std::uint64_t address, Number value) {
+  *reinterpret_cast<Number*>(address) = value;
+}
+using Word = std::uint64_t;
+PYCOLLECT_DEVICE std::uint32_t high_product(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::uint32_t>((static_cast<std::uint64_t>(a) * b) >> 32U);
+}
+#endif
+
+// Which frame of the leaf an item is of, and where in that frame it lies.
+struct Place {
+  std::int64_t frame;
+  std::uint32_t item;
+
+  // Item `local` of the tile's; both are below 2^31, and so is their sum below 2^32.
+  PYCOLLECT_DEVICE Place(const Leaf& leaf, const Tile& tile, std::uint32_t local) {
+    const std::uint32_t from_first = tile.before + local;
+    // By one too small at most: the factor is rounded down.
+    std::uint32_t frames = high_product(from_first, leaf.per_items);
+    item = from_first - frames * leaf.items;
+    if (item >= leaf.items) {
+      ++frames;
+      item -= leaf.items;
+    }
+    frame = tile.first_frame + frames;
+  }
+};
+
+// The run that a frame of the tile is of.
+PYCOLLECT_DEVICE std::uint32_t run_of(const Parameters& p, const Tile& tile, std::int64_t frame) {
+  std::uint32_t low = tile.first_run;
+  std::uint32_t high = tile.last_run + 1;
   while (high - low > 1) {
-    const std::int64_t middle = low + (high - low) / 2;
-    if (items[middle].*key <= value) {
+    const std::uint32_t middle = low + (high - low) / 2;
+    if (p.runs[middle].target <= frame) {
       low = middle;
     } else {
       high = middle;
@@ -88,48 +159,109 @@ PYCOLLECT_DEVICE std::int64_t last_at_most(const Item* items, std::int64_t Item:
   return low;
 }
 
-// Where the units of one thread lie.
-struct Tile {
-  std::int64_t first_unit;
-  std::int64_t first_frame;
-  std::uint32_t before;    // units of the first frame that are not this tile's
-  std::int64_t low, high;  // its runs
+// Bytes of a target that come from bytes side by side, from some byte on.
+struct Range {
+  std::uint64_t source;  // 0: zeros
+  std::int64_t bytes;
 
-  PYCOLLECT_DEVICE Tile(const Parameters& p, const Leaf& leaf, std::int64_t tile)
-      : first_unit((tile - leaf.first_tile) * kTile), first_frame(first_unit / leaf.units) {
-    before = static_cast<std::uint32_t>(first_unit - first_frame * leaf.units);
-    const std::int64_t last = first_frame + (before + kTile - 1) / leaf.units;
-    low = last_at_most(p.runs, &Run::target, 0, p.run_count, first_frame);
-    high = last_at_most(p.runs, &Run::target, low, p.run_count, last) + 1;
+  PYCOLLECT_DEVICE Range(const Parameters& p, const Leaf& leaf, const Tile& tile, const Place& at) {
+    const std::uint32_t index = run_of(p, tile, at.frame);
+    const Run run = p.runs[index];
+    const std::int64_t end = index + 1 < p.run_count ? p.runs[index + 1].target : leaf.frames;
+    const std::int64_t step = run.step * leaf.time_stride;
+    const bool is_one = run.kind == kNothing || step == leaf.items;
+    bytes = (is_one ? end - at.frame : 1) * static_cast<std::int64_t>(leaf.items) - at.item;
+    source = run.kind == kNothing
+                 ? 0
+                 : leaf.source + run.row * leaf.row_stride + run.start * leaf.time_stride +
+                       (at.frame - run.target) * step + at.item;
   }
 };
 
-template <typename Unit>
+// Sixteen bytes, the least significant first, by loads of so many bits.
+template <typename Number>
+PYCOLLECT_DEVICE Unit composed(std::uint64_t address) {
+  constexpr std::uint32_t kSize = sizeof(Number);
+  Unit unit{0, 0};
+  PYCOLLECT_UNROLL
+  for (std::uint32_t i = 0; i < 8 / kSize; ++i) {
+    unit.low |= static_cast<std::uint64_t>(load<Number>(address + i * kSize)) << (8 * kSize * i);
+    unit.high |= static_cast<std::uint64_t>(load<Number>(address + 8 + i * kSize))
+                 << (8 * kSize * i);
+  }
+  return unit;
+}
+
+PYCOLLECT_DEVICE Unit unit_at(std::uint64_t address) {
+  switch (address & 15U) {
+    case 0:
+      return load<Unit>(address);
+    case 8:
+      return composed<Word>(address);
+    case 4:
+    case 12:
+      return composed<std::uint32_t>(address);
+    default:
+      return address % 2 == 0 ? composed<std::uint16_t>(address) : composed<std::uint8_t>(address);
+  }
+}
+
+// As many bytes, by four at a time where that can be.
+PYCOLLECT_DEVICE void move(std::uint64_t target, std::uint64_t source, std::uint32_t bytes) {
+  const bool by_four = ((target | source | bytes) & 3U) == 0;
+  const std::uint32_t size = by_four ? 4 : 1;
+  PYCOLLECT_NO_UNROLL
+  for (std::uint32_t i = 0; i < bytes; i += size) {
+    if (by_four) {
+      store<std::uint32_t>(target + i, source == 0 ? 0 : load<std::uint32_t>(source + i));
+    } else {
+      store<std::uint8_t>(target + i, source == 0 ? 0 : load<std::uint8_t>(source + i));
+    }
+  }
+}
+
 PYCOLLECT_DEVICE void copy(const Parameters& p, const Leaf& leaf, const Tile& tile,
                            std::uint32_t thread) {
   Unit values[kUnitsPerThread];
+  std::uint32_t in_pieces = 0;  // a bit for each unit
+  const std::uint64_t target = leaf.target + static_cast<std::uint64_t>(tile.first_item);
+  const bool is_aligned = leaf.target % kUnitBytes == 0;
   PYCOLLECT_UNROLL
   for (std::uint32_t i = 0; i < kUnitsPerThread; ++i) {
-    values[i] = Unit{};
-    const std::uint32_t local = tile.before + i * kThreads + thread;
-    const std::int64_t frame = tile.first_frame + local / leaf.units;
-    if (frame < leaf.frames) {
-      const Run run = p.runs[last_at_most(p.runs, &Run::target, tile.low, tile.high, frame)];
-      if (run.kind != kNothing) {
-        const std::int64_t offset =
-            run.row * leaf.row_stride +
-            (run.start + run.step * (frame - run.target)) * leaf.time_stride +
-            static_cast<std::int64_t>(local % leaf.units) * static_cast<std::int64_t>(sizeof(Unit));
-        values[i] = *reinterpret_cast<const Unit*>(leaf.source + offset);
+    values[i] = Unit{0, 0};
+    const Place at(leaf, tile, (i * kThreads + thread) * kUnitBytes);
+    if (at.frame < leaf.frames) {
+      const Range range(p, leaf, tile, at);
+      if (!is_aligned || range.bytes < kUnitBytes) {
+        in_pieces |= 1U << i;
+      } else if (range.source != 0) {
+        values[i] = unit_at(range.source);
       }
     }
   }
-  auto* target = reinterpret_cast<Unit*>(leaf.target) + tile.first_unit;
   PYCOLLECT_UNROLL
   for (std::uint32_t i = 0; i < kUnitsPerThread; ++i) {
-    const std::uint32_t local = i * kThreads + thread;
-    if (tile.first_frame + (tile.before + local) / leaf.units < leaf.frames) {
-      target[local] = values[i];
+    const std::uint32_t local = (i * kThreads + thread) * kUnitBytes;
+    if ((in_pieces >> i & 1U) == 0 && Place(leaf, tile, local).frame < leaf.frames) {
+      store<Unit>(target + local, values[i]);
+    }
+  }
+  PYCOLLECT_NO_UNROLL
+  for (std::uint32_t i = 0; i < kUnitsPerThread; ++i) {
+    std::uint32_t local = (i * kThreads + thread) * kUnitBytes;
+    const std::uint32_t end = (in_pieces >> i & 1U) == 0 ? local : local + kUnitBytes;
+    PYCOLLECT_NO_UNROLL
+    while (local < end) {
+      const Place at(leaf, tile, local);
+      if (at.frame >= leaf.frames) {
+        break;
+      }
+      const Range range(p, leaf, tile, at);
+      const std::uint32_t left = end - local;
+      const std::uint32_t bytes =
+          range.bytes < left ? static_cast<std::uint32_t>(range.bytes) : left;
+      move(target + local, range.source, bytes);
+      local += bytes;
     }
   }
 }
@@ -139,55 +271,42 @@ PYCOLLECT_DEVICE void copy(const Parameters& p, const Leaf& leaf, const Tile& ti
 template <typename Number>
 PYCOLLECT_DEVICE void sum(const Parameters& p, const Leaf& leaf, const Tile& tile,
                           std::uint32_t thread) {
-  auto* target = reinterpret_cast<Number*>(leaf.target) + tile.first_unit;
+  PYCOLLECT_NO_UNROLL
   for (std::uint32_t i = 0; i < kUnitsPerThread; ++i) {
     const std::uint32_t local = i * kThreads + thread;
-    const std::int64_t frame = tile.first_frame + (tile.before + local) / leaf.units;
-    if (frame >= leaf.frames) {
+    const Place at(leaf, tile, local);
+    if (at.frame >= leaf.frames) {
       return;
     }
-    const Run run = p.runs[last_at_most(p.runs, &Run::target, tile.low, tile.high, frame)];
+    const Run run = p.runs[run_of(p, tile, at.frame)];
     double total = 0;
     if (run.kind == kFrames) {
-      const std::uint64_t row =
-          leaf.source + run.row * leaf.row_stride +
-          (tile.before + local) % leaf.units * static_cast<std::uint64_t>(sizeof(Number));
-      const auto at = [&](std::int64_t t) -> double {
-        return *reinterpret_cast<const Number*>(row + t * leaf.time_stride);
+      const std::uint64_t row = leaf.source + run.row * leaf.row_stride + at.item * sizeof(Number);
+      const auto number_at = [&](std::int64_t t) -> double {
+        return load<Number>(row + t * leaf.time_stride);
       };
-      std::int64_t t = run.start + run.step * (frame - run.target);
-      total = at(t);
-      for (const std::int64_t first = frame - run.row * p.steps; t-- > first;) {
-        total = at(t) + p.gamma * total;
+      std::int64_t t = run.start + run.step * (at.frame - run.target);
+      total = number_at(t);
+      for (const std::int64_t first = at.frame - run.row * p.steps; t-- > first;) {
+        total = number_at(t) + p.gamma * total;
       }
     }
-    target[local] = static_cast<Number>(total);
+    const auto number = static_cast<std::uint64_t>(tile.first_item + local);
+    store<Number>(leaf.target + number * sizeof(Number), static_cast<Number>(total));
   }
 }
 
 // What thread `thread` of block `block` does.
 PYCOLLECT_DEVICE void gather(const Parameters& p, std::int64_t block, std::uint32_t thread) {
-  const Leaf leaf = p.leaves[last_at_most(p.leaves, &Leaf::first_tile, 0, p.leaf_count, block)];
-  const Tile tile(p, leaf, block);
+  const Tile tile = p.tiles[block];
+  const Leaf leaf = p.leaves[tile.leaf];
   switch (leaf.kind) {
     case kSumFloat32:
       return sum<float>(p, leaf, tile, thread);
     case kSumFloat64:
       return sum<double>(p, leaf, tile, thread);
     default:
-      break;
-  }
-  switch (leaf.unit) {
-    case 16:
-      return copy<Unit16>(p, leaf, tile, thread);
-    case 8:
-      return copy<std::uint64_t>(p, leaf, tile, thread);
-    case 4:
-      return copy<std::uint32_t>(p, leaf, tile, thread);
-    case 2:
-      return copy<std::uint16_t>(p, leaf, tile, thread);
-    default:
-      return copy<std::uint8_t>(p, leaf, tile, thread);
+      return copy(p, leaf, tile, thread);
   }
 }
 

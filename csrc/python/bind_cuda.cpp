@@ -42,6 +42,9 @@ void bind_cuda(py::module_& module) {
   module.def("cuda_why_not", &cuda::why_not, Release(),
              "Why CUDA cannot be used here; empty where it can.");
 
+  module.def("host_memory", &cuda::host_memory, py::arg("device"), py::arg("bytes"), Release(),
+             "Pinned memory of exactly that size.");
+
   py::class_<cuda::Upload, std::shared_ptr<cuda::Upload>>(module, "Upload", "A copy under way.")
       .def("done", &cuda::Upload::done, Release(), "Whether it is complete, as the host sees it.")
       .def("wait", &cuda::Upload::wait, Release(), "Sleep until it is.")

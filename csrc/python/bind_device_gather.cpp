@@ -54,13 +54,15 @@ void bind_device_gather(py::module_& module) {
       .def(py::init<int>(), py::arg("device"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("device", &DeviceGather::device)
       .def_static("workspace_bytes",
-                  py::overload_cast<const SplitPlan&, std::size_t>(&DeviceGather::workspace_bytes),
-                  py::arg("plan"), py::arg("leaves"),
+                  py::overload_cast<const SplitPlan&, std::size_t, std::int64_t>(
+                      &DeviceGather::workspace_bytes),
+                  py::arg("plan"), py::arg("leaves"), py::arg("target_bytes"),
                   "How large a workspace for that many leaves is.")
-      .def_static(
-          "workspace_bytes",
-          py::overload_cast<const MultiStepPlan&, std::size_t>(&DeviceGather::workspace_bytes),
-          py::arg("plan"), py::arg("leaves"), "How large a workspace for that many leaves is.")
+      .def_static("workspace_bytes",
+                  py::overload_cast<const MultiStepPlan&, std::size_t, std::int64_t>(
+                      &DeviceGather::workspace_bytes),
+                  py::arg("plan"), py::arg("leaves"), py::arg("target_bytes"),
+                  "How large a workspace for that many leaves is.")
       .def("padded", &split<&DeviceGather::padded>, py::arg("plan"), py::arg("sources"),
            py::arg("targets"), py::arg("workspace"), py::arg("stream"),
            "As SplitPlan.padded, on the device.")

@@ -1,6 +1,7 @@
 #include "pycollect/cuda.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <array>
 #include <cstdlib>
@@ -18,6 +19,7 @@ struct Loaded {
   bool complete = false;  // all entry points are there
   int devices = 0;
   std::string why_not;
+  pid_t process = getpid();  // the driver is of no use to children that this one forks
 
   Loaded();
   void open();
@@ -28,6 +30,8 @@ const Loaded& loaded() {
   static const Loaded& found = *new Loaded;
   return found;
 }
+
+bool is_forked() { return loaded().process != getpid(); }
 
 std::string text_of(const Driver& driver, Result result) {
   const char* name = nullptr;
@@ -77,12 +81,13 @@ void Loaded::open() {
   complete = why_not.empty();
 }
 
+// Throws Error where there is none: in a child of a fork, too, so that nothing that it has
+// inherited is given up there.
 const Driver& driver() {
-  const Loaded& found = loaded();
-  if (!found.why_not.empty()) {
-    throw Error(std::string("CUDA is not available: ") + found.why_not);
+  if (const std::string reason = why_not(); !reason.empty()) {
+    throw Error("CUDA is not available: " + reason);
   }
-  return found.driver;
+  return loaded().driver;
 }
 
 Error failed_to_take(const char* call, std::int64_t bytes, Result result) {
@@ -97,11 +102,16 @@ Error failed(const std::string& call, Result result) {
   return Error(call + ": " + text_of(loaded().driver, result));
 }
 
-bool available() { return loaded().why_not.empty(); }
+bool available() { return why_not().empty(); }
 
-std::string why_not() { return loaded().why_not; }
+std::string why_not() {
+  const std::string& found = loaded().why_not;
+  return found.empty() && is_forked()
+             ? "this process was forked from one that had looked for it; spawn it instead"
+             : found;
+}
 
-int device_count() { return loaded().devices; }
+int device_count() { return is_forked() ? 0 : loaded().devices; }
 
 std::shared_ptr<const Context> Context::of(int device) {
   static std::mutex mutex;
@@ -130,8 +140,8 @@ Context::Context(int device) : device_(device) {
 
 Context::~Context() {
   DeviceHandle handle = 0;
-  if (driver().device.attempt(&handle, device_) == kSuccess) {
-    driver().release_primary.attempt(handle);
+  if (!is_forked() && loaded().driver.device.attempt(&handle, device_) == kSuccess) {
+    loaded().driver.release_primary.attempt(handle);
   }
 }
 
@@ -181,7 +191,10 @@ OwnStream::OwnStream(std::shared_ptr<const Context> context) : context_(std::mov
 }
 
 OwnStream::~OwnStream() {
-  clean_up(*context_, [this](const Driver& d) { d.destroy_stream.attempt(handle_of(value_)); });
+  clean_up(*context_, [this](const Driver& d) {
+    d.wait_stream.attempt(handle_of(value_));
+    d.destroy_stream.attempt(handle_of(value_));
+  });
 }
 
 Event::~Event() {

@@ -1,7 +1,6 @@
 #include "pycollect/device_gather.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 #include <limits>
 #include <optional>
@@ -12,19 +11,34 @@
 #include "../cuda/gather.h"
 #include "batch_rows.h"
 #include "pycollect/detail/checked.h"
+#include "staging.h"
 
 namespace pycollect::inline PYCOLLECT_ABI::cuda {
 namespace {
 
 using gather::Leaf;
 using gather::Run;
+using gather::Tile;
 
 constexpr const char* kPtx =
 #include "gather_ptx.inc"
     ;
 
-std::int64_t table_bytes(std::int64_t runs, std::int64_t leaves) {
-  return checked_add(align64(checked_mul(runs, sizeof(Run))), checked_mul(leaves, sizeof(Leaf)));
+template <typename Item>
+std::int64_t part_bytes(std::int64_t count) {
+  return align64(checked_mul(count, static_cast<std::int64_t>(sizeof(Item))));
+}
+
+std::int64_t table_bytes(std::int64_t runs, std::int64_t leaves, std::int64_t tiles) {
+  return checked_add(checked_add(part_bytes<Run>(runs), part_bytes<Leaf>(leaves)),
+                     part_bytes<Tile>(tiles));
+}
+
+// Of leaves whose targets have so many bytes in all. Sums have a tile for 1,024 numbers, of four
+// bytes at least.
+std::int64_t most_tiles(std::int64_t leaves, std::int64_t bytes) {
+  constexpr std::int64_t kLeast = gather::kTileNumbers * 4;
+  return checked_add(bytes / kLeast, leaves);
 }
 
 std::int64_t most_runs(const SplitPlan& plan) { return checked_mul(plan.count(), 2); }
@@ -131,44 +145,45 @@ class DeviceGather::Tables {
     leaf.target = reinterpret_cast<DevicePointer>(target.data);
     leaf.time_stride = source.strides[batch_.size() - 1];
     leaf.frames = target.count() / frame.count();
-    leaf.first_tile = tiles_;
     leaf.kind = summed ? sum_kind(what, source.dtype) : gather::kCopy;
-    leaf.unit = summed ? static_cast<std::uint32_t>(item_size(source.dtype)) : unit_of(leaf, bytes);
-    const std::int64_t units = bytes / leaf.unit;
-    if (units > std::numeric_limits<std::int32_t>::max()) {
-      throw std::invalid_argument(what + ": expected frames below 2^31 elements");
+    const std::int64_t items = summed ? frame.count() : bytes;
+    if (items >= std::int64_t{1} << 31) {
+      throw std::invalid_argument(what + ": expected frames below 2^31 bytes");
     }
-    leaf.units = static_cast<std::uint32_t>(units);
-    tiles_ = checked_add(tiles_, (checked_mul(leaf.frames, units) - 1) / gather::kTile + 1);
+    leaf.items = static_cast<std::uint32_t>(items);
+    leaf.per_items = items == 1 ? std::numeric_limits<std::uint32_t>::max()
+                                : static_cast<std::uint32_t>((std::uint64_t{1} << 32) / leaf.items);
+    add_tiles(leaf, summed ? gather::kTileNumbers : gather::kTileBytes);
     leaves_.push_back(leaf);
   }
 
   bool empty() const { return leaves_.empty(); }
 
   unsigned blocks() const {
-    if (tiles_ > std::numeric_limits<std::int32_t>::max()) {
+    if (tiles_.size() > std::numeric_limits<std::int32_t>::max()) {
       throw std::length_error("gather: the leaves are too large for one launch");
     }
-    return static_cast<unsigned>(tiles_);
+    return static_cast<unsigned>(tiles_.size());
   }
 
-  // As they lie in the workspace: the runs, then the leaves.
+  // As they lie in the workspace: the runs, the leaves, the tiles.
   std::vector<std::byte> bytes() const {
-    std::vector<std::byte> all(static_cast<std::size_t>(table_bytes(run_count(), leaf_count())));
+    std::vector<std::byte> all(
+        static_cast<std::size_t>(table_bytes(count(runs_), count(leaves_), count(tiles_))));
     std::memcpy(all.data(), runs_.data(), runs_.size() * sizeof(Run));
-    std::memcpy(all.data() + align64(run_count() * static_cast<std::int64_t>(sizeof(Run))),
-                leaves_.data(), leaves_.size() * sizeof(Leaf));
+    std::memcpy(all.data() + leaves_at(), leaves_.data(), leaves_.size() * sizeof(Leaf));
+    std::memcpy(all.data() + tiles_at(), tiles_.data(), tiles_.size() * sizeof(Tile));
     return all;
   }
 
   gather::Parameters parameters(DevicePointer workspace) const {
-    const auto leaves =
-        workspace +
-        static_cast<DevicePointer>(align64(run_count() * static_cast<std::int64_t>(sizeof(Run))));
-    return {reinterpret_cast<const Leaf*>(leaves),
+    const auto at = [workspace](std::int64_t offset) {
+      return workspace + static_cast<DevicePointer>(offset);
+    };
+    return {reinterpret_cast<const Leaf*>(at(leaves_at())),
             reinterpret_cast<const Run*>(workspace),
-            leaf_count(),
-            run_count(),
+            reinterpret_cast<const Tile*>(at(tiles_at())),
+            count(runs_),
             batch_[batch_.size() - 1],
             gamma};
   }
@@ -176,8 +191,34 @@ class DeviceGather::Tables {
   double gamma = 1.0;
 
  private:
-  std::int64_t run_count() const { return static_cast<std::int64_t>(runs_.size()); }
-  std::int64_t leaf_count() const { return static_cast<std::int64_t>(leaves_.size()); }
+  template <typename Item>
+  static std::int64_t count(const std::vector<Item>& items) {
+    return static_cast<std::int64_t>(items.size());
+  }
+  std::int64_t leaves_at() const { return part_bytes<Run>(count(runs_)); }
+  std::int64_t tiles_at() const { return leaves_at() + part_bytes<Leaf>(count(leaves_)); }
+
+  // The tiles of the leaf that is added next, and which runs each meets.
+  void add_tiles(const Leaf& leaf, std::int64_t tile_items) {
+    const std::int64_t items = checked_mul(leaf.frames, leaf.items);
+    std::size_t run = 0;
+    const auto find = [&](std::int64_t frame) {
+      while (run + 1 < runs_.size() && runs_[run + 1].target <= frame) {
+        ++run;
+      }
+      return static_cast<std::uint32_t>(run);
+    };
+    for (std::int64_t first = 0; first < items; first += tile_items) {
+      Tile tile{};
+      tile.first_item = first;
+      tile.first_frame = first / leaf.items;
+      tile.before = static_cast<std::uint32_t>(first - tile.first_frame * leaf.items);
+      tile.leaf = static_cast<std::uint32_t>(leaves_.size());
+      tile.first_run = find(tile.first_frame);
+      tile.last_run = find((std::min(first + tile_items, items) - 1) / leaf.items);
+      tiles_.push_back(tile);
+    }
+  }
 
   static std::int32_t sum_kind(const std::string& what, DType dtype) {
     if (dtype != DType::float32 && dtype != DType::float64) {
@@ -187,31 +228,28 @@ class DeviceGather::Tables {
     return dtype == DType::float32 ? gather::kSumFloat32 : gather::kSumFloat64;
   }
 
-  // The largest power of two, up to 16, that all addresses of frames and their size are multiples
-  // of.
-  static std::uint32_t unit_of(const Leaf& leaf, std::int64_t frame_bytes) {
-    const auto bits = leaf.source | leaf.target | static_cast<std::uint64_t>(leaf.row_stride) |
-                      static_cast<std::uint64_t>(leaf.time_stride) |
-                      static_cast<std::uint64_t>(frame_bytes) | 16U;
-    return 1U << std::countr_zero(bits);
-  }
-
   int device_;
   Dims batch_;
   std::vector<Run> runs_;
   std::vector<Leaf> leaves_;
-  std::int64_t tiles_ = 0;
+  std::vector<Tile> tiles_;
 };
 
 DeviceGather::DeviceGather(int device)
-    : context_(Context::of(device)), kernel_(context_, kPtx, "pycollect_gather") {}
+    : context_(Context::of(device)),
+      kernel_(context_, kPtx, "pycollect_gather"),
+      staging_(std::make_shared<Staging>(context_)) {}
 
-std::int64_t DeviceGather::workspace_bytes(const SplitPlan& plan, std::size_t leaves) {
-  return table_bytes(most_runs(plan), static_cast<std::int64_t>(leaves));
+std::int64_t DeviceGather::workspace_bytes(const SplitPlan& plan, std::size_t leaves,
+                                           std::int64_t target_bytes) {
+  const auto count = static_cast<std::int64_t>(leaves);
+  return table_bytes(most_runs(plan), count, most_tiles(count, target_bytes));
 }
 
-std::int64_t DeviceGather::workspace_bytes(const MultiStepPlan& plan, std::size_t leaves) {
-  return table_bytes(most_runs(plan), static_cast<std::int64_t>(leaves));
+std::int64_t DeviceGather::workspace_bytes(const MultiStepPlan& plan, std::size_t leaves,
+                                           std::int64_t target_bytes) {
+  const auto count = static_cast<std::int64_t>(leaves);
+  return table_bytes(most_runs(plan), count, most_tiles(count, target_bytes));
 }
 
 void DeviceGather::padded(const SplitPlan& plan, std::span<const TensorView> sources,
@@ -263,8 +301,7 @@ void DeviceGather::launch(const Tables& tables, Workspace workspace, Stream stre
                                 " bytes at a multiple of 64, got " +
                                 std::to_string(workspace.bytes));
   }
-  // Ordinary memory: the driver has read it when this returns.
-  context_->copy_to_device(workspace.address, bytes.data(), size, stream);
+  staging_->send(workspace.address, bytes, stream);
   const gather::Parameters parameters = tables.parameters(workspace.address);
   kernel_.launch(blocks, gather::kThreads, &parameters, stream);
 }

@@ -27,6 +27,11 @@ _ALIGNMENT = 64  # of any dtype's items, and of a cache line
 MOST_IN_FLIGHT = 2
 """Slabs whose copies may be under way; past that, the host waits for the oldest."""
 
+MOST_AHEAD = 4
+"""Batches that may wait on the device for the stream that uses them. Past that, the host waits for
+the stream: one that queues work without end would fill the device's memory with batches.
+"""
+
 
 class DeviceUploader:
     """Carries the slabs of batches to a device.
@@ -42,6 +47,7 @@ class DeviceUploader:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._in_flight: deque[tuple[object, Event]] = deque()  # what holds the memory
+        self._handed_over: deque[Event] = deque()  # where the current stream got each batch
         self._has_warned = False
 
     @property
@@ -51,8 +57,7 @@ class DeviceUploader:
 
     def allocate(self, bytes: int) -> npt.NDArray[np.uint8]:
         """Host memory for slabs, of which copies run at the bus's speed and beside other work."""
-        memory: npt.NDArray[np.uint8] = self._accelerator.pinned([bytes], torch.uint8).numpy()
-        return memory
+        return self._accelerator.slab_memory(bytes)
 
     def pin(self, pool: SharedSlabPool) -> bool:
         """Whether the device reads slabs that other processes write where they are, from now on.
@@ -116,10 +121,13 @@ class DeviceUploader:
         self._in_flight.append((holder, copied))
         blocks = {own.untyped_storage().data_ptr(): own for own in result.values()}
         self._accelerator.hand_over(blocks.values(), ready)
+        self._handed_over.append(self._accelerator.mark())
         return result
 
     def _retire(self) -> None:
-        """Let slabs go whose copies have ended; wait for the oldest where there are too many."""
+        """Let slabs go whose copies have ended; wait where too many copies, or batches, wait."""
+        if len(self._handed_over) >= MOST_AHEAD:
+            self._handed_over.popleft().synchronize()
         while self._in_flight:
             _, copied = self._in_flight[0]
             if len(self._in_flight) >= MOST_IN_FLIGHT:

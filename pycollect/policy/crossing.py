@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from pycollect.batch.layout import Key
-from pycollect.devices import Accelerator, Fetch, accelerator
+from pycollect.devices import Accelerator, Event, Fetch, accelerator
 from pycollect.policy.program.compile import Act
 
 
@@ -32,6 +32,7 @@ class Crossing:
         self._inputs: list[_Inward] = []
         self._accelerator: Accelerator | None = None
         self._fetch: Fetch | None = None
+        self._carried: Event | None = None  # the end of the copies from pinned memory
         if there.type != "cpu":
             self.uses(accelerator(there))
 
@@ -66,14 +67,22 @@ class Crossing:
 
     def around(self, act: Act) -> Act:
         """`act` over the mirrors, its outputs at home: valid until the next call."""
-        inputs = self._inputs
 
         def act_there() -> tuple[torch.Tensor, ...]:
-            for inward in inputs:
-                inward.carry()
+            self._carry()
             return self.back(act())
 
         return act_there
+
+    def _carry(self) -> None:
+        """Bring the inputs over. Pinned memory is written again when its last copy has ended."""
+        if self._carried is not None:
+            self._carried.synchronize()
+        for inward in self._inputs:
+            inward.carry()
+        # Where outputs are fetched, they are waited for, and so are the inputs before them.
+        if self._accelerator is not None and self._fetch is None:
+            self._carried = self._accelerator.mark() if self._inputs else None
 
     def back(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs at home, when the device has come to them."""

@@ -40,7 +40,7 @@ def split_on_device(
         lead: (N, T_max) for the padded form, (F,) for the flat one.
     """
     targets = {key: leaf.new_empty((*lead, *leaf.shape[ndim:])) for key, leaf in leaves.items()}
-    gather, workspace, stream = _call(plan, list(leaves.values()))
+    gather, workspace, stream = _call(plan, list(targets.values()))
     write = gather.padded if len(lead) == 2 else gather.flat
     write(plan, _with_rows(leaves, ndim), list(targets.values()), workspace, stream)
     return targets
@@ -61,7 +61,7 @@ def ahead_on_device(
     """
     both = {**moved, **summed}
     targets = {key: leaf.new_empty(leaf.shape) for key, leaf in both.items()}
-    gather, workspace, stream = _call(plan, list(both.values()))
+    gather, workspace, stream = _call(plan, list(targets.values()))
     gather.ahead(
         plan,
         gamma,
@@ -76,16 +76,17 @@ def ahead_on_device(
 
 
 def _call(
-    plan: SplitPlan | MultiStepPlan, leaves: Sequence[torch.Tensor]
+    plan: SplitPlan | MultiStepPlan, targets: Sequence[torch.Tensor]
 ) -> tuple[DeviceGather, torch.Tensor, int]:
-    """The gather of the leaves' device, memory for one call, and the current stream.
+    """The gather of the targets' device, memory for one call, and the current stream.
 
     The memory is torch's, which gives it to nobody before this stream has done the call.
     """
-    device = leaves[0].device
+    device = targets[0].device
     gather = _gather(device.index)
     assert gather is not None, "leaves: expected those that on_one_device returned"
-    size = DeviceGather.workspace_bytes(plan, len(leaves))
+    bytes = sum(target.nbytes for target in targets)
+    size = DeviceGather.workspace_bytes(plan, len(targets), bytes)
     workspace = torch.empty(size, dtype=torch.uint8, device=device)
     return gather, workspace, torch.cuda.current_stream(device).cuda_stream
 

@@ -16,6 +16,7 @@ struct FakeCuda {
   }
   ~FakeCuda() {
     CHECK(fake_cuda_live() == 0);
+    CHECK(fake_cuda_freed_while_queued() == 0);
     fake_cuda_reset();
   }
   std::string log() const { return fake_cuda_log(); }

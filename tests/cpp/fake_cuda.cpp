@@ -1,5 +1,7 @@
 #include "fake_cuda.h"
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -8,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <string>
@@ -15,6 +18,9 @@
 #include <vector>
 
 #include "cuda/gather.h"
+#ifdef FAKE_CUDA_KERNEL  // a file with ptx::pycollect_gather, to be run in place of the twin
+#include FAKE_CUDA_KERNEL
+#endif
 
 // Reimplements the driver's behaviour; its numbers are written out again so that a mistake there is
 // not repeated here.
@@ -29,26 +35,45 @@ constexpr Result kOk = 0, kInvalidValue = 1, kNotInitialized = 3, kInvalidDevice
                  kCaptureUnsupported = 900;
 
 struct EventState {
+  Handle context = nullptr;
   long recorded = 0;  // how often record was asked for, and how often that was done
   long done = 0;
 };
 
-// One piece of work; false: it must wait.
-using Work = std::function<bool()>;
+// Memory that work reads or writes, or the address of a module's handle.
+struct Range {
+  std::uint64_t begin;
+  std::uint64_t end;
+};
+
+// One piece of work, and what it needs until it is done.
+struct Work {
+  std::function<bool()> run;  // false: it must wait
+  std::vector<Range> uses;
+};
+
+struct StreamState {
+  Handle context = nullptr;
+  bool destroyed = false;  // by the host: what it was given is still done
+  std::deque<Work> queue;
+};
+
+constexpr int kMostDevices = 8;
 
 struct Fake {
   std::recursive_mutex mutex;
   bool initialized = false;
   bool hold = false;
   bool captured = false;
-  int contexts = 0;
+  std::array<int, kMostDevices> contexts{};  // how often each device's was retained
+  int freed_while_queued = 0;
   std::uint64_t last_stream = 0;
-  std::map<std::uint64_t, std::deque<Work>> streams{{0, {}}};
+  std::map<std::uint64_t, StreamState> streams{{0, {}}};
   std::map<Handle, std::shared_ptr<EventState>> events;
   std::map<Pointer, std::size_t> device;
   std::map<const std::byte*, std::size_t> pinned;
   std::set<void*> allocated_host;
-  std::set<Handle> modules;
+  std::map<Handle, Handle> modules;  // and the context that each was loaded in
   std::map<std::string, std::pair<int, Result>> failures;
   std::ostringstream log;
   std::string log_text;
@@ -61,8 +86,8 @@ Fake& fake() {
 
 thread_local std::vector<Handle> current;
 thread_local int capture_mode = 0;  // global, as the driver has it by default
-int context_object;                 // its address is the context's handle
-int function_object;                // and this one's the kernel's
+// Their addresses are the contexts' handles, by device.
+std::array<int, kMostDevices> context_objects;
 std::uint64_t last_handle = 0;
 
 Handle new_handle() { return reinterpret_cast<Handle>(++last_handle * 64); }
@@ -94,9 +119,9 @@ Result beside_capture() {
 }
 
 int advance(std::uint64_t stream, int most) {
-  std::deque<Work>& queue = fake().streams.at(stream);
+  std::deque<Work>& queue = fake().streams.at(stream).queue;
   int done = 0;
-  while (done < most && !queue.empty() && queue.front()()) {
+  while (done < most && !queue.empty() && queue.front().run()) {
     queue.pop_front();
     ++done;
   }
@@ -108,23 +133,60 @@ void pass_time() {
   bool any = true;
   while (any) {
     any = false;
-    for (auto& [stream, queue] : fake().streams) {
+    for (auto& [stream, state] : fake().streams) {
       any = advance(stream, 1 << 30) > 0 || any;
     }
   }
 }
 
-Result give(Handle handle, Work work) {
+Range range(std::uint64_t begin, std::size_t bytes) { return {begin, begin + bytes}; }
+
+Range range(const void* begin, std::size_t bytes) {
+  return range(reinterpret_cast<std::uint64_t>(begin), bytes);
+}
+
+// A real driver would let the device read what is gone, or wait for it in silence: here it is
+// counted, and then waited for.
+void give_up(const Range& range) {
   Fake& f = fake();
-  const auto stream = reinterpret_cast<std::uint64_t>(handle);
-  if (!f.streams.contains(stream)) {
+  for (const auto& [stream, state] : f.streams) {
+    for (const Work& work : state.queue) {
+      for (const Range& used : work.uses) {
+        if (used.begin < range.end && range.begin < used.end) {
+          ++f.freed_while_queued;
+          f.log << "freed while queued on stream=" << stream << '\n';
+          pass_time();
+          return;
+        }
+      }
+    }
+  }
+}
+
+// The stream by its handle, where it is one of the current context's; the default one is
+// everybody's.
+StreamState* stream_of(Handle handle) {
+  const auto found = fake().streams.find(reinterpret_cast<std::uint64_t>(handle));
+  if (found == fake().streams.end() || found->second.destroyed) {
+    return nullptr;
+  }
+  const bool fits = handle == nullptr || found->second.context == current.back();
+  return fits ? &found->second : nullptr;
+}
+
+Result give(StreamState* stream, std::function<bool()> run, std::vector<Range> uses = {}) {
+  if (stream == nullptr) {
     return kInvalidHandle;
   }
-  f.streams[stream].push_back(std::move(work));
-  if (!f.hold) {
+  stream->queue.push_back({std::move(run), std::move(uses)});
+  if (!fake().hold) {
     pass_time();
   }
   return kOk;
+}
+
+Result give(Handle handle, std::function<bool()> run, std::vector<Range> uses = {}) {
+  return give(stream_of(handle), std::move(run), std::move(uses));
 }
 
 bool is_pinned(const void* data, std::size_t bytes) {
@@ -135,6 +197,17 @@ bool is_pinned(const void* data, std::size_t bytes) {
   }
   --it;
   return begin + bytes <= it->first + it->second;
+}
+
+bool is_on_device(const void* data) {
+  const auto address = reinterpret_cast<Pointer>(data);
+  auto it = fake().device.upper_bound(address);
+  return it != fake().device.begin() && address < (--it)->first + it->second;
+}
+
+int device_count() {
+  const char* devices = std::getenv("FAKE_CUDA_DEVICES");
+  return devices == nullptr ? 1 : std::atoi(devices);
 }
 
 std::uint64_t number(Handle stream) { return reinterpret_cast<std::uint64_t>(stream); }
@@ -175,7 +248,8 @@ void fake_cuda_reset() {
   }
   f.hold = false;
   f.captured = false;
-  f.contexts = 0;
+  f.contexts.fill(0);
+  f.freed_while_queued = 0;
   f.last_stream = 0;
   f.streams = {};
   f.streams[0];
@@ -224,8 +298,17 @@ const char* fake_cuda_log() {
 int fake_cuda_live() {
   Fake& f = fake();
   const Lock lock(f.mutex);
-  return f.contexts + static_cast<int>(f.streams.size() - 1 + f.events.size() + f.device.size() +
-                                       f.pinned.size() + f.modules.size());
+  const auto streams = std::count_if(f.streams.begin(), f.streams.end(), [](const auto& entry) {
+    return entry.first != 0 && !entry.second.destroyed;
+  });
+  return std::accumulate(f.contexts.begin(), f.contexts.end(), 0) +
+         static_cast<int>(streams + f.events.size() + f.device.size() + f.pinned.size() +
+                          f.modules.size());
+}
+
+int fake_cuda_freed_while_queued() {
+  const Lock lock(fake().mutex);
+  return fake().freed_while_queued;
 }
 
 Result cuInit(unsigned) {
@@ -254,8 +337,7 @@ Result cuGetErrorString(Result error, const char** text) {
 }
 
 Result cuDeviceGetCount(int* count) {
-  const char* devices = std::getenv("FAKE_CUDA_DEVICES");
-  *count = devices == nullptr ? 1 : std::atoi(devices);
+  *count = device_count();
   FAKE_CALL("cuDeviceGetCount");
   return kOk;
 }
@@ -263,25 +345,27 @@ Result cuDeviceGetCount(int* count) {
 Result cuDeviceGet(int* device, int ordinal) {
   FAKE_CALL("cuDeviceGet ", ordinal);
   *device = ordinal;
-  return ordinal == 0 ? kOk : kInvalidDevice;
+  return ordinal >= 0 && ordinal < device_count() ? kOk : kInvalidDevice;
 }
 
-Result cuDevicePrimaryCtxRetain(Handle* context, int) {
+Result cuDevicePrimaryCtxRetain(Handle* context, int device) {
   FAKE_CALL("cuDevicePrimaryCtxRetain");
-  ++fake().contexts;
-  *context = &context_object;
+  ++fake().contexts.at(static_cast<std::size_t>(device));
+  *context = &context_objects.at(static_cast<std::size_t>(device));
   return kOk;
 }
 
-Result cuDevicePrimaryCtxRelease_v2(int) {
+Result cuDevicePrimaryCtxRelease_v2(int device) {
   FAKE_CALL("cuDevicePrimaryCtxRelease_v2");
-  --fake().contexts;
+  --fake().contexts.at(static_cast<std::size_t>(device));
   return kOk;
 }
 
 Result cuCtxPushCurrent_v2(Handle context) {
   const Lock lock(fake().mutex);
-  if (context != &context_object || fake().contexts == 0) {
+  const auto device = static_cast<int*>(context) - context_objects.data();
+  if (device < 0 || device >= kMostDevices ||
+      fake().contexts.at(static_cast<std::size_t>(device)) == 0) {
     return kInvalidContext;
   }
   current.push_back(context);
@@ -305,20 +389,24 @@ Result cuThreadExchangeStreamCaptureMode(int* mode) {
 Result cuStreamCreate(Handle* stream, unsigned flags) {
   FAKE_CALL_IN_CONTEXT("cuStreamCreate flags=", flags);
   *stream = reinterpret_cast<Handle>(++fake().last_stream);
-  fake().streams[fake().last_stream];
+  fake().streams[fake().last_stream].context = current.back();
   return kOk;
 }
 
 Result cuStreamDestroy_v2(Handle stream) {
   FAKE_CALL_IN_CONTEXT("cuStreamDestroy_v2 stream=", number(stream));
-  pass_time();
-  return fake().streams.erase(number(stream)) == 1 ? kOk : kInvalidHandle;
+  StreamState* state = stream == nullptr ? nullptr : stream_of(stream);
+  if (state == nullptr) {
+    return kInvalidHandle;
+  }
+  state->destroyed = true;
+  return kOk;
 }
 
 Result cuStreamSynchronize(Handle stream) {
   FAKE_CALL_IN_CONTEXT("cuStreamSynchronize stream=", number(stream));
   pass_time();
-  return fake().streams.contains(number(stream)) ? kOk : kInvalidHandle;
+  return stream_of(stream) != nullptr ? kOk : kInvalidHandle;
 }
 
 Result cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
@@ -328,13 +416,16 @@ Result cuStreamWaitEvent(Handle stream, Handle event, unsigned) {
     return kInvalidHandle;
   }
   const auto state = found->second;
-  return give(stream, [state, which = state->recorded] { return state->done >= which; });
+  const auto waiting = fake().streams.find(number(stream));  // of whatever device
+  return give(waiting == fake().streams.end() ? nullptr : &waiting->second,
+              [state, which = state->recorded] { return state->done >= which; });
 }
 
 Result cuEventCreate(Handle* event, unsigned flags) {
   FAKE_CALL_IN_CONTEXT("cuEventCreate flags=", flags);
   *event = new_handle();
   fake().events[*event] = std::make_shared<EventState>();
+  fake().events[*event]->context = current.back();
   return kOk;
 }
 
@@ -350,6 +441,9 @@ Result cuEventRecord(Handle event, Handle stream) {
     return kInvalidHandle;
   }
   const auto state = found->second;
+  if (state->context != current.back()) {
+    return kInvalidHandle;
+  }
   return give(stream, [state, which = ++state->recorded] {
     state->done = which;
     return true;
@@ -390,10 +484,12 @@ Result cuMemAlloc_v2(Pointer* pointer, std::size_t bytes) {
 
 Result cuMemFree_v2(Pointer pointer) {
   FAKE_CALL_BESIDE_CAPTURE("cuMemFree_v2");
-  pass_time();
-  if (fake().device.erase(pointer) == 0) {
+  const auto found = fake().device.find(pointer);
+  if (found == fake().device.end()) {
     return kInvalidValue;
   }
+  pass_time();  // as CUDA does, in every version so far
+  fake().device.erase(found);
   std::free(reinterpret_cast<void*>(pointer));
   return kOk;
 }
@@ -408,10 +504,11 @@ Result cuMemHostAlloc(void** pointer, std::size_t bytes, unsigned flags) {
 
 Result cuMemFreeHost(void* pointer) {
   FAKE_CALL_BESIDE_CAPTURE("cuMemFreeHost");
-  pass_time();
-  if (fake().allocated_host.erase(pointer) == 0) {
+  if (!fake().allocated_host.contains(pointer)) {
     return kInvalidValue;
   }
+  give_up(range(pointer, fake().pinned.at(static_cast<const std::byte*>(pointer))));
+  fake().allocated_host.erase(pointer);
   fake().pinned.erase(static_cast<const std::byte*>(pointer));
   std::free(pointer);
   return kOk;
@@ -428,25 +525,35 @@ Result cuMemHostRegister_v2(void* pointer, std::size_t bytes, unsigned flags) {
 
 Result cuMemHostUnregister(void* pointer) {
   FAKE_CALL_BESIDE_CAPTURE("cuMemHostUnregister");
-  pass_time();
-  return fake().pinned.erase(static_cast<const std::byte*>(pointer)) == 1 ? kOk : kNotRegistered;
+  const auto found = fake().pinned.find(static_cast<const std::byte*>(pointer));
+  if (found == fake().pinned.end()) {
+    return kNotRegistered;
+  }
+  give_up(range(pointer, found->second));
+  fake().pinned.erase(found);
+  return kOk;
 }
 
 Result cuMemcpyHtoDAsync_v2(Pointer target, const void* source, std::size_t bytes, Handle stream) {
   FAKE_CALL_IN_CONTEXT("cuMemcpyHtoDAsync_v2 bytes=", bytes, " pinned=", is_pinned(source, bytes),
                        " stream=", number(stream));
   auto* to = reinterpret_cast<void*>(target);
-  if (is_pinned(source, bytes)) {
-    return give(stream, [to, source, bytes] {
-      std::memcpy(to, source, bytes);
-      return true;
-    });
+  if (is_pinned(source, bytes) || is_on_device(source)) {
+    return give(stream,
+                [to, source, bytes] {
+                  std::memcpy(to, source, bytes);
+                  return true;
+                },
+                {range(source, bytes), range(target, bytes)});
   }
+  pass_time();  // staged memory is waited for behind what the stream was given, as a driver may do
   const auto* begin = static_cast<const std::byte*>(source);
-  return give(stream, [to, staged = std::vector<std::byte>(begin, begin + bytes)] {
-    std::memcpy(to, staged.data(), staged.size());
-    return true;
-  });
+  return give(stream,
+              [to, staged = std::vector<std::byte>(begin, begin + bytes)] {
+                std::memcpy(to, staged.data(), staged.size());
+                return true;
+              },
+              {range(target, bytes)});
 }
 
 Result cuModuleLoadDataEx(Handle* module, const void* image, unsigned options, int* names,
@@ -461,12 +568,13 @@ Result cuModuleLoadDataEx(Handle* module, const void* image, unsigned options, i
     return kInvalidImage;
   }
   *module = new_handle();
-  fake().modules.insert(*module);
+  fake().modules[*module] = current.back();
   return kOk;
 }
 
 Result cuModuleUnload(Handle module) {
   FAKE_CALL_IN_CONTEXT("cuModuleUnload");
+  give_up(range(module, 1));
   return fake().modules.erase(module) == 1 ? kOk : kInvalidHandle;
 }
 
@@ -475,7 +583,7 @@ Result cuModuleGetFunction(Handle* function, Handle module, const char* name) {
   if (!fake().modules.contains(module)) {
     return kInvalidHandle;
   }
-  *function = &function_object;
+  *function = module;  // it has one
   return std::strcmp(name, "pycollect_gather") == 0 ? kOk : kNotFound;
 }
 
@@ -485,17 +593,23 @@ Result cuLaunchKernel(Handle function, unsigned x, unsigned y, unsigned z, unsig
   FAKE_CALL_IN_CONTEXT("cuLaunchKernel blocks=", x, " threads=", threads_x,
                        " stream=", number(stream));
   const bool flat = y == 1 && z == 1 && threads_y == 1 && threads_z == 1 && shared == 0;
-  if (function != &function_object || x == 0 || !flat) {
-    return kInvalidValue;
+  const auto module = fake().modules.find(function);
+  if (module == fake().modules.end() || module->second != current.back() || x == 0 || !flat) {
+    return module == fake().modules.end() ? kInvalidHandle : kInvalidValue;
   }
   return give(stream,
               [x, threads_x, p = *static_cast<pycollect::gather::Parameters*>(parameters[0])] {
                 for (unsigned block = 0; block < x; ++block) {
                   for (unsigned thread = 0; thread < threads_x; ++thread) {
-                    pycollect::gather::gather(p, block, thread);
+#ifdef FAKE_CUDA_KERNEL
+                    ptx::pycollect_gather(&p, block, thread);
+#else
+            pycollect::gather::gather(p, block, thread);
+#endif
                   }
                 }
                 return true;
-              });
+              },
+              {range(function, 1)});
 }
 }

@@ -3,15 +3,17 @@
 // It is a library like libcuda.so.1 as far as pycollect looks at it. Device memory is host memory.
 // Streams are queues: copies, kernels, events and waits are done when they are given to a stream,
 // or, while the fake holds, when a test advances that stream, or the host waits for it. Copies from
-// pinned memory read it when they are done, others when they are asked for, as CUDA's do. Kernels
-// run as their twins in C++, on the host.
+// pinned memory read it when they are done; others when they are asked for, behind all that was
+// given before, which the host waits for, as CUDA's may. Streams, events and modules belong to the
+// context that they were made in. Kernels run as their twins in C++, on the host. The environment
+// variable FAKE_CUDA_DEVICES is how many devices there are, up to 8.
 #pragma once
 
 #include <cstdint>
 
 extern "C" {
 
-// Forgets everything: objects, log, injected errors. One device, nothing held.
+// Forgets everything: objects, log, injected errors. Nothing is held.
 void fake_cuda_reset();
 // The call of that symbol after the next `skip` ones returns `code` and does nothing; 0: never
 // mind.
@@ -29,4 +31,7 @@ const char* fake_cuda_log();
 void fake_cuda_capture(int yes);
 // How many contexts, streams, events, allocations, registrations and modules were not given up.
 int fake_cuda_live();
+// How often host memory, a registration or a module was given up while queued work needed it. The
+// fake waits for that work; CUDA promises nothing.
+int fake_cuda_freed_while_queued();
 }

@@ -2,13 +2,18 @@
 
 #include <array>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 #include "cuda_support.h"
+#include "fork.h"
 #include "pycollect/cuda.h"
 #include "pycollect/shared_memory.h"
 #include "pycollect/slab_pool.h"
+#include "pycollect/uploader.h"
 
 using namespace pycollect;
 
@@ -18,8 +23,8 @@ TEST_CASE("a driver is found, and its devices") {
   const FakeCuda fake;
   CHECK(cuda::available());
   CHECK(cuda::why_not() == "");
-  CHECK(cuda::device_count() == 1);
-  CHECK_THROWS_WITH_AS(cuda::Context::of(1), "device: expected 0 to 0, got 1",
+  CHECK(cuda::device_count() == 2);
+  CHECK_THROWS_WITH_AS(cuda::Context::of(2), "device: expected 0 to 1, got 2",
                        std::invalid_argument);
   CHECK_THROWS_AS(cuda::Context::of(-1), std::invalid_argument);
 }
@@ -133,6 +138,90 @@ TEST_CASE("what is given up after the context was lost is given up in silence") 
   memory.reset();
   CHECK(fake.calls("cuMemFreeHost failed") == 1);
   fake_cuda_reset();  // the fake, whose call did nothing, has it still
+}
+
+TEST_CASE("streams and events of two devices: one waits for the other, none stands in for it") {
+  const FakeCuda fake;
+  const cuda::OwnStream zeroth(cuda::Context::of(0));
+  const cuda::OwnStream first(cuda::Context::of(1));
+  cuda::Event event(cuda::Context::of(1));
+  fake_cuda_hold(1);
+  event.record(first.value());
+  event.hold_back(zeroth.value());
+  CHECK(fake_cuda_advance(zeroth.value(), 1) == 0);
+  fake_cuda_advance(first.value(), 1);
+  CHECK(fake_cuda_advance(zeroth.value(), 1) == 1);
+  CHECK_THROWS_AS(event.record(zeroth.value()), cuda::Error);
+  CHECK_THROWS_AS(cuda::Context::of(0)->wait(first.value()), cuda::Error);
+}
+
+TEST_CASE("a stream that goes has done what others gave it") {
+  const FakeCuda fake;
+  const auto context = cuda::Context::of(0);
+  const auto source = cuda::host_memory(0, 64);
+  const cuda::DeviceMemory target(0, 64);
+  std::memset(source->data(), 5, 64);
+  fake_cuda_hold(1);
+  {
+    const cuda::OwnStream stream(context);
+    context->copy_to_device(target.address(), source->data(), 64, stream.value());
+  }
+  CHECK(*reinterpret_cast<const char*>(target.address()) == 5);
+}
+
+TEST_CASE("memory that is given up while a copy reads it does not go unseen") {
+  const FakeCuda fake;
+  {
+    const auto context = cuda::Context::of(0);
+    const cuda::OwnStream stream(context);
+    const cuda::DeviceMemory target(0, 64);
+    auto source = cuda::host_memory(0, 64);
+    fake_cuda_hold(1);
+    context->copy_to_device(target.address(), source->data(), 64, stream.value());
+    source.reset();
+  }
+  CHECK(fake_cuda_freed_while_queued() == 1);
+  fake_cuda_reset();  // or the end would fail this test, too
+}
+
+TEST_CASE(
+    "a copy from ordinary memory waits for what its stream was given, one from pinned does not") {
+  const FakeCuda fake;
+  const auto context = cuda::Context::of(0);
+  const cuda::OwnStream stream(context);
+  const cuda::DeviceMemory target(0, 64);
+  const auto pinned = cuda::host_memory(0, 64);
+  const std::vector<std::byte> ordinary(64);
+  fake_cuda_hold(1);
+  context->copy_to_device(target.address(), pinned->data(), 64, stream.value());
+  context->copy_to_device(target.address(), pinned->data(), 64, stream.value());
+  CHECK(fake_cuda_advance(stream.value(), 1) == 1);
+  context->copy_to_device(target.address(), ordinary.data(), 64, stream.value());
+  CHECK(fake_cuda_advance(stream.value(), 9) == 1);  // itself alone is left
+}
+
+TEST_CASE("a forked child gives nothing up, and is told why it has no CUDA") {
+  if (!kMayFork) {
+    return;
+  }
+  const FakeCuda fake;
+  auto context = cuda::Context::of(0);
+  auto memory = cuda::host_memory(0, 64);
+  const cuda::DeviceMemory target(0, 64);
+  auto event = std::make_unique<cuda::Event>(context);
+  event->record(0);
+  auto uploader = std::make_unique<cuda::Uploader>(0);
+  uploader->upload(memory, {memory->data(), 64}, target.address(), 0);
+  const std::string before = fake.log();
+  CHECK(child_succeeds([&] {
+    event.reset();
+    uploader.reset();
+    memory.reset();
+    context.reset();
+    return fake.log() == before && !cuda::available() && cuda::device_count() == 0 &&
+           cuda::why_not().find("forked") != std::string::npos;
+  }));
+  CHECK(cuda::available());
 }
 
 TEST_CASE("another thread's capture of a graph is neither ended nor in the way") {

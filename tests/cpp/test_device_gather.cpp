@@ -105,6 +105,14 @@ struct Lent {
   cuda::DeviceMemory memory;
 };
 
+std::int64_t bytes_of(const std::vector<Array>& arrays) {
+  std::int64_t bytes = 0;
+  for (const Array& array : arrays) {
+    bytes += array.host.bytes();
+  }
+  return bytes;
+}
+
 // Numbers whose sums are exact in any order.
 void fill_rewards(const Array& reward, std::mt19937& random) {
   for (std::int64_t i = 0; i < reward.host.count(); ++i) {
@@ -125,7 +133,8 @@ TEST_CASE("padded and flat are those of the host, by one launch") {
   const Batch batch;
   const SplitPlan plan = batch.plan();
   const cuda::DeviceGather gather(0);
-  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, kFrames.size()));
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(
+      plan, kFrames.size(), bytes_of(Batch::targets({plan.count(), plan.longest()}, 0))));
   ThreadPool pool(1);
   for (const bool padded : {true, false}) {
     const Dims lead = padded ? Dims{plan.count(), plan.longest()} : Dims{plan.frames()};
@@ -171,7 +180,8 @@ TEST_CASE("what lies ahead and its sums are those of the host, by one launch") {
     plan.shift(pool, hosts(batch.leaves), hosts(expected));
     plan.sum(pool, 0.5, hosts(rewards), hosts(expected_sums));
 
-    const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, kFrames.size() + 2));
+    const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, kFrames.size() + 2,
+                                                             bytes_of(moved) + bytes_of(sums)));
     const auto from = devices(batch.leaves), to = devices(moved);
     const auto summed = devices(rewards), summed_to = devices(sums);
     const int launches = fake.calls("cuLaunchKernel");
@@ -203,9 +213,77 @@ TEST_CASE("rows and steps may lie apart, and addresses be odd") {
   plan.padded(pool, {{source}}, {{expected.host}});
   source.device = {DeviceKind::cuda, 0};
   const cuda::DeviceGather gather(0);
-  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1));
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1, 1 << 20));
   gather.padded(plan, {{source}}, {{target.device()}}, workspace, 0);
   CHECK(target.equals(expected));
+}
+
+// Frames whose runs begin at all remainders of sixteen, in batches with gaps between steps and
+// rows.
+TEST_CASE("frames of any size, at any address, by units of sixteen bytes") {
+  const FakeCuda fake;
+  const Batch batch;
+  const SplitPlan plan = batch.plan();
+  const MultiStepPlan ahead(plan, 3);
+  const cuda::DeviceGather gather(0);
+  ThreadPool pool(1);
+  std::mt19937 random(11);
+  for (const std::int64_t frame : {1, 2, 3, 7, 12, 15, 16, 17, 24, 44, 68, 100, 4096}) {
+    for (const std::int64_t gap : {std::int64_t{0}, std::int64_t{4}, std::int64_t{5}}) {
+      CAPTURE(frame);
+      CAPTURE(gap);
+      std::vector<std::uint8_t> memory(
+          static_cast<std::size_t>(kRows * (kSteps * (frame + gap) + gap) + 16));
+      for (std::uint8_t& byte : memory) {
+        byte = static_cast<std::uint8_t>(random());
+      }
+      TensorView source =
+          TensorView::contiguous(memory.data() + gap % 2, DType::uint8, {kRows, kSteps, frame});
+      source.strides[1] = frame + gap;
+      source.strides[0] = kSteps * (frame + gap) + gap;
+      TensorView there = source;
+      there.device = {DeviceKind::cuda, 0};
+      const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1, 1 << 22));
+      const Dims lead{plan.count(), plan.longest()};
+      const Array expected = Batch::leaf(DType::uint8, lead, {frame}, 1);
+      const Array target = Batch::leaf(DType::uint8, lead, {frame}, 2);
+      plan.padded(pool, {{source}}, {{expected.host}});
+      gather.padded(plan, {{there}}, {{target.device()}}, workspace, 0);
+      CHECK(target.equals(expected));
+
+      const Array moved = Batch::leaf(DType::uint8, {kRows, kSteps}, {frame}, 1);
+      const Array moved_there = Batch::leaf(DType::uint8, {kRows, kSteps}, {frame}, 2);
+      ahead.shift(pool, {{source}}, {{moved.host}});
+      gather.ahead(ahead, {{{there}}, {{moved_there.device()}}, {}, {}, 1.0}, workspace, 0);
+      CHECK(moved_there.equals(moved));
+    }
+  }
+}
+
+TEST_CASE("a target at an odd address is written, and nothing beside it") {
+  const FakeCuda fake;
+  const Batch batch;
+  const SplitPlan plan = batch.plan();
+  const cuda::DeviceGather gather(0);
+  ThreadPool pool(1);
+  const Array source = Batch::leaf(DType::uint8, {kRows, kSteps}, {20}, 3);
+  for (std::int64_t i = 0; i < source.host.bytes(); ++i) {
+    source.host.data[i] = static_cast<std::byte>(i);
+  }
+  const Array expected = Batch::leaf(DType::uint8, {plan.frames()}, {20});
+  plan.flat(pool, {{source.host}}, {{expected.host}});
+  const std::int64_t bytes = plan.frames() * 20;
+  for (const std::int64_t skipped : {1, 4, 8}) {
+    CAPTURE(skipped);
+    Array room(DType::uint8, {bytes + 32}, 9);
+    TensorView target = expected.device();
+    target.data = room.host.data + skipped;
+    const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1, bytes));
+    gather.flat(plan, {{source.device()}}, {{target}}, workspace, 0);
+    CHECK(std::memcmp(target.data, expected.host.data, static_cast<std::size_t>(bytes)) == 0);
+    CHECK(room.host.data[skipped - 1] == std::byte{9});
+    CHECK(target.data[bytes] == std::byte{9});
+  }
 }
 
 TEST_CASE("rows may all be the same one") {
@@ -220,7 +298,7 @@ TEST_CASE("rows may all be the same one") {
   plan.padded(pool, {{source}}, {{expected.host}});
   source.device = {DeviceKind::cuda, 0};
   const cuda::DeviceGather gather(0);
-  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1));
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1, 1 << 20));
   gather.padded(plan, {{source}}, {{target.device()}}, workspace, 0);
   CHECK(target.equals(expected));
 }
@@ -231,16 +309,59 @@ TEST_CASE("tables travel on the launch's stream, before it") {
   const SplitPlan plan = batch.plan();
   const cuda::DeviceGather gather(0);
   const cuda::OwnStream stream(cuda::Context::of(0));
-  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1));
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1, 1 << 20));
   const Array target(DType::boolean, {plan.frames()});
   fake_cuda_hold(1);
   gather.flat(plan, {{batch.leaves[0].device()}}, {{target.device()}}, workspace, stream.value());
   const std::string log = fake.log();
   const auto copied = log.find("cuMemcpyHtoDAsync_v2 ");
   const auto launched = log.find("cuLaunchKernel blocks=1 threads=256 stream=1");
-  CHECK(log.find("pinned=0 stream=1", copied) < launched);
+  CHECK(log.find("pinned=1 stream=1", copied) < launched);
   CHECK(launched != std::string::npos);
-  CHECK(fake_cuda_advance(stream.value(), 9) == 2);
+  CHECK(fake_cuda_advance(stream.value(), 9) == 3);  // and the event behind the table
+}
+
+TEST_CASE("a stream that is busy does not hold the host up, nor are its tables written again") {
+  const FakeCuda fake;
+  const Batch batch;
+  const SplitPlan plan = batch.plan();
+  const cuda::DeviceGather gather(0);
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1, 1 << 20));
+  const Array padded(DType::boolean, {plan.count(), plan.longest()});
+  const Array flat(DType::boolean, {plan.frames()});
+  fake_cuda_hold(1);
+  gather.padded(plan, {{batch.leaves[0].device()}}, {{padded.device()}}, workspace, 0);
+  gather.flat(plan, {{batch.leaves[0].device()}}, {{flat.device()}}, workspace, 0);
+  CHECK(fake.calls("cuMemHostAlloc") == 2);
+  CHECK(fake_cuda_advance(0, 99) == 6);
+  const Array expected(DType::boolean, {plan.count(), plan.longest()}, 1);
+  const Array expected_flat(DType::boolean, {plan.frames()}, 1);
+  ThreadPool pool(1);
+  plan.padded(pool, {{batch.leaves[0].host}}, {{expected.host}});
+  plan.flat(pool, {{batch.leaves[0].host}}, {{expected_flat.host}});
+  CHECK(padded.equals(expected));
+  CHECK(flat.equals(expected_flat));
+
+  gather.flat(plan, {{batch.leaves[0].device()}}, {{flat.device()}}, workspace, 0);
+  CHECK(fake.calls("cuMemHostAlloc") == 2);  // blocks are used again
+  for (int i = 0; i < 20; ++i) {
+    gather.flat(plan, {{batch.leaves[0].device()}}, {{flat.device()}}, workspace, 0);
+  }
+  CHECK(fake.calls("cuMemHostAlloc") == 8);  // there are no more than these
+}
+
+TEST_CASE("a table whose event could not be recorded has been read when that is told") {
+  const FakeCuda fake;
+  const Batch batch;
+  const SplitPlan plan = batch.plan();
+  const cuda::DeviceGather gather(0);
+  const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, 1, 1 << 20));
+  const Array flat(DType::boolean, {plan.frames()});
+  fake_cuda_hold(1);
+  fake_cuda_fail("cuEventRecord", 0, 700);
+  CHECK_THROWS_AS(gather.flat(plan, {{batch.leaves[0].device()}}, {{flat.device()}}, workspace, 0),
+                  cuda::Error);
+  CHECK(fake.calls("cuStreamSynchronize") == 1);
 }
 
 TEST_CASE("nothing to do is no launch") {
@@ -282,7 +403,7 @@ TEST_CASE("what does not fit is refused before anything is sent") {
   refused(strided, target.device(),
           "source 0: expected rows at equal distances; make it contiguous");
   CHECK_THROWS_WITH_AS(gather.padded(plan, {{source.device()}}, {{target.device()}}, {64, 64}, 0),
-                       "workspace: expected 192 bytes at a multiple of 64, got 64",
+                       "workspace: expected 256 bytes at a multiple of 64, got 64",
                        std::invalid_argument);
   CHECK_THROWS_AS(gather.padded(plan, {{source.device()}}, {}, workspace, 0),
                   std::invalid_argument);

@@ -132,8 +132,9 @@ TEST_CASE("the copy waits for what still reads the target, if it is told") {
   Scene scene;
   cuda::Uploader uploader(0);
   fake_cuda_hold(1);
-  const std::vector<std::byte> before(kBytes, std::byte{9});
-  scene.context->copy_to_device(scene.target.address(), before.data(), kBytes,
+  const auto before = cuda::host_memory(0, kBytes);
+  std::memset(before->data(), 9, kBytes);
+  scene.context->copy_to_device(scene.target.address(), before->data(), kBytes,
                                 scene.consumer.value());
   uploader.upload(nullptr, scene.source(), scene.target.address(), scene.consumer.value(),
                   scene.consumer.value());

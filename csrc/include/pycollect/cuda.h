@@ -8,6 +8,9 @@
 // Stream.cuda_stream have it; 0 is the default stream. Contexts are the devices' primary ones,
 // which the CUDA runtime, and so torch, uses as well: streams and addresses mean the same to both.
 //
+// A process that was forked from one that had opened the library has no CUDA: calls throw there,
+// and what it inherited is given up by its parent alone.
+//
 // Functions are thread-safe, objects as far as they say so. What fails throws cuda::Error, except
 // in destructors: those give up what they hold, and an error there means that the driver has let go
 // of it already (the process is ending, or the device was lost).
@@ -82,8 +85,9 @@ class Context {
   void* handle_ = nullptr;
 };
 
-// A stream of its own, that does not wait for the default stream. Destroying it waits for nothing:
-// what it was given is still done.
+// A stream of its own, that does not wait for the default stream. Destroying it waits for what it
+// was given, by others, too: allocators that know streams by their numbers may use the memory of
+// one that is gone for the next one that the driver gives the same number.
 class OwnStream {
  public:
   explicit OwnStream(std::shared_ptr<const Context> context);

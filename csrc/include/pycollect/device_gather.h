@@ -20,9 +20,12 @@ struct Workspace {
   std::int64_t bytes = 0;
 };
 
+class Staging;
+
 // Does on a device what SplitPlan::padded() and flat() and MultiStepPlan::shift() and sum() do on
 // the host, by their plans. Plans are made on the host, from the flags and ids there; what is sent
-// is a table of some 32 bytes per trajectory, so the host does not wait for the device.
+// is a table of some 64 bytes per trajectory and per 16 KiB of a target, from pinned memory of its
+// own, so the host does not wait for the device.
 //
 // Sources and targets are views of device memory, as those functions take them, except: types are
 // not cast; a target is contiguous; so are a source's frames, and its rows lie at equal distances.
@@ -31,16 +34,19 @@ struct Workspace {
 // something does not fit, and Error.
 //
 // Calls return at once: the stream does what they ask for. Making one loads the kernel (the driver
-// compiles it once and caches that). Immutable, so safe to share.
+// compiles it once and caches that). Thread-safe.
 class DeviceGather {
  public:
   explicit DeviceGather(int device);
 
   int device() const { return context_->device(); }
 
-  // How large the workspace for that many leaves has to be.
-  static std::int64_t workspace_bytes(const SplitPlan& plan, std::size_t leaves);
-  static std::int64_t workspace_bytes(const MultiStepPlan& plan, std::size_t leaves);
+  // How large the workspace has to be for that many leaves, whose targets have so many bytes in
+  // all.
+  static std::int64_t workspace_bytes(const SplitPlan& plan, std::size_t leaves,
+                                      std::int64_t target_bytes);
+  static std::int64_t workspace_bytes(const MultiStepPlan& plan, std::size_t leaves,
+                                      std::int64_t target_bytes);
 
   void padded(const SplitPlan& plan, std::span<const TensorView> sources,
               std::span<const TensorView> targets, Workspace workspace, Stream stream) const;
@@ -66,6 +72,7 @@ class DeviceGather {
 
   std::shared_ptr<const Context> context_;
   Kernel kernel_;
+  std::shared_ptr<Staging> staging_;
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI::cuda

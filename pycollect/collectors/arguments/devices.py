@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pycollect.devices import Devices, why_not
+from pycollect.devices import Devices, numbered, why_not
 
 NAMES = ("device", "storing_device", "env_device", "policy_device")
 
@@ -18,21 +18,24 @@ def check_devices(given: Mapping[str, Any], *, elsewhere: bool = False) -> Devic
     Args:
         given: by name.
         elsewhere: environments and policy are on another machine, perhaps, which knows by itself
-            what it has.
+            what it has. Else devices get the index that the calling thread has for them: a worker
+            process has another current device.
 
     Raises:
         ValueError: no device, or one that is not here (with the reason).
     """
-    default, storing, env, policy = (_checked(name, given[name]) for name in NAMES)
-    devices = Devices(default, storing, env, policy)
+    named = [_checked(name, given[name]) for name in NAMES]
+    default, storing, *_ = named
     ours: tuple[str, ...] = NAMES
     if elsewhere:  # what says where batches lie
         ours = ("storing_device" if storing else "device" if default else "env_device",)
-    for name, device in zip(NAMES, (default, storing, env, policy), strict=True):
+    for name, device in zip(NAMES, named, strict=True):
         reason = why_not(device) if device is not None and name in ours else ""
         if reason:
             raise ValueError(f"{name}: expected a device that is here, got {device}: {reason}")
-    return devices
+    if not elsewhere:
+        named = [device and numbered(device) for device in named]
+    return Devices(*named)
 
 
 def _checked(name: str, value: Any) -> torch.device | None:
