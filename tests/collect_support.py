@@ -176,11 +176,16 @@ MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 
 
 
 def of_ranks(way: Way) -> list[Way]:
-    """The same with ranks of torch.distributed: in shared memory, by messages and by RPC."""
+    """The same with ranks of torch.distributed: in shared memory, by messages and by RPC.
+
+    Of those by messages, once more compressed.
+    """
     arguments = {**way.arguments, "sync": True} if way.sync else way.arguments
     rest = way.name.removeprefix("multi ")
     kinds = ("ranks", "ranks by messages", "ranks by rpc")
-    return [Way(f"{kind} {rest}", way.workers, arguments) for kind in kinds]
+    ways = [Way(f"{kind} {rest}", way.workers, arguments) for kind in kinds]
+    packed = {**arguments, "compress": True}
+    return [*ways, Way(f"ranks by messages compressed {rest}", way.workers, packed)]
 
 
 def marked(*ways: Way) -> list[Any]:

@@ -94,9 +94,10 @@ def test_actors_of_both_kinds_in_one_collector(
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.parametrize("compress", [False, True], ids=["plain", "compressed"])
 @pytest.mark.parametrize("way", [STACK, CAT_TIME], ids=lambda way: way.name)
-def test_batches_are_equal_wherever_actors_are(other_node: Any, way: Way) -> None:
-    mixed, *one = follow(way, "one", 4, remote_configs=[HERE, ELSEWHERE])
+def test_batches_are_equal_wherever_actors_are(other_node: Any, way: Way, compress: bool) -> None:
+    mixed, *one = follow(way, "one", 4, remote_configs=[HERE, ELSEWHERE], compress=compress)
     local, *other = follow(way, "one", 4)
     assert (mixed[1], local) == ("object store", ["shared memory"] * 2)
     for ours, theirs in zip(one, other, strict=True):

@@ -58,12 +58,12 @@ RANKS = (ACTORS - {"ray_init_config", "remote_configs"}) | {
 # (class, what its options are made of, its own arguments, those of the options that it lacks)
 FAMILIES: list[tuple[type, tuple[type, ...], set[str], set[str]]] = [
     (SyncDataCollector, HERE, OWN | CHOICE, set()),
-    (MultiSyncDataCollector, ELSEWHERE, OWN | PROCESSES, set()),
+    (MultiSyncDataCollector, ELSEWHERE, OWN | PROCESSES, {"compress"}),
     (
         MultiaSyncDataCollector,
         ELSEWHERE,
         OWN | PROCESSES,
-        {"preemptive_threshold", "min_fraction"},
+        {"preemptive_threshold", "min_fraction", "compress"},
     ),
     (RayCollector, ELSEWHERE, OWN | ACTORS, {"update_at_each_batch"}),
     (DistributedDataCollector, ELSEWHERE, OWN | RANKS, {"update_at_each_batch"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from types import ModuleType
 from typing import Any
 
@@ -78,6 +79,36 @@ class PackedArray:
                 return torch.empty(self.shape, dtype=self.dtype)
             return torch.from_numpy(raw).view(self.dtype).reshape(self.shape)
         return raw.view(self.dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class PackedBuffer:
+    """A block of memory whose parts are compressed, each if that makes it smaller.
+
+    Attributes:
+        sizes: bytes of the parts.
+        parts: these, compressed or not.
+    """
+
+    sizes: tuple[int, ...]
+    parts: tuple[Buffer, ...]
+
+    @classmethod
+    def of(cls, data: Buffer, sizes: tuple[int, ...], argument: str) -> PackedBuffer:
+        """Pack a block that has parts of so many bytes, one after the other."""
+        ends = list(accumulate(sizes))
+        parts = (data[end - size : end] for size, end in zip(sizes, ends, strict=True))
+        return cls(sizes, tuple(compress(part, argument) for part in parts))
+
+    def open(self, argument: str) -> Buffer:
+        """The block, in memory of its own."""
+        block = np.empty(sum(self.sizes), np.uint8)
+        end = 0
+        for size, part in zip(self.sizes, self.parts, strict=True):
+            own = block[end : end + size]
+            own[:] = part if part.nbytes == size else decompress(part, size, argument)
+            end += size
+        return block
 
 
 def _bytes_of(value: npt.NDArray[Any] | Tensor) -> Buffer:

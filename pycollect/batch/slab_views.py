@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -66,6 +67,16 @@ def slab_tensors(
     )
     tensors.pop(None, None)
     return tensors
+
+
+def leaf_sizes(slab: Slab) -> tuple[int, ...]:
+    """The bytes of a slab cut where a leaf begins: headers, then each leaf with what pads it."""
+    whole = slab.array()
+    extents = (slab.placement.workers, slab.placement.envs, slab.placement.steps)
+    base = whole.ctypes.data
+    starts = {own.data_ptr() - base for own in slab.tensors(list(extents), torch.Tensor)}
+    edges = sorted({0, *starts, whole.nbytes})
+    return tuple(end - start for start, end in pairwise(edges))
 
 
 def to_tensordict(

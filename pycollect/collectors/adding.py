@@ -92,5 +92,6 @@ class NewWorkers:
             first,
             remote.masked,
             elsewhere,
+            remote.compress,
         )
         return kind.plans(plans, remote, arguments)

@@ -81,6 +81,7 @@ def rank_arguments(
     worker_timeout: float | None = None,
     worker_init_timeout: float = 120.0,
     restart_on_error: bool = False,
+    compress: bool = False,
     start_method: str = "forkserver",
     weight_updater: Any = None,
     weight_sync_schemes: Mapping[str, Any] | None = None,

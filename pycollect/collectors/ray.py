@@ -81,6 +81,7 @@ def _arguments(
     worker_timeout: float | None = None,
     worker_init_timeout: float = 120.0,
     restart_on_error: bool = False,
+    compress: bool = False,
     start_method: str = "forkserver",
     weight_updater: Any = None,
     weight_sync_schemes: Mapping[str, Any] | None = None,
@@ -194,6 +195,8 @@ class RayCollector(LaunchedCollector):
             it is waited for.
         worker_init_timeout: seconds in which an actor must have built its environments.
         restart_on_error: replace an actor whose environment or policy raised, too.
+        compress: rollouts of actors on other nodes travel compressed by LZ4, leaf by leaf (extra
+            `lz4`); those of this node share memory.
         start_method: of the processes that actors have, as :class:`MultiSyncDataCollector` has it.
         weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
             each update instead of giving the weights itself.

@@ -88,6 +88,7 @@ class SetUp:
             devices,
             mask=remote.masked,
             elsewhere=elsewhere,
+            compress=remote.compress,
         )
         share = -(-options.frames_per_batch // (len(entries) if sync else 1))
         template = WorkerTemplate(values, set(passed), collector_kwargs, share, elsewhere, kind)

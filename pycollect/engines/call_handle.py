@@ -15,6 +15,7 @@ from pycollect.engines.messages import (
     RolloutRequest,
     WorkerInfo,
     WorkerSpec,
+    opened_slab,
     pickled_spec,
     unpacked_report,
 )
@@ -146,7 +147,7 @@ class CallHandle:
         An interrupt between the two loses nothing: the same rollout is given again.
         """
         report, buffer = self.answer(self._calls[0])
-        return Rollout(unpacked_report(report), buffer)
+        return Rollout(unpacked_report(report), opened_slab(buffer))
 
     def pop(self) -> None:
         """The oldest call is done with."""

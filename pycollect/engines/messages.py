@@ -13,9 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import Leaf, Placement
+from pycollect._core import Leaf, Placement, Slab
+from pycollect.batch.compression import PackedBuffer
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.slab_rows import SlabRows
+from pycollect.batch.slab_views import leaf_sizes
 from pycollect.devices import CPU
 from pycollect.engines.inheritance import pickled_apart
 from pycollect.engines.rollout_worker import RolloutWorker
@@ -26,6 +28,8 @@ from pycollect.worker.report import RolloutReport
 from pycollect.worker.step_timer import WorkerSeconds
 
 Buffer = npt.NDArray[np.uint8]
+
+_COMPRESS = "compress"  # the argument
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,16 @@ def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
         None if generators is None else Packed(generators),
         *of_team,
     )
+
+
+def packed_slab(slab: Slab) -> PackedBuffer:
+    """A rollout's bytes as they travel compressed, leaf by leaf."""
+    return PackedBuffer.of(slab.array(), leaf_sizes(slab), _COMPRESS)
+
+
+def opened_slab(buffer: Buffer | PackedBuffer) -> Buffer:
+    """A rollout's bytes, which may have been compressed."""
+    return buffer.open(_COMPRESS) if isinstance(buffer, PackedBuffer) else buffer
 
 
 @dataclass(frozen=True)

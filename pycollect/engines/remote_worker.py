@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import cloudpickle
 import torch
 
-from pycollect._core import RolloutControl, SharedNumber, SlabPool, merge_freed_memory
+from pycollect._core import RolloutControl, SharedNumber, Slab, SlabPool, merge_freed_memory
+from pycollect.batch.compression import PackedBuffer
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_rows import SlabRows
@@ -28,6 +29,7 @@ from pycollect.engines.messages import (
     ErrorReport,
     WorkerInfo,
     WorkerSpec,
+    packed_slab,
     plain_report,
 )
 from pycollect.engines.rollout_worker import RolloutWorker
@@ -48,6 +50,7 @@ class RemoteWorker:
     def __init__(self, inherited: tuple[Any, ...] = ()) -> None:
         self._inherited = inherited
         self._worker: RolloutWorker | None = None
+        self._compresses = False
         self._warnings: list[str] = []
         self._pool: SlabPool | None = None  # of rollouts that travel
         self._weight_slab: WeightSlab | None = None
@@ -77,6 +80,7 @@ class RemoteWorker:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks when it is first asked
         if spec.options.num_threads is not None:
             torch.set_num_threads(spec.options.num_threads)
+        self._compresses = spec.options.compress
         made_by: Callable[[WorkerSpec, bytes], RolloutWorker] = spec.team or SingleWorker
         with kept_warnings() as self._warnings:
             worker = made_by(spec, policy_bytes)
@@ -110,8 +114,8 @@ class RemoteWorker:
         serial: int,
         version: int,
         weights: Buffer | None,
-    ) -> tuple[tuple[Any, ...], Buffer] | ErrorReport:
-        """One rollout: its plain report, and its slab's bytes.
+    ) -> tuple[tuple[Any, ...], Buffer | PackedBuffer] | ErrorReport:
+        """One rollout: its plain report, and its slab's bytes, or these compressed.
 
         Args:
             number: the how many-th it is that was asked for; see `stop`.
@@ -123,14 +127,21 @@ class RemoteWorker:
         """
         self.set_weights(serial, version, weights)
         control = RolloutControl(self._stop, number, min_steps)
-        return _answer(lambda: self._collect(random, control))
+        return _answer(lambda: self._sent(*self._collect(random, control)))
 
-    def _collect(self, random: bool, control: RolloutControl) -> tuple[tuple[Any, ...], Buffer]:
+    def _sent(
+        self, report: tuple[Any, ...], slab: Slab
+    ) -> tuple[tuple[Any, ...], Buffer | PackedBuffer]:
+        """A rollout as it travels."""
+        return report, packed_slab(slab) if self._compresses else slab.array()
+
+    def _collect(self, random: bool, control: RolloutControl) -> tuple[tuple[Any, ...], Slab]:
+        """A rollout in a slab of its own."""
         if self._pool is None:
             self._pool = make_pool(self._built.placement, 2)
         slab = self._pool.acquire()
         report = self._collect_into(SlabRows(slab), random, control)
-        return report, slab.array()
+        return report, slab
 
     def stop(self, number: int) -> None:
         """Rollouts up to this one of `collect` are to end after their current step."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from pycollect import checks as check
 from pycollect.arguments import argument, checked, flag, made_of
+from pycollect.batch.compression import import_lz4
 
 
 def check_joined(name: str, value: Any, sync: bool) -> str | int | None:
@@ -101,6 +102,12 @@ def _check_timeout(name: str, value: Any) -> float | None:
     return None if value is None else check.check_seconds(name, value)
 
 
+def _check_compress(name: str, value: Any) -> bool:
+    if value:
+        import_lz4(name)
+    return bool(value)
+
+
 def _check_start_method(name: str, value: Any) -> str:
     method: str = check.check_choice(name, value, ("forkserver", "spawn"))
     return method
@@ -168,6 +175,9 @@ class RemoteOptions:
     )
     max_restarts: int = argument(3, check.check_count, "of one worker", name="max_worker_restarts")
     restart_on_error: bool = flag(False, "replace a worker that raised, too")
+    compress: bool = argument(
+        False, _check_compress, "rollouts that travel to this process are compressed"
+    )
     start_method: str = argument(
         "forkserver", _check_start_method, "how worker processes of one machine start"
     )

@@ -32,6 +32,7 @@ class WorkerOptions:
         frames: its share of a batch; each of P envs steps ``ceil(frames / P)`` times.
         mask: record ("collector", "mask") whatever the environment, since rollouts may be padded.
         devices: where environments and policy are to lie.
+        compress: its rollouts are compressed where they travel.
         stays: what is recorded on the environments' device has no place in the slab.
         registered: environments that the caller's program registered.
     """
@@ -40,6 +41,7 @@ class WorkerOptions:
     mask: bool = False
     devices: Devices = field(default_factory=Devices)
     stays: bool = False
+    compress: bool = False
     registered: Registered = field(default_factory=dict)
     autoreset_mode: Any = argument(
         None, _check_autoreset, "of a vector environment that does not tell it"

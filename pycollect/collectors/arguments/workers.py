@@ -150,6 +150,7 @@ def worker_plans(
     first: int = 0,
     mask: bool = False,
     elsewhere: bool = True,
+    compress: bool = False,
 ) -> list[WorkerPlan]:
     """What each worker is made from; TypeError by the argument's name for what does not pickle.
 
@@ -160,8 +161,9 @@ def worker_plans(
         first: the id of the first one.
         mask: record ("collector", "mask") whatever the environments.
         elsewhere: they are no children of this process, which inherit what it shares.
+        compress: their rollouts are compressed where they travel.
     """
-    common = {"mask": mask, "registered": registered_here()}
+    common = {"mask": mask, "compress": compress, "registered": registered_here()}
     specs = [
         WorkerSpec(
             index,

@@ -96,7 +96,8 @@ class ProcessWorker(RemoteWorker):
         mailbox = self._mailbox
         control = RolloutControl(mailbox.stop, mailbox.number, min_steps, mailbox.steps)
         if rows is None:
-            return self._collect(random, control)
+            report, slab = self._collect(random, control)
+            return report, slab.array()
         own = self._slabs.rows(rows, self._built.placement)
         return self._collect_into(own, random, control), None
 

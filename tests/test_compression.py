@@ -1,0 +1,89 @@
+"""Rollouts that travel compressed, leaf by leaf."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from collect_support import elsewhere
+from envs_for_tests import PixelEnv
+from tensordict import TensorDictBase
+
+from pycollect import DistributedDataCollector, RayCollector
+from pycollect._core import Leaf
+from pycollect.batch.compression import PackedBuffer
+from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.slab_views import leaf_sizes, make_pool
+from pycollect.engines.messages import opened_slab, packed_slab
+from pycollect.worker.memory import placement_of
+
+
+def test_a_slab_comes_back_as_it_was() -> None:
+    leaves = BatchLeaves(
+        observation=(Leaf(("observation",), "uint8", (84, 84)),),
+        outputs=(Leaf(("action",), "float32", (3,)),),
+    )
+    slab = make_pool(placement_of(leaves, 2, 10), 1).acquire()
+    whole = slab.array()
+    whole[:] = 0
+    sizes = leaf_sizes(slab)
+    assert sum(sizes) == whole.nbytes
+    assert len(sizes) == len(leaves.layout().leaves) + 1  # headers too
+    noise = np.random.default_rng(0).integers(0, 256, whole.nbytes // 2, np.uint8)
+    whole[: len(noise)] = noise
+    packed = packed_slab(slab)
+    assert isinstance(packed, PackedBuffer)
+    assert sum(part.nbytes for part in packed.parts) < 0.8 * whole.nbytes
+    assert (opened_slab(packed) == whole).all()
+    assert opened_slab(whole) is whole
+
+
+def test_it_is_refused_where_lz4_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    with pytest.raises(ImportError, match="compress needs LZ4: pip install lz4"):
+        RayCollector([lambda: None], frames_per_batch=5, compress=True)
+
+
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PackedBuffer]]:
+    """The packed rollouts that arrive here."""
+    seen: list[PackedBuffer] = []
+    opened = PackedBuffer.open
+
+    def noting(self: PackedBuffer, argument: str) -> Any:
+        seen.append(self)
+        return opened(self, argument)
+
+    monkeypatch.setattr(PackedBuffer, "open", noting)
+    yield seen
+
+
+@pytest.mark.processes
+def test_ranks_elsewhere_give_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    def batches(**arguments: Any) -> list[TensorDictBase]:
+        with (
+            elsewhere(),
+            DistributedDataCollector(
+                [PixelEnv] * 2,
+                None,
+                frames_per_batch=40,
+                total_frames=120,
+                sync=True,
+                launcher="mp",
+                **arguments,
+            ) as collector,
+        ):
+            collector.set_seed(3)
+            return [batch.clone() for batch in collector]
+
+    plain = batches()
+    with counted(monkeypatch) as packed:
+        compressed = batches(compress=True)
+    assert len(packed) == 6
+    assert all(sum(p.nbytes for p in own.parts) < sum(own.sizes) / 4 for own in packed)
+    assert len(plain) == len(compressed) == 3
+    assert all((one == other).all() for one, other in zip(plain, compressed, strict=True))
