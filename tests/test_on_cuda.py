@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from collect_support import parity_policy
+from echo_envs import echo_fns
+from fake_device import FakeDevice
 
+from pycollect import MultiStep, SyncDataCollector
 from pycollect._core import CudaError
 from pycollect.devices import CapturedCall
 from pycollect.trajectories import on_cuda
@@ -44,6 +48,22 @@ def test_a_driver_that_refuses_the_kernel_is_warned_of_once(
         assert on_cuda.on_one_device(leaves) == leaves
     finally:
         on_cuda._gather.cache_clear()
+
+
+@pytest.mark.parametrize("arguments", [{"split_trajs": True}, {"postproc": MultiStep(0.9, 3)}, {}])
+def test_the_kernel_is_loaded_before_the_first_batch(
+    arguments: dict[str, Any], fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver compiles it then, which takes a few tenths of a second."""
+    made: list[int] = []
+    monkeypatch.setattr("pycollect.cuda.is_torchs", lambda: True)
+    monkeypatch.setattr(on_cuda, "_gather", made.append)
+    monkeypatch.setattr(on_cuda, "numbered", lambda device: torch.device("cuda", 3))
+    collector = SyncDataCollector(
+        echo_fns(0), parity_policy(), frames_per_batch=9, storing_device="cuda", **arguments
+    )
+    collector.shutdown()
+    assert made == ([3] if arguments else [])
 
 
 class Graph:

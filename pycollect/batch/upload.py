@@ -161,6 +161,11 @@ class Uploads:
     def __init__(self) -> None:
         self._by_device: dict[torch.device, DeviceUploader] = {}
 
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Where batches are known to go."""
+        return tuple(self._by_device)
+
     def to(self, device: torch.device) -> DeviceUploader:
         """What brings them to that device, one for all."""
         if device not in self._by_device:

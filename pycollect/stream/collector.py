@@ -18,7 +18,7 @@ from pycollect.devices import CPU
 from pycollect.stream.background import Background
 from pycollect.stream.buffer_delivery import extend, pieces, put
 from pycollect.stream.buffer_warnings import warn_of_training
-from pycollect.stream.delivery import assembled, finished, rollouts_of
+from pycollect.stream.delivery import assembled, finished, prepare, rollouts_of
 from pycollect.stream.filling import Filling
 from pycollect.stream.flow import Flow, ShutDownError
 from pycollect.stream.kin import TorchRLKin
@@ -66,6 +66,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             if flow.options.ways.updater is not None:
                 self.weight_updater = flow.options.ways.updater
             source.start()
+            prepare(flow.options, flow.uploads)
             warn_of_rounding(flow.options.frames_per_batch, source.batch_frames)
             self.register_scheme_receiver(flow.options.ways.receivers)
         except BaseException:  # also a warning, where these are errors

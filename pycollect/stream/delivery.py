@@ -15,6 +15,8 @@ from pycollect.batch.slab_views import to_tensordict
 from pycollect.batch.upload import Uploads
 from pycollect.stream.options import StreamOptions
 from pycollect.stream.source import Batch
+from pycollect.trajectories import on_cuda
+from pycollect.trajectories.multistep import MultiStep
 from pycollect.trajectories.split import split_with_plan
 
 
@@ -42,6 +44,13 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
     if parcel := batch.leaves.parcel(batch.extras):
         td = with_extras(td, parcel)  # those of tensors follow to its device
     return td if device is None or batch.reported is not None else td.clear_device_()
+
+
+def prepare(options: StreamOptions, uploads: Uploads) -> None:
+    """Load what `finished` needs on a device, before anybody waits for a batch."""
+    if options.split_trajs or isinstance(options.postproc, MultiStep):
+        for device in uploads.devices:
+            on_cuda.prepare(device)
 
 
 def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, TensorDictBase]]:

@@ -11,6 +11,7 @@ from pycollect import cuda
 from pycollect._core import CudaError, DeviceGather, MultiStepPlan, SplitPlan
 from pycollect.batch.layout import Key
 from pycollect.batch.tensordicts import is_raw
+from pycollect.devices import numbered
 from pycollect.errors import warn_user
 
 
@@ -28,6 +29,15 @@ def on_one_device(leaves: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]
                 found[key] = leaf.detach()
     device = next((leaf.device for leaf in found.values()), None)
     return {} if device is None or _gather(device.index) is None else found
+
+
+def prepare(device: torch.device) -> None:
+    """Have the driver compile the kernel for that device, so that no batch waits for it.
+
+    Nothing is done where the core has no CUDA.
+    """
+    if device.type == "cuda" and cuda.is_torchs():
+        _gather(numbered(device).index)
 
 
 def split_on_device(
