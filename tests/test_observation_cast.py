@@ -21,6 +21,7 @@ from tensordict.nn import (
 from torch.distributions import Categorical
 
 from pycollect import SyncDataCollector
+from pycollect.batch.cast import _fits, scaled, scaled_at_once
 
 
 class FramesEnv(gymnasium.Env[Any, Any]):
@@ -208,3 +209,16 @@ BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
 def test_what_is_no_cast(arguments: dict[str, Any], error: Any, text: str) -> None:
     with pytest.raises(error, match=text):
         SyncDataCollector(frames_entry(0), None, frames_per_batch=8, **arguments)
+
+
+@pytest.mark.parametrize("source", [torch.uint8, torch.int8, torch.int16])
+@pytest.mark.parametrize("target", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("scale", [1 / 255, 0.5, -3.7, 1e-3])
+def test_a_cast_in_one_pass_gives_the_same_bits(
+    source: torch.dtype, target: torch.dtype, scale: float
+) -> None:
+    limits = torch.iinfo(source)
+    frames = torch.arange(limits.min, limits.max + 1).to(source)
+    expected = scaled(frames, target, scale)  # in two, on the CPU
+    assert torch.equal(scaled_at_once(frames, target, scale), expected) or not _fits(source, target)
+    assert _fits(source, target) is torch.equal(frames.to(target).to(source), frames)

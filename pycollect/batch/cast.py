@@ -100,8 +100,31 @@ def _observations(leaves: Iterable[Leaf]) -> list[Leaf]:
 
 def scaled(tensor: torch.Tensor, dtype: torch.dtype, scale: float | None) -> torch.Tensor:
     """The tensor cast, then multiplied; in place where it has the dtype already."""
+    if scale is not None and tensor.device.type != "cpu" and _fits(tensor.dtype, dtype):
+        return scaled_at_once(tensor, dtype, scale)
     result = tensor.to(dtype)
     return result if scale is None else result.mul_(scale)
+
+
+def scaled_at_once(tensor: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """The same in one pass, for devices: a byte is read once and its product written once.
+
+    The product is made in float32 and rounded once, as torch makes that of halves. On the CPU torch
+    would take a float32 tensor in between.
+
+    Args:
+        tensor: of integers that `dtype` holds exactly.
+        dtype: float32 or a half.
+    """
+    result = torch.empty_like(tensor, dtype=dtype)
+    return torch.mul(tensor, torch.tensor(scale, dtype=torch.float32), out=result)
+
+
+def _fits(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether all numbers of that integer type are ones of that floating type, up to float32."""
+    bits = {torch.uint8: 8, torch.int8: 8, torch.int16: 16}.get(source, 64)
+    held = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}.get(target, 0)
+    return bits <= held
 
 
 def _by_key(name: str, value: Any, check: Callable[[str, Any], Any]) -> _Of:

@@ -59,6 +59,13 @@ class DeviceUploader:
         """Host memory for slabs, of which copies run at the bus's speed and beside other work."""
         return self._accelerator.slab_memory(bytes)
 
+    def allocate_once(self, bytes: int) -> npt.NDArray[np.uint8]:
+        """The same for a size that may not come again: torch keeps it, rounded up, and lends it to
+        whoever fits.
+        """
+        memory: npt.NDArray[np.uint8] = self._accelerator.pinned([bytes], torch.uint8).numpy()
+        return memory
+
     def pin(self, pool: SharedSlabPool) -> bool:
         """Whether the device reads slabs that other processes write where they are, from now on.
 

@@ -247,8 +247,8 @@ class Assembly:
         placement = Placement(batch.layout, 1, batch.envs, steps)
         if uploader is None:
             target = self._compacted.acquire(placement)
-        else:  # torch keeps pinned memory itself, of whatever size
-            target = make_pool(placement, 0, uploader.allocate).acquire()
+        else:
+            target = make_pool(placement, 0, uploader.allocate_once).acquire()
         compact(target, slab)
         return target
 
