@@ -24,10 +24,10 @@ pytest.importorskip("gymnasium")
 
 import pycollect
 from pycollect.__main__ import main
-from pycollect.demo import cli
+from pycollect.demo import run as command
 from pycollect.demo.collect import single
 from pycollect.demo.interrupt import Interrupt
-from pycollect.demo.plot import save_plot
+from pycollect.demo.plot import drawn, save_plot
 from pycollect.demo.ppo import PPO, ActorCritic, PPOConfig, advantages_and_returns, ppo_loss
 from pycollect.demo.report import summary
 from pycollect.demo.tasks import make_task
@@ -262,12 +262,22 @@ def test_the_summary_of_a_run_without_a_batch() -> None:
     assert "mean return             -" in text
 
 
-def test_the_plot_of_one_batch_and_of_many(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("returns", "panels"),
+    [([float("nan")], 1), ([float("nan"), 5.0], 2), ([float(t) for t in range(8)], 2)],
+    ids=["none has ended", "one point", "many"],
+)
+def test_no_panel_of_the_plot_is_empty(returns: list[float], panels: int, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    nan = float("nan")
-    for points in ([Point(0.5, 64, nan)], [Point(float(t), 64 * t, t) for t in range(1, 9)]):
-        path = save_plot(run_of(points), "title", tmp_path / "new" / "folder")
-        assert path.read_bytes().startswith(PNG)
+    run = run_of([Point(t + 0.5, 64 * (t + 1), value) for t, value in enumerate(returns)])
+    figure = drawn(run, "title")
+    assert len(figure.axes) == panels
+    for axes in figure.axes:
+        line = axes.lines[0] if axes.lines else None
+        seen = line is not None and (len(line.get_xdata()) > 1 or line.get_marker() == "o")
+        assert seen or axes.patches
+    path = save_plot(run, "title", tmp_path / "new" / "folder")
+    assert path.read_bytes().startswith(PNG)
 
 
 # --- the command line ---
@@ -404,7 +414,7 @@ def test_what_is_not_installed_is_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cli, "is_installed", lambda module: module != absent)
+    monkeypatch.setattr(command, "is_installed", lambda module: module != absent)
     with pytest.raises(SystemExit) as stopped:
         main(["demo", *arguments])
     assert stopped.value.code == 2
@@ -414,7 +424,7 @@ def test_what_is_not_installed_is_said(
 def test_without_matplotlib_there_is_no_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "is_installed", lambda module: module != "matplotlib")
+    monkeypatch.setattr(command, "is_installed", lambda module: module != "matplotlib")
     arguments = ["--backend", "single", "--frames", "2048", "--output", str(tmp_path)]
     assert main(["demo", *arguments]) == 0
     assert "matplotlib is not installed" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The command line of `python -m pycollect bench`."""
+"""The command line of `python -m pycollect bench`. Help imports no torch."""
 
 from __future__ import annotations
 
@@ -6,65 +6,130 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from pycollect.bench.machine import headline, machine
 from pycollect.bench.rows import Row, table, with_ratios, write_json
 
-QUICK = (128, 20_000, 4e6, 0.1)
-"""Frames of a batch, frames that are split, bytes that are gathered, seconds of each case."""
-WHOLE = (1280, 1_000_000, 256e6, 1.0)
-PARTS = ("host", "steps", "splits", "gathers", "collectors", "nature")
+_PARTS = ("host", "steps", "splits", "gathers", "collectors", "nature")
 """Costs of the host, steps of a batch's way, trajectories, the kernel, and two kinds of wholes."""
+
+_CPU_EXAMPLES = """\
+  python -m pycollect bench cpu --quick
+  python -m pycollect bench cpu --env Pendulum-v1 --workers 4 --json pendulum.json
+"""
+_GPU_EXAMPLES = """\
+  python -m pycollect bench gpu --quick
+  python -m pycollect bench gpu --parts steps splits --plot rates.png
+"""
+
+_Measure = Callable[[argparse.Namespace], Iterable[list[Row]]]
 
 
 def add_command(commands: Any) -> None:
     """Add `bench` to the subparsers of `python -m pycollect`."""
-    parser = commands.add_parser("bench", help="measure what this machine reaches")
-    benches = parser.add_subparsers(metavar="what", required=True)
-    gpu = benches.add_parser(
-        "gpu",
-        help="batches on their way to a GPU, beside plain copies",
-        description="Measures copies, assembly, upload, casts, splitting, whole collectors, and "
-        "TorchRL's where it is installed. Without a GPU its rows are marked as not available.",
+    text = "measure what this machine reaches"
+    examples = _CPU_EXAMPLES + _GPU_EXAMPLES
+    parser = _with_examples(commands, "bench", text, text.capitalize() + ".", examples)
+    parser.set_defaults(run=lambda _: parser.print_help())
+    benches = parser.add_subparsers(metavar="what")
+    _add_cpu(benches)
+    _add_gpu(benches)
+
+
+def _add_cpu(benches: Any) -> None:
+    cpu = _with_examples(
+        benches,
+        "cpu",
+        "collectors of one environment, beside a plain loop",
+        "Measures collectors of one environment with random actions, in this process and in "
+        "processes beside it, and how long workers take to start; a plain loop over the "
+        "environment, and TorchRL's collectors where it is installed, beside them.",
+        _CPU_EXAMPLES,
     )
-    gpu.add_argument("--quick", action="store_true", help="small sizes: less than a minute")
+    cpu.add_argument("--env", default="CartPole-v1", help="a Gymnasium id [%(default)s]")
+    cpu.add_argument("--workers", type=int, default=2, metavar="N", help="processes [%(default)s]")
+    _add_common(cpu, _cpu)
+
+
+def _add_gpu(benches: Any) -> None:
+    gpu = _with_examples(
+        benches,
+        "gpu",
+        "batches on their way to a GPU, beside plain copies",
+        "Measures copies, assembly, upload, casts, splitting, whole collectors, and TorchRL's "
+        "where it is installed. Without a GPU its rows are marked as not available.",
+        _GPU_EXAMPLES,
+    )
     gpu.add_argument(
         "--parts",
         nargs="+",
-        choices=PARTS,
-        default=PARTS,
+        choices=_PARTS,
+        default=_PARTS,
         metavar="PART",
-        help=f"measure only these of {', '.join(PARTS)}; limits and peers are within a part, but "
+        help=f"measure only these of {', '.join(_PARTS)}; limits and peers are within a part, but "
         "for those of 'steps'",
     )
-    gpu.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     gpu.add_argument("--plot", type=Path, metavar="FILE", help="draw the rates (matplotlib)")
-    gpu.set_defaults(run=partial(run, gpu))
+    _add_common(gpu, _gpu)
 
 
-def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    """The benchmark; returns the exit code."""
+def _with_examples(commands: Any, name: str, text: str, description: str, examples: str) -> Any:
+    return commands.add_parser(
+        name,
+        help=text,
+        description=description,
+        epilog=f"examples:\n{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_common(parser: argparse.ArgumentParser, measure: _Measure) -> None:
+    parser.add_argument("--quick", action="store_true", help="small sizes: less than a minute")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.set_defaults(run=partial(run, parser, measure), plot=None)
+
+
+def _cpu(args: argparse.Namespace) -> Iterable[list[Row]]:
+    from pycollect.bench.cpu import measure
+
+    return measure(args.env, args.workers, quick=args.quick)
+
+
+def _gpu(args: argparse.Namespace) -> Iterable[list[Row]]:
+    from pycollect.bench.gpu import measure
+
+    return measure([part for part in _PARTS if part in args.parts], quick=args.quick)
+
+
+def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Namespace) -> int:
+    """A benchmark; returns the exit code.
+
+    Args:
+        measure: gives the rows of each part.
+    """
     if find_spec("gymnasium") is None:
         parser.error("gymnasium is not installed: pip install gymnasium")
     if args.plot is not None and find_spec("matplotlib") is None:
         parser.error("--plot: matplotlib is not installed: pip install matplotlib")
+    from pycollect.bench.machine import headline, machine
+
     os.environ.setdefault("RL_WARNINGS", "0")  # TorchRL's, of its own tables
     command = shlex.join(["python", "-m", "pycollect", *sys.argv[1:]])
     rows: list[Row] = []
-    for part in measure(args.parts, quick=args.quick):
-        known = len(rows)
-        rows = with_ratios([*rows, *part])
-        # After each part, so that who is stopped keeps those before.
-        print(f"{table(rows[known:])}\n", flush=True)
-        if args.json is not None:
-            write_json(args.json, rows, machine(), command)
+    try:
+        for part in measure(args):
+            known = len(rows)
+            rows = with_ratios([*rows, *part])
+            # After each part, so that who is stopped keeps those before.
+            print(f"{table(rows[known:])}\n", flush=True)
+            if args.json is not None:
+                write_json(args.json, rows, machine(), command)
+    except ValueError as error:
+        parser.error(str(error))
     facts = machine()
     print(headline(facts), flush=True)
     if args.plot is not None:
@@ -72,37 +137,3 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
         save_plot(rows, facts["gpu"] or "no GPU", args.plot)
     return 0
-
-
-def measure(parts: Sequence[str] = PARTS, *, quick: bool) -> Iterator[list[Row]]:
-    """The rows of those parts, one after the other; where there is no GPU, those that need one are
-    marked.
-    """
-    from pycollect.bench.copies import Material, Sizes, device_rows, host_rows
-    from pycollect.bench.gathers import gather_rows
-    from pycollect.bench.host_costs import host_cost_rows
-    from pycollect.bench.nature import nature_rows
-    from pycollect.bench.splits import split_rows
-    from pycollect.bench.wholes import collector_rows
-    from pycollect.devices import why_not
-
-    sizes = Sizes(*(QUICK if quick else WHOLE))
-    device = torch.device("cuda", 0)
-    reason = why_not(device)
-    material = Material(sizes.frames)
-    measured: dict[str, Callable[[], list[Row]]] = {
-        "host": lambda: host_cost_rows(sizes, device, reason),
-        "steps": lambda: [
-            *host_rows(sizes, material),
-            *device_rows(sizes, material, device, reason),
-        ],
-        "splits": lambda: split_rows(sizes, device, reason),
-        "gathers": lambda: gather_rows(sizes, device, reason),
-        "collectors": lambda: collector_rows(
-            sizes, material.megabytes, device, reason, quick=quick
-        ),
-        "nature": lambda: nature_rows(device, reason, quick=quick),
-    }
-    for part in PARTS:
-        if part in parts:
-            yield measured[part]()

@@ -44,15 +44,18 @@ def ours(way: str, frames: int, place: torch.device) -> Any:
 
 def torchrls(way: str, frames: int, place: torch.device) -> Any:
     """TorchRL's collector, whose batches go to the device by ``.to``."""
-    from torchrl import collectors
-
-    # Its name since 0.13, and that before.
-    single = getattr(collectors, "Collector", None) or collectors.SyncDataCollector
     make = partial(wrapped, FreeFrames)
     arguments: dict[str, Any] = {"frames_per_batch": frames, "total_frames": 10**12}
     if way == "in process":
-        return single(make, policy(), **arguments)
+        return torchrls_single()(make, policy(), **arguments)
     return torchrls_multi()([make] * _WORKERS, policy(), **arguments)
+
+
+def torchrls_single() -> Any:
+    """TorchRL's collector in this process, by its name since 0.13 or that before."""
+    from torchrl import collectors
+
+    return getattr(collectors, "Collector", None) or collectors.SyncDataCollector
 
 
 def torchrls_multi() -> Any:

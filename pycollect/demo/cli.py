@@ -1,19 +1,17 @@
-"""The command line of the demo: arguments, what has to be installed, which collector."""
+"""The command line of `python -m pycollect demo`. Help imports no torch."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pycollect.demo.collect import ray, single
-from pycollect.demo.plot import save_plot
-from pycollect.demo.report import row, summary
-from pycollect.demo.tasks import Task, is_atari, make_task
-from pycollect.demo.train import Run, train
+_EXAMPLES = """examples:
+  python -m pycollect demo                              # CartPole, two Ray actors
+  python -m pycollect demo --backend single             # in this process, without Ray
+  python -m pycollect demo --env ALE/Pong-v5 --workers 4
+"""
 
 
 def add_command(commands: Any) -> None:
@@ -23,6 +21,8 @@ def add_command(commands: Any) -> None:
         help="train PPO on a real environment, then show where the time went",
         description="Train PPO on what a collector yields, until the mean return of the last 100 "
         "episodes passes the target or the frame budget ends.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("--env", default="CartPole-v1", help="a Gymnasium id, e.g. ALE/Pong-v5 [%(default)s]")
@@ -33,7 +33,7 @@ def add_command(commands: Any) -> None:
     add("--target", type=float, help="mean return to stop at [the one Gymnasium names, if any]")
     add("--seed", type=int, default=0, help="[%(default)s]")
     add("--output", type=Path, default=Path("demo-output"), help="folder of the plot [%(default)s]")
-    parser.set_defaults(run=partial(run, parser))
+    parser.set_defaults(run=partial(_run, parser))
 
 
 def positive(text: str) -> int:
@@ -44,74 +44,7 @@ def positive(text: str) -> int:
     return value
 
 
-def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    """The demo; returns the exit code: 0, or 130 where Ctrl-C ended it."""
-    if args.backend == "single" and args.workers not in (None, 1):
-        parser.error("--workers: --backend single is one worker; use --envs-per-worker")
-    missing = missing_extra(args.env, args.backend)
-    if missing is not None:
-        parser.error(missing)
-    workers = 1 if args.backend == "single" else args.workers or 2
-    task = settle(parser, args, workers)
-    return train_and_report(task, args, workers)
+def _run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
+    from pycollect.demo.run import run
 
-
-def missing_extra(env_id: str, backend: str) -> str | None:
-    """What is not installed and how to get on, None if everything is there."""
-    if not is_installed("gymnasium"):
-        return "gymnasium is not installed: pip install gymnasium"
-    if is_atari(env_id) and not is_installed("ale_py"):
-        return (
-            f"{env_id} needs ale-py, which is not installed: "
-            "pip install ale-py opencv-python-headless"
-        )
-    if backend == "ray" and not is_installed("ray"):
-        return "ray is not installed: pip install ray, or run in this process with --backend single"
-    return None
-
-
-def is_installed(module: str) -> bool:
-    """Whether a top-level module can be imported; does not import it."""
-    return find_spec(module) is not None
-
-
-def settle(parser: argparse.ArgumentParser, args: argparse.Namespace, workers: int) -> Task:
-    """The task with the caller's own choices put in; ends the program where there is none."""
-    from gymnasium.error import Error
-
-    try:
-        task = make_task(args.env, workers, args.envs_per_worker)
-    except (ValueError, Error) as error:
-        parser.error(f"--env: {error}")
-    frames = args.frames or task.frames
-    return replace(task, frames=frames, target=task.target if args.target is None else args.target)
-
-
-def train_and_report(task: Task, args: argparse.Namespace, workers: int) -> int:
-    """Train, print the summary, save the plot."""
-    if args.backend == "single":
-        make = partial(single, task)
-        setup = f"{task.num_envs} environments in this process"
-    else:
-        make = partial(ray, task, workers)
-        setup = f"{workers} Ray actors with {task.num_envs} environments each"
-    print(f"{task.env_id}: PPO, {setup}, {goal(task)}", flush=True)
-    result = train(task, make, args.seed)
-    print(f"\n{summary(result)}\n{plot_row(result, setup, args.output)}", flush=True)
-    return 130 if result.outcome == "interrupted" else 0
-
-
-def goal(task: Task) -> str:
-    """When the run ends, in words."""
-    budget = f"{task.frames:,} frames"
-    return budget if task.target is None else f"until mean return {task.target:g} or {budget}"
-
-
-def plot_row(result: Run, setup: str, folder: Path) -> str:
-    """Save the plot; the summary's last row, which says where it is or why there is none."""
-    if not result.points:
-        return row("plot", "none, no batch was collected")
-    if not is_installed("matplotlib"):
-        return row("plot", "none, matplotlib is not installed: pip install matplotlib")
-    title = f"PPO on {result.task.env_id}, {setup}"
-    return row("plot", str(save_plot(result, title, folder)))
+    return run(parser, args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +22,49 @@ def save_plot(run: Run, title: str, folder: Path) -> Path:
         ImportError: matplotlib is not installed.
         OSError: the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    FigureCanvasAgg(figure)
-    returns, speed = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    figure.suptitle(title, x=0.02, ha="left", fontsize=13)
-    _draw_returns(returns, run)
-    _draw_speed(speed, run)
-    for axes in (returns, speed):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(axis="y", color="0.92")
-        axes.set_axisbelow(True)
-        axes.tick_params(color=QUIET, labelcolor="0.3")
+    figure = drawn(run, title)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{run.task.env_id.replace('/', '-')}.png"
     figure.savefig(path, dpi=150)
     return path
 
 
+def drawn(run: Run, title: str) -> Any:
+    """The plot of a run with at least one batch: matplotlib's figure.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 6), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.02, ha="left", fontsize=13)
+    if all(isnan(point.mean_return) for point in run.points):
+        panels = [figure.subplots()]
+        figure.supxlabel("No episode has ended, so that there is no return to show", fontsize=10)
+    else:
+        panels = [*figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))]
+        _draw_returns(panels[0], run)
+    _draw_speed(panels[-1], run)
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="0.92")
+        axes.set_axisbelow(True)
+        axes.tick_params(color=QUIET, labelcolor="0.3")
+    return figure
+
+
 def _draw_returns(axes: Any, run: Run) -> None:
-    seconds = [point.seconds for point in run.points]
-    axes.plot(seconds, [point.mean_return for point in run.points], color=RETURN, lw=2)
+    known = [point for point in run.points if not isnan(point.mean_return)]
+    axes.plot(
+        [point.seconds for point in known],
+        [point.mean_return for point in known],
+        color=RETURN,
+        lw=2,
+        marker="o" if len(known) == 1 else None,  # no line goes through one point
+    )
     axes.margins(y=0.1)  # room for the target's label
     _say(axes, f"Mean return of the last {RECENT_EPISODES} episodes")
     if run.task.target is not None:

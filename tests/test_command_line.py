@@ -1,0 +1,87 @@
+"""`python -m pycollect`: its help, its version, its examples, and what `bench cpu` measures."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pycollect
+from pycollect.__main__ import _parser, main
+
+COMMANDS = ([], ["demo"], ["bench"], ["bench", "cpu"], ["bench", "gpu"])
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], [], ["bench"], ["demo", "-h"]])
+def test_help_imports_no_library(arguments: list[str]) -> None:
+    loud = "import sys, atexit; atexit.register(lambda: print(*sys.modules))"
+    code = f"{loud}; from pycollect.__main__ import main; sys.exit(main({arguments}))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    imported = set(result.stdout.splitlines()[-1].split())
+    assert "argparse" in imported
+    assert imported.isdisjoint(("torch", "tensordict", "gymnasium", "numpy", "ray", "torchrl"))
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{pycollect.__version__}\n"
+
+
+@pytest.mark.parametrize("command", [[], ["bench"]])
+def test_without_a_command_there_is_help(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command) == 0
+    assert capsys.readouterr().out.startswith("usage: python -m pycollect")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_examples_are_taken(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--help"])
+    lines = capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+    examples = [line.strip() for line in lines if line.startswith("  python -m pycollect")]
+    assert examples
+    for example in examples:
+        words = shlex.split(example, comments=True)
+        args = _parser().parse_args(words[3:])
+        assert words[3 : 3 + len(command)] == command or not command
+        assert callable(args.run)
+
+
+@pytest.mark.processes
+def test_without_a_gpu_collectors_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = tmp_path / "figures.json"
+    arguments = ["bench", "cpu", "--quick", "--workers", "1", "--json", str(figures)]
+    assert main(arguments) == 0
+    rows = {row["name"]: row for row in json.loads(figures.read_text())["rows"]}
+    for name in ("plain loop", "pycollect, in process", "pycollect, 1 process"):
+        assert rows[name]["frames_per_second"] > 0
+    assert rows["pycollect, in process"]["ratio"] > 0
+    assert rows["pycollect, 1 process, first batch again"]["seconds"] > 0
+    assert "plain loop" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--env", "NoSuchEnv-v0"], "--env: Environment `NoSuchEnv` doesn't exist"),
+        (["--workers", "0"], "--workers: expected a number of at least 1, got 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_named(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "cpu", *arguments])
+    assert stopped.value.code == 2
+    assert text in capsys.readouterr().err
