@@ -24,6 +24,9 @@ def _homes() -> dict[str, tuple[str | None, str]]:
     return homes
 
 
+filter_warnings_subprocess = True
+"""Whether worker processes drop what others' packages warn of while they are imported."""
+
 _HOMES = _homes()
 __all__ = sorted(name for name, (module, _) in _HOMES.items() if module is not None)
 
@@ -49,4 +52,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return ["__version__", *_HOMES]
+    return ["__version__", "filter_warnings_subprocess", *_HOMES]

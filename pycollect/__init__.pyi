@@ -32,3 +32,4 @@ MultiSyncCollector = MultiSyncDataCollector
 RPCCollector = RPCDataCollector
 
 __version__: str
+filter_warnings_subprocess: bool

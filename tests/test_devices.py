@@ -107,7 +107,7 @@ def test_workers_without_a_gpu_do_not_see_it(
     )
     if devices.of_worker <= {"cpu"}:
         worker = RemoteWorker()
-        info = worker.build(pickled_spec(plan.spec), plan.policy)
+        info = worker.build(True, pickled_spec(plan.spec), plan.policy)
         assert isinstance(info, WorkerInfo)
         assert info.device == CPU
         worker.close()

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from typing import Any, ClassVar, Protocol
 
+from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.messages import (
     ErrorReport,
     Rollout,
@@ -71,7 +72,7 @@ class CallHandle:
         self._steps_call: Any = None
         self._closing: Any = None
         self._pid: int | None = None
-        build = self.request("build", pickled_spec(spec), policy.reference)
+        build = self.request("build", are_filtered(), pickled_spec(spec), policy.reference)
         self._calls: deque[Any] = deque([build])
         self._asked = 0  # rollouts
         self._stopped = 0  # up to which

@@ -23,6 +23,7 @@ from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.slab_views import make_pool, to_tensordict
 from pycollect.batch.weights import WeightSlab
 from pycollect.engines.face import answered
+from pycollect.engines.import_warnings import have_filtered
 from pycollect.engines.inheritance import unpickled
 from pycollect.engines.messages import (
     Buffer,
@@ -62,13 +63,15 @@ class RemoteWorker:
         self._hooks_taken: dict[str, int] = {}
         self._stop = SharedNumber()  # up to which rollout they are to end
 
-    def build(self, spec: bytes, policy: bytes) -> WorkerInfo | ErrorReport:
+    def build(self, filters_warnings: bool, spec: bytes, policy: bytes) -> WorkerInfo | ErrorReport:
         """Make the environments and try the policy once.
 
         Args:
+            filters_warnings: see `import_warnings`.
             spec: a WorkerSpec, pickled.
             policy: the policy or its factory, pickled.
         """
+        have_filtered(filters_warnings)
         return _answer(lambda: self._build(spec, policy))
 
     def _build(self, spec_bytes: bytes, policy_bytes: bytes) -> WorkerInfo:

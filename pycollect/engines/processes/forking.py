@@ -12,6 +12,7 @@ import threading
 from collections.abc import Hashable, Iterator, Sequence
 from multiprocessing import process, spawn, util
 
+from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.processes.circumstances import circumstances
 from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 
@@ -26,7 +27,7 @@ _IDLE_SECONDS = 60.0
 _CODE = """import sys
 sys.path[:] = {path!r}
 from pycollect.engines.processes.template import run
-run({control}, {driver}, {idle})
+run({control}, {driver}, {idle}, {filters_warnings})
 """
 
 
@@ -53,7 +54,11 @@ class Template:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.settimeout(_PATIENCE)
         code = _CODE.format(
-            path=_path(), control=theirs.fileno(), driver=os.getpid(), idle=_IDLE_SECONDS
+            path=_path(),
+            control=theirs.fileno(),
+            driver=os.getpid(),
+            idle=_IDLE_SECONDS,
+            filters_warnings=are_filtered(),
         )
         flags = util._args_from_interpreter_flags()  # type: ignore[attr-defined] # as spawn does
         with theirs:
@@ -136,7 +141,7 @@ class Templates:
             raise TemplateError("this program is no script of an interpreter's")
         with self.asking, _no_template():
             self._left = [template for template in self._left if not template.is_over]
-            here, current = circumstances(), self._current
+            here, current = (circumstances(), are_filtered()), self._current
             if current is not None and (
                 current.circumstances != here or (current.is_over and not current.why_not)
             ):

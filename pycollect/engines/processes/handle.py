@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
 from pycollect._core import Bell, Mailbox, Memory, SharedMemoryError
+from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.messages import (
     ErrorReport,
     Rollout,
@@ -84,7 +85,7 @@ class MailboxHandle:
         self._kept: dict[int, tuple[Any, ...]] = {}  # what a question needs until it is answered
         self._answers: dict[int, Any] = {}
         self._unwanted: set[int] = set()
-        question = ("attach", (pickled, policy.memory.address))
+        question = ("attach", (are_filtered(), pickled, policy.memory.address))
         self._calls: deque[int] = deque([self._ask(question, policy.memory)])
 
     # What the collector asks

@@ -80,9 +80,11 @@ class ProcessWorker(RemoteWorker):
         self._mailbox = mailbox
         self._slabs = MappedSlabs()
 
-    def attach(self, spec: bytes, policy: MemoryAddress) -> WorkerInfo | ErrorReport:
+    def attach(
+        self, filters_warnings: bool, spec: bytes, policy: MemoryAddress
+    ) -> WorkerInfo | ErrorReport:
         """Build, with a policy that lies in shared memory."""
-        return self.build(spec, Memory.attach(policy).array().tobytes())
+        return self.build(filters_warnings, spec, Memory.attach(policy).array().tobytes())
 
     def write(
         self, random: bool, min_steps: int, rows: RowsAddress | None

@@ -20,6 +20,8 @@ from collections.abc import Container
 from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
 
+from pycollect.engines.import_warnings import have_filtered
+
 NUMBER = struct.Struct("q")
 """What is told on a worker's line: the number of its process, then how it ended."""
 
@@ -32,16 +34,18 @@ MESSAGE_BYTES = 1 << 16
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
-def run(control: int, driver: int, idle: float) -> None:
+def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
     """Serve until the driver is gone or wants nothing more; the main function of a template.
 
     Args:
         control: the descriptor of the socket on which the driver asks.
         driver: its process id. When it ends, so does this process.
         idle: seconds without a worker, and without being asked, after which this process ends.
+        filters_warnings: see `import_warnings`; so do its forks.
     """
     # Ctrl-C in a terminal is for the driver. A fork has it back.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    have_filtered(filters_warnings)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could wait for a fork
     os.setpgid(0, 0)
     call_process("pycollect-template")
