@@ -374,6 +374,7 @@ class Mailbox:
     Attributes:
         address: for the WorkerMailbox.
         asked: how many questions were asked: the last one's number.
+        answered: how many of them were answered, whether or not that was taken.
         steps: how many the worker has made, see `WorkerMailbox`.
         has_answer: whether the oldest question whose answer was not taken has one.
         ASK_BYTES: the longest question, or published message.
@@ -387,6 +388,8 @@ class Mailbox:
     def address(self) -> _Address: ...
     @property
     def asked(self) -> int: ...
+    @property
+    def answered(self) -> int: ...
     @property
     def has_answer(self) -> bool: ...
     def ask(self, message: bytes) -> int:
@@ -445,6 +448,63 @@ class WorkerMailbox:
             ValueError: the message is too long.
             RuntimeError: there is no question.
         """
+
+@final
+class ServerSlot:
+    """The server's end of a slot, through which one worker asks again and again.
+
+    Attributes:
+        address: for the WorkerSlot.
+        has_question: whether there is one that was not answered.
+        BYTES: the longest question, or answer.
+    """
+
+    BYTES: int
+    def __init__(self) -> None: ...
+    @property
+    def address(self) -> _Address: ...
+    @property
+    def has_question(self) -> bool: ...
+    def question(self) -> bytes:
+        """The question; RuntimeError without one."""
+
+    def answer(self, message: bytes = b"", note: int = 0) -> None:
+        """Answer it, with a number beside the message, and wake the worker.
+
+        Raises:
+            ValueError: the message is too long.
+            RuntimeError: there is no question.
+        """
+
+@final
+class WorkerSlot:
+    """The worker's end, for one thread. Who takes a dead worker's place goes on with its slot.
+
+    Args:
+        slot: the address of the ServerSlot.
+        bell: on which the server sleeps.
+
+    Attributes:
+        note: the number beside the last answer.
+    """
+
+    def __init__(self, slot: _Address, bell: _Address) -> None: ...
+    def ask(self, message: bytes = b"") -> None:
+        """Ask, and ring.
+
+        Raises:
+            ValueError: the message is too long.
+            RuntimeError: the question before was not answered.
+        """
+
+    def wait_answer(self, seconds: float) -> bool:
+        """Sleep until it is answered; return whether it is. Ends as `Bell.wait_ring`."""
+
+    def answer(self) -> bytes:
+        """The answer to the last question; RuntimeError where there is none."""
+
+    @property
+    def note(self) -> int: ...
 
 @final
 class RolloutControl:
@@ -600,6 +660,12 @@ class Recorder:
         Raises:
             ValueError: a slab of another layout or another P, or one with fewer steps.
             RuntimeError: `restart` was never called.
+        """
+
+    def set_policy_version(self, version: int) -> None:
+        """The frames from the next step on were acted by that version of the policy.
+
+        The header keeps that of the rollout's first frame.
         """
 
     def take(self, values: tuple[_Array, ...]) -> Any:

@@ -47,7 +47,8 @@ class Bias(nn.Module):
         self.bias = nn.Parameter(torch.zeros(1))
 
     def forward(self, observation: torch.Tensor) -> Any:
-        return torch.zeros((), dtype=torch.int64), self.bias.clone()
+        lead = observation.shape[:-1]
+        return torch.zeros(lead, dtype=torch.int64), self.bias.expand(*lead, 1).clone()
 
 
 def bias_policy() -> TensorDictModule:
@@ -100,6 +101,8 @@ class Way:
         if not self.remote:
             return SyncDataCollector(entries, policy, **arguments)
         arguments.setdefault("worker_init_timeout", PATIENCE)
+        if policy is None and arguments.get("policy_factory") is None:
+            arguments.pop("inference", None)  # workers draw random actions
         if self.multi:
             cls = MultiSyncDataCollector if self.sync else MultiaSyncDataCollector
             return cls(list(entries), policy, **arguments)
@@ -172,6 +175,8 @@ MULTI_STACK = Way("multi sync stack", ACTORS)
 MULTI_0 = Way("multi sync 0", ACTORS, {"cat_results": 0})
 MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
 MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
+# The policy is called here, in one call for all workers; added to every test over MULTI_STACK.
+CENTRAL = Way("multi sync central", ACTORS, {"inference": "central"})
 MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
 
 
@@ -188,13 +193,17 @@ def of_ranks(way: Way) -> list[Way]:
     return [*ways, Way(f"ranks by messages compressed {rest}", way.workers, packed)]
 
 
-def marked(*ways: Way) -> list[Any]:
+def marked(*ways: Way, central: bool = True) -> list[Any]:
     """The ways as parameters of a test, marked by where their workers are.
 
     What holds for processes holds for ranks: those are added, always slow, as they are many. Teams
     have most processes to start: they are slow, too.
+
+    Args:
+        central: what it tests holds for central inference, too.
     """
     every = [*ways, *(own for way in ways if way.multi for own in of_ranks(way))]
+    every += [CENTRAL] if central and MULTI_STACK in ways else []
     return [pytest.param(way, id=way.name, marks=_marks(way)) for way in every]
 
 

@@ -550,3 +550,33 @@ def test_a_root_and_what_is_under_next_may_be_recorded_for_themselves(compact: b
     assert batch["next", "y"].tolist() == [21, 22, 23]
     assert current.tolist() == [3, 3]
     assert ("next", "x") not in batch if compact else batch["next", "x"].tolist() == [11, 12, 13]
+
+
+def test_a_version_that_comes_on_the_way_holds_from_the_next_step_on() -> None:
+    leaves = BatchLeaves(
+        observation=(Leaf(("observation",), "float32", (2,)),),
+        outputs=(Leaf(("action",), "int64", ()),),
+        policy_version=True,
+    )
+    placement = Placement(leaves.layout(), 1, 2, 4)
+    current, observation = torch.zeros(2, 2), np.zeros((2, 2), np.float32)
+    recorder = Recorder(
+        placement.layout,
+        [(("observation",), current, False)],
+        [("action",)],
+        envs=2,
+        batched=True,
+    )
+    recorder.restart(observation)
+    slab = SlabPool(placement, 1).acquire()
+    recorder.begin(slab, 0, 0)
+    flags = np.zeros(2, bool)
+    for version in (3, None, 5, None):
+        if version is not None:
+            recorder.set_policy_version(version)
+        action = np.zeros(2, np.int64)
+        recorder.step(observation, np.zeros(2), flags, flags, action)
+    header = recorder.finish(0, 0, 0)
+    versions = slab_tensors(slab, [2, 4])["collector", "policy_version"]
+    assert versions.tolist() == [[3, 3, 5, 5]] * 2
+    assert header.policy_version == 3  # the oldest

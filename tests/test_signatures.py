@@ -18,12 +18,14 @@ from pycollect import (
 )
 from pycollect.arguments import REQUIRED, defaults_of
 from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS
+from pycollect.inference.options import InferenceOptions
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.stream.options import StreamOptions
 from pycollect.worker.options import WorkerOptions
 
 HERE = (StreamOptions, WorkerOptions)
 ELSEWHERE = (*HERE, RemoteOptions)
+PROCESS_OPTIONS = (*ELSEWHERE, InferenceOptions)
 
 # Who has workers, and what is said of them, is the constructors' own.
 OWN = {
@@ -58,10 +60,10 @@ RANKS = (ACTORS - {"ray_init_config", "remote_configs"}) | {
 # (class, what its options are made of, its own arguments, those of the options that it lacks)
 FAMILIES: list[tuple[type, tuple[type, ...], set[str], set[str]]] = [
     (SyncDataCollector, HERE, OWN | CHOICE, set()),
-    (MultiSyncDataCollector, ELSEWHERE, OWN | PROCESSES, {"compress"}),
+    (MultiSyncDataCollector, PROCESS_OPTIONS, OWN | PROCESSES, {"compress"}),
     (
         MultiaSyncDataCollector,
-        ELSEWHERE,
+        PROCESS_OPTIONS,
         OWN | PROCESSES,
         {"preemptive_threshold", "min_fraction", "compress"},
     ),

@@ -107,7 +107,7 @@ def test_names_that_are_missing_stay_as_they_are() -> None:
         assert seen(collector.next()) == {(6.0, 7)}
 
 
-@pytest.mark.parametrize("way", marked(MULTI_STACK, SYNC))
+@pytest.mark.parametrize("way", marked(MULTI_STACK, SYNC, central=False))
 def test_workers_with_weights_of_their_own(way: Way) -> None:
     """Also parts of them, one after the other, in a state, and after a new policy for all."""
     policy, other = constant_policy(), constant_policy()
@@ -132,7 +132,7 @@ def test_workers_with_weights_of_their_own(way: Way) -> None:
         assert [seen(row) for row in collector.next()] == [{(6.0, 2)}, {(9.0, 3)}]
 
 
-@pytest.mark.parametrize("way", marked(MULTI_STACK, SYNC))
+@pytest.mark.parametrize("way", marked(MULTI_STACK, SYNC, central=False))
 def test_a_policy_beside_a_factory_is_here_for_its_weights(way: Way) -> None:
     """Workers build theirs, and begin with the weights of the one that stays here."""
     policy = constant_policy(2.0)

@@ -1,28 +1,14 @@
 #include <pybind11/stl.h>
 
 #include <atomic>
-#include <span>
-#include <string_view>
 
 #include "address.h"
 #include "bindings.h"
+#include "message.h"
 #include "pycollect/detail/mailbox.h"
 #include "pycollect/detail/process.h"
 
 namespace pycollect::python {
-
-namespace {
-
-std::span<const std::byte> view_of(const py::bytes& message) {
-  const std::string_view text = message;
-  return std::as_bytes(std::span(text.data(), text.size()));
-}
-
-py::bytes to_bytes(const Message& message) {
-  return {reinterpret_cast<const char*>(message.data()), message.size()};
-}
-
-}  // namespace
 
 void bind_mailbox(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
@@ -56,6 +42,7 @@ void bind_mailbox(py::module_& module) {
       .def_property_readonly("address",
                              [](const Mailbox& self) { return to_python(self.address()); })
       .def_property_readonly("asked", &Mailbox::asked)
+      .def_property_readonly("answered", &Mailbox::answered)
       .def(
           "ask", [](Mailbox& self, const py::bytes& message) { return self.ask(view_of(message)); },
           py::arg("message"))

@@ -325,6 +325,12 @@ void bind_recorder(py::module_& module) {
           },
           py::arg("slab"), py::arg("row"), py::arg("policy_version"),
           py::arg("control") = RolloutControl(), py::arg("steps") = 0)
+      .def(
+          "set_policy_version",
+          [](BoundRecorder& self, std::int64_t version) {
+            self.recorder().set_policy_version(version);
+          },
+          py::arg("version"))
       .def("take", &BoundRecorder::take, py::arg("values"))
       .def("record", &BoundRecorder::record, py::arg("result"))
       .def("step", &BoundRecorder::step, py::arg("observation"), py::arg("reward"),

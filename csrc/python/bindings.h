@@ -17,6 +17,7 @@ void bind_multistep(py::module_& module);
 void bind_recorder(py::module_& module);
 void bind_shared(py::module_& module);
 void bind_slab(py::module_& module);
+void bind_slot(py::module_& module);
 void bind_split(py::module_& module);
 void bind_step_each(py::module_& module);
 void bind_uninterrupted(py::module_& module);

@@ -135,7 +135,9 @@ std::uint64_t Mailbox::ask(std::span<const std::byte> message) {
   return asked_;
 }
 
-bool Mailbox::has_answer() const { return pages().done.load(std::memory_order_acquire) > taken_; }
+std::uint64_t Mailbox::answered() const { return pages().done.load(std::memory_order_acquire); }
+
+bool Mailbox::has_answer() const { return answered() > taken_; }
 
 Message Mailbox::take_answer() {
   if (!has_answer()) {

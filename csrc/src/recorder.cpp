@@ -86,6 +86,20 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
   write_first_roots();
 }
 
+void Recorder::set_policy_version(std::int64_t version) {
+  if (step_ == 0) {
+    policy_version_ = version;
+  }
+  if (!slab_ || !leaves_.version) {
+    return;
+  }
+  for (std::int64_t p = 0; p < options_.envs; ++p) {
+    for (std::int64_t t = step_; t < steps_; ++t) {
+      leaves_.version->put(p, t, version);
+    }
+  }
+}
+
 // What is the same in all frames, or in all but a few, which are written when they come.
 void Recorder::write_constants() {
   if (leaves_.standard) {

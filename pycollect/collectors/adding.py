@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices
@@ -15,6 +15,13 @@ from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerPlan
 
 _SINGLE = WorkerKind()
+
+
+class PolicyServer(Protocol):
+    """Calls the policy for workers."""
+
+    def policies(self, count: int) -> Sequence[Any]:
+        """What stands for the policy in so many more workers; pickles."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,7 @@ class WorkerTemplate:
         share: frames of one rollout of each.
         elsewhere: they may be on machines that have other devices.
         kind: what each of them runs.
+        server: calls the policy for them; None: they do.
     """
 
     values: Mapping[str, Any]
@@ -36,6 +44,7 @@ class WorkerTemplate:
     share: int
     elsewhere: bool = False
     kind: WorkerKind = _SINGLE
+    server: PolicyServer | None = None
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
         """Those of so many new workers; None: as the first ones, unless each had its own."""
@@ -81,6 +90,13 @@ class NewWorkers:
                 "collector was made with one policy_factory for each worker"
             )
         sources, built_by_workers = parse.policy_sources(arguments, given)
+        if template.server is not None:
+            if self.policy is not None:
+                raise ValueError(
+                    "policy: expected None, as inference='central' calls the collector's policy "
+                    "for all workers"
+                )
+            sources = [*template.server.policies(len(entries))]
         plans = parse.worker_plans(
             entries,
             arguments,

@@ -13,6 +13,7 @@ from pycollect import checks as check
 from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.given import Given, takes
+from pycollect.collectors.arguments.inference import Central
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.choice import ChoosingSync
 from pycollect.collectors.scheduled import ScheduledCollector
@@ -74,6 +75,10 @@ def _arguments(
     update_at_each_batch: bool = False,
     max_weight_update_interval: int | None = None,
     prefetch: int | None = None,
+    inference: str | None = None,
+    min_batch_size: int | None = None,
+    max_batch_size: int | None = None,
+    server_timeout: float | None = None,
     max_worker_restarts: int = 3,
     worker_timeout: float | None = None,
     worker_init_timeout: float = 120.0,
@@ -106,9 +111,12 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
         entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
         shares = parse.frames_of_each(given["frames_per_batch"], len(entries), sync)
         given = given.instead(frames_per_batch=_frames_of_a_batch(given["frames_per_batch"]))
-        set_up = SetUp.of(given, entries, shares, _no_options, sync=sync)
         self._pipes: dict[int, WorkerPipe] = {}
-        super().__init__(set_up, ProcessEngine(set_up.remote.start_method))
+        central = Central.of(given, len(entries), sync=sync)
+        server = None if central is None else central.server
+        given = given if central is None else central.given
+        set_up = SetUp.of(given, entries, shares, _no_options, sync=sync, server=server)
+        super().__init__(set_up, _engine(central, set_up.remote.start_method), server)
 
     def add_collectors(
         self,
@@ -214,7 +222,8 @@ class MultiSyncDataCollector(MultiCollector):
             and, unless they are named, bool and complex observations stay.
         observation_scale: a number that observations are multiplied by after that cast (float32 for
             integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
-        num_threads: torch threads in each worker.
+        num_threads: torch threads in each worker. A policy that is called centrally has the
+            caller's.
         num_sub_threads: the same under TorchRL's name; goes before `num_threads`, which is the
             caller's own there.
         progress: show a bar.
@@ -230,6 +239,15 @@ class MultiSyncDataCollector(MultiCollector):
             it delivered so many batches since it last got some.
         prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 0.
             A batch is at most ``prefetch + 1`` versions old, of those that its worker was given.
+        inference: "central": one policy acts for all workers, which only step environments. It is
+            called here, with the observations of all that are ready as one batch ``[B * P, *obs]``
+            (``[B, *obs]`` of single environments), by the thread that awaits the batch; weights are
+            live, as `SyncDataCollector` has them. None: each worker has a copy.
+        min_batch_size: environments that such a call waits for; None: those of all workers that
+            collect, so that a seed decides what a policy draws.
+        max_batch_size: environments in one such call at the most, in whole workers.
+        server_timeout: seconds that such a call waits for workers that still step; None: as long as
+            it takes, or 0.01 with `preemptive_threshold`.
         max_worker_restarts: how often a worker that died is replaced by a new one; a death is
             forgotten after 100 delivered batches.
         worker_timeout: a worker that made no step for so many seconds is ended and replaced; None:
@@ -310,6 +328,15 @@ class AsyncCollector(MultiaSyncDataCollector):
 def _no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
     """Processes have none."""
     return [{}] * len(devices)
+
+
+def _engine(central: Central | None, start_method: str) -> ProcessEngine:
+    """Processes that are waited for, and whose questions to the policy are answered meanwhile."""
+    if central is None:
+        return ProcessEngine(start_method)
+    engine = ProcessEngine(start_method, central.bell)
+    central.bell.watch(engine)
+    return engine
 
 
 def _frames_of_a_batch(value: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.set_up import SetUp
@@ -17,6 +17,9 @@ from pycollect.stream.buffer_warnings import warn_of_slices
 from pycollect.stream.collector import CollectorBase
 from pycollect.stream.flow import Flow
 
+if TYPE_CHECKING:
+    from pycollect.inference.server import InferenceServer
+
 
 class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
     """A stream whose source is a scheduler of workers behind an engine.
@@ -24,18 +27,21 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
     Args:
         set_up: all that it was given, checked.
         engine: is left when the collector is shut down, or could not be made.
+        server: calls the policy for all workers; None: they do.
     """
 
     _source: Scheduler
 
-    def __init__(self, set_up: SetUp, engine: Engine) -> None:
+    def __init__(
+        self, set_up: SetUp, engine: Engine, server: InferenceServer | None = None
+    ) -> None:
         self._remote, self._template = set_up.remote, set_up.template
         options, first = set_up.options, set_up.plans[0].spec.options
         if options.replay_buffer is not None:  # it gets frames: rows of each batch are of another T
             options = replace(options, split_trajs=False)
         warn_of_slices(options, first.set_truncated)
         flow = Flow(options)
-        scheduler = Scheduler(flow, set_up.remote, set_up.plans, set_up.policy, engine)
+        scheduler = Scheduler(flow, set_up.remote, set_up.plans, set_up.policy, engine, server)
         super().__init__(flow, scheduler, first.pre_collect_hook, first.post_collect_hook)
 
     def _add(self, new: NewWorkers) -> list[int]:

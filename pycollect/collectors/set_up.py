@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pycollect.arguments import checked
-from pycollect.collectors.adding import WorkerTemplate
+from pycollect.collectors.adding import PolicyServer, WorkerTemplate
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices, check_one_place
 from pycollect.collectors.arguments.given import Given
@@ -49,6 +49,7 @@ class SetUp:
         collector_kwargs: Any = None,
         kind: WorkerKind | None = None,
         elsewhere: bool = False,
+        server: PolicyServer | None = None,
     ) -> SetUp:
         """Check what was given; the errors name the argument.
 
@@ -58,6 +59,7 @@ class SetUp:
             passed: arguments that go before `collector_kwargs`.
             kind: what each worker runs; None: one collector of its process.
             elsewhere: workers may be on machines that have other devices.
+            server: calls the policy for the workers; None: they do.
         """
         kind = kind or WorkerKind()
         values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
@@ -69,6 +71,8 @@ class SetUp:
         # A policy beside factories is here for its weights; an updater would not know of it.
         beside = given["weight_updater"] is None
         sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
+        if server is not None:
+            sources = [*server.policies(len(entries))]
         remote = RemoteOptions.checked(
             given,
             sync=sync,
@@ -91,5 +95,7 @@ class SetUp:
             compress=remote.compress,
         )
         share = -(-options.frames_per_batch // (len(entries) if sync else 1))
-        template = WorkerTemplate(values, set(passed), collector_kwargs, share, elsewhere, kind)
+        template = WorkerTemplate(
+            values, set(passed), collector_kwargs, share, elsewhere, kind, server
+        )
         return cls(options, remote, kind.plans(plans, remote, arguments), template, given["policy"])

@@ -161,6 +161,22 @@ class ErrorReport:
             pickled = None
         return cls(pickled, text, traceback.format_exc())
 
+    @property
+    def original(self) -> BaseException:
+        """What was raised; a RuntimeError that tells it where that does not survive pickling."""
+        error = self._loaded() or RuntimeError(self.text)
+        error.__cause__ = RuntimeError(f"raised elsewhere:\n{self.remote_traceback}")
+        return error
+
+    def _loaded(self) -> BaseException | None:
+        if self.pickled is None:
+            return None
+        try:
+            error: BaseException = cloudpickle.loads(self.pickled)
+        except Exception:  # a class that exists only over there
+            return None
+        return error
+
     def rebuild(self, worker: int, incarnation: int) -> BaseException:
         """The exception with a WorkerError as its cause, or the WorkerError itself."""
         failure = WorkerError(
@@ -169,11 +185,8 @@ class ErrorReport:
             incarnation,
             self.remote_traceback,
         )
-        if self.pickled is None:
-            return failure
-        try:
-            error: BaseException = cloudpickle.loads(self.pickled)
-        except Exception:  # a class that exists only over there
+        error = self._loaded()
+        if error is None:
             return failure
         error.__cause__ = failure
         return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pycollect._core import available_memory
 
@@ -52,6 +52,14 @@ class Rung(Protocol):
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
         """Sleep until `count` is no longer `seen`; return whether it is not."""
+
+
+class SharedBell(Rung, Protocol):
+    """A Rung that other processes can ring."""
+
+    @property
+    def address(self) -> Any:
+        """By which they find it."""
 
 
 class AnswerWaiter:

@@ -7,6 +7,7 @@ Way of the data: policy -> signature (what it reads and writes) -> program, or a
 
 from pycollect.batch.weights import device_of, named_weights, placed
 from pycollect.policy.calling import AS_IT_IS, Calling
+from pycollect.policy.elsewhere import PolicyElsewhere, RunnerElsewhere
 from pycollect.policy.random_runner import RandomRunner
 from pycollect.policy.runner import PolicyRunner, build, make_policy_runner
 from pycollect.policy.specs import told_of_actions
@@ -15,9 +16,11 @@ from pycollect.policy.states import PolicyState, check_policy_state
 __all__ = [
     "AS_IT_IS",
     "Calling",
+    "PolicyElsewhere",
     "PolicyRunner",
     "PolicyState",
     "RandomRunner",
+    "RunnerElsewhere",
     "build",
     "check_policy_state",
     "device_of",

@@ -17,6 +17,7 @@ from pycollect.devices import CPU
 from pycollect.envs.base import EnvBatch
 from pycollect.policy.calling import AS_IT_IS, Calling
 from pycollect.policy.crossing import Crossing
+from pycollect.policy.elsewhere import PolicyElsewhere, RunnerElsewhere
 from pycollect.policy.finish import Raw, finishers
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_output_keys, output_leaves
@@ -127,6 +128,11 @@ class PolicyRunner:
         with torch.no_grad():
             program = take_apart(self.policy, self._env, self._calling.trusted)
             self._bind(None if program is None else program.widened(self._others))
+
+    @property
+    def redraws(self) -> bool:
+        """Whether some state begins otherwise in each trajectory."""
+        return self._given.are_redrawn
 
     def forget(self) -> None:
         """Drop what the policy noted for its next call under keys that begin with "_"."""
@@ -240,12 +246,13 @@ def make_policy_runner(
     home: torch.device | None = None,
     told: bool = False,
     cast: ObservationCast | None = None,
-) -> PolicyRunner | RandomRunner:
+) -> PolicyRunner | RandomRunner | RunnerElsewhere:
     """A runner for a policy in any of the accepted forms.
 
     Args:
         policy: a TensorDictModuleBase; an nn.Module or callable over tensors, which returns the
-            action(s); a callable that takes a TensorDict; None for random actions.
+            action(s); a callable that takes a TensorDict; what stands for one elsewhere; None for
+            random actions.
         env: whose leaves and batch shape the policy has to fit.
         current: one tensor per observation key, [*frame] for one env, [P, *frame] for a batch, that
             always holds the current observation: whoever collects writes into it. A first
@@ -273,6 +280,8 @@ def make_policy_runner(
         if policy_state:
             raise ValueError("policy_state: expected a policy with states, but policy is None")
         return RandomRunner(env, rng)
+    if isinstance(policy, PolicyElsewhere):
+        return policy.runner(env, current, policy_state, counts_steps, calling, cast)
     if not callable(policy) or isinstance(policy, type):
         raise TypeError(
             "policy: expected a TensorDictModule, an nn.Module, a callable or None, "

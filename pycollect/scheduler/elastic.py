@@ -10,7 +10,7 @@ from pycollect.scheduler.assembly import Assembly
 from pycollect.scheduler.awaiting import Awaiting
 from pycollect.scheduler.options import RemoteOptions, check_uneven
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
-from pycollect.scheduler.updates import PolicyUpdates
+from pycollect.scheduler.worker_weights import WorkerWeights
 from pycollect.scheduler.workers import WorkerGroup, check_alike
 from pycollect.stream.flow import Flow
 
@@ -31,7 +31,7 @@ class Membership:
         flow: Flow,
         group: WorkerGroup,
         awaiting: Awaiting,
-        updates: PolicyUpdates,
+        updates: WorkerWeights,
         assembly: Assembly,
         options: RemoteOptions,
     ) -> None:
@@ -89,9 +89,7 @@ class Membership:
         if self._options.sync:
             check_alike(self._group.infos)
         self._check(workers)
-        weights = self._updates.current()
-        if weights:
-            self._group.weights.check(weights, workers)
+        self._updates.check_new(workers)
         if not self._options.sync:
             self.prepare_slabs()
         for worker in workers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 
@@ -18,14 +18,19 @@ from pycollect.scheduler.elastic import Membership
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
 from pycollect.scheduler.report import stats_of
+from pycollect.scheduler.served import LiveWeights, ServedStreams
 from pycollect.scheduler.streams import GroupStreams
 from pycollect.scheduler.updates import PolicyUpdates
+from pycollect.scheduler.worker_weights import WorkerWeights
 from pycollect.scheduler.workers import WorkerGroup
 from pycollect.stream.flow import Flow
-from pycollect.stream.source import Batch
+from pycollect.stream.source import Batch, WorkerStreams
 from pycollect.worker.hooks import POST, PostHook
 from pycollect.worker.profiling import ProfileConfig, ProfilerHook
 from pycollect.worker.report import RolloutReport
+
+if TYPE_CHECKING:
+    from pycollect.inference.server import InferenceServer
 
 
 class Scheduler:
@@ -35,6 +40,7 @@ class Scheduler:
         plans: one per worker.
         policy: the caller's, whose weights are sent; None: random actions, or built by workers.
         engine: is left when the scheduler is closed.
+        server: calls the policy for all workers; None: they do.
 
     Attributes:
         group: who is there.
@@ -52,6 +58,7 @@ class Scheduler:
         plans: Sequence[WorkerPlan],
         policy: Any,
         engine: Engine,
+        server: InferenceServer | None = None,
     ) -> None:
         self._flow, self._options, self._plans = flow, options, plans
         self._engine = engine
@@ -60,8 +67,13 @@ class Scheduler:
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
         self.group = WorkerGroup(flow, engine, options)
         self.awaiting = Awaiting(flow, self.group, options)
-        self.weights = PolicyUpdates(flow, self.group, options, policy)
-        self.streams = GroupStreams(self.group, self.awaiting, policy)
+        self.weights: WorkerWeights = PolicyUpdates(flow, self.group, options, policy)
+        self.streams: WorkerStreams = GroupStreams(self.group, self.awaiting, policy)
+        if server is not None:
+            server.count_by(flow.version)
+            live = LiveWeights(flow, server, policy, server.is_ours, self.group.ids)
+            self.weights = live
+            self.streams = ServedStreams(self.group, self.awaiting, live, server, policy)
         self.members = Membership(
             flow, self.group, self.awaiting, self.weights, self.assembly, options
         )
@@ -149,7 +161,7 @@ class Scheduler:
                 self.assembly.place(pending, 0, rollout)
             self._flow.unclaimed = self._joined([worker], pending, [rollout.report])
             self.group.serve_last(worker)
-            self.weights.last_served = worker
+            self.weights.served(worker)
 
     def _first_ready(self) -> tuple[WorkerRecord, Rollout]:
         """The first rollout that is there. One that failed is raised after those that are done."""

@@ -27,8 +27,6 @@ class PolicyUpdates:
     Args:
         policy: the caller's; None: random actions, or built by workers.
 
-    Attributes:
-        last_served: async: the worker whose rollout was delivered last.
     """
 
     def __init__(self, flow: Flow, group: WorkerGroup, options: RemoteOptions, policy: Any) -> None:
@@ -39,7 +37,7 @@ class PolicyUpdates:
         self._first = self._policy_now()
         self._overruled: Weights | None = None  # the policy's, when workers were given others
         self._shared_version: int | None = None  # 0: within an update that gave nothing yet
-        self.last_served: WorkerRecord | None = None
+        self._last_served: WorkerRecord | None = None
 
     def start(self) -> None:
         """Workers that built their policy get the weights of the one that is here beside."""
@@ -47,6 +45,16 @@ class PolicyUpdates:
             everyone, sender = self._group.present, self._group.weights
             sender.check(self._first, everyone)
             sender.send(self._first, everyone, self._flow.version.number)
+
+    def check_new(self, workers: Sequence[WorkerRecord]) -> None:
+        """Raise ValueError unless the newest weights fit workers that were added."""
+        weights = self.current()
+        if weights:
+            self._group.weights.check(weights, workers)
+
+    def served(self, worker: WorkerRecord) -> None:
+        """Async: its rollout is the one that was delivered last."""
+        self._last_served = worker
 
     def current(self) -> Weights:
         """The caller's, or what workers were given last."""
@@ -118,7 +126,7 @@ class PolicyUpdates:
         each, every = self._options.update_each, self._options.update_interval
         if not (each or every):
             return ()
-        present, served = self._group.present, self.last_served
+        present, served = self._group.present, self._last_served
         return [
             worker.index
             for worker in present

@@ -53,6 +53,10 @@ class WorkerGroup:
             raise RuntimeError("all workers were stopped: there is nobody to ask")
         return sorted(self.present, key=lambda worker: worker.index)
 
+    def ids(self) -> list[int]:
+        """Of those that are there."""
+        return [worker.index for worker in self.present]
+
     @property
     def infos(self) -> dict[int, WorkerInfo]:
         """What each turned out to be."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,22 +16,16 @@ from pycollect.batch.extras import joined
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors
 from pycollect.batch.weights import (
-    Weights,
-    check_same,
     load_weights,
-    weight_leaves,
-    weights_from,
-    weights_of,
 )
-from pycollect.checks import check_open, check_worker_ids, no_weights_given
 from pycollect.envs import EnvBatch
 from pycollect.errors import WorkerError
 from pycollect.stream.blank import blank_batch
 from pycollect.stream.flow import Flow, ShutDownError
+from pycollect.stream.live_policy import LivePolicy
 from pycollect.stream.source import Batch
 from pycollect.stream.state import CollectorState, WorkerState, check_generators
 from pycollect.stream.statistics import count_slow_paths
-from pycollect.stream.weight_calls import by_worker
 from pycollect.worker.generators import GeneratorState, derived_seeds, seed_chain
 from pycollect.worker.hooks import POST, PRE, PostHook
 from pycollect.worker.profiling import ProfileConfig, ProfilerHook
@@ -41,68 +34,6 @@ from pycollect.worker.worker import Worker
 
 # The newest batch, the one before it that a learner still reads, and one to write into.
 _SLABS_KEPT = 3
-
-
-class LivePolicy:
-    """The weights of a policy that is called where the caller has it.
-
-    Args:
-        policy: the caller's; where it is called on another device than it lies on, the worker has
-            a copy.
-        is_ours: nobody else has it: a factory made it.
-    """
-
-    def __init__(self, flow: Flow, worker: Worker, policy: Any, is_ours: bool) -> None:
-        self._flow, self._worker = flow, worker
-        self._policy, self._is_ours = policy, is_ours
-        self._sends = flow.options.ways.sends
-
-    def current(self) -> Weights:
-        """The caller's."""
-        return weights_of(self._policy)
-
-    def check(self, weights: Weights) -> None:
-        """Raise ValueError unless they fit the policy."""
-        check_same(weight_leaves(self.current()), weights)
-
-    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
-        """Write them into the caller's policy, at once."""
-        check_open(self._flow.closed, None)
-        check_worker_ids(worker_ids, [0])
-        own = by_worker(source)
-        if own is not None:
-            check_worker_ids(list(own), [0], "policy_or_weights")
-            source = own[0]
-        if source is None and self._is_ours and self._sends:
-            raise no_weights_given()
-        if source is not None and self._sends:
-            load_weights(self.current(), weights_from(source))
-        self.renew_copy()
-        self._flow.version.count()
-
-    def receive(self, source: Any) -> None:
-        """Write them into the caller's policy; no version is counted."""
-        load_weights(self.current(), weights_from(source))
-        self.renew_copy()
-
-    @contextmanager
-    def one_version(self) -> Iterator[None]:
-        """Whoever gives weights within writes into the caller's policy himself."""
-        yield
-        self.renew_copy()
-        self._flow.version.count()
-
-    def renew_copy(self) -> None:
-        """Where the worker has a copy, it gets what the caller's holds now."""
-        if self._sends and self._worker.policy is not self._policy:
-            self._worker.load_weights(self.current())
-
-    def due(self) -> Sequence[int]:
-        """Nobody: they are live."""
-        return ()
-
-    def push(self, worker_ids: Sequence[int]) -> None:
-        """There is nobody to give them to."""
 
 
 class OwnStreams:
@@ -165,7 +96,7 @@ class InProcess:
         self._flow = flow
         self.worker = worker
         self.policy = worker.policy if is_ours else policy
-        self.weights = LivePolicy(flow, worker, self.policy, is_ours)
+        self.weights = LivePolicy(flow, worker, self.policy, is_ours, _only_worker)
         self.streams = OwnStreams(worker, self.weights)
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
@@ -323,6 +254,11 @@ class InProcess:
             self._profiler.stop()
         if close_env:
             self.worker.close()
+
+
+def _only_worker() -> Sequence[int]:
+    """The ids of the workers that there are."""
+    return [0]
 
 
 def rows_at(env: EnvBatch, index: Any) -> list[int]:

@@ -21,8 +21,11 @@ from pycollect.envs import make_env_batch
 from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.envs.registry import register
 from pycollect.policy import (
+    Calling,
+    PolicyElsewhere,
     PolicyRunner,
     RandomRunner,
+    RunnerElsewhere,
     device_of,
     make_policy_runner,
     placed,
@@ -37,7 +40,7 @@ from pycollect.worker.packed import Packed
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.step_timer import StepTimer, WorkerSeconds
 
-Runner = PolicyRunner | RandomRunner
+Runner = PolicyRunner | RandomRunner | RunnerElsewhere
 _NO_CONTROL = RolloutControl()
 _AS_IT_IS = nullcontext()
 _STOPPED = -1  # what the recorder says of a last step after which no environment is reset
@@ -120,11 +123,13 @@ class Worker:
                 extras=self._extras.current,
                 cast=options.cast,
                 counts_steps=bool(self._cut),
-                calling=options.calling.on(self._policy_device),
+                calling=_calling_of(self.policy, options, self._policy_device),
                 device=self._policy_device,
                 home=indexed(env.device) if staying else None,
                 told=options.devices.policy_device is not None,
             )
+        if isinstance(self._runner, RunnerElsewhere):
+            self._current = self._runner.current
         self._extras.outputs = self._runner.extra_outputs
         self._random = (
             self._runner
@@ -162,6 +167,7 @@ class Worker:
             DeviceRecorder(recorder, env, self.leaves, self._current, states) if staying else None
         )
         self._recorder = self._there or recorder
+        self._host_recorder = recorder
         self._recorder.restart(first)
         take = self._recorder.take
         self._take = _taking_tensors(take, places) if env.takes_tensors else take
@@ -275,6 +281,8 @@ class Worker:
                 self._recorder.begin(slab, row, policy_version, control, self.steps)
                 self._extras.begin()
                 runner.refresh(self.steps)
+                if isinstance(runner, RunnerElsewhere):
+                    runner.begin(control, self._host_recorder.set_policy_version)
                 self._roll(runner)
             header = self._recorder.finish(self.index, self.incarnation, self._sequence)
         finally:
@@ -448,11 +456,18 @@ def _threads(count: int) -> Iterator[None]:
 
 def _place_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
     """Where the policy is to be called; ValueError where that is nowhere."""
+    if isinstance(policy, PolicyElsewhere):
+        return CPU
     device = devices.policy_device or device_of(policy) or env.device
     reason = why_not(device)
     if reason:
         raise ValueError(f"policy: expected parameters on a device, got {device}: {reason}")
     return indexed(device)
+
+
+def _calling_of(policy: Any, options: WorkerOptions, device: torch.device) -> Calling:
+    """How the policy is called; whoever calls one elsewhere knows what is possible there."""
+    return options.calling if isinstance(policy, PolicyElsewhere) else options.calling.on(device)
 
 
 def _can_truncate(env: EnvBatch) -> bool:

@@ -115,6 +115,10 @@ class Recorder {
   void begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
              RolloutControl control = {}, std::int64_t steps = 0);
 
+  // The frames from the next step on were acted by that version of the policy; the header keeps
+  // that of the first frame, which is the oldest.
+  void set_policy_version(std::int64_t version);
+
   // Records a step and returns how many environments must be reset now (see done()); -1 minus that
   // number if the rollout was stopped and ends here. Throws std::logic_error where no step is left,
   // or where an environment was not reset that had to be, and std::invalid_argument, which names

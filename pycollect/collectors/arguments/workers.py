@@ -18,13 +18,13 @@ from pycollect.stream.options import StreamOptions
 from pycollect.worker.options import WorkerOptions
 
 # Those that may be a list with one for each worker.
-_ONE_EACH = (*device_arguments.NAMES, "create_env_kwargs", "policy_factory")
+ONE_EACH = (*device_arguments.NAMES, "create_env_kwargs", "policy_factory")
 
 # What all workers share, though `collector_kwargs` may say it.
 _COMMON = tuple(defaults_of(StreamOptions, in_kwargs=True))
 
 # The arguments that concern what one worker does.
-WORKER_ARGUMENTS = (*_ONE_EACH, *defaults_of(WorkerOptions), *_COMMON)
+WORKER_ARGUMENTS = (*ONE_EACH, *defaults_of(WorkerOptions), *_COMMON)
 
 
 def env_entries(
@@ -92,7 +92,7 @@ def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
 def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, Any]]:
     """The arguments of each worker."""
     lists = {
-        name: one_each(name, value, workers) for name, value in values.items() if name in _ONE_EACH
+        name: one_each(name, value, workers) for name, value in values.items() if name in ONE_EACH
     }
     return [
         {**values, **{name: own[index] for name, own in lists.items()}} for index in range(workers)

@@ -15,7 +15,7 @@ from pycollect.engines.processes.serve import QUESTIONS, serve
 from pycollect.engines.processes.start import start_child
 from pycollect.engines.protocol import H
 from pycollect.engines.shared_value import SharedValue
-from pycollect.engines.waiting import AnswerWaiter, Waited, check_available
+from pycollect.engines.waiting import AnswerWaiter, SharedBell, Waited, check_available
 
 
 class ProcessEngine:
@@ -23,16 +23,17 @@ class ProcessEngine:
 
     Args:
         start_method: how they start, see :func:`start_child`.
+        bell: that they ring, and on which is waited for them; None: one of its own.
 
     Raises:
         SharedMemoryError: processes cannot share memory here.
     """
 
-    def __init__(self, start_method: str = "forkserver") -> None:
+    def __init__(self, start_method: str = "forkserver", bell: SharedBell | None = None) -> None:
         if why_not := shared_memory_why_not():
             raise SharedMemoryError(why_not)
         self._start_method = start_method
-        self._bell = Bell()
+        self._bell: SharedBell = Bell() if bell is None else bell
         self._waiter = AnswerWaiter(self._bell)
         self._handles: list[MailboxHandle] = []
         # Before multiprocessing, at exit, waits for processes that nobody has ended.
@@ -41,6 +42,11 @@ class ProcessEngine:
     def leave(self) -> None:
         """End all processes that are left. Idempotent."""
         self._leave()
+
+    @property
+    def owing(self) -> int:
+        """How many workers that are built were asked for something and have not answered yet."""
+        return sum(handle.is_owing for handle in self._handles)
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Processes share what there is."""

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from pycollect._core import Bell, Mailbox, Memory, SharedMemoryError
+from pycollect._core import Mailbox, Memory, SharedMemoryError
 from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.messages import (
     ErrorReport,
@@ -23,7 +23,7 @@ from pycollect.engines.messages import (
 from pycollect.engines.processes.serve import QUESTIONS
 from pycollect.engines.processes.wire import pack, unpack
 from pycollect.engines.shared_value import SharedValue
-from pycollect.engines.waiting import LOOK_SECONDS
+from pycollect.engines.waiting import LOOK_SECONDS, Rung
 from pycollect.errors import WorkerDied
 
 
@@ -69,12 +69,13 @@ class MailboxHandle:
         pickled: bytes,
         policy: SharedValue,
         mailbox: Mailbox,
-        bell: Bell,
+        bell: Rung,
         monitor: ProcessMonitor,
     ) -> None:
         self.index = spec.index
         self.incarnation = spec.incarnation
         self.ended = False
+        self._is_to_close = False
         self.monitor = monitor
         self._mailbox = mailbox
         self._bell = bell
@@ -207,6 +208,7 @@ class MailboxHandle:
         """Ask it to close its environments and to end; return whether it can still do so."""
         if self.is_dead:
             return False
+        self._is_to_close = True
         self._mailbox.stop(self._mailbox.asked)
         with contextlib.suppress(Exception):  # it has died, or does not answer any more
             self._ask(("close", ()), wait=False)
@@ -238,6 +240,13 @@ class MailboxHandle:
         """Whether the oldest call has an answer. Does not wait."""
         self._take_answers()
         return bool(self._calls) and self._calls[0] in self._answers
+
+    @property
+    def is_owing(self) -> bool:
+        """Whether it is built, is not to end, and was asked for what it has not answered yet."""
+        if self._taken == 0 or self.ended or self._is_to_close:
+            return False
+        return self._mailbox.answered < self._mailbox.asked
 
     @property
     def is_dead(self) -> bool:

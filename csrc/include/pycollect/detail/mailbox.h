@@ -65,6 +65,8 @@ class Mailbox {
   // kAskBytes and std::logic_error where there is no room.
   std::uint64_t ask(std::span<const std::byte> message);
   std::uint64_t asked() const { return asked_; }
+  // How many of them were answered, whether or not that was taken.
+  std::uint64_t answered() const;
   // Whether the oldest question whose answer was not taken has one.
   bool has_answer() const;
   // That answer. Throws std::logic_error if there is none.

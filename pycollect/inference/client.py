@@ -1,0 +1,124 @@
+"""The worker's end of central inference: what stands for the policy there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from pycollect._core import Memory, RolloutControl, ServerSlot, WorkerSlot
+from pycollect.batch.cast import ObservationCast
+from pycollect.batch.layout import Key
+from pycollect.batch.slab_rows import MemoryAddress
+from pycollect.engines.messages import ErrorReport
+from pycollect.engines.processes.wire import pack, unpack
+from pycollect.envs.base import EnvBatch
+from pycollect.inference.board import Board, rows_of
+from pycollect.inference.env_form import EnvForm
+from pycollect.inference.messages import Joined, Joining, PolicyNeeds
+from pycollect.policy import Calling, PolicyElsewhere, PolicyState, RunnerElsewhere
+from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
+
+_BEAT_SECONDS = 0.05  # how often a worker that waits for the policy shows that it has not stalled
+_NO_CONTROL = RolloutControl()
+
+
+class CentralPolicy(PolicyElsewhere):
+    """Stands for the policy in one worker, and in whoever takes its place.
+
+    Args:
+        slot: through which it asks.
+        bell: of the server.
+    """
+
+    def __init__(self, slot: MemoryAddress, bell: MemoryAddress) -> None:
+        self._slot, self._bell = slot, bell
+
+    def __call__(self, *inputs: Any) -> Any:
+        """It is asked through `runner`."""
+        raise NotImplementedError("policy: it is called centrally, not in the workers")
+
+    def runner(
+        self,
+        env: EnvBatch,
+        current: Mapping[Key, torch.Tensor],
+        policy_state: Mapping[Any, Any] | None,
+        counts_steps: bool,
+        calling: Calling,
+        cast: ObservationCast | None,
+    ) -> RunnerElsewhere:
+        """What asks the server; waits until it has answered for the first time."""
+        forms = tuple((policy_state or {}).items())
+        needs = PolicyNeeds(EnvForm.of(env), counts_steps, calling, cast, forms)
+        slot = WorkerSlot(self._slot, self._bell)
+        batch = (env.num_envs,) if env.batched else ()
+        first = {key: own if batch else own[None] for key, own in current.items()}
+        message, memory = pack(Joining(needs, first), ServerSlot.BYTES)
+        slot.ask(message)
+        while not slot.wait_answer(_BEAT_SECONDS):
+            pass
+        joined: Joined | ErrorReport = unpack(slot.answer())
+        del memory  # until here the server may have read it
+        if isinstance(joined, ErrorReport):
+            raise joined.original
+        return CentralRunner(slot, joined, current, batch)
+
+
+class CentralRunner(RunnerElsewhere):
+    """Asks the server once per step: its row of the board is the current observation.
+
+    Args:
+        current: the observation now, which is moved there.
+        batch: (P,), or () for one environment that is no batch.
+    """
+
+    def __init__(
+        self,
+        slot: WorkerSlot,
+        joined: Joined,
+        current: Mapping[Key, torch.Tensor],
+        batch: tuple[int, ...],
+    ) -> None:
+        self._slot = slot
+        self._control = _NO_CONTROL
+        self._tell_version: Callable[[int], None] = _nobody
+        self._version = -1
+        board = Board(joined.form, Memory.attach(joined.memory))
+        read = rows_of(board.read, joined.row, batch)
+        self.current = {key: read[key] for key in current}
+        for key, own in current.items():
+            self.current[key].copy_(own)
+        self.inputs, self.outputs = joined.inputs, joined.outputs
+        self.through_env = joined.through_env
+        self.states = tuple(
+            PolicyState(leaf, read[leaf.key], initial) for leaf, initial in joined.states
+        )
+        for state in self.states:
+            state.current.copy_(state.initial)
+        self.is_init = read[IS_INIT].fill_(True) if IS_INIT in joined.reads else None
+        self.step_count = read[STEP_COUNT].zero_() if STEP_COUNT in joined.reads else None
+        self._answer = tuple(rows_of(board.written, joined.row, batch).values())
+
+    def begin(self, control: RolloutControl, tell_version: Callable[[int], None]) -> None:
+        """See :meth:`RunnerElsewhere.begin`."""
+        self._control, self._tell_version, self._version = control, tell_version, -1
+
+    def act(self) -> tuple[torch.Tensor, ...]:
+        """What the policy says; what it raised is raised here."""
+        slot = self._slot
+        slot.ask()
+        while not slot.wait_answer(_BEAT_SECONDS):
+            self._control.count_step()
+        failure = slot.answer()
+        if failure:
+            report: ErrorReport = unpack(failure)
+            raise report.original
+        if slot.note != self._version:
+            self._version = slot.note
+            self._tell_version(self._version)
+        return self._answer
+
+
+def _nobody(version: int) -> None:
+    """No rollout has begun."""

@@ -1,0 +1,117 @@
+"""The weights of a policy that acts in this process: live, for one worker or for many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from pycollect.batch.weights import (
+    Weights,
+    check_same,
+    load_weights,
+    weight_leaves,
+    weights_from,
+    weights_of,
+)
+from pycollect.checks import check_open, check_worker_ids, no_weights_given
+from pycollect.stream.flow import Flow
+from pycollect.stream.weight_calls import by_worker
+
+
+class PolicyCaller(Protocol):
+    """Whoever calls the policy in this process."""
+
+    @property
+    def policy(self) -> Any:
+        """The caller's own, or a copy of it on another device."""
+
+    def load_weights(self, weights: Weights) -> None:
+        """Write new weights into it, in place."""
+
+
+class LivePolicy:
+    """The weights of a policy that is called where the caller has it.
+
+    Args:
+        caller: calls it for all workers.
+        policy: the user's; where it is called on another device than it lies on, `caller` has a
+            copy.
+        is_ours: nobody else has it: a factory made it.
+        workers: tells the ids of those that there are.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        caller: PolicyCaller,
+        policy: Any,
+        is_ours: bool,
+        workers: Callable[[], Sequence[int]],
+    ) -> None:
+        self._flow, self._caller = flow, caller
+        self._policy, self._is_ours, self._workers = policy, is_ours, workers
+        self._sends = flow.options.ways.sends
+
+    def current(self) -> Weights:
+        """The caller's."""
+        return weights_of(self._policy)
+
+    def check(self, weights: Weights) -> None:
+        """Raise ValueError unless they fit the policy."""
+        check_same(weight_leaves(self.current()), weights)
+
+    def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
+        """Write them into the caller's policy, at once."""
+        check_open(self._flow.closed, None)
+        source = self._for_all(source, worker_ids)
+        if source is None and self._is_ours and self._sends:
+            raise no_weights_given()
+        if source is not None and self._sends:
+            load_weights(self.current(), weights_from(source))
+        self.renew_copy()
+        self._flow.version.count()
+
+    def _for_all(self, source: Any, worker_ids: int | Sequence[int] | None) -> Any:
+        """What there is for all workers; ValueError where some are to have other weights."""
+        known = sorted(self._workers())
+        ids = check_worker_ids(worker_ids, known)
+        own = by_worker(source)
+        if own is not None:
+            ids = check_worker_ids(list(own), known, "policy_or_weights")
+        if len(known) > 1 and sorted(set(ids)) != known:
+            raise ValueError(
+                f"worker_ids: expected all workers, as one policy acts for all of them, got {ids}"
+            )
+        if own is None:
+            return source
+        if len(own) > 1:
+            raise ValueError(
+                "policy_or_weights: expected the same weights for all workers, as one policy acts "
+                "for all of them, got a dict by worker id"
+            )
+        return own[known[0]]
+
+    def receive(self, source: Any) -> None:
+        """Write them into the caller's policy; no version is counted."""
+        load_weights(self.current(), weights_from(source))
+        self.renew_copy()
+
+    @contextmanager
+    def one_version(self) -> Iterator[None]:
+        """Whoever gives weights within writes into the caller's policy himself."""
+        yield
+        self.renew_copy()
+        self._flow.version.count()
+
+    def renew_copy(self) -> None:
+        """Where it is a copy that is called, it gets what the caller's holds now."""
+        if self._sends and self._caller.policy is not self._policy:
+            self._caller.load_weights(self.current())
+
+    def due(self) -> Sequence[int]:
+        """Nobody: they are live."""
+        return ()
+
+    def push(self, worker_ids: Sequence[int]) -> None:
+        """There is nobody to give them to."""

@@ -1,0 +1,99 @@
+#include <doctest/doctest.h>
+
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+
+#include "pycollect/detail/slot.h"
+#include "pycollect/shared_memory.h"
+
+using namespace pycollect;
+
+namespace {
+
+constexpr Seconds kLong{60};
+
+std::span<const std::byte> bytes(std::string_view text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+std::string text(const Message& message) {
+  return {reinterpret_cast<const char*>(message.data()), message.size()};
+}
+
+// A server's bell and slot, and the worker's end, attached as another process would.
+struct Pair {
+  Bell bell;
+  ServerSlot server;
+  WorkerSlot worker{server.address(), bell.address()};
+};
+
+}  // namespace
+
+TEST_CASE("a question rings, and waits for its answer and the number beside it") {
+  Pair p;
+  CHECK_FALSE(p.server.has_question());
+  const std::uint64_t before = p.bell.count();
+  p.worker.ask(bytes("what"));
+  CHECK(p.bell.count() == before + 1);
+  CHECK(p.server.has_question());
+  CHECK(text(p.server.question()) == "what");
+  CHECK_FALSE(p.worker.wait_answer(Seconds(0)));
+  p.server.answer(bytes("that"), 7);
+  CHECK_FALSE(p.server.has_question());
+  CHECK(p.worker.wait_answer(Seconds(0)));
+  CHECK(text(p.worker.answer()) == "that");
+  CHECK(p.worker.note() == 7);
+}
+
+TEST_CASE("what does not fit a slot or is not there is refused") {
+  Pair p;
+  CHECK_THROWS_AS(p.server.question(), std::logic_error);
+  CHECK_THROWS_AS(p.server.answer(bytes(""), 0), std::logic_error);
+  CHECK_THROWS_AS(p.worker.answer(), std::logic_error);
+  const std::string longest(kSlotBytes, 'x');
+  CHECK_THROWS_AS(p.worker.ask(bytes(longest + "x")), std::length_error);
+  p.worker.ask(bytes(longest));
+  CHECK(text(p.server.question()) == longest);
+  CHECK_THROWS_AS(p.worker.ask(bytes("")), std::logic_error);
+  CHECK_THROWS_AS(p.worker.note(), std::logic_error);
+  CHECK_THROWS_AS(p.server.answer(bytes(longest + "x"), 0), std::length_error);
+  p.server.answer(bytes(longest), 0);
+  CHECK(text(p.worker.answer()) == longest);
+  CHECK_THROWS_AS(WorkerSlot(p.bell.address(), p.bell.address()), std::invalid_argument);
+}
+
+TEST_CASE("who takes a dead worker's place goes on with its slot") {
+  Pair p;
+  p.worker.ask(bytes("from one that dies"));
+  WorkerSlot next(p.server.address(), p.bell.address());
+  CHECK_THROWS_AS(next.answer(), std::logic_error);
+  next.ask(bytes("from the next"));
+  CHECK(text(p.server.question()) == "from the next");
+  CHECK_FALSE(next.wait_answer(Seconds(0)));
+  p.server.answer(bytes("to the next"), 1);
+  CHECK(next.wait_answer(Seconds(0)));
+  CHECK(text(next.answer()) == "to the next");
+}
+
+TEST_CASE("a worker that sleeps is woken, again and again") {
+  Pair p;
+  constexpr std::uint64_t kTimes = 1000;
+  std::thread server([&p] {
+    for (std::uint64_t n = 1; n <= kTimes; ++n) {
+      while (!p.server.has_question()) {
+        p.bell.wait_ring(n - 1, kLong);
+      }
+      p.server.answer({}, n);
+    }
+  });
+  for (std::uint64_t n = 1; n <= kTimes; ++n) {
+    p.worker.ask({});
+    while (!p.worker.wait_answer(kLong)) {
+    }
+    CHECK(p.worker.note() == n);
+  }
+  server.join();
+}

@@ -1,0 +1,346 @@
+"""Central inference: one call for all workers, live weights, and what it does not go with.
+
+That frames are right, deaths, seeds and accounts: the tests over ways to collect have it as one.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collect_support import (
+    CENTRAL,
+    MULTI_STACK,
+    PATIENCE,
+    STEPS,
+    FrameOracle,
+    collecting,
+    parity,
+    parity_policy,
+)
+from echo_envs import ENTRIES, GateEnv, envs_of
+from envs_for_tests import CountingEnv
+from state_support import POLICIES, Loop, T, entry_of, env_fns, seeded, zeros
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from pycollect import MultiaSyncDataCollector, MultiSyncDataCollector, WorkerError
+
+pytestmark = pytest.mark.processes(usual=2)
+
+
+class Watched(nn.Module):
+    """The parity policy; it notes the batch shapes that it is called with, once it is watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, ...]] = []
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        self.seen.append(tuple(observation.shape))
+        action, _ = parity(observation)
+        return action, observation * self.scale
+
+
+def watched() -> tuple[Watched, TensorDictModule]:
+    module = Watched()
+    return module, TensorDictModule(module, ["observation"], ["action", "seen"])
+
+
+def frames_of(way: Any, kind: str, policy: Any, **arguments: Any) -> list[Any]:
+    envs, _ = envs_of(kind)
+    with collecting(way, ENTRIES[kind], policy, frames=envs * STEPS, **arguments) as collector:
+        collector.set_seed(3)
+        return [collector.next().clone() for _ in range(3)]
+
+
+@pytest.mark.parametrize("kind", ["one", "list", "SyncVectorEnv NEXT_STEP", "ignores masks"])
+@pytest.mark.parametrize("limit", [0, 2])
+def test_the_same_data_as_with_the_policy_in_the_workers(kind: str, limit: int) -> None:
+    if kind == "ignores masks" and limit:
+        pytest.skip("there single environments cannot be reset")
+    arguments = {"max_frames_per_traj": limit, "track_policy_version": True}
+    there, here = (
+        frames_of(way, kind, parity_policy(), **arguments) for way in (MULTI_STACK, CENTRAL)
+    )
+    for ours, theirs in zip(here, there, strict=True):
+        assert (ours == theirs).all()
+        assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+
+
+@pytest.mark.parametrize("kind", ["one", "list"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_states_follow_the_loop(kind: str, name: str) -> None:
+    (policy, shapes), (entry, count, batched) = seeded(name), entry_of(kind)
+    initial = zeros(shapes, torch.float64 if name == "float64" else torch.float32)
+    loops = [
+        Loop(env_fns(w, count), policy, initial, batched=batched) for w in range(CENTRAL.workers)
+    ]
+    with collecting(CENTRAL, entry, policy, frames=T * count) as collector:
+        for _ in range(2):
+            expected = torch.stack([loop.rollout(T) for loop in loops])
+            batch = collector.next().select(*expected.keys(True, True))
+            torch.testing.assert_close(
+                batch.to_dict(), expected.to_dict()
+            )  # sums of a batch differ
+
+
+@pytest.mark.parametrize("kind", ["one", "list"])
+def test_one_call_for_all_workers(kind: str) -> None:
+    module, policy = watched()
+    envs, batched = envs_of(kind)
+    oracle = FrameOracle()
+    with collecting(CENTRAL, ENTRIES[kind], policy, frames=envs * STEPS) as collector:
+        oracle.check(CENTRAL.rows(collector.next(), envs, batched))
+        module.seen.clear()
+        oracle.check(CENTRAL.rows(collector.next(), envs, batched))
+        seen = list(module.seen)
+    assert seen == [(2 * envs, 3)] * STEPS
+
+
+def test_sizes_of_a_call() -> None:
+    module, policy = watched()
+    arguments = {"max_batch_size": 3}
+    with collecting(CENTRAL, ENTRIES["list"], policy, frames=3 * STEPS, **arguments) as collector:
+        collector.next()
+        module.seen.clear()
+        collector.next()
+    assert module.seen == [(3, 3)] * 2 * STEPS
+
+
+def test_weights_are_live() -> None:
+    module, policy = watched()
+    arguments = {"track_policy_version": True}
+    with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        batch = collector.next()
+        assert torch.equal(batch["seen"], batch["observation"])
+        with torch.no_grad():
+            module.scale.fill_(0)
+        batch = collector.next()
+        assert not batch["seen"].any()
+        assert not batch["collector", "policy_version"].any()
+        weights = TensorDict.from_module(policy).data.clone().apply(lambda own: own + 2)
+        collector.update_policy_weights_(weights)
+        assert module.scale.item() == 2
+        assert collector.policy_version == 1
+        batch = collector.next()
+        assert torch.equal(batch["seen"], 2 * batch["observation"])
+        assert (batch["collector", "policy_version"] == 1).all()
+        assert collector.policy_lag == {0: 0, 1: 0}
+
+
+def test_weights_of_single_workers_are_refused() -> None:
+    _, policy = watched()
+    with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS) as collector:
+        with pytest.raises(ValueError, match="worker_ids: expected all workers"):
+            collector.update_policy_weights_(worker_ids=[1])
+        with pytest.raises(ValueError, match="policy_or_weights: expected the same weights"):
+            collector.update_policy_weights_({0: policy, 1: policy})
+        collector.next()
+
+
+def test_a_factorys_policy_is_built_once_and_here() -> None:
+    made: list[Any] = []
+
+    def factory() -> Any:
+        made.append(watched()[1])
+        return made[-1]
+
+    arguments = {"policy_factory": factory}
+    with collecting(CENTRAL, ENTRIES["one"], frames=STEPS, **arguments) as collector:
+        collector.next()
+        assert [collector.policy] == made
+
+
+class Failing(nn.Module):
+    """Raises at the call whose number it is given."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error, self.left = error, -1
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return parity(observation)
+
+
+def failing(error: BaseException) -> tuple[Failing, TensorDictModule]:
+    module = Failing(error)
+    return module, TensorDictModule(module, ["observation"], ["action", "seen"])
+
+
+def test_what_the_policy_raises_is_the_callers() -> None:
+    module, policy = failing(ZeroDivisionError("by the policy"))
+    with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS) as collector:
+        collector.next()
+        module.left = 3
+        with pytest.raises(ZeroDivisionError, match="by the policy") as raised:
+            collector.next()
+        assert isinstance(raised.value.__cause__, WorkerError)
+        assert "in forward" in raised.value.__cause__.remote_traceback
+        with pytest.raises(ZeroDivisionError):
+            collector.next()
+        total = collector.ledger()["total"]
+    assert total["reasons"] == {"env_error": STEPS}
+
+
+def test_workers_whose_policy_raised_are_replaced_where_that_is_asked_for() -> None:
+    module, policy = failing(ZeroDivisionError("by the policy"))
+    oracle = FrameOracle()
+    arguments = {"restart_on_error": True}
+    with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        oracle.check(CENTRAL.rows(collector.next(), 1, False))
+        module.left = 3
+        collector.next()
+        assert collector.stats()["workers"][0]["restarts"] == 1
+        assert collector.stats()["workers"][1]["restarts"] == 1
+        total = collector.ledger()["total"]
+    assert total["reasons"] == {"env_error": 2 * STEPS}
+    assert total["delivered"] == 4 * STEPS
+
+
+def test_an_interrupt_of_the_policy_loses_nothing() -> None:
+    module, policy = failing(KeyboardInterrupt())
+    oracle = FrameOracle()
+    with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS) as collector:
+        oracle.check(CENTRAL.rows(collector.next(), 1, False))
+        module.left = 3
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        for _ in range(2):
+            oracle.check(CENTRAL.rows(collector.next(), 1, False))
+        assert collector.ledger()["total"]["lost"] == 0
+    assert oracle.frames == 3 * 2 * STEPS
+
+
+def one_waits(gate: Path, worker: int) -> Any:
+    """Worker 1's environment waits for a file in its third step."""
+    return partial(GateEnv, gate, 3, number=10) if worker else partial(CountingEnv)
+
+
+class Opening(Watched):
+    """Opens the gate once it was called so often for one worker alone."""
+
+    def __init__(self, gate: Path) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        out = super().forward(observation)
+        if self.seen.count((1, 3)) == STEPS - 2:
+            self.gate.touch()
+        return out
+
+
+@pytest.mark.parametrize("arguments", [{"server_timeout": 0.01}, {"min_batch_size": 1}])
+def test_others_go_on_while_one_steps(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    gate = tmp_path / "gate"
+    module = Opening(gate)
+    policy = TensorDictModule(module, ["observation"], ["action", "seen"])
+    entry = partial(one_waits, gate)
+    with collecting(CENTRAL, entry, policy, frames=STEPS, **arguments) as collector:
+        batch = collector.next()
+    assert batch.shape == (2, STEPS)
+    assert (batch["observation"][:, :, 2] == torch.arange(STEPS) % 5).all()  # the episodes' length
+
+
+class HangsOnce(CountingEnv):
+    """Hangs in its third step, unless another one did before."""
+
+    def __init__(self, hung: Path) -> None:
+        super().__init__(number=10)
+        self.hung = hung
+
+    def step(self, action: Any) -> Any:
+        if len(self.actions) == 2 and not self.hung.exists():
+            self.hung.touch()
+            time.sleep(PATIENCE)
+        return super().step(action)
+
+
+def test_who_waits_for_the_policy_has_not_stalled(tmp_path: Path) -> None:
+    """Worker 1 hangs and is replaced; worker 0, which waits for it, is not."""
+    hung = tmp_path / "hung"
+    with collecting(
+        CENTRAL,
+        lambda worker: partial(HangsOnce, hung) if worker else CountingEnv,
+        parity_policy(),
+        frames=STEPS,
+        worker_timeout=1.0,
+    ) as collector:
+        assert collector.next().shape == (2, STEPS)
+        workers = collector.stats()["workers"]
+        total = collector.ledger()["total"]
+    assert (workers[0]["restarts"], workers[1]["restarts"]) == (0, 1)
+    assert total["reasons"] == {"worker_timeout": STEPS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"inference": "here"}, ValueError, "inference: expected None or 'central', got 'here'"),
+        ({"policy": None}, ValueError, "inference: expected None without a policy"),
+        (
+            {"policy": None, "policy_factory": [parity_policy] * 2},
+            ValueError,
+            "policy_factory: expected one for all workers",
+        ),
+        ({"policy_factory": parity_policy}, ValueError, "policy_factory"),
+        ({"policy_device": ["cpu", None]}, ValueError, "policy_device: expected one for all"),
+        ({"max_batch_size": 0}, ValueError, "max_batch_size"),
+        ({"server_timeout": -1.0}, ValueError, "server_timeout"),
+        ({"inference": None, "min_batch_size": 2}, ValueError, "min_batch_size: expected None"),
+        ({"policy": 3}, TypeError, "policy"),
+    ],
+    ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_refused_before_anything_starts(
+    arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    arguments = {"policy": parity_policy(), "inference": "central", **arguments}
+    with pytest.raises(error, match=message):
+        MultiSyncDataCollector([CountingEnv] * 2, frames_per_batch=4, **arguments)
+
+
+def test_async_collectors_refuse_it() -> None:
+    with pytest.raises(ValueError, match="inference: expected None where workers are not sync"):
+        MultiaSyncDataCollector(
+            [CountingEnv], parity_policy(), frames_per_batch=4, inference="central"
+        )
+
+
+def of_one(observation: torch.Tensor) -> torch.Tensor:
+    return torch.zeros((), dtype=torch.int64)
+
+
+def test_a_policy_that_takes_no_batch_is_refused() -> None:
+    with (
+        pytest.raises(ValueError, match=r"'action': expected the shape \[2.*\]"),
+        collecting(CENTRAL, ENTRIES["one"], of_one, frames=4),
+    ):
+        pass
+
+
+def test_workers_may_come_and_go() -> None:
+    _, policy = watched()
+    with collecting(CENTRAL, ENTRIES["one"], policy, frames=6) as collector:
+        collector.next()
+        collector.add_collectors([ENTRIES["one"](2)])
+        with pytest.warns(UserWarning, match="3 workers from the next batch on"):
+            batch = collector.next()
+        assert batch.shape == (3, 4)
+        with pytest.raises(ValueError, match="policy: expected None"):
+            collector.add_collectors([ENTRIES["one"](3)], policy=policy)
+        with pytest.warns(UserWarning, match="2 workers from the next batch on"):
+            collector.remove_collectors([0])
+        batch = collector.next()
+    assert batch.shape == (2, 6)
+    assert torch.equal(batch["seen"], batch["observation"])
