@@ -84,11 +84,9 @@ def test_states_follow_the_loop(kind: str, name: str) -> None:
     ]
     with collecting(CENTRAL, entry, policy, frames=T * count) as collector:
         for _ in range(2):
-            expected = torch.stack([loop.rollout(T) for loop in loops])
+            expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
             batch = collector.next().select(*expected.keys(True, True))
-            torch.testing.assert_close(
-                batch.to_dict(), expected.to_dict()
-            )  # sums of a batch differ
+            torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size
 
 
 @pytest.mark.parametrize("kind", ["one", "list"])

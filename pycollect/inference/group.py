@@ -100,9 +100,7 @@ class Group:
 
     def join(self, seat: int) -> Joined:
         """Give a worker its row."""
-        free = [row for row in range(self._rows) if row not in self._row_of.values()]
-        row = self._row_of[seat] if seat in self._row_of else free[0]
-        self._row_of[seat] = row
+        row = self._row_of[seat] = self._row_for(seat)
         address, runner = self._memory.address, self._shape
         assert address is not None, "memory: expected shared memory"
         return Joined(
@@ -115,6 +113,13 @@ class Group:
             runner.through_env,
             tuple(leaf.key for leaf in self._form.read if leaf.key in (IS_INIT, STEP_COUNT)),
         )
+
+    def _row_for(self, seat: int) -> int:
+        """Its own, whoever comes first: what the policy draws for a worker depends on its row."""
+        if seat in self._row_of:
+            return self._row_of[seat]
+        free = [row for row in range(self._rows) if row not in self._row_of.values()]
+        return seat if seat in free else free[0]
 
     def leave(self, seat: int) -> None:
         """A worker needs no row here any more."""

@@ -43,9 +43,8 @@ class PolicyNeeds:
         if len(self.state_forms) != len(others.state_forms):
             return False
         pairs = zip(self.state_forms, others.state_forms, strict=True)
-        return (
-            replace(self, state_forms=()) == replace(others, state_forms=())
-            and all(ours[0] == theirs[0] and _same(ours[1], theirs[1]) for ours, theirs in pairs)
+        return replace(self, state_forms=()) == replace(others, state_forms=()) and all(
+            ours[0] == theirs[0] and _same(ours[1], theirs[1]) for ours, theirs in pairs
         )
 
 
