@@ -7,7 +7,7 @@ other accelerators are served where they have what CUDA has.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,6 +85,25 @@ class Event(Protocol):
         ...
 
 
+@dataclass
+class Begun:
+    """A slab of which parts are on their way to a device, or there.
+
+    Attributes:
+        target: of the whole slab, bytes.
+        sent: the ranges that were sent, first and end, never all of it.
+    """
+
+    target: torch.Tensor
+    sent: list[tuple[int, int]] = field(default_factory=list)
+
+    def left(self) -> list[slice]:
+        """What was not sent yet."""
+        ends = [0, *(end for _, end in sorted(self.sent))]
+        starts = [*(first for first, _ in sorted(self.sent)), len(self.target)]
+        return [slice(*own) for own in zip(ends, starts, strict=True) if own[0] < own[1]]
+
+
 class Accelerator(Protocol):
     """What uploads and crossings need of a device.
 
@@ -106,8 +125,19 @@ class Accelerator(Protocol):
         """The end of all work that was given to the current stream so far."""
         ...
 
+    def begin(self, bytes: int) -> Begun | None:
+        """Have a slab's place on the device, for `send`; None: it goes as a whole."""
+        ...
+
+    def send(self, host: torch.Tensor, begun: Begun, part: slice) -> None:
+        """Copy that part of a slab beside the current stream; see `upload` for `host`."""
+        ...
+
     def upload(
-        self, host: torch.Tensor, finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]]
+        self,
+        host: torch.Tensor,
+        finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
+        begun: Begun | None = None,
     ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
         """Copy host memory to the device beside the current stream.
 
@@ -115,6 +145,7 @@ class Accelerator(Protocol):
             host: contiguous; asynchronous where it is pinned, to be left alone until the first
                 event then.
             finish: what is made of the copy, on the copying stream.
+            begun: what was sent of it already; None: nothing.
 
         Returns:
             What `finish` returned, the end of the copy, and the end of all.
@@ -162,17 +193,33 @@ class StreamAccelerator:
         event: Event = stream.record_event()
         return event
 
-    def upload(
-        self, host: torch.Tensor, finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]]
-    ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
+    def begin(self, bytes: int) -> Begun | None:
         """See :class:`Accelerator`."""
         # Memory that is taken on the copying stream is used again in that stream's order, so that
         # the copy need not wait for what the current stream is doing.
         with self._module.stream(self._stream):
-            target = torch.empty(host.shape, dtype=host.dtype, device=self.device)
-            copied = self._copy(host, target)
+            return Begun(torch.empty(bytes, dtype=torch.uint8, device=self.device))
+
+    def send(self, host: torch.Tensor, begun: Begun, part: slice) -> None:
+        """See :class:`Accelerator`."""
+        with self._module.stream(self._stream):
+            self._copy(host[part], begun.target[part])
+        begun.sent.append((part.start, part.stop))
+
+    def upload(
+        self,
+        host: torch.Tensor,
+        finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
+        begun: Begun | None = None,
+    ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
+        """See :class:`Accelerator`."""
+        begun = begun or self.begin(len(host))
+        assert begun is not None, "begin: expected a place"
+        with self._module.stream(self._stream):
+            # Copies end in their order: the last one's end is that of all.
+            copied = [self._copy(host[part], begun.target[part]) for part in begun.left()][-1]
             try:
-                result = finish(target)
+                result = finish(begun.target)
             except BaseException:
                 copied.synchronize()  # nobody will hold the host's memory any more
                 raise
@@ -275,8 +322,18 @@ class PlainAccelerator:
         module.synchronize()
         return _Done()
 
+    def begin(self, bytes: int) -> Begun | None:
+        """See :class:`Accelerator`."""
+        return None
+
+    def send(self, host: torch.Tensor, begun: Begun, part: slice) -> None:
+        """See :class:`Accelerator`; nothing is begun here."""
+
     def upload(
-        self, host: torch.Tensor, finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]]
+        self,
+        host: torch.Tensor,
+        finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
+        begun: Begun | None = None,
     ) -> tuple[dict[Any, torch.Tensor], Event, Event]:
         """See :class:`Accelerator`."""
         result = finish(host.to(self.device))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from pycollect._core import SharedSlabPool
+from pycollect.devices import Begun
 
 DEVICE = torch.device("cuda", 0)
 
@@ -18,7 +19,7 @@ DEVICE = torch.device("cuda", 0)
 class FakeEvent:
     """Done once the work before it was."""
 
-    def __init__(self, device: FakeDevice, work: list[Callable[[], None]]) -> None:
+    def __init__(self, device: FakeDevice, work: list[Callable[[], object]]) -> None:
         self.device, self.work, self.done = device, work, False
 
     def query(self) -> bool:
@@ -64,17 +65,31 @@ class FakeDevice:
             self.run(event)
         return event
 
+    def begin(self, bytes: int) -> Begun | None:
+        return Begun(torch.full([bytes], 0xEE, dtype=torch.uint8))
+
+    def send(self, host: torch.Tensor, begun: Begun, part: slice) -> None:
+        self.log.append("part")
+        self._events.append(FakeEvent(self, [lambda: begun.target[part].copy_(host[part])]))
+        begun.sent.append((part.start, part.stop))
+
     def upload(
-        self, host: torch.Tensor, finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]]
+        self,
+        host: torch.Tensor,
+        finish: Callable[[torch.Tensor], dict[Any, torch.Tensor]],
+        begun: Begun | None = None,
     ) -> tuple[dict[Any, torch.Tensor], FakeEvent, FakeEvent]:
         if self.fails is not None:
             raise self.fails
         self.log.append("copy")
-        target = torch.full_like(host, 0xEE)
+        begun = begun or self.begin(len(host))
+        assert begun is not None
+        target, left = begun.target, begun.left()
         result = finish(target)
 
         def make() -> None:
-            target.copy_(host)
+            for part in left:
+                target[part].copy_(host[part])
             for key, value in finish(target).items():
                 result[key].copy_(value)
 

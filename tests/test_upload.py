@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,8 @@ from pycollect import (
     RayCollector,
     SyncDataCollector,
 )
+from pycollect._core import Layout, Leaf, Placement
+from pycollect.batch.slab_views import make_pool, slab_tensors
 from pycollect.batch.upload import MOST_AHEAD, DeviceUploader
 
 
@@ -64,6 +67,40 @@ def test_nobody_waits_on_the_host_while_there_is_room(fake: FakeDevice) -> None:
     assert sum(entry.startswith("pinned") for entry in fake.log) <= 3
     for ours, theirs in zip(batches, plain(7), strict=True):
         assert_equal(ours, theirs)
+
+
+def test_parts_that_were_sent_are_not_copied_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pycollect.batch.upload.LEAST_PART", 8)
+    layout = Layout([Leaf(("seen",), "float32", (2,)), Leaf(("flag",), "bool", ())])
+    placement = Placement(layout, 2, 1, 3)  # two workers' rows of three steps
+    device = FakeDevice()
+    uploader = DeviceUploader(device)
+    slab = make_pool(placement, 1, uploader.allocate).acquire()
+    tensors = slab_tensors(slab, [2, 1, 3])
+    seen, flag = tensors["seen",], tensors["flag",]
+    seen.copy_(torch.arange(12.0).view_as(seen))
+    uploader.send(slab, [seen[0], flag[0]])  # flags are too small to go alone
+    device.run()
+    expected = seen.clone()
+    seen[0] = -1
+    flag[:] = True
+    result = uploader.upload(slab, tensors)
+    device.run()
+    assert device.log[1:] == ["part", "copy", "stream waits"]
+    assert torch.equal(result["seen",], expected)
+    assert bool(result["flag",].all())
+
+    # What was begun is forgotten with a slab that is dropped.
+    other = make_pool(placement, 1, uploader.allocate).acquire()
+    uploader.send(other, [slab_tensors(other, [2, 1, 3])["seen",][1]])
+    assert len(uploader._begun) == 1
+    device.run()
+    device._events.clear()
+    del other
+    gc.collect()
+    assert not uploader._begun
 
 
 class Lagging(FakeDevice):

@@ -139,6 +139,28 @@ def test_what_processes_wrote_is_read_where_it_is() -> None:
     )
 
 
+@pytest.mark.parametrize(("joined", "copies"), [("stack", "> 2"), (0, "> 2"), (-1, "== 2")])
+def test_rollouts_travel_as_workers_finish_them(joined: str | int, copies: str) -> None:
+    """Along time the frames of one worker's two environments do not lie side by side."""
+    run_uploads(
+        f"""
+from pycollect.batch import upload
+if __name__ == "__main__":
+    arguments = {{"cls": MultiSyncDataCollector, "workers": 2, "cat_results": {joined!r}}}
+    upload.LEAST_PART = 8
+    with stream(storing_device="cuda", **arguments) as collector:
+        fake.fake_cuda_hold(1)
+        driver.forget()
+        batches = [collector.next() for _ in range(2)]
+        copies = driver.log("cuMemcpy")
+        assert len(copies) {copies} and all("pinned=1 stream=1" in copy for copy in copies), copies
+        fake.fake_cuda_hold(0)
+        batches += [collector.next() for _ in range(6)]
+    assert_same_stream(batches, **arguments)
+"""
+    )
+
+
 @pytest.mark.slow
 def test_memory_that_cannot_be_pinned_is_copied_once_more_and_said_once() -> None:
     run_uploads(

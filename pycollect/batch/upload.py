@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,7 @@ from pycollect.batch.extras_in_batches import with_extras, without_extras
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import to_tensordict
 from pycollect.batch.tensordicts import flatten, refuse, restore_nested
-from pycollect.devices import Accelerator, Event, accelerator
+from pycollect.devices import Accelerator, Begun, Event, accelerator
 from pycollect.errors import warn_user
 
 Tensors = dict[Key, torch.Tensor]
@@ -27,6 +28,9 @@ _ALIGNMENT = 64  # of any dtype's items, and of a cache line
 MOST_IN_FLIGHT = 2
 """Slabs whose copies may be under way; past that, the host waits for the oldest."""
 
+LEAST_PART = 256 << 10
+"""Bytes of a leaf that one worker writes, from which on they travel by themselves."""
+
 MOST_AHEAD = 4
 """Batches that may wait on the device for the stream that uses them. Past that, the host waits for
 the stream: one that queues work without end would fill the device's memory with batches.
@@ -36,8 +40,9 @@ the stream: one that queues work without end would fill the device's memory with
 class DeviceUploader:
     """Carries the slabs of batches to a device.
 
-    The whole slab goes in one copy beside the device's current stream, which waits for it without
-    holding the host up: what the stream was given before goes on meanwhile. A slab is held until
+    The slab goes in one copy, or as far as it was sent before in several, beside the device's
+    current stream, which waits for it without holding the host up: what the stream was given before
+    goes on meanwhile. A slab is held until
     its copy has ended on the host's side, so that nobody writes into it before.
 
     Args:
@@ -47,6 +52,7 @@ class DeviceUploader:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._in_flight: deque[tuple[object, Event]] = deque()  # what holds the memory
+        self._begun: WeakKeyDictionary[Slab, Begun] = WeakKeyDictionary()
         self._handed_over: deque[Event] = deque()  # where the current stream got each batch
         self._has_warned = False
 
@@ -82,6 +88,26 @@ class DeviceUploader:
                 )
             return False
 
+    def send(self, slab: Slab, parts: Iterable[torch.Tensor]) -> None:
+        """Have parts of a slab travel before the rest of it is there.
+
+        Args:
+            slab: that `upload` is to be called with, or that is dropped.
+            parts: contiguous views of it, apart from each other and never all of it. They are not
+                written any more; those below `LEAST_PART` bytes wait for the rest.
+        """
+        large = [own for own in parts if own.nbytes >= LEAST_PART]
+        if large and slab not in self._begun:
+            self._retire()
+            begun = self._accelerator.begin(slab.bytes)
+            if begun is not None:
+                self._begun[slab] = begun
+        if slab in self._begun:
+            host = torch.from_numpy(slab.array())
+            for own in large:
+                at = own.data_ptr() - host.data_ptr()
+                self._accelerator.send(host, self._begun[slab], slice(at, at + own.nbytes))
+
     def upload(
         self,
         slab: Slab,
@@ -99,7 +125,7 @@ class DeviceUploader:
         host = torch.from_numpy(slab.array())
         start = host.data_ptr()
         places = {key: (own.data_ptr() - start, own) for key, own in tensors.items()}
-        return self._upload(slab, host, places, finish)
+        return self._upload(slab, host, places, finish, self._begun.pop(slab, None))
 
     def gather(self, tensors: Mapping[Key, torch.Tensor]) -> Tensors:
         """Tensors of the host that lie in no slab, on the device: side by side in pinned memory
@@ -119,12 +145,13 @@ class DeviceUploader:
         host: torch.Tensor,
         places: Mapping[Key, tuple[int, torch.Tensor]],
         finish: Callable[[Tensors], Tensors] | None = None,
+        begun: Begun | None = None,
     ) -> Tensors:
         def lay_out(target: torch.Tensor) -> Tensors:
             views = _views(target, places)
             return views if finish is None else finish(views)
 
-        result, copied, ready = self._accelerator.upload(host, lay_out)
+        result, copied, ready = self._accelerator.upload(host, lay_out, begun)
         self._in_flight.append((holder, copied))
         blocks = {own.untyped_storage().data_ptr(): own for own in result.values()}
         self._accelerator.hand_over(blocks.values(), ready)

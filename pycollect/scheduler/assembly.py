@@ -155,6 +155,22 @@ class Assembly:
             return SlabRows(pending.slab, row, self._order).header()
         return place_rollout(pending.slab, row, rollout.buffer, pending.infos[row].placement)
 
+    def send(self, pending: PendingBatch, row: int) -> None:
+        """Have a worker's rollout, which is in its row, travel to the device before the others.
+
+        Where the batch is copied once more on the host, or the row's frames do not lie side by
+        side, nothing happens. Ids wait: they become global with the whole batch.
+        """
+        info, count = pending.infos[0], len(pending.infos)
+        may_be_cut = self._uneven and self.along_time(info) and not self._padded
+        apart = self._order == "time" and info.num_envs > 1
+        if pending.uploader is None or may_be_cut or apart or self._shared.copies(pending.slab):
+            return
+        rows = (
+            leaf.view(count, -1)[row] for key, leaf in pending.tensors.items() if key != TRAJ_IDS
+        )
+        pending.uploader.send(pending.slab, rows)
+
     def close(self) -> None:
         """Let shared memory go, but for what the user still has."""
         self._shared.keep([])

@@ -140,6 +140,8 @@ class Scheduler:
             waiting.remove(worker)
             with self._flow.statistics.timed("assemble"):
                 self.assembly.place(pending, rows[worker.index], rollout)
+                if waiting:  # the last one's goes with the rest
+                    self.assembly.send(pending, rows[worker.index])
             reports[worker.index] = rollout.report
         return [reports[index] for index in rows]
 

@@ -84,6 +84,10 @@ class SharedSlabs:
         copy(staged.array(), slab.array())
         return staged
 
+    def copies(self, slab: Slab) -> bool:
+        """Whether the slab is copied on its way to a device, which cannot read it itself."""
+        return bool(self._staging) and slab.memory.address is not None
+
     def keep(self, groups: Collection[Group]) -> None:
         """Let the memory of all other groups go, but for what the user still has."""
         self._pools = {kind: pool for kind, pool in self._pools.items() if kind[0] in groups}
