@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pycollect import cuda
 from pycollect._core import SharedSlabPool, Upload, host_memory
@@ -283,13 +282,22 @@ class Fetch:
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The tensors on the host, valid until the next call; waits once, for one event."""
+        rooms = self.ask(tensors)
+        self.wait()
+        return rooms
+
+    def ask(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Where the tensors will be on the host once `wait` has returned."""
         forms = [(own.shape, own.dtype) for own in tensors]
         if forms != [(room.shape, room.dtype) for room in self._rooms]:
             self._rooms = tuple(self._accelerator.pinned(*form) for form in forms)
         for room, own in zip(self._rooms, tensors, strict=True):
             room.copy_(own, non_blocking=True)
-        self._accelerator.mark().synchronize()
         return self._rooms
+
+    def wait(self) -> None:
+        """Wait until the current stream has done what it was given."""
+        self._accelerator.mark().synchronize()
 
 
 class _Done:
@@ -370,67 +378,6 @@ def _kind_of(device: torch.device) -> Callable[[torch.device], Accelerator]:
     if not hasattr(getattr(torch, device.type), "Stream"):
         return PlainAccelerator
     return CudaAccelerator if device.type == "cuda" and cuda.is_torchs() else StreamAccelerator
-
-
-class CapturedCall:
-    """A function over CUDA tensors as a CUDA graph: one launch, whatever it consists of.
-
-    The shapes and dtypes of its inputs must not change, nor may it ask the device for values; what
-    is no tensor among them counts as it was when it was captured. Results are in memory of their
-    own. Other threads may use the device meanwhile.
-
-    Args:
-        function: positional and named tensors to tensors in any nesting.
-        warmup: how often it is called as it is before it is captured, at least once.
-    """
-
-    def __init__(self, function: Callable[..., Any], warmup: int = 2) -> None:
-        self._function = function
-        self._left = max(warmup, 1)
-        self._graph: Any = None
-        self._inputs: list[torch.Tensor] = []
-        self._outputs: Any = None
-
-    def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """The function's result for these inputs."""
-        leaves, form = tree_flatten((inputs, named))
-        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        with torch.cuda.device(given[0].device):
-            if self._left:
-                self._left -= 1
-                return self._beside(inputs, named)
-            if self._graph is None:
-                self._capture(leaves, form)
-            for own, value in zip(self._inputs, given, strict=True):
-                if own.shape != value.shape or own.dtype != value.dtype:  # copy_ would broadcast
-                    raise ValueError(
-                        f"inputs: expected the {own.dtype}{list(own.shape)} that was captured, got "
-                        f"{value.dtype}{list(value.shape)}"
-                    )
-                own.copy_(value)
-            self._graph.replay()
-            return tree_map_only(torch.Tensor, torch.clone, self._outputs)
-
-    def _beside(self, inputs: Any, named: Any) -> Any:
-        """A call on a stream of its own, as a capture wants those before it to be."""
-        kind: Any = torch.cuda.Stream
-        current, beside = torch.cuda.current_stream(), kind()
-        beside.wait_stream(current)
-        with torch.cuda.stream(beside):
-            result = self._function(*inputs, **named)
-        current.wait_stream(beside)
-        tree_map_only(torch.Tensor, lambda tensor: tensor.record_stream(current), result)
-        return result
-
-    def _capture(self, leaves: Sequence[Any], form: Any) -> None:
-        own = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        self._inputs = [leaf for leaf in own if isinstance(leaf, torch.Tensor)]
-        inputs, named = tree_unflatten(own, form)
-        graph = torch.cuda.CUDAGraph()
-        # By default whatever another thread does with the device would end the capture.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._outputs = self._function(*inputs, **named)
-        self._graph = graph
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,15 @@ import torch
 from collect_support import parity_policy
 from echo_envs import echo_fns
 from fake_device import FakeDevice
+from tensordict.nn import InteractionType
 
 from pycollect import MultiStep, SyncDataCollector
 from pycollect._core import CudaError
-from pycollect.devices import CapturedCall
+from pycollect.devices import CPU
+from pycollect.policy.calling import Calling
+from pycollect.policy.crossing import Crossing
+from pycollect.policy.graphs import CapturedCall
+from pycollect.policy.program.steps import CallStep, HeadStep, Program
 from pycollect.trajectories import on_cuda
 
 
@@ -143,3 +148,59 @@ def test_an_input_of_another_shape_is_refused(modes: list[str]) -> None:
         call(torch.ones(2))
     with pytest.raises(ValueError, match=r"expected the torch.float32\[2\] that was captured, got"):
         call(torch.ones(1))
+
+
+class OnTheHost(FakeDevice):
+    """Copies that torch is asked for are made at once; what waits is noted."""
+
+    def __init__(self) -> None:
+        super().__init__(lazy=False)
+
+
+class Elsewhere(Crossing):
+    """The policy's device is told apart from the CPU, though it is the same memory."""
+
+    def _is_there(self, tensor: torch.Tensor) -> bool:
+        return False
+
+
+def test_a_step_there_and_back_is_one_graph(
+    modes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a graph does, the fake one repeats the copies and the work that it saw."""
+    plain = torch.Tensor.copy_
+
+    def copied(own: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        if non_blocking and hasattr(Graph, "captured"):
+            Graph.captured.calls.append(lambda: plain(own, source))
+        return plain(own, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    monkeypatch.delattr(Graph, "captured", raising=False)
+    device = OnTheHost()
+    crossing = Elsewhere(CPU, CPU)
+    crossing.uses(device)
+    source = torch.zeros(2)
+    (mirror,) = crossing.mirrors({("observation",): source}).values()
+    assert crossing.can_capture
+    act = crossing.captured(lambda: (double(mirror)[0],), warmup=2)
+    for step in range(5):
+        source.fill_(step)
+        (out,) = act()
+        assert out.tolist() == [2 * step] * 2
+        assert device.log.count("host waits") == step + 1  # once a step
+    assert modes == ["thread_local"]
+    # Over, the work, back.
+    assert len(Graph.captured.calls) == 3
+
+
+def test_what_is_drawn_is_not_captured() -> None:
+    crossing = Crossing(CPU, CPU)
+    assert not crossing.can_capture  # nothing crosses
+    call = CallStep(torch.relu, (("observation",),), (("action",),))
+    head: Any = object()
+    draw = HeadStep(head, (("logits",),), (("action",),), None, InteractionType.RANDOM)
+    graphed = Calling(graphed={})
+    assert graphed.of_calls_alone(Program((call,)))
+    assert not graphed.of_calls_alone(Program((call, draw)))
+    assert not Calling().of_calls_alone(Program((call,)))

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from pycollect.devices import CapturedCall, is_available
+from pycollect.devices import is_available
 from pycollect.errors import warn_user
+from pycollect.policy.graphs import CapturedCall
 from pycollect.policy.program.steps import CallStep, Program
 
 Function = Callable[..., Any]
@@ -21,7 +22,9 @@ class Calling:
     """What `compile_policy`, `cudagraph_policy` and `trust_policy` ask for.
 
     Each call of a module or function in the policy is compiled, or captured, by itself;
-    distributions are sampled as ever. A policy that needs a TensorDict is compiled as a whole.
+    distributions are sampled as ever. Where there are none, and inputs and outputs cross between
+    the device and the host, the step is captured as a whole. A policy that needs a TensorDict is
+    compiled as a whole.
 
     Attributes:
         compiled: arguments of ``torch.compile``, and "warmup", the calls before; None: not at all.
@@ -65,6 +68,12 @@ class Calling:
             "cudagraph_policy: there is no CUDA here, the policy is called as it is",
         )
         return replace(self, graphed=None)
+
+    def of_calls_alone(self, program: Program) -> bool:
+        """Whether a step of the program can be captured as a whole: nothing is drawn in it."""
+        return self.graphed is not None and all(
+            isinstance(step, CallStep) for step in program.steps
+        )
 
     def of_program(self, program: Program) -> Program:
         """The program, its calls compiled or captured."""

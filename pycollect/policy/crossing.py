@@ -8,6 +8,7 @@ import torch
 
 from pycollect.batch.layout import Key
 from pycollect.devices import Accelerator, Event, Fetch, accelerator
+from pycollect.policy.graphs import CapturedWork
 from pycollect.policy.program.compile import Act
 
 
@@ -65,6 +66,37 @@ class Crossing:
         copies = {id(inward.source): inward.mirror for inward in self._inputs}
         return {key: copies.get(id(source), source) for key, source in tensors.items()}
 
+    @property
+    def can_capture(self) -> bool:
+        """Whether a step from the host to a device and back can be one graph."""
+        return self._fetch is not None and all(own.is_staged for own in self._inputs)
+
+    def captured(self, act: Act, warmup: int = 2) -> Act:
+        """As `around`, all that the device does captured as one graph: inputs over, `act`, outputs
+        back. Only where `can_capture`.
+
+        Args:
+            warmup: steps before it is captured, at least one.
+        """
+        fetch, inputs = self._fetch, self._inputs
+        assert fetch is not None, "captured: expected outputs that go to the host"
+
+        def step() -> tuple[torch.Tensor, ...]:
+            for inward in inputs:
+                inward.send()
+            return fetch.ask(act())
+
+        work = CapturedWork(step, self.there, max(warmup, 1))
+
+        def act_there() -> tuple[torch.Tensor, ...]:
+            for inward in inputs:
+                inward.stage()
+            rooms: tuple[torch.Tensor, ...] = work()
+            fetch.wait()
+            return rooms
+
+        return act_there
+
     def around(self, act: Act) -> Act:
         """`act` over the mirrors, its outputs at home: valid until the next call."""
 
@@ -103,9 +135,20 @@ class _Inward:
         if source.device.type == "cpu" and accelerator is not None:
             self._staging = accelerator.pinned(source.shape, source.dtype)
 
+    @property
+    def is_staged(self) -> bool:
+        return self._staging is not None
+
     def carry(self) -> None:
+        self.stage()
+        self.send()
+
+    def stage(self) -> None:
+        if self._staging is not None:
+            self._staging.copy_(self.source)
+
+    def send(self) -> None:
         if self._staging is None:
             self.mirror.copy_(self.source)  # to the CPU, where it is needed at once
         else:
-            self._staging.copy_(self.source)
             self.mirror.copy_(self._staging, non_blocking=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -197,11 +198,19 @@ class PolicyRunner:
         crosses = self._crossing.is_needed(given.values())
         given = self._crossing.mirrors(given) if crosses else given
         finish = finishers(self.outputs, self._carried, self._raw, self._given.lead)
+        calling, warmup = self._calling, self._calling.graphed or {}
+        is_one = crosses and calling.of_calls_alone(program) and self._crossing.can_capture
+        if is_one:
+            calling = replace(calling, graphed=None)
         with undisturbed(self.policy, self._crossing.there):
             act, reuses_memory = assemble(
-                self._calling.of_program(program), given, self._wanted(), self._samples, finish
+                calling.of_program(program), given, self._wanted(), self._samples, finish
             )
-        return self._crossing.around(act) if crosses else act, reuses_memory
+        if is_one:
+            act = self._crossing.captured(act, **warmup)
+        elif crosses:
+            act = self._crossing.around(act)
+        return act, reuses_memory
 
     def _act_with_tensordict(self) -> Act:
         wanted = self._wanted()

@@ -166,9 +166,8 @@ class Assembly:
         apart = self._order == "time" and info.num_envs > 1
         if pending.uploader is None or may_be_cut or apart or self._shared.copies(pending.slab):
             return
-        rows = (
-            leaf.view(count, -1)[row] for key, leaf in pending.tensors.items() if key != TRAJ_IDS
-        )
+        leaves = [leaf for key, leaf in pending.tensors.items() if key != TRAJ_IDS and leaf.numel()]
+        rows = (leaf.view(count, -1)[row] for leaf in leaves)
         pending.uploader.send(pending.slab, rows)
 
     def close(self) -> None:
