@@ -21,7 +21,7 @@ core += [root / f"cmake/{name}.cmake" for name in ("options", "unoptimised", "ve
 expected |= {f"pycollect/share/pycollect/{path.relative_to(root)}" for path in core}
 
 names = set(zipfile.ZipFile(sys.argv[1]).namelist())
-names = {name for name in names if not re.match(r"pycollect-[^/]*\.dist-info/", name)}
+names = {name for name in names if not re.match(r"pycollect_rl-[^/]*\.dist-info/", name)}
 modules = {name for name in names if re.fullmatch(r"pycollect/_core\.[^/]*\.so", name)}
 if len(modules) != 1 or names - modules != expected:
     sys.exit(f"missing: {expected - names}, unexpected: {names - modules - expected}, {modules}")

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.race import Row
 
 HEADINGS = ("case", "side", "frames/s", "us/frame", "GB/s", "peak RSS, MB", "ours / it", "wanted")
-PACKAGES = ("pycollect", "torch", "tensordict", "torchrl", "ray", "gymnasium", "numpy")
+PACKAGES = ("pycollect-rl", "torch", "tensordict", "torchrl", "ray", "gymnasium", "numpy")
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -51,7 +51,7 @@ fi
 wheel=${WHEEL:-}
 if [ -z "$wheel" ]; then
   step wheel 200 "$python" -m pip wheel . -q --no-deps --no-build-isolation -w "$out" || exit 1
-  wheel=$(ls -t "$out"/pycollect-*.whl | head -n 1)
+  wheel=$(ls -t "$out"/pycollect_rl-*.whl | head -n 1)
 fi
 step install 60 "${to_site[@]}" "$wheel" || exit 1
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1

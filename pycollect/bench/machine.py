@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 _PACKAGES = (
-    "pycollect",
+    "pycollect-rl",
     "torch",
     "tensordict",
     "torchrl",
