@@ -86,8 +86,13 @@ tools)
     step $tool 200 compute-sanitizer --tool $tool --target-processes all \
       "${tests[@]}" --timeout=150 "${of_the_core[@]}"
   done
-  TAIL=120 step ncu 150 ncu --clock-control none -k pycollect_gather -c 24 --set basic \
-    "${bench[@]}" --quick --parts gathers
+  # One launch for each width of frames.
+  TAIL=200 step ncu 150 ncu --clock-control none -k pycollect_gather --set full "$python" -c "
+import torch
+from pycollect.bench.gathers import WIDTHS, Case
+for width in WIDTHS:
+    Case(width, 256e6, torch.device('cuda', 0)).by_the_core()
+torch.cuda.synchronize()"
   ;;
 *)
   echo "expected figures, bench, torchrl or tools, got $part" >&2

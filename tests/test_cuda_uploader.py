@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from pycollect import cuda
-from pycollect._core import Layout, Leaf, Memory, Placement, SlabPool
+from pycollect._core import Layout, Leaf, Memory, Placement, SlabPool, host_memory
 
 gpu = [
     pytest.mark.cuda,
@@ -79,6 +81,41 @@ class TestOnAGPU:
         uploader.upload(array, target).wait()
         assert bool((target == 7).all())
         del registration
+
+    def test_uploads_and_captures_of_graphs_do_not_disturb_each_other(self) -> None:
+        source = torch.ones(1 << 16, pin_memory=True)
+        uploader = cuda.Uploader("cuda")
+        target = uploader.empty(source.shape, source.dtype)
+        ended, failures = threading.Event(), []
+
+        def upload() -> None:
+            while not ended.is_set():
+                try:
+                    uploader.upload(source, target).wait()
+                    cuda.Registration(Memory.share(1 << 16), 0)
+                except Exception as error:  # whatever it is, the other thread is to tell it
+                    failures.append(error)
+                    return
+
+        thread = threading.Thread(target=upload)
+        thread.start()
+        try:
+            value = torch.ones(64, device="cuda")
+            for k in range(200):
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                    result = value + k
+                graph.replay()
+                assert result[0].item() == k + 1
+        finally:
+            ended.set()
+            thread.join()
+        assert not failures
+
+    def test_pinned_memory_has_the_size_that_was_asked_for(self) -> None:
+        memory = host_memory(0, (1 << 20) + 4096)
+        assert memory.bytes == (1 << 20) + 4096
+        assert torch.from_numpy(memory.array()).is_pinned()
 
     def test_copies_beside_a_learner_do_not_disturb_it(self) -> None:
         uploader = cuda.Uploader("cuda")

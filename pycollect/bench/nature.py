@@ -56,7 +56,7 @@ def _policy() -> TensorDictModule:
     return TensorDictModule(NatureCNN(), in_keys=["observation"], out_keys=["action"])
 
 
-def _ours(workers: int, device: torch.device) -> Any:
+def _ours(workers: int, device: torch.device, **arguments: Any) -> Any:
     return MultiSyncDataCollector(
         [FreeFrames] * workers,
         _policy(),
@@ -64,6 +64,7 @@ def _ours(workers: int, device: torch.device) -> Any:
         policy_device=device,
         storing_device=device,
         prefetch=1,
+        **arguments,
     )
 
 
@@ -81,7 +82,12 @@ def _torchrls(workers: int, device: torch.device) -> Any:
     )
 
 
-_SIDES: dict[str, Callable[[int, torch.device], Any]] = {"pycollect": _ours, "TorchRL": _torchrls}
+_TORCHRL = "TorchRL"
+_SIDES: dict[str, Callable[[int, torch.device], Any]] = {
+    "pycollect": _ours,
+    "pycollect, captured": partial(_ours, cudagraph_policy=True),
+    _TORCHRL: _torchrls,
+}
 
 
 def nature_rows(
@@ -90,7 +96,7 @@ def nature_rows(
     *,
     quick: bool,
     workers: Sequence[int] = WORKERS,
-    sides: Sequence[str] = ("pycollect", "TorchRL"),
+    sides: Sequence[str] = tuple(_SIDES),
 ) -> list[Row]:
     """Rates, and times to the first batch, of both sides; each with a process per environment.
 
@@ -101,10 +107,11 @@ def nature_rows(
     for count in workers:
         for side in sides:
             name, make = f"{side}, Nature CNN, {count}", _SIDES[side]
-            reason = why_not or ("" if make is _ours else lacks("torchrl"))
+            is_peer = side == _TORCHRL
+            reason = why_not or (lacks("torchrl") if is_peer else "")
             pair = _measured(name, make, reason, count, device, quick)
-            if make is _ours:
-                pair = [replace(row, peer=row.name.replace(side, "TorchRL")) for row in pair]
+            if not is_peer:
+                pair = [replace(row, peer=row.name.replace(side, _TORCHRL)) for row in pair]
             rows += pair
     return rows
 

@@ -126,8 +126,8 @@ class Event {
 };
 
 // Pinned memory: the device reads it directly, and a copy from it runs beside the host. Taking it
-// costs about 0.3 ms per MB: take it once, and use it again (see MemoryPool). Uninitialised. Throws
-// Error with the number of bytes where it is not to be had.
+// costs far more than taking ordinary memory: take it once, and use it again (see MemoryPool).
+// Uninitialised. Throws Error with the number of bytes where it is not to be had.
 std::shared_ptr<Memory> host_memory(int device, std::int64_t bytes);
 
 // Memory that somebody else made (a shared slab, say), pinned while this exists, which keeps it. So

@@ -46,7 +46,7 @@ class Upload {
 // whoever finds the copy complete: done() and wait() of the upload, and upload(),
 // release_finished() and wait() here. No thread and no callback of the driver's is involved.
 //
-// An upload costs the host some 10 us, whatever its size. Thread-safe.
+// An upload costs the host a handful of the driver's calls, whatever its size. Thread-safe.
 class Uploader {
  public:
   explicit Uploader(int device);
