@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 pytest.importorskip("gymnasium")
 
 from pycollect.__main__ import main
+from pycollect.bench import gpu, nature
 from pycollect.bench.copies import Material, Sizes, device_rows, host_rows
 from pycollect.bench.gathers import WIDTHS, Case, Width, gather_rows
 from pycollect.bench.host_costs import host_cost_rows
@@ -95,6 +97,20 @@ def test_the_parts_of_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit):
         main(["bench", "gpu", "--parts", "everything"])
     assert "invalid choice: 'everything'" in capsys.readouterr().err
+
+
+def test_what_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the device is lost")
+
+    monkeypatch.setitem(nature._SIDES, "pycollect", broken)
+    monkeypatch.setattr(gpu, "split_rows", broken)
+    monkeypatch.setattr(gpu, "why_not", lambda _: "there is none")
+    rows = [row for part in gpu.measure(("splits", "nature"), quick=True) for row in part]
+    assert rows[0].note == "RuntimeError: the device is lost"
+    assert len(rows) > 3
+    rows = nature_rows(GPU, "", quick=True, workers=(1,), sides=("pycollect",))
+    assert [row.note for row in rows] == ["it failed: RuntimeError: the device is lost"] * 2
 
 
 @pytest.mark.processes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -28,6 +30,29 @@ def test_the_committed_ptx_is_for_drivers_from_cuda_11_and_pascal_on(script: Mod
     _, ptx = script.committed()
     assert ptx.startswith(".version 7.0\n.target sm_60\n")
     assert ".visible .entry pycollect_gather(" in ptx
+
+
+def test_the_committed_ptx_divides_nothing_and_moves_sixteen_bytes(script: ModuleType) -> None:
+    _, ptx = script.committed()
+    accesses = set(re.findall(r"\b(?:ld|st)\.[a-z0-9.]+", ptx))
+    assert {"ld.global.nc.v2.u64", "st.global.wb.v2.u64"} <= accesses
+    assert all(own.startswith(("ld.global", "st.global", "ld.param")) for own in accesses)
+    assert not re.findall(r"\b(?:div|rem)\.", ptx)
+
+
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")
+@pytest.mark.parametrize(("arch", "most"), [("80", 40), ("90", 40)])
+def test_its_registers_let_six_blocks_run_on_each_multiprocessor(
+    script: ModuleType, arch: str, most: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "gather.ptx"
+    path.write_text(script.committed()[1])
+    command = ["ptxas", "-v", f"-arch=sm_{arch}", "-o", str(tmp_path / "gather.cubin"), str(path)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = re.search(r"Used (\d+) registers", told)
+    assert registers is not None, told
+    assert int(registers[1]) <= most
+    assert "0 bytes spill stores, 0 bytes spill loads" in told
 
 
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas")

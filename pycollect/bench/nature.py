@@ -109,7 +109,10 @@ def nature_rows(
             name, make = f"{side}, Nature CNN, {count}", _SIDES[side]
             is_peer = side == _TORCHRL
             reason = why_not or (lacks("torchrl") if is_peer else "")
-            pair = _measured(name, make, reason, count, device, quick)
+            try:
+                pair = _measured(name, make, reason, count, device, quick)
+            except Exception as error:  # whatever it is: the other sides are measured all the same
+                pair = _missing(name, f"it failed: {type(error).__name__}: {error}")
             if not is_peer:
                 pair = [replace(row, peer=row.name.replace(side, _TORCHRL)) for row in pair]
             rows += pair
@@ -124,9 +127,8 @@ def _measured(
     device: torch.device,
     quick: bool,
 ) -> list[Row]:
-    first = f"{name}, first batch"
     if reason:
-        return [missing(name, reason), missing(first, reason)]
+        return _missing(name, reason)
     start = time.perf_counter()
     collector = make(workers, device)
     try:
@@ -150,5 +152,13 @@ def _measured(
     note = f"{workers} processes, policy and batch on {device}"
     return [
         Row(name, seconds=seconds, frames=_STEPS * workers, note=note),
-        Row(first, seconds=to_first, note="from the constructor on"),
+        Row(_first(name), seconds=to_first, note="from the constructor on"),
     ]
+
+
+def _first(name: str) -> str:
+    return f"{name}, first batch"
+
+
+def _missing(name: str, why: str) -> list[Row]:
+    return [missing(name, why), missing(_first(name), why)]
