@@ -76,6 +76,19 @@ def test_one_ends_by_itself(ray_cluster: Any) -> None:
     workers.stop()
 
 
+def test_one_that_was_killed_is_told_of(ray_cluster: Any) -> None:
+    with set_of(2) as workers:
+        ray_cluster.kill(workers.remote_workers()[1])
+        with pytest.raises(WorkerError, match="worker 2 died: ") as caught:
+            workers.collect_data()
+        assert caught.value.worker == 2
+
+
+def test_a_set_that_is_forgotten_leaves_nothing(ray_cluster: Any) -> None:
+    """Its actors end, as the watch over all tests sees."""
+    assert len(set_of(2).collect_data()) == 2
+
+
 def test_what_a_component_raises_is_raised(ray_cluster: Any) -> None:
     workers = set_of(2)
     (first, _) = workers.remote_workers()

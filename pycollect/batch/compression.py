@@ -87,28 +87,34 @@ class PackedBuffer:
 
     Attributes:
         sizes: bytes of the parts.
-        parts: these, compressed or not.
+        lengths: what is left of these.
+        data: all parts, compressed or not, one after the other: one array travels faster than many.
     """
 
     sizes: tuple[int, ...]
-    parts: tuple[Buffer, ...]
+    lengths: tuple[int, ...]
+    data: Buffer
 
     @classmethod
     def of(cls, data: Buffer, sizes: tuple[int, ...], argument: str) -> PackedBuffer:
         """Pack a block that has parts of so many bytes, one after the other."""
-        ends = list(accumulate(sizes))
-        parts = (data[end - size : end] for size, end in zip(sizes, ends, strict=True))
-        return cls(sizes, tuple(compress(part, argument) for part in parts))
+        parts = [compress(part, argument) for part in _parts(data, sizes)]
+        return cls(sizes, tuple(part.nbytes for part in parts), np.concatenate(parts))
 
     def open(self, argument: str) -> Buffer:
         """The block, in memory of its own."""
         block = np.empty(sum(self.sizes), np.uint8)
-        end = 0
-        for size, part in zip(self.sizes, self.parts, strict=True):
-            own = block[end : end + size]
+        both = zip(_parts(block, self.sizes), _parts(self.data, self.lengths), strict=True)
+        for own, part in both:
+            size = own.nbytes
             own[:] = part if part.nbytes == size else decompress(part, size, argument)
-            end += size
         return block
+
+
+def _parts(data: Buffer, sizes: tuple[int, ...]) -> list[Buffer]:
+    """Parts of so many bytes, one after the other."""
+    ends = accumulate(sizes)
+    return [data[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def _bytes_of(value: npt.NDArray[Any] | Tensor) -> Buffer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 import sys
 import warnings
@@ -18,6 +19,7 @@ import torch
 with warnings.catch_warnings(), contextlib.redirect_stderr(None):  # gym's farewell
     warnings.simplefilter("ignore")
     import gym
+    import pytorchrl as prl
     from pytorchrl.agent.actors import OffPolicyActor, OnPolicyActor, get_memory_network
     from pytorchrl.agent.algorithms import PPO, SAC, TD3
     from pytorchrl.agent.env import VecEnv
@@ -150,15 +152,22 @@ def sac() -> Factories:
 PROGRAMS = [ppo, recurrent_ppo, td3, sac]
 
 
-def learn(worker_set: Any, factories: Factories, updates: int) -> tuple[list[Any], Any]:
-    """The program of PyTorchRL's Scheme and Learner over a local set; what they tell, weights."""
-    col_workers_factory = worker_set.create_factory(num_workers=0, **factories.named)
+def learn(
+    worker_set: Any,
+    factories: Factories,
+    updates: int,
+    num_workers: int = 0,
+    communication: str = prl.SYNC,
+    **arguments: Any,
+) -> tuple[list[Any], Any]:
+    """The program of PyTorchRL's Scheme and Learner over a set; what they tell, weights."""
+    col_workers_factory = worker_set.create_factory(num_workers, **factories.named, **arguments)
     grad_workers_factory = GWorkerSet.create_factory(
-        num_workers=0, col_workers_factory=col_workers_factory
+        num_workers=0, col_workers_factory=col_workers_factory, col_communication=communication
     )
     worker = UWorker(grad_workers_factory=grad_workers_factory, local_device="cpu")
     try:
-        infos = [worker.step() for _ in range(updates)]
+        infos = [copy.deepcopy(worker.step()) for _ in range(updates)]
         return infos, worker.local_worker.get_weights()
     finally:
         worker.stop()

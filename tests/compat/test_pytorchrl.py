@@ -11,10 +11,13 @@ import pytest
 import torch
 
 pytest.importorskip("pytorchrl")
+import pytorchrl as prl
 from pytorchrl.scheme import CWorkerSet as TheirSet
 from pytorchrl.scheme.collection.c_worker import CWorker as TheirWorker
+from pytorchrl.scheme.gradients import g_worker
 from pytorchrl_support import PROGRAMS, Factories, learn, ppo, ppo_with_gae_in_processes
 
+from pycollect import scheme
 from pycollect.scheme import CWorker, CWorkerSet, unpack
 
 ROLLOUTS = 3
@@ -109,6 +112,22 @@ def test_remote_workers(program: Callable[[], Factories], packed: bool, ray_clus
         workers.stop()
     for index, collected in enumerate(ours, 1):
         assert_same_rollouts(collected, theirs_of(factories, index, weights))
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("communication", [prl.SYNC, prl.ASYNC])
+def test_their_learner_over_remote_workers(
+    communication: str, ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It calls two functions that need what Ray no longer has: others stand in their place."""
+    monkeypatch.setattr(g_worker, "ray_get_and_free", ray_cluster.get)
+    monkeypatch.setattr(g_worker, "broadcast_message", scheme.broadcast_message)
+    resources = {"num_cpus": 1, "memory": 1024**3}
+    infos, _ = learn(CWorkerSet, ppo(), 12, 2, communication, col_worker_resources=resources)
+    versions = [info["ActorVersion"] for info in infos]
+    assert [own["ActorUpdate"] for own in versions] == list(range(12))
+    assert all(own["GradientCompute"] >= own["DataCollection"] for own in versions)
+    assert sum(info["NumberSamples"] for info in infos) == 3 * 48  # four updates with each
 
 
 def test_packed_data_reach_their_learner() -> None:
