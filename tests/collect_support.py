@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -28,6 +28,7 @@ from pycollect import (
 
 STEPS = 7  # of one env in one rollout: no multiple of the lengths' sum
 ACTORS = 2
+MANY = 4
 
 
 def parity(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -193,25 +194,37 @@ def of_ranks(way: Way) -> list[Way]:
     return [*ways, Way(f"ranks by messages compressed {rest}", way.workers, packed)]
 
 
+def of_four(way: Way) -> list[Way]:
+    """The same with four ranks as if they were elsewhere, where there are several workers."""
+    if way.workers != ACTORS:
+        return []
+    by = "messages" if way.sync else "rpc"
+    own = next(own for own in of_ranks(way) if own.transport == by)
+    return [replace(own, name=f"{own.name} of {MANY}", workers=MANY)]
+
+
 def marked(*ways: Way, central: bool = True) -> list[Any]:
     """The ways as parameters of a test, marked by where their workers are.
 
-    What holds for processes holds for ranks: those are added, always slow, as they are many. Teams
-    have most processes to start: they are slow, too.
+    What holds for processes holds for ranks: those are added. Teams, and ranks of which there are
+    four, have most processes to start: they are slow.
 
     Args:
         central: what it tests holds for central inference, too.
     """
-    every = [*ways, *(own for way in ways if way.multi for own in of_ranks(way))]
+    every = [*ways]
+    every += [own for way in ways if way.multi for own in (*of_ranks(way), *of_four(way))]
     every += [CENTRAL] if central and MULTI_STACK in ways else []
-    return [pytest.param(way, id=way.name, marks=_marks(way)) for way in every]
+    return [pytest.param(way, id=way.name, marks=marks_of(way)) for way in every]
 
 
-def _marks(way: Way) -> list[Any]:
+def marks_of(way: Way) -> list[Any]:
+    """Where its workers are, and whether it takes long to start them."""
     if not way.remote:
         return []
     marks = [pytest.mark.processes if way.children else pytest.mark.ray]
-    return [*marks, pytest.mark.slow] if way is TEAM_STACK or way.ranks else marks
+    marks += [pytest.mark.ranks] if way.ranks else []
+    return [*marks, pytest.mark.slow] if way is TEAM_STACK or way.workers == MANY else marks
 
 
 @contextmanager

@@ -73,15 +73,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Such workers take seconds to start, and what goes through Ray on this node and through processes
     is the same but for their life and death. Which case it is depends on the test's name, so that
     all ways are met by some test; `ray(usual=n)` and `processes(usual=n)` ask for more of them.
+    Ranks of torch.distributed count apart: one of their cases runs, too.
     """
-    tests: dict[str, list[pytest.Item]] = {}
+    tests: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("ray"):  # side by side, they share one Ray in one process
             item.add_marker(pytest.mark.xdist_group("ray"))
         if _elsewhere(item) and not item.get_closest_marker("slow"):
-            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for name, cases in tests.items():
-        marker = _elsewhere(cases[0])
+            ranks = item.get_closest_marker("ranks") is not None
+            tests.setdefault((item.nodeid.partition("[")[0], ranks), []).append(item)
+    for (name, ranks), cases in tests.items():
+        marker = None if ranks else _elsewhere(cases[0])
         count = min(marker.kwargs.get("usual", 1) if marker else 1, len(cases))
         first = zlib.crc32(name.encode())
         usual = {(first + n * len(cases) // count) % len(cases) for n in range(count)}

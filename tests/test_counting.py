@@ -26,6 +26,9 @@ from collect_support import (
     Way,
     collected_frames,
     collecting,
+    marks_of,
+    of_four,
+    of_ranks,
     parity_policy,
 )
 from echo_envs import ENTRIES, MODES, envs_of
@@ -35,6 +38,10 @@ SWITCHES = list(product((0, 2), (False, True), (False, True)))
 PLAIN = (0, False, False)
 # These do not honour reset_mask: the step after a done is a dummy.
 DUMMIES = ("ignores masks", "AsyncVectorEnv NEXT_STEP pipes")
+
+
+def name_of(value: Any) -> str:
+    return value.name if isinstance(value, Way) else str(value)
 
 
 def check_counting(way: Way, kind: str, switches: tuple[int, bool, bool], policy: Any) -> None:
@@ -108,32 +115,43 @@ def test_random_actions_in_process(kind: str) -> None:
         (ASYNC[2], "one", (0, False, True)),
         (ASYNC[2], "ignores masks", (0, True, False)),
     ],
-    ids=lambda value: value.name if isinstance(value, Way) else str(value),
+    ids=name_of,
 )
 def test_every_frame_from_actors(way: Way, kind: str, switches: tuple[int, bool, bool]) -> None:
     check_counting(way, kind, switches, parity_policy())
 
 
+PROCESSES: list[tuple[Way, str, tuple[int, bool, bool]]] = [
+    (MULTI_STACK, "one", PLAIN),
+    (MULTI_STACK, "list", (2, True, True)),
+    (MULTI_0, "one", (2, False, False)),
+    (MULTI_0, "list", (0, True, False)),
+    (MULTI_TIME, "one", (0, True, True)),
+    (MULTI_TIME, "ignores masks", (0, False, True)),
+    (MULTI_TIME, "AsyncVectorEnv DISABLED pipes", (2, False, False)),
+    (MULTI_AHEAD, "list", PLAIN),
+    (MULTI_ASYNC[0], "AsyncVectorEnv SAME_STEP", (2, True, False)),
+    (MULTI_ASYNC[1], "one", (2, True, True)),
+    (MULTI_ASYNC[2], "list", (0, False, True)),
+    (MULTI_ASYNC[2], "ignores masks", (0, True, False)),
+]
+
+
 @pytest.mark.processes(usual=3)
+@pytest.mark.parametrize(("way", "kind", "switches"), PROCESSES, ids=name_of)
+def test_every_frame_from_processes(way: Way, kind: str, switches: tuple[int, bool, bool]) -> None:
+    check_counting(way, kind, switches, parity_policy())
+
+
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
     [
-        (MULTI_STACK, "one", PLAIN),
-        (MULTI_STACK, "list", (2, True, True)),
-        (MULTI_0, "one", (2, False, False)),
-        (MULTI_0, "list", (0, True, False)),
-        (MULTI_TIME, "one", (0, True, True)),
-        (MULTI_TIME, "ignores masks", (0, False, True)),
-        (MULTI_TIME, "AsyncVectorEnv DISABLED pipes", (2, False, False)),
-        (MULTI_AHEAD, "list", PLAIN),
-        (MULTI_ASYNC[0], "AsyncVectorEnv SAME_STEP", (2, True, False)),
-        (MULTI_ASYNC[1], "one", (2, True, True)),
-        (MULTI_ASYNC[2], "list", (0, False, True)),
-        (MULTI_ASYNC[2], "ignores masks", (0, True, False)),
+        pytest.param(own, *rest, marks=marks_of(own), id=f"{own.name}-{rest[0]}-{rest[1]}")
+        for way, *rest in PROCESSES
+        for own in (*of_ranks(way), *of_four(way))
     ],
-    ids=lambda value: value.name if isinstance(value, Way) else str(value),
 )
-def test_every_frame_from_processes(way: Way, kind: str, switches: tuple[int, bool, bool]) -> None:
+def test_every_frame_from_ranks(way: Way, kind: str, switches: tuple[int, bool, bool]) -> None:
     check_counting(way, kind, switches, parity_policy())
 
 

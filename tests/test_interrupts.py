@@ -14,6 +14,7 @@ from collect_support import (
     FrameOracle,
     Way,
     collecting,
+    marked,
     parity_policy,
 )
 from echo_envs import echo_fns
@@ -84,7 +85,6 @@ def check_interrupted(monkeypatch: pytest.MonkeyPatch, way: Way, module: Any, na
     )
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("module", "name"),
     [
@@ -94,7 +94,7 @@ def check_interrupted(monkeypatch: pytest.MonkeyPatch, way: Way, module: Any, na
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-@pytest.mark.parametrize("way", [MULTI_STACK, MULTI_ASYNC[0]], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[0]))
 def test_a_batch_of_processes_that_was_interrupted_comes_next(
     monkeypatch: pytest.MonkeyPatch, way: Way, module: Any, name: str
 ) -> None:

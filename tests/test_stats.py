@@ -70,7 +70,7 @@ def check_workers(workers: dict[int, Any], way: Way, frames: int) -> None:
     assert len(pids) == way.workers
     if way.remote:
         assert os.getpid() not in pids
-        assert {worker["transport"] for worker in workers.values()} == {"shared memory"}
+        assert {worker["transport"] for worker in workers.values()} == {way.transport}
     else:
         assert pids == {os.getpid()}
         assert psutil.pid_exists(os.getpid())
