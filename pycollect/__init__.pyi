@@ -2,6 +2,7 @@ from . import cuda as cuda
 from . import scheme as scheme
 from .collectors.distributed import DistributedDataCollector as DistributedDataCollector
 from .collectors.distributed import DistributedSyncDataCollector as DistributedSyncDataCollector
+from .collectors.evaluator import Evaluator as Evaluator
 from .collectors.helpers import OffPolicyCollectorConfig as OffPolicyCollectorConfig
 from .collectors.helpers import OnPolicyCollectorConfig as OnPolicyCollectorConfig
 from .collectors.helpers import make_collector_offpolicy as make_collector_offpolicy

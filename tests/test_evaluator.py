@@ -1,0 +1,205 @@
+"""Evaluator: what the newest weights are worth, beside training."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from envs_for_tests import CountingEnv
+from gymnasium.vector import SyncVectorEnv
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+
+from pycollect import Evaluator
+
+
+class Counting(CountingEnv):
+    """Episodes of the lengths in turns; each step is worth what the action is."""
+
+    def step(self, action: Any) -> Any:
+        observation, _, *rest = super().step(action)
+        return (observation, float(action), *rest)
+
+
+class Worth(torch.nn.Module):
+    """Its action is its parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worth = torch.nn.Parameter(torch.zeros(()))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.worth.round().long().expand(observation.shape[:-1])
+
+
+def policy(worth: float = 0.0) -> TensorDictModule:
+    module = TensorDictModule(Worth(), ["observation"], ["action"])
+    with torch.no_grad():
+        module.module.worth.fill_(worth)
+    return module
+
+
+def short_and_long() -> list[Any]:
+    return [partial(Counting, 0, (2,)), partial(Counting, 1, (20,))]
+
+
+WAYS = [
+    pytest.param("thread"),
+    pytest.param("process", marks=pytest.mark.processes),
+    pytest.param("ray", marks=pytest.mark.ray),
+]
+
+
+@pytest.mark.parametrize("backend", WAYS)
+def test_the_weights_of_the_moment_are_evaluated(backend: str) -> None:
+    trained = policy(1.0)
+    env = partial(Counting, 0, (3, 5))
+    with Evaluator(env, trained, num_trajectories=4, backend=backend) as evaluator:
+        first = evaluator.evaluate()
+        assert first["eval/reward"] == first["eval/episode_length"] == 4.0
+        assert first["eval/num_episodes"] == 4
+        assert first["eval/reward_std"] == pytest.approx((4 / 3) ** 0.5)
+        assert first["eval/fps"] > 0
+        with torch.no_grad():
+            trained.module.worth.fill_(0.0)
+        assert evaluator.evaluate()["eval/reward"] == 0.0
+        given = TensorDict.from_module(policy(1.0)).data
+        assert evaluator.evaluate(given, step=7) | {"eval/fps": 0} == {
+            **first,
+            "eval/fps": 0,
+            "eval/step": 7,
+        }
+
+
+@pytest.mark.parametrize("entry", [short_and_long(), lambda: SyncVectorEnv(short_and_long())])
+def test_long_episodes_count_as_much_as_short_ones(entry: Any) -> None:
+    with Evaluator(entry, policy(1.0), num_trajectories=6, frames_per_batch=14) as evaluator:
+        result = evaluator.evaluate()
+    assert result["eval/num_episodes"] == 6
+    assert result["eval/episode_length"] == 11.0
+
+
+def test_an_evaluation_beside_training_has_the_weights_that_there_were() -> None:
+    trained, heard = policy(1.0), []
+    going = threading.Event()
+
+    class Waiting(Counting):
+        def step(self, action: Any) -> Any:
+            going.wait(60)
+            return super().step(action)
+
+    entry = [partial(Counting, 0, (3,))]
+    with Evaluator(entry, trained, num_trajectories=2, on_result=heard.append) as evaluator:
+        assert evaluator.poll() is None
+        assert evaluator.wait() is None
+    with Evaluator(
+        partial(Waiting, 0, (3,)), trained, num_trajectories=2, on_result=heard.append
+    ) as evaluator:
+        going.set()
+        assert evaluator.evaluate()["eval/reward"] == 3.0
+        going.clear()
+        assert evaluator.trigger_eval(step=5)
+        assert evaluator.pending
+        assert not evaluator.trigger_eval()
+        assert evaluator.poll() is None
+        with torch.no_grad():
+            trained.module.worth.fill_(0.0)
+        going.set()
+        result = evaluator.wait(60)
+        assert result is not None
+        assert (result["eval/reward"], result["eval/step"]) == (3.0, 5)
+    assert [td["eval/step"].item() for td in heard] == [0, 5]
+
+
+def test_one_that_is_busy_may_raise() -> None:
+    going = threading.Event()
+
+    class Waiting(Counting):
+        def step(self, action: Any) -> Any:
+            going.wait(60)
+            return super().step(action)
+
+    going.set()
+    with Evaluator(partial(Waiting, 0, (3,)), policy(), busy_policy="error") as evaluator:
+        going.clear()
+        evaluator.trigger_eval()
+        with pytest.raises(RuntimeError, match="an evaluation runs"):
+            evaluator.trigger_eval()
+        going.set()
+
+
+def test_what_is_queued_comes_in_order() -> None:
+    env = partial(Counting, 0, (3,))
+    with Evaluator(env, policy(1.0), num_trajectories=1, busy_policy="queue") as evaluator:
+        assert all(evaluator.trigger_eval(policy(worth), step=worth) for worth in (2, 0, 1))
+        results = [evaluator.wait(60) for _ in range(3)]
+    assert [own and own["eval/reward"] for own in results] == [6.0, 0.0, 3.0]
+
+
+def test_every_so_many_triggers() -> None:
+    with Evaluator(
+        partial(Counting, 0, (3,)), policy(), num_trajectories=1, every=3, busy_policy="queue"
+    ) as evaluator:
+        assert [evaluator.trigger_eval() for _ in range(7)] == [True, *[False, False, True] * 2]
+
+
+def test_the_same_episodes_with_a_seed() -> None:
+    with Evaluator("CartPole-v1", None, num_trajectories=5, seed=3) as evaluator:
+        first, second = evaluator.evaluate(), evaluator.evaluate()
+    assert first["eval/reward"] == second["eval/reward"]
+
+
+def test_long_episodes_are_truncated_and_own_metrics_told() -> None:
+    def longest(td: TensorDictBase) -> dict[str, float]:
+        return {"longest": float(td["collector", "mask"].sum(1).max())}
+
+    with Evaluator(
+        partial(Counting, 0, (3, 50)),
+        policy(1.0),
+        num_trajectories=2,
+        max_steps=10,
+        metrics_fn=longest,
+        log_prefix="test",
+    ) as evaluator:
+        result = evaluator.evaluate()
+    assert result["test/longest"] == 10.0
+    assert result["test/episode_length"] == 6.5
+
+
+def test_what_an_environment_raises_is_raised_to_whoever_asks_for_the_result() -> None:
+    class Broken(Counting):
+        def step(self, action: Any) -> Any:
+            raise ZeroDivisionError("own words")
+
+    with Evaluator(Broken, policy()) as evaluator:
+        assert evaluator.trigger_eval()
+        with pytest.raises(ZeroDivisionError, match="own words"):
+            evaluator.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"num_trajectories": 0}, ValueError, "num_trajectories"),
+        ({"busy_policy": "wait"}, ValueError, "busy_policy"),
+        ({"backend": "mpi"}, ValueError, "backend"),
+        ({"num_workers": 2}, ValueError, "num_workers: expected 1 with backend='thread'"),
+        ({"ray_kwargs": {}}, ValueError, "ray_kwargs"),
+        ({"metrics_fn": 3}, TypeError, "metrics_fn"),
+        ({"every": 0}, ValueError, "every"),
+    ],
+)
+def test_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        Evaluator(Counting, policy(), **arguments)
+
+
+def test_nothing_is_asked_of_one_that_is_shut_down() -> None:
+    evaluator = Evaluator(Counting, policy())
+    evaluator.shutdown()
+    evaluator.shutdown()
+    with pytest.raises(RuntimeError, match="shut down"):
+        evaluator.trigger_eval()
