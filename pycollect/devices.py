@@ -151,6 +151,10 @@ class Accelerator(Protocol):
         """
         ...
 
+    def drain(self) -> None:
+        """Wait for all copies that were asked for, and let the host memory go that they read."""
+        ...
+
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
         """Let the current stream use tensors of the copying one once they are ready."""
         ...
@@ -229,6 +233,10 @@ class StreamAccelerator:
         target.copy_(host, non_blocking=True)
         return self._record(self._stream)
 
+    def drain(self) -> None:
+        """See :class:`Accelerator`."""
+        self._stream.synchronize()
+
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
         """See :class:`Accelerator`."""
         current = self._module.current_stream(self.device)
@@ -250,6 +258,10 @@ class CudaAccelerator(StreamAccelerator):
         """See :class:`Accelerator`."""
         pool.pin(self.device.index)
         return True
+
+    def drain(self) -> None:
+        """See :class:`Accelerator`."""
+        self._uploader.wait()
 
     def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:
         """See :class:`Accelerator`; torch's pinned memory is rounded up to a power of two."""
@@ -346,6 +358,9 @@ class PlainAccelerator:
         """See :class:`Accelerator`."""
         result = finish(host.to(self.device))
         return result, _Done(), _Done()
+
+    def drain(self) -> None:
+        """See :class:`Accelerator`; no copy is under way here."""
 
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
         """See :class:`Accelerator`."""

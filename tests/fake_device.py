@@ -99,6 +99,9 @@ class FakeDevice:
             self.run(event)
         return result, event, event
 
+    def drain(self) -> None:
+        self.run()
+
     def hand_over(self, tensors: Iterable[torch.Tensor], ready: FakeEvent) -> None:
         list(tensors)
         self.log.append("stream waits")

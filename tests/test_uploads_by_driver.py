@@ -155,7 +155,10 @@ if __name__ == "__main__":
         copies = driver.log("cuMemcpy")
         assert len(copies) {copies} and all("pinned=1 stream=1" in copy for copy in copies), copies
         fake.fake_cuda_hold(0)
-        batches += [collector.next() for _ in range(6)]
+        batches += [collector.next() for _ in range(5)]
+        fake.fake_cuda_hold(1)
+        batches.append(collector.next())  # its parts are under way at the end
+    assert len(driver.log("cuMemHostUnregister")) == 1  # nothing holds the slabs any more
     assert_same_stream(batches, **arguments)
 """
     )

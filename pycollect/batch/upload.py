@@ -175,6 +175,8 @@ class DeviceUploader:
         while self._in_flight:
             self._in_flight[0][1].synchronize()
             self._in_flight.popleft()
+        self._begun.clear()
+        self._accelerator.drain()  # parts hold their slabs, too
 
 
 def _aligned(bytes: int) -> int:
