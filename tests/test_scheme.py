@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scheme_support import ACTIONS, OBSERVATION, off_policy, on_policy
+from scheme_support import ACTIONS, OBSERVATION, Counting, off_policy, on_policy
 
 from pycollect import scheme
 from pycollect.scheme import CWorker, CWorkerSet, Worker, WorkerSet
-from pycollect.scheme.gym import ActorCritic, RolloutStorage
+from pycollect.scheme.gym import ActorCritic, GymEnvs, RolloutStorage
 from pycollect.scheme.messages import StopListener
 
 SIGNATURES = {
@@ -168,17 +168,32 @@ class TestComponents:
     def test_what_was_made_is_closed_where_the_rest_cannot_be(self) -> None:
         closed: list[str] = []
 
-        class Envs:
-            num_envs = 1
-
+        class Envs(GymEnvs):
             def close(self) -> None:
                 closed.append("closed")
+                super().close()
 
-        factories = {**on_policy(), "train_envs_factory": lambda *place: Envs()}
+        def make(device: torch.device, *place: int) -> Envs:
+            return Envs([Counting], device)
+
+        factories = {**on_policy(), "train_envs_factory": make}
         factories["actor_factory"] = lambda device: 1 / 0
         with pytest.raises(ZeroDivisionError):
             worker_of(**factories)
         assert closed == ["closed"]
+
+    @pytest.mark.parametrize(
+        ("factory", "lacks"),
+        [
+            ("train_envs_factory", "num_envs, reset, step, close, as every VecEnv"),
+            ("actor_factory", "actor_initial_states, .*, as every Actor"),
+            ("algo_factory", "start_steps, update_every, .*, as every Algorithm"),
+            ("storage_factory", "max_size, insert_transition, .*, as every Storage"),
+        ],
+    )
+    def test_one_that_lacks_something_is_refused(self, factory: str, lacks: str) -> None:
+        with pytest.raises(TypeError, match=rf"{factory}: .* what has {lacks} .*; it made list"):
+            worker_of(**{**on_policy(), factory: lambda *arguments: [1]})
 
 
 class TestStopping:

@@ -12,19 +12,29 @@ import torch
 from pycollect.checks import check_fraction
 from pycollect.scheduler.options import Preemption
 from pycollect.scheme import names
-from pycollect.scheme.components import attribute_of, check_parameter, hand_over, nothing
+from pycollect.scheme.components import (
+    attribute_of,
+    check_made,
+    check_parameter,
+    hand_over,
+    nothing,
+)
 from pycollect.scheme.compression import Packed, check_lz4, pack
 from pycollect.scheme.devices import device_of
 from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns
 from pycollect.scheme.evaluation import mean_return
 from pycollect.scheme.messages import StopListener
 from pycollect.scheme.protocols import (
+    Actor,
     ActorFactory,
+    Algorithm,
     AlgorithmFactory,
     Data,
+    Storage,
     StorageFactory,
     TestEnvsFactory,
     TrainEnvsFactory,
+    VecEnv,
 )
 from pycollect.scheme.valid_rows import valid_rows
 from pycollect.scheme.worker import Worker, resolved_weights
@@ -112,15 +122,18 @@ class CWorker(Worker):
     def _made(self, attribute: str, factory: Callable[..., Any]) -> Any:
         """What the factory of a component makes of those that it depends on."""
         place = (self.device, self.index_worker, self.index_parent)
-        if attribute == "envs_train":
-            return factory(*place)
-        if attribute == "envs_test":
-            return factory(*place, "test")
+        if attribute.startswith("envs"):
+            mode = ("test",) if attribute == "envs_test" else ()
+            envs = factory(*place, *mode)
+            name = attribute.removeprefix("envs_") + "_envs_factory"
+            return envs and check_made(name, envs, VecEnv)
         if attribute == "actor":
-            return factory(self.device)
+            return check_made("actor_factory", factory(self.device), Actor)
         if attribute == "algo":
-            return factory(self.device, self.actor, self.envs_train)
-        return factory(self.device, self.actor, self.algo, self.envs_train)
+            algo = factory(self.device, self.actor, self.envs_train)
+            return check_made("algo_factory", algo, Algorithm)
+        storage = factory(self.device, self.actor, self.algo, self.envs_train)
+        return check_made("storage_factory", storage, Storage)
 
     def _begin(self, initial_weights: Any) -> None:
         self.actor.try_load_from_checkpoint()

@@ -37,6 +37,22 @@ def attribute_of(component_name: str) -> str:
     return known[component_name]
 
 
+def check_made(factory: str, component: Any, protocol: type) -> Any:
+    """The component that a factory has made, if it has all that its Protocol has.
+
+    Raises:
+        TypeError: it lacks something.
+    """
+    members = [name for name in vars(protocol) if not name.startswith("_")]
+    lacks = [name for name in members if not hasattr(component, name)]
+    if lacks:
+        raise TypeError(
+            f"{factory}: expected it to make what has {', '.join(lacks)}, as every "
+            f"{protocol.__name__} of pycollect.scheme; it made {type(component).__name__}"
+        )
+    return component
+
+
 def hand_over(owner: Any, old: Any, new: Any, attribute: str) -> None:
     """A component that holds the old one holds the new one from now on."""
     held_as = _HELD_AS.get(attribute)
