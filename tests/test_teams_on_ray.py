@@ -1,4 +1,4 @@
-"""Teams inside Ray actors: processes of an actor that collect as one worker."""
+"""Teams inside Ray actors, and in ranks: processes of a worker that collect as one."""
 
 from __future__ import annotations
 
@@ -15,36 +15,39 @@ import pytest
 import torch
 from collect_support import (
     FrameOracle,
+    Way,
     bias_policy,
     is_gone,
+    marks_of,
     parity_policy,
     worker_processes,
 )
-from echo_envs import LENGTHS, PATIENCE, EchoEnv, GateEnv, wait_until
+from echo_envs import LENGTHS, EchoEnv, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError
 from team_support import FIRST, INNERS, STACK, STACK_2, Inner, T, W, check_padded
 from test_restarts import check_ledger
 
 from pycollect import (
-    RayCollector,
     WorkerError,
 )
 from pycollect.worker.generators import next_seed
 
-CONFIG = {"num_cpus": 1, "memory": 1024**3}
+IN_ACTORS = Way("ray")
+IN_RANKS = [Way("ranks"), Way("ranks by messages"), Way("ranks by rpc")]
+HOSTS = [
+    pytest.param(IN_ACTORS, id=IN_ACTORS.name, marks=marks_of(IN_ACTORS)),
+    *[pytest.param(way, id=way.name, marks=[*marks_of(way), pytest.mark.slow]) for way in IN_RANKS],
+]
 
 
 @contextmanager
-def collecting(inner: Inner, workers: int, policy: Any, **arguments: Any) -> Iterator[Any]:
-    given = {
-        "remote_configs": CONFIG,
-        "worker_init_timeout": PATIENCE,
-        **inner.arguments,
-        **arguments,
-    }
+def collecting(
+    inner: Inner, workers: int, policy: Any, host: Way = IN_ACTORS, **arguments: Any
+) -> Iterator[Any]:
+    given = {**inner.arguments, **arguments}
     frames = inner.frames * (workers if given.get("sync") else 1)
     entries = given.pop("entries", None) or [inner.entries(b) for b in range(workers)]
-    with RayCollector(entries, policy, frames_per_batch=frames, **given) as collector:
+    with host.collector(entries, policy, frames_per_batch=frames, **given) as collector:
         yield collector
 
 
@@ -90,9 +93,25 @@ def of_each_worker(td: Any, outer: str, workers: int) -> list[Any]:
     ids=str,
 )
 def test_every_frame_from_teams_in_actors(outer: str, inner: Inner) -> None:
+    check_teams(IN_ACTORS, outer, inner)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("host", IN_RANKS, ids=lambda way: way.name)
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [("stack", STACK_2), ("async", FIRST), ("0", Inner(-1, 2)), ("-1", Inner(0, 2))],
+    ids=str,
+)
+def test_every_frame_from_teams_in_ranks(outer: str, inner: Inner, host: Way) -> None:
+    check_teams(host, outer, inner)
+
+
+def check_teams(host: Way, outer: str, inner: Inner) -> None:
     workers = 2
     oracle = FrameOracle()
-    with collecting(inner, workers, parity_policy(), **OUTERS[outer]) as collector:
+    with collecting(inner, workers, parity_policy(), host, **OUTERS[outer]) as collector:
         for _ in range(5):
             td = collector.next()
             assert td.shape == outer_shape(outer, workers, inner.shape)
@@ -109,11 +128,11 @@ def test_every_frame_from_teams_in_actors(outer: str, inner: Inner) -> None:
     assert ledger["total"]["lost"] == 0
 
 
-@pytest.mark.ray
-def test_a_team_in_an_actor() -> None:
+@pytest.mark.parametrize("host", HOSTS)
+def test_a_team_in_an_actor(host: Way) -> None:
     """Shapes, seeds, weights, state, and a death of which the actor's collector hears."""
     policy = bias_policy()
-    with collecting(STACK, 1, policy, sync=True) as collector:
+    with collecting(STACK, 1, policy, host, sync=True) as collector:
         assert collector.set_seed(5) == next_seed(next_seed(5))
         first = collector.next()
         assert first.shape == (1, W, T)
