@@ -489,8 +489,8 @@ class WorkerSlot:
     """
 
     def __init__(self, slot: _Address, bell: _Address) -> None: ...
-    def ask(self, message: bytes = b"") -> None:
-        """Ask, and ring.
+    def ask(self, message: bytes = b"", seconds: float = 0) -> bool:
+        """Ask, and ring; then `wait_answer`.
 
         Raises:
             ValueError: the message is too long.

@@ -176,8 +176,10 @@ MULTI_STACK = Way("multi sync stack", ACTORS)
 MULTI_0 = Way("multi sync 0", ACTORS, {"cat_results": 0})
 MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
 MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
-# The policy is called here, in one call for all workers; added to every test over MULTI_STACK.
+# The policy is called here, in one call for all workers; added to tests over MULTI_STACK and over
+# any of MULTI_ASYNC.
 CENTRAL = Way("multi sync central", ACTORS, {"inference": "central"})
+CENTRAL_ASYNC = Way("multi async central", ACTORS, {"prefetch": 1, "inference": "central"})
 MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
 
 
@@ -214,7 +216,9 @@ def marked(*ways: Way, central: bool = True) -> list[Any]:
     """
     every = [*ways]
     every += [own for way in ways if way.multi for own in (*of_ranks(way), *of_four(way))]
-    every += [CENTRAL] if central and MULTI_STACK in ways else []
+    if central:
+        every += [CENTRAL] if MULTI_STACK in ways else []
+        every += [CENTRAL_ASYNC] if any(way in ways for way in MULTI_ASYNC) else []
     return [pytest.param(way, id=way.name, marks=marks_of(way)) for way in every]
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from collect_support import (
     CENTRAL,
+    CENTRAL_ASYNC,
     MULTI_STACK,
     PATIENCE,
     STEPS,
@@ -29,7 +30,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from pycollect import MultiaSyncDataCollector, MultiSyncDataCollector, WorkerError
+from pycollect import MultiSyncDataCollector, WorkerError
 
 pytestmark = pytest.mark.processes(usual=2)
 
@@ -308,11 +309,20 @@ def test_what_is_refused_before_anything_starts(
         MultiSyncDataCollector([CountingEnv] * 2, frames_per_batch=4, **arguments)
 
 
-def test_async_collectors_refuse_it() -> None:
-    with pytest.raises(ValueError, match="inference: expected None where workers are not sync"):
-        MultiaSyncDataCollector(
-            [CountingEnv], parity_policy(), frames_per_batch=4, inference="central"
-        )
+def test_first_come_first_served_where_workers_are_not_sync(tmp_path: Path) -> None:
+    """Worker 1 hangs until worker 0 has delivered twice, whatever `min_batch_size` is."""
+    gate = tmp_path / "gate"
+    for arguments in ({}, {"min_batch_size": 2}):
+        gate.unlink(missing_ok=True)
+        entry = partial(one_waits, gate)
+        with collecting(
+            CENTRAL_ASYNC, entry, parity_policy(), frames=STEPS, **arguments
+        ) as collector:
+            for _ in range(2):
+                assert (collector.next()["observation"][..., 0] == 0).all()
+            gate.touch()
+            while not (collector.next()["observation"][..., 0] == 10).all():
+                pass
 
 
 def of_one(observation: torch.Tensor) -> torch.Tensor:

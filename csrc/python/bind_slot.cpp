@@ -30,8 +30,13 @@ void bind_slot(py::module_& module) {
            }),
            py::arg("slot"), py::arg("bell"))
       .def(
-          "ask", [](WorkerSlot& self, const py::bytes& message) { self.ask(view_of(message)); },
-          py::arg("message") = py::bytes())
+          "ask",
+          [](WorkerSlot& self, const py::bytes& message, double seconds) {
+            self.ask(view_of(message));
+            const py::gil_scoped_release release;
+            return self.wait_answer(Seconds(seconds));
+          },
+          py::arg("message") = py::bytes(), py::arg("seconds") = 0)
       .def(
           "wait_answer",
           [](const WorkerSlot& self, double seconds) { return self.wait_answer(Seconds(seconds)); },

@@ -244,10 +244,10 @@ class MultiSyncDataCollector(MultiCollector):
             (``[B, *obs]`` of single environments), by the thread that awaits the batch; weights are
             live, as `SyncDataCollector` has them. None: each worker has a copy.
         min_batch_size: environments that such a call waits for; None: those of all workers that
-            collect, so that a seed decides what a policy draws.
+            collect, so that a seed decides what a policy draws; not sync: 1.
         max_batch_size: environments in one such call at the most, in whole workers.
         server_timeout: seconds that such a call waits for workers that still step; None: as long as
-            it takes, or 0.01 with `preemptive_threshold`.
+            it takes, or 0.01 with `preemptive_threshold` and where not sync.
         max_worker_restarts: how often a worker that died is replaced by a new one; a death is
             forgotten after 100 delivered batches.
         worker_timeout: a worker that made no step for so many seconds is ended and replaced; None:
@@ -297,6 +297,8 @@ class MultiaSyncDataCollector(MultiCollector):
         prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 2.
             A batch is at most ``prefetch + 1`` versions old, of those that its worker was given.
         cat_results: None or "stack", without effect: there is nothing to join.
+        inference: as there. Workers stand still while nobody awaits a batch; with a `replay_buffer`
+            the thread that `start` makes does nothing else.
         others: as all other arguments are those of :class:`MultiSyncDataCollector`.
 
     Yields:

@@ -55,9 +55,9 @@ class CentralPolicy(PolicyElsewhere):
         batch = (env.num_envs,) if env.batched else ()
         first = {key: own if batch else own[None] for key, own in current.items()}
         message, memory = pack(Joining(needs, first), ServerSlot.BYTES)
-        slot.ask(message)
-        while not slot.wait_answer(_BEAT_SECONDS):
-            pass
+        answered = slot.ask(message, _BEAT_SECONDS)
+        while not answered:
+            answered = slot.wait_answer(_BEAT_SECONDS)
         joined: Joined | ErrorReport = unpack(slot.answer())
         del memory  # until here the server may have read it
         if isinstance(joined, ErrorReport):
@@ -107,9 +107,10 @@ class CentralRunner(RunnerElsewhere):
     def act(self) -> tuple[torch.Tensor, ...]:
         """What the policy says; what it raised is raised here."""
         slot = self._slot
-        slot.ask()
-        while not slot.wait_answer(_BEAT_SECONDS):
+        answered = slot.ask(b"", _BEAT_SECONDS)
+        while not answered:
             self._control.count_step()
+            answered = slot.wait_answer(_BEAT_SECONDS)
         failure = slot.answer()
         if failure:
             report: ErrorReport = unpack(failure)

@@ -46,11 +46,6 @@ class Central:
         options = checked(InferenceOptions, given)
         if not options.central:
             return None
-        if not sync:
-            raise ValueError(
-                "inference: expected None where workers are not sync, got 'central'; use "
-                "MultiSyncDataCollector"
-            )
         device = _one_device(given, workers)
         factory = _one_factory(given)
         check.check_factory(factory, given["policy"])
@@ -66,7 +61,7 @@ class Central:
 
         bell = Bell()
         server = InferenceServer(
-            _patient(options, given),
+            _patient(options, given, sync),
             policy,
             device,
             check.check_exploration("exploration_type", given["exploration_type"]),
@@ -100,8 +95,17 @@ def _one_factory(given: Mapping[str, Any]) -> Any:
     return factory
 
 
-def _patient(options: InferenceOptions, given: Mapping[str, Any]) -> InferenceOptions:
-    """Where stragglers are stopped, nobody waits for them for long."""
-    if options.server_timeout is not None or given["preemptive_threshold"] is None:
+def _patient(options: InferenceOptions, given: Mapping[str, Any], sync: bool) -> InferenceOptions:
+    """For whom a call waits where nobody told.
+
+    Workers of a sync batch wait for each other in any case, unless stragglers are stopped; others
+    for nobody.
+    """
+    if sync and given["preemptive_threshold"] is None:
         return options
-    return replace(options, server_timeout=_TIMEOUT)
+    least, timeout = options.min_batch_size, options.server_timeout
+    return replace(
+        options,
+        min_batch_size=1 if least is None and not sync else least,
+        server_timeout=_TIMEOUT if timeout is None else timeout,
+    )

@@ -1,0 +1,243 @@
+"""One policy for all workers, called centrally, beside one in each worker, which share one device.
+
+The device stands for a GPU: whoever calls the policy has it for two milliseconds, whatever the
+batch. The limit is the device alone, called again and again for all environments.
+"""
+
+import fcntl
+import multiprocessing
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from benchmarks import workloads
+from benchmarks.race import Side
+
+CALL_SECONDS = 0.002
+BARE = "two processes and a futex"
+ENVS = 4  # of each worker
+STEPS = 50
+PEER = "TorchRL"
+WORKERS = "pycollect, a policy in each worker"
+ALONE = "the policy alone, for all environments"
+
+
+class OnDevice(nn.Module):
+    """Zeros, once the device was held for a while, which one caller can do at a time."""
+
+    def __init__(self, lock: str) -> None:
+        """Remember the file that stands for the device."""
+        super().__init__()
+        self.lock = lock
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Wait for the device, and hold it."""
+        with open(self.lock, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            time.sleep(CALL_SECONDS)
+        return (self.bias + observation[..., :1]).detach() * 0
+
+
+class NatureCNN(nn.Module):
+    """The network of DQN on 4x84x84 uint8, with one continuous action."""
+
+    def __init__(self) -> None:
+        """Three convolutions and two linear layers."""
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(4, 32, 8, 4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 1),
+            nn.ReLU(),
+            nn.Flatten(-3),
+            nn.Linear(3136, 512),
+            nn.ReLU(),
+            nn.Linear(512, 1),
+        )
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """One action for each environment."""
+        action: torch.Tensor = self.layers(observation.float() / 255)
+        return action
+
+
+def on_device(lock: str) -> TensorDictModule:
+    """The policy that holds a device."""
+    return TensorDictModule(OnDevice(lock), ["observation"], ["action"])
+
+
+def nature(lock: str) -> TensorDictModule:
+    """The policy of pixels."""
+    torch.manual_seed(0)
+    return TensorDictModule(NatureCNN(), ["observation"], ["action"])
+
+
+class Still(workloads.FreePixels):
+    """Three numbers that do not change: stepping costs nothing."""
+
+    def __init__(self) -> None:
+        """One small frame, shown again and again."""
+        super().__init__()
+        self.observation_space = Box(-1.0, 1.0, (3,), np.float32)
+        self.frames = [np.zeros(3, np.float32)] * 4
+
+
+def ours(env: Any, policy: Any, lock: str, workers: int, inference: str | None) -> Iterator[int]:
+    """MultiSyncDataCollector of pycollect."""
+    from pycollect import MultiSyncDataCollector
+
+    with MultiSyncDataCollector(
+        [[env] * ENVS] * workers,
+        policy(lock),
+        frames_per_batch=workers * ENVS * STEPS,
+        inference=inference,
+    ) as running:
+        for batch in running:
+            yield batch.numel()
+
+
+def torchrl(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
+    """AsyncBatchedCollector of TorchRL: environments in processes, one policy server."""
+    from torchrl.collectors import AsyncBatchedCollector
+
+    running = AsyncBatchedCollector(
+        [workloads.for_torchrl(env)] * (workers * ENVS),
+        policy=policy(lock),
+        frames_per_batch=workers * ENVS * STEPS,
+        total_frames=workloads.FOREVER,
+        env_backend="multiprocessing",
+        policy_backend="threading",
+        envs_per_worker=ENVS,
+    )
+    try:
+        for batch in running:
+            yield batch.numel()
+    finally:
+        running.shutdown()
+
+
+def alone(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
+    """The policy alone, called for all environments at a time."""
+    module, envs = policy(lock).module, workers * ENVS
+    observation = torch.from_numpy(env().reset()[0]).expand(envs, *env().observation_space.shape)
+    with torch.no_grad():
+        while True:
+            for _ in range(STEPS):
+                module(observation)
+            yield envs * STEPS
+
+
+def through_a_slot(trips: int) -> Iterator[int]:
+    """Round trips of a worker that asks for nothing: its process asks, and this one answers."""
+    from pycollect._core import Bell, ServerSlot
+
+    bell, slot = Bell(), ServerSlot()
+    with other_process(ask_for_ever, slot.address, bell.address):
+        while True:
+            for _ in range(trips):
+                seen = bell.count
+                while not slot.has_question:
+                    bell.wait_ring(seen, 1.0)
+                    seen = bell.count
+                slot.answer()
+            yield trips
+
+
+def ask_for_ever(slot: Any, bell: Any) -> None:
+    """The worker's end."""
+    from pycollect._core import WorkerSlot
+
+    end = WorkerSlot(slot, bell)
+    while True:
+        answered = end.ask(b"", 1.0)
+        while not answered:
+            answered = end.wait_answer(1.0)
+
+
+def bare(trips: int) -> Iterator[int]:
+    """Two processes that wake each other by a futex, in C."""
+    source = Path(__file__).parent / "cpp" / "ping_pong.cpp"
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "ping_pong"
+        subprocess.run(["c++", "-O2", "-std=c++20", source, "-o", program], check=True)
+        command = [program, str(trips)]
+        with subprocess.Popen(command, stdin=PIPE, stdout=PIPE, text=True) as running:
+            assert running.stdin is not None
+            assert running.stdout is not None
+            while True:
+                running.stdin.write("\n")
+                running.stdin.flush()
+                running.stdout.readline()
+                yield trips
+
+
+@contextmanager
+def other_process(target: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """A process of that function, until the end."""
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=target, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "policy", "workers"),
+    [
+        ("2 ms device", Still, on_device, 8),
+        pytest.param("Nature CNN", workloads.FreePixels, nature, 1, marks=pytest.mark.full),
+        pytest.param("Nature CNN", workloads.FreePixels, nature, 4, marks=pytest.mark.full),
+        pytest.param("Nature CNN", workloads.FreePixels, nature, 8, marks=pytest.mark.full),
+    ],
+)
+def test_central(
+    compare: Callable[..., None], tmp_path: Path, name: str, env: Any, policy: Any, workers: int
+) -> None:
+    """One call for all workers, and one for each."""
+    lock = tmp_path / "device"
+    lock.touch()
+    shared = {"env": env, "policy": policy, "lock": str(lock), "workers": workers}
+    held = policy is on_device
+    compare(
+        f"central inference, {name}, {workers} processes of {ENVS}, T={STEPS}",
+        [
+            Side("pycollect, central", ours, {**shared, "inference": "central"}),
+            Side(WORKERS, ours, {**shared, "inference": None}),
+            Side(PEER, torchrl, shared, needs="torchrl"),
+            Side(ALONE, alone, shared),
+        ],
+        frame_bytes=2 * env().observation_space.sample().nbytes,
+        wanted={ALONE: 0.9, WORKERS: 4.0} if held else {},
+    )
+
+
+def test_a_round_trip(compare: Callable[..., None], smoke: bool) -> None:
+    """What asking costs beside a bare hand-over and back."""
+    trips = {"trips": 100 if smoke else 10_000}
+    compare(
+        "round trips of a worker that asks a server",
+        [
+            Side("pycollect, through a slot", through_a_slot, trips),
+            Side(BARE, bare, trips),
+        ],
+        frame_bytes=0,
+        wanted={BARE: 1 / 1.5},
+    )
