@@ -11,6 +11,10 @@ import pytest
 import torch
 
 pytest.importorskip("pytorchrl")
+pytest.importorskip("gym")
+pytest.importorskip("lz4")
+pytest.importorskip("ray")
+pytest.importorskip("scipy")
 import pytorchrl as prl
 from pytorchrl.scheme import CWorkerSet as TheirSet
 from pytorchrl.scheme.collection.c_worker import CWorker as TheirWorker

@@ -70,8 +70,9 @@ class ActorCritic(_Actor):
     def distribution(self, parameters: Tensor) -> Distribution:
         """Of actions, whose logits or means are these ``[N, A]``."""
         if self.log_std is None:
-            return Categorical(logits=parameters)
-        return Independent(Normal(parameters, self.log_std.exp()), 1)
+            return Categorical(logits=parameters, validate_args=False)
+        spread = Normal(parameters, self.log_std.exp(), validate_args=False)
+        return Independent(spread, 1, validate_args=False)
 
     def clipped(self, action: Tensor) -> Tensor:
         """Within the action space."""
