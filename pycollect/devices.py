@@ -155,8 +155,12 @@ class Accelerator(Protocol):
         """Wait for all copies that were asked for, and let the host memory go that they read."""
         ...
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
-        """Let the current stream use tensors of the copying one once they are ready."""
+    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
+        """Let the current stream use tensors of the copying one once they are ready.
+
+        Returns:
+            The end of what the current stream was given before.
+        """
         ...
 
     def pin(self, pool: SharedSlabPool) -> bool:
@@ -237,12 +241,14 @@ class StreamAccelerator:
         """See :class:`Accelerator`."""
         self._stream.synchronize()
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
+    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
         """See :class:`Accelerator`."""
+        before = self.mark()
         current = self._module.current_stream(self.device)
         current.wait_event(ready)
         for tensor in tensors:
             tensor.record_stream(current)
+        return before
 
 
 class CudaAccelerator(StreamAccelerator):
@@ -362,8 +368,9 @@ class PlainAccelerator:
     def drain(self) -> None:
         """See :class:`Accelerator`; no copy is under way here."""
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> None:
-        """See :class:`Accelerator`."""
+    def hand_over(self, tensors: Iterable[torch.Tensor], ready: Event) -> Event:
+        """See :class:`Accelerator`; nobody can tell the end here without waiting for it."""
+        return _Done()
 
     def pin(self, pool: SharedSlabPool) -> bool:
         """See :class:`Accelerator`."""

@@ -102,9 +102,11 @@ class FakeDevice:
     def drain(self) -> None:
         self.run()
 
-    def hand_over(self, tensors: Iterable[torch.Tensor], ready: FakeEvent) -> None:
+    def hand_over(self, tensors: Iterable[torch.Tensor], ready: FakeEvent) -> FakeEvent:
+        before = self.mark()
         list(tensors)
         self.log.append("stream waits")
+        return before
 
     def pin(self, pool: SharedSlabPool) -> bool:
         return False

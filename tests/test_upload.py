@@ -21,6 +21,7 @@ from pycollect import (
 from pycollect._core import Layout, Leaf, Placement
 from pycollect.batch.slab_views import make_pool, slab_tensors
 from pycollect.batch.upload import MOST_AHEAD, DeviceUploader
+from pycollect.devices import CPU, PlainAccelerator
 
 
 def uploading(**arguments: Any) -> SyncDataCollector:
@@ -101,6 +102,23 @@ def test_parts_that_were_sent_are_not_copied_again(
     del other
     gc.collect()
     assert not uploader._begun
+
+
+def test_a_device_without_streams_is_never_waited_for_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pycollect.batch.upload.LEAST_PART", 8)
+    monkeypatch.setattr(PlainAccelerator, "mark", lambda _: pytest.fail("the host waits"))
+    uploader = DeviceUploader(PlainAccelerator(CPU))
+    placement = Placement(Layout([Leaf(("seen",), "float32", (2,))]), 2, 1, 3)
+    pool = make_pool(placement, 1, uploader.allocate)
+    for step in range(2 * MOST_AHEAD):
+        slab = pool.acquire()
+        tensors = slab_tensors(slab, [2, 1, 3])
+        tensors["seen",].fill_(step)
+        uploader.send(slab, [tensors["seen",][0]])
+        assert bool((uploader.upload(slab, tensors)["seen",] == step).all())
+    uploader.close()
 
 
 class Lagging(FakeDevice):

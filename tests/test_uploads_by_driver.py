@@ -67,7 +67,8 @@ fake.fake_cuda_hold(1)
 with stream(storing_device="cuda") as collector:
     batches = [collector.next(), collector.next()]
     assert not driver.log("cuEventSynchronize")  # the host has waited for nothing
-    assert fake.fake_cuda_advance(0, 99) == 0  # the learner's stream waits for the first copy
+    # The learner's stream, once it is past what it was given before, waits for the first copy.
+    assert fake.fake_cuda_advance(0, 99) == 1
     batches += [collector.next() for _ in range(6)]
     assert driver.log("cuEventSynchronize")
 assert_same_stream(batches)

@@ -154,8 +154,7 @@ class DeviceUploader:
         result, copied, ready = self._accelerator.upload(host, lay_out, begun)
         self._in_flight.append((holder, copied))
         blocks = {own.untyped_storage().data_ptr(): own for own in result.values()}
-        self._accelerator.hand_over(blocks.values(), ready)
-        self._handed_over.append(self._accelerator.mark())
+        self._handed_over.append(self._accelerator.hand_over(blocks.values(), ready))
         return result
 
     def _retire(self) -> None:
