@@ -374,7 +374,7 @@ def test_unknown_arguments_name_the_nearest(create: Callable[..., None]) -> None
     ):
         with pytest.raises(TypeError, match=rf"'{name}'.*'{nearest}'"):
             create(**{name: 3})
-    for strange in ("xyzzy", "batch_size"):
+    for strange in ("xyzzy", "learning_rate"):
         with pytest.raises(TypeError, match=rf"'{strange}'$"):
             create(**{strange: 3})
 

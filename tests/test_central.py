@@ -30,7 +30,13 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from pycollect import MultiSyncDataCollector, WorkerError
+from pycollect import (
+    DistributedDataCollector,
+    MultiSyncDataCollector,
+    RayCollector,
+    SyncDataCollector,
+    WorkerError,
+)
 
 pytestmark = pytest.mark.processes(usual=2)
 
@@ -307,6 +313,12 @@ def test_what_is_refused_before_anything_starts(
     arguments = {"policy": parity_policy(), "inference": "central", **arguments}
     with pytest.raises(error, match=message):
         MultiSyncDataCollector([CountingEnv] * 2, frames_per_batch=4, **arguments)
+
+
+@pytest.mark.parametrize("cls", [SyncDataCollector, RayCollector, DistributedDataCollector])
+def test_collectors_that_cannot_say_what_to_use(cls: Any) -> None:
+    with pytest.raises(ValueError, match=r"inference: not an argument of .*MultiSyncDataCollector"):
+        cls([CountingEnv], parity_policy(), frames_per_batch=4, inference="central")
 
 
 def test_first_come_first_served_where_workers_are_not_sync(tmp_path: Path) -> None:

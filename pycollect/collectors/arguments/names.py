@@ -20,7 +20,9 @@ HINTS = frozenset(
 
 _STRAGGLERS = "use MultiSyncDataCollector or RayCollector(sync=True): only they wait for stragglers"
 
-# TorchRL's arguments that have no meaning here, and what to use.
+_CENTRAL = "use MultiSyncDataCollector or MultiaSyncDataCollector(inference='central')"
+
+# Arguments of TorchRL's, and of other collectors, that have no meaning here, and what to use.
 REFUSED = {
     "interruptor": "use preemptive_threshold",
     "backend": "the collector's class says where it runs",
@@ -30,6 +32,10 @@ REFUSED = {
     "cat_results": "it joins the rollouts of several workers",
     "preemptive_threshold": _STRAGGLERS,
     "min_fraction": _STRAGGLERS,
+    "inference": _CENTRAL,
+    "min_batch_size": _CENTRAL,
+    "max_batch_size": _CENTRAL,
+    "server_timeout": _CENTRAL,
 }
 
 
