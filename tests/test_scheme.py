@@ -283,6 +283,17 @@ class TestSets:
         assert local.device == torch.device("meta")
         assert {parameter.device for parameter in local.actor.parameters()} == {local.device}
 
+    @pytest.mark.parametrize(("device", "gpus"), [("cpu", None), ("cuda:0", 0.2)])
+    def test_a_part_of_a_gpu_is_reserved_where_the_device_is_one(
+        self, device: str, gpus: float | None
+    ) -> None:
+        workers = WorkerSet(
+            CWorker, {}, 0, num_workers=0, local_device=device, add_local_worker=False
+        )
+        assert workers.remote_config["num_gpus"] == gpus
+        assert workers.local_worker() is None
+        workers.stop()
+
     def test_memory_of_the_object_store_is_a_warning(self) -> None:
         with pytest.warns(UserWarning, match="reserves no object_store_memory"):
             workers = CWorkerSet(
