@@ -117,8 +117,8 @@ class StepEach {
   py::tuple results_;  // holds all of these
 };
 
-// The object behind Python's; null while that is being made: the garbage collector may run then, and
-// a cast would give it memory that nobody has written.
+// The object behind Python's; null while that is being made: the garbage collector may run then,
+// and a cast would give it memory that nobody has written.
 StepEach* made(PyObject* self) {
   const auto held = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder();
   return held.holder_constructed() ? held.value_ptr<StepEach>() : nullptr;
