@@ -12,14 +12,14 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
-from fake_device import FakeDevice
 
+HAS_TORCH = find_spec("torch") is not None
 HERE = str(Path(__file__).parent)
 _PR_SET_CHILD_SUBREAPER = 36
 _LEAK_SECONDS = 15.0
@@ -49,8 +49,11 @@ def pytest_configure(config: pytest.Config) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # For processes of Gymnasium and TorchRL: a fork can stop the threads of Ray beside us for good.
     multiprocessing.set_start_method("spawn")
-    # Threads that wait for each other over a few numbers take five times the time of one.
-    torch.set_num_threads(1)
+    if HAS_TORCH:
+        import torch
+
+        # Threads that wait for each other over a few numbers take five times the time of one.
+        torch.set_num_threads(1)
     # Inductor's processes that compile beside this one would outlive the test that started them.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # A shell that starts this in its background has SIGINT ignored, which tests send.
@@ -58,6 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # Workers import the tests' environments by name.
     paths = [HERE, *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Where there is no torch, the core's tests alone."""
+    is_own = collection_path == Path(HERE) or collection_path.name.startswith("test_core_")
+    return None if HAS_TORCH or is_own else True
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -114,8 +123,10 @@ def ray_cluster() -> Iterator[Any]:
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
-    """ "cuda" is there, and is this one."""
+def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """ "cuda" is there, and is this FakeDevice."""
+    from fake_device import FakeDevice
+
     device = FakeDevice()
     monkeypatch.setattr("pycollect.collectors.arguments.devices.why_not", lambda _: "")
     monkeypatch.setattr("pycollect.collectors.arguments.devices.numbered", lambda own: own)
