@@ -197,12 +197,16 @@ def test_what_starts_threads_while_it_is_imported_is_not_forked(
 
 
 @own_template
-@pytest.mark.parametrize("what", ["imports", pytest.param("descriptors", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "what", ["imports", *(pytest.param(w, marks=pytest.mark.slow) for w in ("many", "pidfd"))]
+)
 def test_where_there_can_be_no_fork_workers_are_spawned(
     engine: ProcessEngine, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if what == "imports":
         monkeypatch.setattr(forking, "_CODE", "import sys; sys.exit(3)")
+    elif what == "pidfd":
+        monkeypatch.setattr(forking, "has_pidfd", lambda: False)
     else:
         monkeypatch.setattr(forking, "MOST_DESCRIPTORS", 3)
     worker = started(engine, CountingEnv)

@@ -13,6 +13,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from multiprocessing import process, spawn, util
 
 from pycollect.engines.import_warnings import are_filtered
+from pycollect.engines.other_process import has_pidfd
 from pycollect.engines.processes.circumstances import circumstances
 from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 
@@ -139,6 +140,8 @@ class Templates:
         """
         if getattr(sys, "frozen", False):
             raise TemplateError("this program is no script of an interpreter's")
+        if not has_pidfd():
+            raise TemplateError("this system has no descriptors of processes")
         with self.asking, _no_template():
             self._left = [template for template in self._left if not template.is_over]
             here, current = (circumstances(), are_filtered()), self._current
