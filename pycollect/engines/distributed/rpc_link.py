@@ -61,7 +61,11 @@ class DriverLink:
 
     def __init__(self, name: str, url: bytes, options: Mapping[str, Any]) -> None:
         AGENT.enter("pycollect-driver", LOOPBACK, options)  # nobody calls the driver
-        self._rank = AGENT.meet(name, url)
+        try:
+            self._rank = AGENT.meet(name, url)
+        except BaseException:
+            AGENT.leave()
+            raise
         self._taken = self._given = 0
         self._came: queue.SimpleQueue[Future[Any] | LinkBrokenError] = queue.SimpleQueue()
         self._closing = threading.Lock()

@@ -76,7 +76,7 @@ class RankLink:
 
     def _await_end(self) -> None:
         """Nobody sends anything on that connection: it ends when the driver is gone."""
-        with contextlib.suppress(OSError):  # broken, which is an end, too
+        with self._watch, contextlib.suppress(OSError):  # broken, which is an end, too
             self._watch.recv(1)
         with self._changed:
             self._broken = True
