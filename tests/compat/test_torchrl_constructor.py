@@ -99,7 +99,7 @@ CHOICES: list[dict[str, Any]] = [
     {"num_collectors": 0},
     {"num_collectors": -2},
     {"num_collectors": True},
-    {"num_collectors": 2.0},
+    {"num_collectors": 2.5},
     {"sync": True},
     {"sync": False},
     {"backend": "direct"},
