@@ -205,7 +205,7 @@ def of_four(way: Way) -> list[Way]:
     return [replace(own, name=f"{own.name} of {MANY}", workers=MANY)]
 
 
-def marked(*ways: Way, central: bool = True) -> list[Any]:
+def marked(*ways: Way, central: bool = True, many: bool = False) -> list[Any]:
     """The ways as parameters of a test, marked by where their workers are.
 
     What holds for processes holds for ranks: those are added. Teams, and ranks of which there are
@@ -213,9 +213,11 @@ def marked(*ways: Way, central: bool = True) -> list[Any]:
 
     Args:
         central: what it tests holds for central inference, too.
+        many: it does not count on two workers.
     """
     every = [*ways]
-    every += [own for way in ways if way.multi for own in (*of_ranks(way), *of_four(way))]
+    every += [own for way in ways if way.multi for own in of_ranks(way)]
+    every += [own for way in ways if way.multi and many for own in of_four(way)]
     if central:
         every += [CENTRAL] if MULTI_STACK in ways else []
         every += [CENTRAL_ASYNC] if any(way in ways for way in MULTI_ASYNC) else []

@@ -30,7 +30,7 @@ from pycollect import SyncDataCollector
 T = 5
 WAYS = [
     pytest.param(IN_PROCESS),
-    *marked(STACK, ASYNC[0], MULTI_TIME, MULTI_ASYNC[0]),
+    *marked(STACK, ASYNC[0], MULTI_TIME, MULTI_ASYNC[0], many=True),
 ]
 
 

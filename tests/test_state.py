@@ -32,9 +32,9 @@ T = 6
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 SYNC = [
     pytest.param(IN_PROCESS),
-    *marked(STACK, AHEAD, MULTI_TIME, MULTI_AHEAD, TEAM_STACK),
+    *marked(STACK, AHEAD, MULTI_TIME, MULTI_AHEAD, TEAM_STACK, many=True),
 ]
-ALL = [*SYNC, *marked(ASYNC[2], MULTI_ASYNC[2])]
+ALL = [*SYNC, *marked(ASYNC[2], MULTI_ASYNC[2], many=True)]
 
 
 class DiceEnv(CountingEnv):

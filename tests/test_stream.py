@@ -36,7 +36,7 @@ from pycollect import RayCollector, SyncDataCollector, split_trajectories
 
 ONE = ENTRIES["one"]
 T = 5
-WAYS = [IN_PROCESS, *marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])]
+WAYS = [IN_PROCESS, *marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2], many=True)]
 
 
 def names(value: Any) -> str | None:
