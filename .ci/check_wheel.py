@@ -20,7 +20,8 @@ core += [root / "CMakeLists.txt", root / "cmake/pycollect-hidden.map"]
 core += [root / f"cmake/{name}.cmake" for name in ("options", "unoptimised", "version")]
 expected |= {f"pycollect/share/pycollect/{path.relative_to(root)}" for path in core}
 
-names = set(zipfile.ZipFile(sys.argv[1]).namelist())
+listed = zipfile.ZipFile(sys.argv[1]).namelist()
+names = {name for name in listed if not name.endswith("/")}  # a repaired one lists folders, too
 names = {name for name in names if not re.match(r"pycollect_rl-[^/]*\.dist-info/", name)}
 modules = {name for name in names if re.fullmatch(r"pycollect/_core\.[^/]*\.so", name)}
 if len(modules) != 1 or names - modules != expected:
