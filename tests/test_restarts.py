@@ -91,7 +91,9 @@ def test_why_a_worker_was_replaced_is_said(caplog: pytest.LogCaptureFixture) -> 
     assert workers[0]["failure"] is None
     assert workers[1]["failure"].startswith("worker_died: ")
     assert "SIGKILL" in workers[1]["failure"]
-    (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("pyco")]
+    (record,) = [record for record in caplog.records if record.name.startswith("pyco")]
+    line = record.getMessage()
+    assert not any(isinstance(arg, BaseException) for arg in record.args or ())  # nor its frames
     assert "worker 1" in line
     assert "frames in flight are lost" in line
 
