@@ -40,7 +40,9 @@ SIGNATURES = {
 
 @pytest.mark.parametrize("what", SIGNATURES, ids=lambda what: what.__qualname__)
 def test_signatures_are_those_of_the_original(what: Any) -> None:
-    assert list(inspect.signature(what).parameters) == SIGNATURES[what].split()
+    names = list(inspect.signature(what).parameters)
+    # Ray adds one of its own to the methods of a class that was made one of actors.
+    assert [name for name in names if name != "_ray_trace_ctx"] == SIGNATURES[what].split()
 
 
 def worker_of(**factories: Any) -> CWorker:

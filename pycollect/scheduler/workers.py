@@ -123,9 +123,7 @@ class WorkerGroup:
         flow = self._flow
         worker.failure = f"{reason}: {death}"
         # As text: whoever keeps the record would keep the exception's frames, and slabs by them.
-        _LOGGER.warning(
-            "%s (%s); %d frames in flight are lost", str(death), reason, worker.frames_in_flight
-        )
+        _LOGGER.warning("%s; %d frames in flight are lost", str(death), worker.frames_in_flight)
         flow.lose_worker(worker.index, worker.frames_in_flight, reason)
         forget_ids(flow.ids, worker.index, worker.info)
         try:
