@@ -143,6 +143,14 @@ class TestComponents:
             worker.update_algorithm_parameter("gama", 0.5)
         with pytest.raises(AttributeError, match="got 'size'"):
             worker.update_storage_parameter("size", 5)
+        with pytest.raises(TypeError, match="new_component_factory: expected a callable, got 3"):
+            worker.replace_agent_component("actor", 3)
+        with pytest.raises(TypeError, match="num_steps: expected an int, got 'a'"):
+            worker.collect_train_data("a")
+        with pytest.raises(ValueError, match="num_steps: expected an int >= 1, got 0"):
+            worker.collect_train_data(0)
+        with pytest.raises(TypeError, match="listen_to: expected a list of keys, got 'abc'"):
+            worker.collect_data(listen_to="abc")
         worker.update_algorithm_parameter("gamma", 0.5)
         assert worker.algo.gamma == 0.5
         worker.stop()
@@ -154,6 +162,14 @@ class TestComponents:
         assert worker.algo.actor is worker.storage.actor is worker.actor
         assert worker.actor.policy[0].out_features == 4
         worker.collect_data()
+        worker.stop()
+
+    def test_a_rollout_is_as_long_as_another_storage(self) -> None:
+        worker = worker_of(**on_policy())
+        worker.replace_agent_component("Storage", RolloutStorage.create_factory(4))
+        data, info = worker.collect_data()
+        assert info["NumberSamples"] == 8
+        assert data["Observation"].shape == (5, 2, 2)
         worker.stop()
 
     def test_other_environments_begin_with_a_reset(self) -> None:
@@ -270,6 +286,10 @@ class TestSets:
         factories = on_policy()
         with pytest.raises(TypeError, match="algo_factory: expected a callable, got tuple"):
             CWorkerSet(0, 0, **{**factories, "algo_factory": (1, "PPO")})
+        with pytest.raises(TypeError, match="total_parent_workers: expected an int, got 'x'"):
+            CWorkerSet(0, 0, total_parent_workers="x", **factories)
+        with pytest.raises(TypeError, match="index_parent: expected an int, got 'a'"):
+            CWorkerSet(0, "a", **factories)
         with pytest.raises(ValueError, match="fraction_samples: expected a number from 0 to 1"):
             CWorkerSet(0, 0, fraction_samples=2.0, **factories)
         with pytest.raises(ValueError, match=r"worker_remote_config: expected .*got \['gpus'\]"):

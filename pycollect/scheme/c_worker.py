@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pycollect.checks import check_fraction
+from pycollect.checks import check_fraction, check_positive
 from pycollect.scheduler.options import Preemption
 from pycollect.scheme import names
 from pycollect.scheme.components import (
@@ -135,10 +135,14 @@ class CWorker(Worker):
         storage = factory(self.device, self.actor, self.algo, self.envs_train)
         return check_made("storage_factory", storage, Storage)
 
+    def _measure(self) -> None:
+        """How many steps a rollout has, as the algorithm or else the storage says."""
+        self.update_every = int(self.algo.update_every or self.storage.max_size)
+
     def _begin(self, initial_weights: Any) -> None:
         self.actor.try_load_from_checkpoint()
         self.iter = self.actor_version = self.samples_collected = 0
-        self.update_every = int(self.algo.update_every or self.storage.max_size)
+        self._measure()
         self.updates_per_iter = self.algo.num_mini_batch * self.algo.num_epochs
         self._returns = EpisodeReturns()
         self._stored = 0  # steps, since the storage was empty
@@ -146,7 +150,7 @@ class CWorker(Worker):
             self.set_weights(initial_weights)
         if self.envs_train:
             self._restart()
-            self.collect_train_data(self.algo.start_steps)
+            self._collect_steps(int(self.algo.start_steps), ())
 
     def _restart(self) -> None:
         """Reset all training environments."""
@@ -180,6 +184,7 @@ class CWorker(Worker):
 
         Raises:
             RuntimeError: there are no training environments.
+            TypeError, ValueError: `num_steps` is no int of at least 1, `listen_to` no keys.
         """
         start = time.perf_counter()
         episodes, ended_early = self._collect_steps(self.update_every, listen_to)
@@ -217,7 +222,8 @@ class CWorker(Worker):
             RuntimeError: there are no training environments.
         """
         start = time.perf_counter()
-        self._collect_steps(self.update_every if num_steps is None else int(num_steps), listen_to)
+        steps = self.update_every if num_steps is None else check_positive("num_steps", num_steps)
+        self._collect_steps(steps, listen_to)
         return time.perf_counter() - start, self._returns.mean
 
     def _collect_steps(self, steps: int, listen_to: Sequence[str]) -> tuple[dict[str, Any], bool]:
@@ -332,8 +338,13 @@ class CWorker(Worker):
 
         Raises:
             AttributeError: there is no such component.
+            TypeError: the factory cannot be called.
         """
         attribute = attribute_of(component_name)
+        if not callable(new_component_factory):
+            raise TypeError(
+                f"new_component_factory: expected a callable, got {new_component_factory!r}"
+            )
         old = getattr(self, attribute)
         new = self._made(attribute, new_component_factory)
         setattr(self, attribute, new)
@@ -343,6 +354,8 @@ class CWorker(Worker):
             old.close()
         if attribute == "storage":
             self.samples_collected = self._stored = 0
+        if attribute in ("algo", "storage"):
+            self._measure()
         if attribute in ("envs_train", "actor") and self.envs_train:
             self._restart()
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pycollect.checks import check_fraction
+from pycollect.checks import check_count, check_fraction
 from pycollect.engines.ray.session import import_ray
 from pycollect.scheduler.options import Preemption
 from pycollect.scheme.c_worker import CWorker
@@ -86,6 +86,7 @@ class CWorkerSet(WorkerSet):
                 raise TypeError(f"{name}: expected a callable, got {type(factory).__name__}")
         self.fraction_samples = check_fraction("fraction_samples", fraction_samples)
         self._key = f"worker_{index_parent}/{uuid.uuid4().hex}"
+        parents = check_count("total_parent_workers", total_parent_workers)
         super().__init__(
             CWorker,
             {
@@ -97,10 +98,10 @@ class CWorkerSet(WorkerSet):
             index_parent,
             worker_remote_config,
             # The first of several parents only updates: its set has one worker, for the weights.
-            0 if total_parent_workers > 0 and index_parent == 0 else num_workers,
+            0 if parents > 0 and index_parent == 0 else num_workers,
             local_device,
             initial_weights,
-            total_parent_workers=total_parent_workers,
+            total_parent_workers=parents,
         )
 
     def _local_params(self, params: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,12 @@ def broadcast_message(key: str, message: bytes | str) -> None:
 
     Raises:
         RuntimeError: this process is not part of a Ray cluster.
+        TypeError: the key is no string, or the message neither bytes nor a string.
     """
+    if not isinstance(key, str):
+        raise TypeError(f"key: expected a string, got {key!r}")
+    if not isinstance(message, bytes | str):
+        raise TypeError(f"message: expected bytes or a string, got {message!r}")
     store = _store()
     if store is None:
         raise RuntimeError(
@@ -61,6 +66,12 @@ def _store() -> Any:
     return internal_kv
 
 
+def _checked_keys(keys: Any) -> tuple[str, ...]:
+    if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
+        raise TypeError(f"listen_to: expected a list of keys, got {keys!r}")
+    return tuple(keys)
+
+
 class StopListener:
     """Whether one of some keys says stop, as it is asked after every step.
 
@@ -70,7 +81,7 @@ class StopListener:
     def __init__(
         self, keys: Sequence[str], check: Callable[[str], bytes | None] = check_message
     ) -> None:
-        self._keys = tuple(keys)
+        self._keys = _checked_keys(keys)
         self._check = check
         self._next = 0.0
 

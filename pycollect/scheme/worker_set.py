@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from pycollect.checks import check_count, check_positive
+from pycollect.checks import check_count, check_integer, check_positive
 from pycollect.engines.ray.actor import end_of
 from pycollect.engines.ray.resources import check_amounts, check_resources
 from pycollect.engines.ray.session import SESSION, import_ray
@@ -75,8 +75,8 @@ class WorkerSet:
         self.num_workers = check_count("num_workers", num_workers)
         self.worker_params = worker_params
         self.remote_config = _remote_config(worker_remote_config, local_device)
-        self._index_parent = index_parent_worker
-        self._total_parents = total_parent_workers or 0
+        self._index_parent = check_integer("index_parent", index_parent_worker)
+        self._total_parents = check_count("total_parent_workers", total_parent_workers)
         self._remote_workers: list[Any] = []
         self._session: weakref.finalize[Any, Any] | None = None
         self._local_worker: Any = None
