@@ -24,6 +24,7 @@ from torch import nn
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.nature import NatureCNN
 
 CALL_SECONDS = 0.002
 BARE = "two processes and a futex"
@@ -49,31 +50,6 @@ class OnDevice(nn.Module):
             fcntl.flock(file, fcntl.LOCK_EX)
             time.sleep(CALL_SECONDS)
         return (self.bias + observation[..., :1]).detach() * 0
-
-
-class NatureCNN(nn.Module):
-    """The network of DQN on 4x84x84 uint8, with one continuous action."""
-
-    def __init__(self) -> None:
-        """Three convolutions and two linear layers."""
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(4, 32, 8, 4),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 4, 2),
-            nn.ReLU(),
-            nn.Conv2d(64, 64, 3, 1),
-            nn.ReLU(),
-            nn.Flatten(-3),
-            nn.Linear(3136, 512),
-            nn.ReLU(),
-            nn.Linear(512, 1),
-        )
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """One action for each environment."""
-        action: torch.Tensor = self.layers(observation.float() / 255)
-        return action
 
 
 def on_device(lock: str) -> TensorDictModule:

@@ -19,8 +19,6 @@ from pycollect import checks as check
 from pycollect.batch.frame import MASK
 from pycollect.batch.weights import weights_from, weights_of
 from pycollect.collectors.episodes import Episodes
-from pycollect.collectors.multi import MultiSyncDataCollector
-from pycollect.collectors.ray import RayCollector
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.stream.background import Background
 from pycollect.stream.fair_lock import FairLock
@@ -252,7 +250,12 @@ def _collector(
         if workers != 1:
             raise ValueError(f"num_workers: expected 1 with backend='thread', got {workers}")
         return SyncDataCollector(env, copy.deepcopy(policy), **arguments)
-    if backend == "process":
-        return MultiSyncDataCollector([env] * workers, policy, **arguments)
-    more: dict[str, Any] = {} if ray_kwargs is None else {"remote_configs": dict(ray_kwargs)}
-    return RayCollector([env] * workers, policy, sync=True, **more, **arguments)
+    return SyncDataCollector(
+        [env] * workers,
+        policy,
+        num_collectors=workers,
+        sync=True,
+        backend=backend,
+        backend_options=None if ray_kwargs is None else {"remote_configs": dict(ray_kwargs)},
+        **arguments,
+    )

@@ -72,11 +72,10 @@ class Probe:
             try:
                 return self._in_this_form(program)
             except Exception as error:
-                told = explained(error, self._policy, self._inputs.tensors)
-                if len(tries) == 1 and told is None:
+                if len(tries) == 1:
+                    if told := explained(error, self._policy, self._inputs.tensors):
+                        raise told from error
                     raise
-                if len(tries) == 1 and told is not None:
-                    raise told from error
                 failure = failure or error
         raise ValueError(
             f"policy: the shape of its state(s) {show_all(forms)} was not found; with "

@@ -149,11 +149,17 @@ class Awaiting:
             if worker.index in calls and not worker.starting
         ]
         for worker, call in asked:
-            if self._has_answered(worker, call):
-                try:
-                    worker.handle.answer(call)
-                except WorkerDied as death:
-                    self._group.replace(worker, death, "worker_died")
+            self._answer_if_any(worker, call)
+
+    def _answer_if_any(self, worker: WorkerRecord, call: Any) -> Any:
+        """What it answers; None also where it stalled or died, and is replaced."""
+        if not self._has_answered(worker, call):
+            return None
+        try:
+            return worker.handle.answer(call)
+        except WorkerDied as death:
+            self._group.replace(worker, death, "worker_died")
+            return None
 
     def begin_all(self, calls: Mapping[int, tuple[Any, ...]]) -> None:
         """As `call_all`, for all; a worker that replaces one of them is asked for the same."""
@@ -169,11 +175,9 @@ class Awaiting:
             worker.share(frames)
         calls = [(worker, worker.handle.request("resize", frames)) for worker in present]
         for worker, call in calls:
-            if self._has_answered(worker, call):
-                try:
-                    worker.info = worker.handle.answer(call)
-                except WorkerDied as death:
-                    self._group.replace(worker, death, "worker_died")
+            info = self._answer_if_any(worker, call)
+            if info is not None:
+                worker.info = info
             self.built(worker)
 
 

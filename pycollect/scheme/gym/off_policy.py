@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycollect.scheme.gym.schedule import Schedule
+from pycollect.scheme.gym.algorithm import AlgorithmBase
 from pycollect.scheme.names import ACT, DONE2, INFO, OBS, OBS2, REW
-from pycollect.scheme.protocols import AlgorithmFactory, StorageFactory, Tree
+from pycollect.scheme.protocols import StorageFactory, Tree
 
 
 @dataclass
-class OffPolicy(Schedule):
+class OffPolicy(AlgorithmBase):
     """Takes the action of the highest value, and a random one with a probability.
 
     Attributes:
@@ -22,14 +22,7 @@ class OffPolicy(Schedule):
         epsilon: that probability; what `update_algorithm_parameter` is for.
     """
 
-    actor: Any = None
     epsilon: float = 0.1
-
-    @classmethod
-    def create_factory(cls, **settings: Any) -> AlgorithmFactory:
-        """A function that makes one for an actor; `settings` are its other attributes."""
-        cls(**settings)  # a wrong name is an error here
-        return lambda device, actor, envs: cls(actor=actor, **settings)
 
     def acting_step(
         self, obs: Tree, rhs: Tree, done: Tensor, deterministic: bool = False

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pycollect.scheme.gym.schedule import Schedule
+from pycollect.scheme.gym.algorithm import AlgorithmBase
 from pycollect.scheme.names import ACT, DONE, DONE2, INFO, LOGP, OBS, OBS2, REW, VAL
-from pycollect.scheme.protocols import AlgorithmFactory, StorageFactory, Tree
+from pycollect.scheme.protocols import StorageFactory, Tree
 
 
 @dataclass
-class OnPolicy(Schedule):
+class OnPolicy(AlgorithmBase):
     """Samples actions; stores their log-probabilities and the states' values beside them.
 
     Attributes:
@@ -22,14 +22,7 @@ class OnPolicy(Schedule):
         gamma: the discount.
     """
 
-    actor: Any = None
     gamma: float = 0.99
-
-    @classmethod
-    def create_factory(cls, **settings: Any) -> AlgorithmFactory:
-        """A function that makes one for an actor; `settings` are its other attributes."""
-        cls(**settings)  # a wrong name is an error here
-        return lambda device, actor, envs: cls(actor=actor, **settings)
 
     def acting_step(
         self, obs: Tree, rhs: Tree, done: Tensor, deterministic: bool = False

@@ -1,13 +1,15 @@
-"""What an algorithm says of how often it collects, learns and is tested."""
+"""What algorithms have in common: an actor, and how often they collect, learn and are tested."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from pycollect.scheme.protocols import AlgorithmFactory
+
 
 @dataclass
-class Schedule:
+class AlgorithmBase:
     """See :class:`pycollect.scheme.protocols.Algorithm`."""
 
     start_steps: int = 0
@@ -16,6 +18,13 @@ class Schedule:
     num_mini_batch: int = 1
     test_every: int = 1
     num_test_episodes: int = 0
+    actor: Any = None
+
+    @classmethod
+    def create_factory(cls, **settings: Any) -> AlgorithmFactory:
+        """A function that makes one for an actor; `settings` are its other attributes."""
+        cls(**settings)  # a wrong name is an error here
+        return lambda device, actor, envs: cls(actor=actor, **settings)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Set one of its attributes."""
