@@ -348,11 +348,14 @@ def merge_freed_memory() -> None:
 class Bell:
     """What all workers of a driver ring, and what it sleeps on. Thread-safe.
 
+    Args:
+        address: of another process's; None: a new one.
+
     Attributes:
         count: how often it was rung.
     """
 
-    def __init__(self) -> None: ...
+    def __init__(self, address: _Address | None = None) -> None: ...
     @property
     def address(self) -> _Address: ...
     @property
@@ -450,30 +453,44 @@ class WorkerMailbox:
         """
 
 @final
-class ServerSlot:
-    """The server's end of a slot, through which one worker asks again and again.
+class ServerSlots:
+    """The server's end of slots, through each of which one worker asks again and again.
+
+    For one thread at a time; whoever made them may add to them while a server in another process,
+    which has attached them, answers.
+
+    Args:
+        address: of another process's; None: new ones, none yet.
 
     Attributes:
-        address: for the WorkerSlot.
-        has_question: whether there is one that was not answered.
+        address: for the WorkerSlots, and for a server in another process.
         BYTES: the longest question, or answer.
     """
 
     BYTES: int
-    def __init__(self) -> None: ...
+    def __init__(self, address: _Address | None = None) -> None: ...
     @property
     def address(self) -> _Address: ...
-    @property
-    def has_question(self) -> bool: ...
-    def question(self) -> bytes:
-        """The question; RuntimeError without one."""
+    def __len__(self) -> int: ...
+    def add(self) -> int:
+        """Make one more, and return its number; ValueError past 1024."""
 
-    def answer(self, message: bytes = b"", note: int = 0) -> None:
+    def asking(self) -> list[int]:
+        """The numbers of those with a question that was not answered, in their order.
+
+        `question` and `answer` are about these questions: who takes a dead worker's place may have
+        asked another one meanwhile.
+        """
+
+    def question(self, slot: int) -> bytes:
+        """The question; RuntimeError where `asking` found none."""
+
+    def answer(self, slot: int, message: bytes = b"", note: int = 0) -> None:
         """Answer it, with a number beside the message, and wake the worker.
 
         Raises:
             ValueError: the message is too long.
-            RuntimeError: there is no question.
+            RuntimeError: `asking` found no question, or it was answered.
         """
 
 @final
@@ -481,14 +498,15 @@ class WorkerSlot:
     """The worker's end, for one thread. Who takes a dead worker's place goes on with its slot.
 
     Args:
-        slot: the address of the ServerSlot.
+        slots: the address of the ServerSlots.
+        slot: its number.
         bell: on which the server sleeps.
 
     Attributes:
         note: the number beside the last answer.
     """
 
-    def __init__(self, slot: _Address, bell: _Address) -> None: ...
+    def __init__(self, slots: _Address, slot: int, bell: _Address) -> None: ...
     def ask(self, message: bytes = b"", seconds: float = 0) -> bool:
         """Ask, and ring; then `wait_answer`.
 
@@ -577,6 +595,64 @@ class StepEach:
         """
 
 @final
+class CompiledEnv:
+    """P environments of another extension module, which has them by `pycollect/python_env.h`.
+
+    They are stepped without the GIL; what they throw is raised as their module translates it. Not
+    thread-safe.
+
+    Args:
+        owner: an object of such a class.
+
+    Attributes:
+        num_envs: P.
+        num_seeds: how many seeds `seed` takes.
+        observation: the leaves of one environment's observation.
+        action: those of its action.
+        observations: [P, *shape] each: what the environments wrote last; the same memory each time.
+        outcome: reward float64 [P], terminated and truncated bool [P], likewise.
+
+    Raises:
+        ValueError: the module was compiled against a `python_env.h` of another form; no
+            environment; an observation of a dtype that NumPy does not have.
+    """
+
+    def __init__(self, owner: Any) -> None: ...
+    @property
+    def num_envs(self) -> int: ...
+    @property
+    def num_seeds(self) -> int: ...
+    @property
+    def observation(self) -> list[Leaf]: ...
+    @property
+    def action(self) -> list[Leaf]: ...
+    @property
+    def observations(self) -> tuple[npt.NDArray[Any], ...]: ...
+    @property
+    def outcome(
+        self,
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]: ...
+    def seed(self, seeds: Sequence[int]) -> None:
+        """Seed the environments, which are to be reset then."""
+
+    def reset_all(self) -> None:
+        """Begin a new episode in each."""
+
+    def reset(self, done: npt.NDArray[np.bool_]) -> None:
+        """Begin a new episode where `done`, [P], is set.
+
+        Raises:
+            ValueError: not as many flags.
+        """
+
+    def step(self, actions: Sequence[_Array]) -> None:
+        """Step each, by `actions` [P, *shape] in the order of the leaves.
+
+        Raises:
+            ValueError: more or fewer arrays, or one of another shape.
+        """
+
+@final
 class Recorder:
     """Writes the steps of P envs into a slab. Not thread-safe.
 
@@ -606,6 +682,11 @@ class Recorder:
         ends: the keys of the observations of which any value that is set ends an env's episode.
             Where there are some, reward and flags of a step are not looked at, and nowhere else.
         rewards: with `ends`, the keys of those whose values, added up, are a step's reward.
+        leaves_out_dummies: with `skips_after_done`, dummies take no cells. An env that ended falls
+            behind the others, and is to be stepped without them at the end, see `behind`; only one
+            that `max_frames_per_traj` cut is to be reset.
+        all_envs: how many envs the worker has, where others are recorded beside these P; 0: P.
+        first_env: which of them is the first of these.
 
     Raises:
         ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes; `ends`
@@ -631,10 +712,23 @@ class Recorder:
         elsewhere: Sequence[_Key] = (),
         ends: Sequence[_Key] = (),
         rewards: Sequence[_Key] = (),
+        leaves_out_dummies: bool = False,
+        all_envs: int = 0,
+        first_env: int = 0,
     ) -> None: ...
     @property
     def done(self) -> npt.NDArray[np.bool_]:
         """[P], after a step: must be reset now. The same memory each time."""
+
+    @property
+    def behind(self) -> npt.NDArray[np.bool_]:
+        """[P], where dummies are left out: steps of these envs alone are recorded, as the rollout
+        lacks frames of them. The same memory each time.
+        """
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps the rollout needs at least."""
 
     @property
     def frames(self) -> int:
@@ -718,14 +812,37 @@ class Recorder:
             RuntimeError: no rollout has begun, or it is full.
         """
 
+    def step_env(self, env: CompiledEnv, values: tuple[_Array, ...]) -> int:
+        """Step environments, record that, and reset those whose episode ended.
+
+        All but reading `values` is done without the GIL.
+
+        Args:
+            values: what the policy returned, as for `take`; the actions, in `env`'s order, are
+                those of the outputs that `given` names.
+
+        Returns:
+            What `step` does, of environments that were reset since.
+
+        Raises:
+            ValueError: as `take` and `step`; actions of another shape.
+            RuntimeError: as `step`.
+        """
+
     def reset(self, observation: _Array | tuple[_Array, ...]) -> None:
         """The envs that `done` names were reset: only their rows are read."""
 
-    def finish(self, worker: int, incarnation: int, sequence: int) -> RolloutHeader:
+    def finish(
+        self, worker: int, incarnation: int, sequence: int, beside: Sequence[Recorder] = ()
+    ) -> RolloutHeader:
         """Complete the rollout, write its header into the slab, and let the slab go.
 
+        Args:
+            beside: where these are some of the worker's envs, the recorders of the others, which
+                let the slab go, too.
+
         Raises:
-            RuntimeError: before the last step.
+            RuntimeError: before the last step of any, or where envs of the rollout are missing.
         """
 
     def abandon(self) -> None:

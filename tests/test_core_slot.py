@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from pycollect._core import Bell, ServerSlot, WorkerSlot
+from pycollect._core import Bell, ServerSlots, WorkerSlot
 
 SPAWN = multiprocessing.get_context("spawn")
 LONG = 60.0
 TIMES = 50
 
 
-def asks(slot: Any, bell: Any) -> None:
+def asks(slots: Any, slot: int, bell: Any) -> None:
     """Ask so often, and look at each answer."""
-    end = WorkerSlot(slot, bell)
+    end = WorkerSlot(slots, slot, bell)
     for number in range(TIMES):
         end.ask(str(number).encode())
         while not end.wait_answer(LONG):
@@ -25,21 +25,18 @@ def asks(slot: Any, bell: Any) -> None:
 
 
 def test_one_server_for_all_workers() -> None:
-    bell = Bell()
-    slots = [ServerSlot() for _ in range(3)]
-    processes = [
-        SPAWN.Process(target=asks, args=(slot.address, bell.address), daemon=True) for slot in slots
-    ]
+    bell, slots = Bell(), ServerSlots()
+    arguments = [(slots.address, slots.add(), bell.address) for _ in range(3)]
+    processes = [SPAWN.Process(target=asks, args=own, daemon=True) for own in arguments]
     for process in processes:
         process.start()
     left = TIMES * len(slots)
     while left:
         seen = bell.count
-        for slot in slots:
-            if slot.has_question:
-                question = slot.question()
-                slot.answer(question, int(question))
-                left -= 1
+        for slot in slots.asking():
+            question = slots.question(slot)
+            slots.answer(slot, question, int(question))
+            left -= 1
         if left:
             bell.wait_ring(seen, LONG)
     for process in processes:
@@ -48,21 +45,30 @@ def test_one_server_for_all_workers() -> None:
 
 
 def test_sizes_and_turns_are_checked() -> None:
-    bell, slot = Bell(), ServerSlot()
-    end = WorkerSlot(slot.address, bell.address)
+    bell, slots = Bell(), ServerSlots()
+    slot = slots.add()
+    end = WorkerSlot(slots.address, slot, bell.address)
     with pytest.raises(ValueError, match="expected at most 496 bytes, got 497"):
-        end.ask(b"x" * (ServerSlot.BYTES + 1))
-    with pytest.raises(RuntimeError, match="expected one, there is none"):
-        slot.question()
+        end.ask(b"x" * (ServerSlots.BYTES + 1))
+    with pytest.raises(RuntimeError, match="expected a question that asking"):
+        slots.question(slot)
     end.ask()
     assert not end.wait_answer(0.0)
     with pytest.raises(RuntimeError, match="expected the question before to be answered"):
         end.ask()
     with pytest.raises(RuntimeError, match="expected one to the last question"):
         end.answer()
+    assert slots.asking() == [slot]
     with pytest.raises(ValueError, match="expected at most 496 bytes, got 497"):
-        slot.answer(b"x" * (ServerSlot.BYTES + 1))
-    slot.answer(b"x" * ServerSlot.BYTES, 3)
-    assert (len(end.answer()), end.note) == (ServerSlot.BYTES, 3)
-    with pytest.raises(ValueError, match="expected the address of one"):
-        WorkerSlot(bell.address, bell.address)
+        slots.answer(slot, b"x" * (ServerSlots.BYTES + 1))
+    slots.answer(slot, b"x" * ServerSlots.BYTES, 3)
+    with pytest.raises(RuntimeError, match="expected a question that asking"):
+        slots.answer(slot)
+    assert (len(end.answer()), end.note) == (ServerSlots.BYTES, 3)
+    with pytest.raises(ValueError, match="expected their address"):
+        WorkerSlot(bell.address, 0, bell.address)
+    for wrong in (1, 2000):
+        with pytest.raises(IndexError, match=f"expected one of 1, got {wrong}"):
+            WorkerSlot(slots.address, wrong, bell.address)
+    with pytest.raises(ValueError, match="expected their address"):
+        ServerSlots(bell.address)

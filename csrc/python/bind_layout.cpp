@@ -8,18 +8,12 @@
 namespace pycollect::python {
 namespace {
 
-Dims dims_from(const std::vector<std::int64_t>& values) { return Dims(std::span(values)); }
-
 py::tuple dims_to_python(const Dims& dims) {
   py::tuple result(static_cast<std::size_t>(dims.size()));
   for (int i = 0; i < dims.size(); ++i) {
     result[static_cast<std::size_t>(i)] = dims[i];
   }
   return result;
-}
-
-Leaf make_leaf(py::handle key, const std::string& dtype, const std::vector<std::int64_t>& shape) {
-  return {key_from(key), dtype_named(dtype), dims_from(shape)};
 }
 
 py::tuple leaf_fields(const Leaf& leaf) {
@@ -43,7 +37,7 @@ Placement make_placement(const Layout& layout, std::int64_t workers, std::int64_
 
 void bind_layout(py::module_& module) {
   py::class_<Leaf>(module, "Leaf", "One tensor of a frame: key path, dtype name, frame shape.")
-      .def(py::init(&make_leaf), py::arg("key"), py::arg("dtype"), py::arg("shape"))
+      .def(py::init(&leaf_from), py::arg("key"), py::arg("dtype"), py::arg("shape"))
       .def_property_readonly("key", [](const Leaf& leaf) { return key_to_python(leaf.key); })
       .def_property_readonly("dtype",
                              [](const Leaf& leaf) { return std::string(name_of(leaf.dtype)); })
@@ -54,7 +48,7 @@ void bind_layout(py::module_& module) {
       .def("__repr__",
            [](const Leaf& leaf) { return "Leaf" + std::string(py::repr(leaf_fields(leaf))); })
       .def(py::pickle(&leaf_fields, [](const py::tuple& fields) {
-        return make_leaf(fields[0], fields[1].cast<std::string>(),
+        return leaf_from(fields[0], fields[1].cast<std::string>(),
                          fields[2].cast<std::vector<std::int64_t>>());
       }));
 

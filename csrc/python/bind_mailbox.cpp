@@ -1,6 +1,7 @@
 #include <pybind11/stl.h>
 
 #include <atomic>
+#include <optional>
 
 #include "address.h"
 #include "bindings.h"
@@ -26,7 +27,10 @@ void bind_mailbox(py::module_& module) {
           [](Number& self, std::uint64_t value) { self.store(value); });
 
   py::class_<Bell>(module, "Bell", "What all workers of a driver ring.")
-      .def(py::init<>())
+      .def(py::init([](const std::optional<Address>& address) {
+             return address ? Bell(from_python(*address)) : Bell();
+           }),
+           py::arg("address") = py::none())
       .def_property_readonly("address", [](const Bell& self) { return to_python(self.address()); })
       .def_property_readonly("count", &Bell::count)
       .def("ring", &Bell::ring)

@@ -9,6 +9,7 @@
 
 #include "bindings.h"
 #include "borrow.h"
+#include "compiled_env.h"
 #include "interop.h"
 #include "pycollect/recorder.h"
 #include "pycollect/slab.h"
@@ -158,14 +159,7 @@ class BoundRecorder {
   // Keeps what the policy returned until the step that it leads to, and copies what the env is
   // given of it: into memory of its own, because environments may keep their actions.
   py::object take(const py::tuple& values) {
-    taken_ = py::object();
-    const std::size_t expected = outputs_.views().size() + states_.views().size();
-    if (values.size() < expected) {
-      throw std::invalid_argument("values: expected at least " + std::to_string(expected) +
-                                  " arrays, got " + std::to_string(values.size()));
-    }
-    outputs_.borrow_from(values, 0);
-    states_.borrow_from(values, outputs_.views().size());
+    borrow_values(values);
     taken_ = values;
     if (given_.size() == 1) {
       return copied(values, given_[0]);
@@ -198,6 +192,12 @@ class BoundRecorder {
     return step_of(observation, result[1], result[2], result[3]);
   }
 
+  // Takes, steps, records, and resets whose episode ended.
+  std::int64_t step_env(CompiledEnv& env, const py::tuple& values) {
+    borrow_values(values);
+    return env.step(recorder_, given_, outputs_.views(), states_.views());
+  }
+
   void abandon() {
     taken_ = py::object();
     recorder_.abandon();
@@ -209,6 +209,17 @@ class BoundRecorder {
   Recorder& recorder() { return recorder_; }
 
  private:
+  void borrow_values(const py::tuple& values) {
+    taken_ = py::object();
+    const std::size_t expected = outputs_.views().size() + states_.views().size();
+    if (values.size() < expected) {
+      throw std::invalid_argument("values: expected at least " + std::to_string(expected) +
+                                  " arrays, got " + std::to_string(values.size()));
+    }
+    outputs_.borrow_from(values, 0);
+    states_.borrow_from(values, outputs_.views().size());
+  }
+
   py::object copied(const py::tuple& values, std::size_t place) {
     py::object array = copied_array(values, place);
     return scalars_ ? py::object(array[py::tuple()]) : array;
@@ -266,11 +277,18 @@ class BoundRecorder {
   bool releases_;
 };
 
-// The recorder's own flags, seen through an array that keeps the recorder.
+// Flags of the recorder's own, seen through an array that keeps the recorder.
+py::array_t<bool> lent(std::span<const std::uint8_t> flags, const py::object& self) {
+  const auto* data = reinterpret_cast<const bool*>(flags.data());
+  return py::array_t<bool>(static_cast<py::ssize_t>(flags.size()), data, self);
+}
+
 py::array_t<bool> done_of(const py::object& self) {
-  const auto done = self.cast<BoundRecorder&>().recorder().done();
-  const auto* data = reinterpret_cast<const bool*>(done.data());
-  return py::array_t<bool>(static_cast<py::ssize_t>(done.size()), data, self);
+  return lent(self.cast<BoundRecorder&>().recorder().done(), self);
+}
+
+py::array_t<bool> behind_of(const py::object& self) {
+  return lent(self.cast<BoundRecorder&>().recorder().behind(), self);
 }
 
 std::vector<py::tuple> take_episodes(BoundRecorder& self) {
@@ -298,11 +316,12 @@ void bind_recorder(py::module_& module) {
                        const std::vector<py::tuple>& states, const py::object& is_init,
                        const py::object& step_count, std::vector<std::size_t> given, bool scalars,
                        py::object convert, const std::vector<py::tuple>& elsewhere,
-                       const std::vector<py::tuple>& ends, const std::vector<py::tuple>& rewards) {
+                       const std::vector<py::tuple>& ends, const std::vector<py::tuple>& rewards,
+                       bool leaves_out_dummies, std::int64_t all_envs, std::int64_t first_env) {
              return std::make_unique<BoundRecorder>(
                  layout, observations, outputs,
-                 RecorderOptions{envs, batched, max_frames_per_traj, skips_after_done,
-                                 set_truncated},
+                 RecorderOptions{envs, all_envs, first_env, batched, max_frames_per_traj,
+                                 skips_after_done, leaves_out_dummies, set_truncated},
                  states, is_init, step_count, std::move(given), scalars, std::move(convert),
                  elsewhere, ends, rewards);
            }),
@@ -313,8 +332,13 @@ void bind_recorder(py::module_& module) {
            py::arg("step_count") = py::none(), py::arg("given") = py::tuple(),
            py::arg("scalars") = false, py::arg("convert") = py::none(),
            py::arg("elsewhere") = py::tuple(), py::arg("ends") = py::tuple(),
-           py::arg("rewards") = py::tuple())
+           py::arg("rewards") = py::tuple(), py::arg("leaves_out_dummies") = false,
+           py::arg("all_envs") = 0, py::arg("first_env") = 0)
       .def_property_readonly("done", &done_of, "bool [P]: must be reset now; changes in place.")
+      .def_property_readonly("behind", &behind_of,
+                             "bool [P]: the rollout lacks frames of it; changes in place.")
+      .def_property_readonly("steps_left",
+                             [](BoundRecorder& self) { return self.recorder().steps_left(); })
       .def_property_readonly("frames", [](BoundRecorder& self) { return self.recorder().frames(); })
       .def("restart", &BoundRecorder::restart, py::arg("observation"))
       .def(
@@ -333,6 +357,7 @@ void bind_recorder(py::module_& module) {
           py::arg("version"))
       .def("take", &BoundRecorder::take, py::arg("values"))
       .def("record", &BoundRecorder::record, py::arg("result"))
+      .def("step_env", &BoundRecorder::step_env, py::arg("env"), py::arg("values"))
       .def("step", &BoundRecorder::step, py::arg("observation"), py::arg("reward"),
            py::arg("terminated"), py::arg("truncated"), py::arg("outputs"),
            py::arg("states") = py::tuple())
@@ -340,10 +365,15 @@ void bind_recorder(py::module_& module) {
       .def(
           "finish",
           [](BoundRecorder& self, std::int64_t worker, std::int64_t incarnation,
-             std::int64_t sequence) {
-            return self.recorder().finish({worker, incarnation, sequence});
+             std::int64_t sequence, const std::vector<BoundRecorder*>& beside) {
+            std::vector<Recorder*> others;
+            for (BoundRecorder* other : beside) {
+              others.push_back(&other->recorder());
+            }
+            return self.recorder().finish({worker, incarnation, sequence}, others);
           },
-          py::arg("worker"), py::arg("incarnation"), py::arg("sequence"))
+          py::arg("worker"), py::arg("incarnation"), py::arg("sequence"),
+          py::arg("beside") = py::tuple())
       .def("abandon", &BoundRecorder::abandon)
       .def("take_episodes", &take_episodes, "Ended episodes: (env, return, length) each.");
 }

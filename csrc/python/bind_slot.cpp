@@ -1,5 +1,7 @@
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "address.h"
 #include "bindings.h"
 #include "message.h"
@@ -10,25 +12,33 @@ namespace pycollect::python {
 void bind_slot(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
 
-  py::class_<ServerSlot>(module, "ServerSlot", "The server's end of a slot.")
-      .def(py::init<>())
+  py::class_<ServerSlots>(module, "ServerSlots", "The server's end of slots.")
+      .def(py::init([](const std::optional<Address>& address) {
+             return address ? ServerSlots(from_python(*address)) : ServerSlots();
+           }),
+           py::arg("address") = py::none())
       .def_property_readonly("address",
-                             [](const ServerSlot& self) { return to_python(self.address()); })
-      .def_property_readonly("has_question", &ServerSlot::has_question)
-      .def("question", [](ServerSlot& self) { return to_bytes(self.question()); })
+                             [](const ServerSlots& self) { return to_python(self.address()); })
+      .def("__len__", &ServerSlots::count)
+      .def("add", &ServerSlots::add)
+      .def("asking", &ServerSlots::asking)
+      .def(
+          "question",
+          [](const ServerSlots& self, std::size_t slot) { return to_bytes(self.question(slot)); },
+          py::arg("slot"))
       .def(
           "answer",
-          [](ServerSlot& self, const py::bytes& message, std::uint64_t note) {
-            self.answer(view_of(message), note);
+          [](ServerSlots& self, std::size_t slot, const py::bytes& message, std::uint64_t note) {
+            self.answer(slot, view_of(message), note);
           },
-          py::arg("message") = py::bytes(), py::arg("note") = 0)
+          py::arg("slot"), py::arg("message") = py::bytes(), py::arg("note") = 0)
       .def_readonly_static("BYTES", &kSlotBytes);
 
   py::class_<WorkerSlot>(module, "WorkerSlot", "The worker's end of a slot.")
-      .def(py::init([](const Address& slot, const Address& bell) {
-             return WorkerSlot(from_python(slot), from_python(bell));
+      .def(py::init([](const Address& slots, std::size_t slot, const Address& bell) {
+             return WorkerSlot(from_python(slots), slot, from_python(bell));
            }),
-           py::arg("slot"), py::arg("bell"))
+           py::arg("slots"), py::arg("slot"), py::arg("bell"))
       .def(
           "ask",
           [](WorkerSlot& self, const py::bytes& message, double seconds) {

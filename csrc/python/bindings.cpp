@@ -11,6 +11,7 @@ PYBIND11_MODULE(_core, module) {
   bind_slab(module);
   bind_mailbox(module);
   bind_slot(module);
+  bind_compiled_env(module);
   bind_recorder(module);
   bind_step_each(module);
   bind_assemble(module);

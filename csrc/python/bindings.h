@@ -9,6 +9,7 @@ namespace pycollect::python {
 namespace py = pybind11;
 
 void bind_assemble(py::module_& module);
+void bind_compiled_env(py::module_& module);
 void bind_cuda(py::module_& module);
 void bind_device_gather(py::module_& module);
 void bind_layout(py::module_& module);

@@ -1,6 +1,6 @@
 #include "interop.h"
 
-#include <string>
+#include <span>
 
 namespace pycollect::python {
 namespace {
@@ -41,6 +41,10 @@ py::tuple key_to_python(const Key& key) {
     result[i] = py::str(key[i]);
   }
   return result;
+}
+
+Leaf leaf_from(py::handle key, const std::string& dtype, const std::vector<std::int64_t>& shape) {
+  return {key_from(key), dtype_named(dtype), Dims(std::span(shape))};
 }
 
 }  // namespace pycollect::python

@@ -3,7 +3,10 @@
 
 #include <pybind11/pybind11.h>
 
+#include <cstdint>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "pycollect/layout.h"
 
@@ -18,5 +21,8 @@ std::shared_ptr<PyObject> kept(py::object object);
 // Tuples of names and keys; throw TypeError for anything else.
 Key key_from(py::handle object);
 py::tuple key_to_python(const Key& key);
+
+// Of a key, a dtype's name and a shape; throws as these do.
+Leaf leaf_from(py::handle key, const std::string& dtype, const std::vector<std::int64_t>& shape);
 
 }  // namespace pycollect::python

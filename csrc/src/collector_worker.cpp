@@ -1,6 +1,6 @@
 #include "collector_worker.h"
 
-#include <cstring>
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -29,26 +29,23 @@ Worker::Worker(const CollectorOptions& options, std::int64_t index,
     : options_(options),
       index_(index),
       environments_(std::move(environments)),
-      layout_(standard_layout(environments_->observations(),
-                              joined(environments_->actions(), outputs))) {
-  if (environments_->envs() != options.envs) {
+      layout_(standard_layout(environments_.observation_leaves(),
+                              joined(environments_.action_leaves(), outputs))),
+      outputs_(environments_.envs(), joined(environments_.action_leaves(), outputs)) {
+  if (environments_.envs() != options.envs) {
     throw std::invalid_argument("envs: expected " + std::to_string(options.envs) +
                                 " environments of each worker, got " +
-                                std::to_string(environments_->envs()));
+                                std::to_string(environments_.envs()));
   }
-  const std::vector<Leaf> observed = environments_->observations();
-  const std::vector<Leaf> actions = environments_->actions();
-  observations_ = room_for(observed);
-  outputs_ = room_for(joined(actions, outputs));
-  seen_.assign(observations_.begin(), observations_.end());
-  actions_.assign(outputs_.begin(), outputs_.begin() + static_cast<std::ptrdiff_t>(actions.size()));
-  reward_ = room(DType::float64, {options.envs});
-  terminated_ = room(DType::boolean, {options.envs});
-  truncated_ = room(DType::boolean, {options.envs});
+  const std::vector<Leaf>& actions = environments_.action_leaves();
+  const std::span<const TensorView> observed = environments_.observations();
+  seen_.assign(observed.begin(), observed.end());
+  actions_.assign(outputs_.views().begin(),
+                  outputs_.views().begin() + static_cast<std::ptrdiff_t>(actions.size()));
 
   std::vector<ObservationSpec> specs;
   for (std::size_t i = 0; i < observed.size(); ++i) {
-    specs.push_back({observed[i].key, observations_[i]});
+    specs.push_back({environments_.observation_leaves()[i].key, observed[i]});
   }
   std::vector<Key> keys;
   for (const Leaf& leaf : joined(actions, outputs)) {
@@ -62,26 +59,6 @@ Worker::Worker(const CollectorOptions& options, std::int64_t index,
   recorder_ = std::make_unique<Recorder>(layout_, specs, keys, recording);
 }
 
-TensorView Worker::room(DType dtype, const Dims& shape) {
-  TensorView view = TensorView::contiguous(nullptr, dtype, shape);
-  memory_.push_back(Memory::allocate(view.bytes()));
-  view.data = memory_.back()->data();
-  std::memset(view.data, 0, static_cast<std::size_t>(view.bytes()));
-  return view;
-}
-
-std::vector<TensorView> Worker::room_for(const std::vector<Leaf>& leaves) {
-  std::vector<TensorView> views;
-  for (const Leaf& leaf : leaves) {
-    Dims shape{options_.envs};
-    for (std::int64_t extent : leaf.shape) {
-      shape.push_back(extent);
-    }
-    views.push_back(room(leaf.dtype, shape));
-  }
-  return views;
-}
-
 void Worker::take(const std::shared_ptr<const Version>& version) {
   if (version_ != version) {
     act_ = version->policy.make(mixed(options_.seed, index_, version->number));
@@ -90,9 +67,8 @@ void Worker::take(const std::shared_ptr<const Version>& version) {
 }
 
 void Worker::reset_all() {
-  const std::vector<std::uint8_t> all(static_cast<std::size_t>(options_.envs), 1);
-  environments_->reset(all, observations_);
-  recorder_->restart(observations_);
+  environments_.reset_all();
+  recorder_->restart(environments_.observations());
   running_ = true;
 }
 
@@ -124,21 +100,12 @@ std::optional<std::vector<Batch::Episode>> Worker::collect(Order order,
 
 // Steps until the rollout's end; whether it came to that.
 bool Worker::record(const std::atomic<bool>& stopping) {
-  const auto envs = static_cast<std::size_t>(options_.envs);
-  const std::span<double> rewards(reward_.as<double>(), envs);
-  const std::span<std::uint8_t> terminated(reinterpret_cast<std::uint8_t*>(terminated_.data), envs);
-  const std::span<std::uint8_t> truncated(reinterpret_cast<std::uint8_t*>(truncated_.data), envs);
-  const StepData data{observations_, reward_, terminated_, truncated_, outputs_};
   while (recorder_->steps_left() > 0) {
     if (stopping.load(std::memory_order_relaxed)) {
       return false;
     }
-    act_(seen_, outputs_);
-    environments_->step(actions_, observations_, rewards, terminated, truncated);
-    if (recorder_->step(data) > 0) {
-      environments_->reset(recorder_->done(), observations_);
-      recorder_->reset(observations_);
-    }
+    act_(seen_, outputs_.views());
+    environments_.step(*recorder_, actions_, outputs_.views());
   }
   return true;
 }

@@ -10,6 +10,8 @@
 
 #include "pycollect/batch.h"
 #include "pycollect/detail/collection.h"
+#include "pycollect/detail/step_arrays.h"
+#include "pycollect/detail/stepped_envs.h"
 #include "pycollect/recorder.h"
 #include "pycollect/slab.h"
 
@@ -43,21 +45,16 @@ class Worker {
                                                      const std::atomic<bool>& stopping);
 
  private:
-  // One array [P, *shape] per leaf, in memory of the worker's.
-  std::vector<TensorView> room_for(const std::vector<Leaf>& leaves);
-  TensorView room(DType dtype, const Dims& shape);
   void take(const std::shared_ptr<const Version>& version);
   void reset_all();
   bool record(const std::atomic<bool>& stopping);
 
   CollectorOptions options_;
   std::int64_t index_;
-  std::unique_ptr<AnyEnvBatch> environments_;
+  SteppedEnvs environments_;
   Layout layout_;
-  std::vector<std::shared_ptr<Memory>> memory_;
-  std::vector<TensorView> observations_, outputs_;
+  StepArrays outputs_;  // of the policy: actions first
   std::vector<ConstTensorView> seen_, actions_;
-  TensorView reward_, terminated_, truncated_;
   std::unique_ptr<Recorder> recorder_;
   std::shared_ptr<const Version> version_;
   Act act_;

@@ -1,5 +1,6 @@
 #include "pycollect/detail/leaf_rows.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -16,34 +17,42 @@ bool castable(DType from, DType to) {
   return rank(from) <= rank(to);
 }
 
-// n frames of `bytes` bytes each; small ones by fixed-size moves, which a loop of memcpy is not.
+// n frames of `bytes` bytes each, so far apart; small ones by fixed-size moves, which a loop of
+// memcpy is not.
 template <std::size_t bytes>
-void scatter_small(std::byte* dst, std::int64_t dst_stride, const std::byte* src, std::int64_t n) {
+void move_small(std::byte* dst, std::int64_t dst_stride, const std::byte* src,
+                std::int64_t src_stride, std::int64_t n) {
   for (std::int64_t i = 0; i < n; ++i) {
-    std::memcpy(dst + i * dst_stride, src + i * static_cast<std::int64_t>(bytes), bytes);
+    std::memcpy(dst + i * dst_stride, src + i * src_stride, bytes);
+  }
+}
+
+void move_frames(std::byte* dst, std::int64_t dst_stride, const std::byte* src,
+                 std::int64_t src_stride, std::int64_t n, std::int64_t bytes) {
+  switch (bytes) {
+    case 1:
+      return move_small<1>(dst, dst_stride, src, src_stride, n);
+    case 4:
+      return move_small<4>(dst, dst_stride, src, src_stride, n);
+    case 8:
+      return move_small<8>(dst, dst_stride, src, src_stride, n);
+    case 16:
+      return move_small<16>(dst, dst_stride, src, src_stride, n);
+    default:
+      for (std::int64_t i = 0; i < n; ++i) {
+        copy_frame(dst + i * dst_stride, src + i * src_stride, static_cast<std::size_t>(bytes));
+      }
   }
 }
 
 // Below this a frame is not worth non-temporal stores, wherever it goes.
 constexpr std::int64_t kStreamBytes = 4096;
 
-void scatter(std::byte* dst, std::int64_t dst_stride, const std::byte* src, std::int64_t n,
-             std::int64_t bytes) {
-  switch (bytes) {
-    case 1:
-      return scatter_small<1>(dst, dst_stride, src, n);
-    case 4:
-      return scatter_small<4>(dst, dst_stride, src, n);
-    case 8:
-      return scatter_small<8>(dst, dst_stride, src, n);
-    case 16:
-      return scatter_small<16>(dst, dst_stride, src, n);
-    default:
-      for (std::int64_t i = 0; i < n; ++i) {
-        copy_frame(dst + i * dst_stride, src + i * bytes, static_cast<std::size_t>(bytes));
-      }
-  }
-}
+// Frames up to so many bytes go through a window of so many steps, a line of float32, where there
+// are so many envs.
+constexpr std::int64_t kWindowBytes = 32;
+constexpr std::int64_t kWindowSteps = 16;
+constexpr std::int64_t kWindowEnvs = 8;
 
 }  // namespace
 
@@ -63,11 +72,15 @@ LeafRows::LeafRows(Leaf leaf, std::size_t index, std::int64_t envs, bool batched
   step_ = TensorView::contiguous(nullptr, leaf_.dtype, shape);
 }
 
-void LeafRows::bind(Slab& slab, std::int64_t row) {
+void LeafRows::bind(Slab& slab, std::int64_t row, std::int64_t first_env) {
   const TensorView rows = slab.rows(index_, row);
-  base_ = rows.data;
   env_stride_ = rows.strides[0];
+  base_ = rows.data + first_env * env_stride_;
   streams_ = slab.streams() && frame_bytes_ >= kStreamBytes && frame_bytes_ % 64 == 0;
+  if (frame_bytes_ <= kWindowBytes && envs_ >= kWindowEnvs) {
+    window_.resize(static_cast<std::size_t>(kWindowSteps * envs_ * frame_bytes_));
+  }
+  window_begin_ = window_end_ = 0;
 }
 
 void LeafRows::bind(const TensorView& step) {
@@ -90,22 +103,47 @@ Fit LeafRows::check_cast(const TensorView& source, bool exact) const {
       to_string(source.shape));
 }
 
-void LeafRows::store(std::int64_t step, const std::byte* source) const {
-  if (!streams_) {
-    scatter(at(0, step), env_stride_, source, envs_, frame_bytes_);
-    return;
+LeafRows::Room LeafRows::room(std::int64_t step) {
+  if (window_.empty()) {
+    return {base_ + step * frame_bytes_, env_stride_};
   }
-  for (std::int64_t env = 0; env < envs_; ++env) {
-    stream_frame(at(env, step), source + env * frame_bytes_,
-                 static_cast<std::size_t>(frame_bytes_));
+  if (step < window_begin_ || step > window_end_ || step == window_begin_ + kWindowSteps) {
+    flush();
+    window_begin_ = window_end_ = step;
+  }
+  window_end_ = std::max(window_end_, step + 1);
+  return {slot(step), frame_bytes_};
+}
+
+void LeafRows::flush() {
+  const std::int64_t steps = window_end_ - window_begin_;
+  for (std::int64_t env = 0; steps > 0 && env < envs_; ++env) {
+    move_frames(base_ + env * env_stride_ + window_begin_ * frame_bytes_, frame_bytes_,
+                window_.data() + env * frame_bytes_, envs_ * frame_bytes_, steps, frame_bytes_);
+  }
+  window_begin_ = window_end_;
+}
+
+void LeafRows::store_all(std::int64_t step, const std::byte* source) {
+  const Room to = room(step);
+  if (streams_) {
+    for (std::int64_t env = 0; env < envs_; ++env) {
+      stream_frame(to.data + env * to.stride, source + env * frame_bytes_,
+                   static_cast<std::size_t>(frame_bytes_));
+    }
+  } else if (to.stride == frame_bytes_) {
+    copy_frame(to.data, source, static_cast<std::size_t>(envs_ * frame_bytes_));
+  } else {
+    move_frames(to.data, to.stride, source, frame_bytes_, envs_, frame_bytes_);
   }
 }
 
-void LeafRows::convert(std::int64_t step, const TensorView& source) const {
+void LeafRows::convert(std::int64_t step, const TensorView& source) {
+  const Room to = room(step);
   TensorView target = step_;
-  target.data = at(0, step);
+  target.data = to.data;
   if (batched_) {
-    target.strides[0] = env_stride_;
+    target.strides[0] = to.stride;
   }
   copy(target, source);
 }
@@ -113,8 +151,8 @@ void LeafRows::convert(std::int64_t step, const TensorView& source) const {
 void LeafRows::write_env(std::int64_t env, std::int64_t step, const TensorView& source,
                          Fit fit) const {
   if (fit == Fit::plain) {
-    copy_frame(at(env, step), source.data + env * frame_bytes_,
-               static_cast<std::size_t>(frame_bytes_));
+    const auto move = streams_ ? stream_frame : copy_frame;
+    move(at(env, step), source.data + env * frame_bytes_, static_cast<std::size_t>(frame_bytes_));
     return;
   }
   copy(TensorView::contiguous(at(env, step), leaf_.dtype, leaf_.shape),

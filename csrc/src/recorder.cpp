@@ -27,6 +27,12 @@ Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observatio
   for (std::vector<std::uint8_t>* flags : {&terminated_, &truncated_, &done_, &skips_, &skipped_}) {
     flags->resize(n);
   }
+  apart_.behind.resize(n);
+  if (options.leaves_out_dummies) {
+    apart_.at.resize(n);
+    apart_.records.resize(n);
+    apart_.cut.resize(n);
+  }
 }
 
 void Recorder::restart(std::span<const TensorView> observation) {
@@ -61,9 +67,9 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
   }
   const Placement& placement = slab->placement();
   if (placement.layout().fingerprint() != layout_.fingerprint() ||
-      placement.geometry().envs != options_.envs) {
+      placement.geometry().envs != all_envs()) {
     throw std::invalid_argument("slab: expected this recorder's layout and " +
-                                std::to_string(options_.envs) + " envs, got another one");
+                                std::to_string(all_envs()) + " envs, got another one");
   }
   placement.header_offset(row);  // throws for a row that is none
   const std::int64_t most = placement.geometry().steps;
@@ -72,7 +78,7 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
                                 ", which the slab has, or 0 for these, got " +
                                 std::to_string(steps));
   }
-  leaves_.bind(*slab, row);
+  leaves_.bind(*slab, row, options_.first_env);
   // Nothing throws from here on.
   slab_ = std::move(slab);
   control_ = std::move(control);
@@ -82,19 +88,23 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
   collected_ = 0;
   episodes_before_ = episodes_.size();
   policy_version_ = policy_version;
+  if (options_.leaves_out_dummies) {
+    std::fill(apart_.at.begin(), apart_.at.end(), 0);
+    std::fill(apart_.behind.begin(), apart_.behind.end(), std::uint8_t{1});
+  }
   write_constants();
   write_first_roots();
 }
 
 void Recorder::set_policy_version(std::int64_t version) {
-  if (step_ == 0) {
+  if (collected_ == 0) {
     policy_version_ = version;
   }
   if (!slab_ || !leaves_.version) {
     return;
   }
   for (std::int64_t p = 0; p < options_.envs; ++p) {
-    for (std::int64_t t = step_; t < steps_; ++t) {
+    for (std::int64_t t = step_of(p); t < steps_; ++t) {
       leaves_.version->put(p, t, version);
     }
   }
@@ -124,12 +134,12 @@ void Recorder::write_constants() {
 }
 
 void Recorder::write_first_roots() {
-  for (const RecorderLeaves::Observation& observation : leaves_.observations) {
+  for (RecorderLeaves::Observation& observation : leaves_.observations) {
     if (observation.root) {
       observation.root->write(0, observation.view, Fit::plain);
     }
   }
-  for (const RecorderLeaves::State& state : leaves_.states) {
+  for (RecorderLeaves::State& state : leaves_.states) {
     if (state.root) {
       state.root->write(0, state.view, Fit::plain);
     }
@@ -164,7 +174,8 @@ void Recorder::flag_last_frames() {
   }
   for (const LeafRows* flag : flags) {
     for (std::int64_t p = 0; p < options_.envs; ++p) {
-      const std::int64_t t = steps_ - 1 - skipped_[static_cast<std::size_t>(p)];
+      const bool is_dummy = !options_.leaves_out_dummies && skipped_[static_cast<std::size_t>(p)];
+      const std::int64_t t = steps_ - 1 - static_cast<std::int64_t>(is_dummy);
       if (t >= 0) {
         flag->fill(p, t, 1, 1);
       }
@@ -183,29 +194,52 @@ void Recorder::clear_after_end() {
   }
 }
 
-RolloutHeader Recorder::finish(const RolloutName& name) {
-  if (!slab_ || step_ != steps_) {
-    throw std::logic_error("finish: expected a rollout whose every step was recorded, " +
-                           std::to_string(steps_left()) + " are left");
-  }
-  if (options_.set_truncated) {
-    flag_last_frames();
-  }
-  clear_after_end();
+RolloutHeader Recorder::finish(const RolloutName& name, std::span<Recorder* const> beside) {
+  std::vector<Recorder*> all{this};
+  all.insert(all.end(), beside.begin(), beside.end());
+  check_complete(all);
   RolloutHeader header;
   header.worker = name.worker;
   header.incarnation = name.incarnation;
   header.sequence = name.sequence;
   header.policy_version = policy_version_;
-  header.frames = collected_;
   header.generation = slab_->generation();
-  const std::vector<std::int64_t> lengths(done_.size(), steps_);
+  for (Recorder* recorder : all) {
+    recorder->leaves_.flush();
+    if (recorder->options_.set_truncated) {
+      recorder->flag_last_frames();
+    }
+    recorder->clear_after_end();
+    header.frames += recorder->collected_;
+  }
+  const std::vector<std::int64_t> lengths(static_cast<std::size_t>(all_envs()), steps_);
   write_header(slab_->data(), slab_->placement(), row_, header, lengths);
   header = read_header({slab_->data(), static_cast<std::size_t>(slab_->bytes())},
                        slab_->placement(), row_);
   stream_fence();
-  slab_.reset();
+  for (Recorder* recorder : all) {
+    recorder->slab_.reset();
+  }
   return header;
+}
+
+// These are the recorders of all environments, and each step of them was recorded.
+void Recorder::check_complete(const std::vector<Recorder*>& all) const {
+  std::int64_t envs = 0;
+  for (const Recorder* recorder : all) {
+    if (!recorder->slab_ || recorder->steps_left() > 0) {
+      throw std::logic_error("finish: expected a rollout whose every step was recorded, " +
+                             std::to_string(recorder->steps_left()) + " are left");
+    }
+    if (recorder->slab_ != slab_ || recorder->row_ != row_ || recorder->steps_ != steps_) {
+      throw std::logic_error("finish: expected recorders of one rollout");
+    }
+    envs += recorder->options_.envs;
+  }
+  if (envs != all_envs()) {
+    throw std::logic_error("finish: expected the recorders of all " + std::to_string(all_envs()) +
+                           " envs, got those of " + std::to_string(envs));
+  }
 }
 
 void Recorder::abandon() {

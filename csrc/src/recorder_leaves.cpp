@@ -230,6 +230,12 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   if (options.envs < 1) {
     throw std::invalid_argument("envs: expected >= 1, got " + std::to_string(options.envs));
   }
+  if (options.all_envs != 0 &&
+      (options.first_env < 0 || options.first_env + options.envs > options.all_envs)) {
+    throw std::invalid_argument("first_env: expected " + std::to_string(options.envs) + " of " +
+                                std::to_string(options.all_envs) + " envs, got the one at " +
+                                std::to_string(options.first_env));
+  }
   const Rows rows{layout, options.envs, options.has_env_dimension()};
   for (const ObservationSpec& spec : observation_specs) {
     observations.push_back(
@@ -265,9 +271,15 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   check_each_once(layout, all);
 }
 
-void RecorderLeaves::bind(Slab& slab, std::int64_t row) {
+void RecorderLeaves::bind(Slab& slab, std::int64_t row, std::int64_t first_env) {
   for (LeafRows* leaf : all) {
-    leaf->bind(slab, row);
+    leaf->bind(slab, row, first_env);
+  }
+}
+
+void RecorderLeaves::flush() {
+  for (LeafRows* leaf : all) {
+    leaf->flush();
   }
 }
 

@@ -11,10 +11,14 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
+[[noreturn]] void refuse_count(const char* what, std::size_t expected, std::size_t came) {
+  throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(expected) +
+                              " arrays, got " + std::to_string(came));
+}
+
 void check_count(const char* what, std::size_t expected, std::size_t came) {
   if (expected != came) {
-    throw std::invalid_argument(std::string(what) + ": expected " + std::to_string(expected) +
-                                " arrays, got " + std::to_string(came));
+    refuse_count(what, expected, came);
   }
 }
 
@@ -39,7 +43,11 @@ template <typename T>
 void read_flat(const char* name, const TensorView& view, DType dtype, std::vector<T>& values) {
   const std::size_t n = values.size();
   if (view.dtype == dtype && is_dense(view, n, sizeof(T))) {
-    std::memcpy(values.data(), view.data, n * sizeof(T));
+    if (n == 1) {  // no call for a few bytes
+      std::memcpy(values.data(), view.data, sizeof(T));
+    } else {
+      std::memcpy(values.data(), view.data, n * sizeof(T));
+    }
   } else if (view.dtype == DType::float32 && std::is_same_v<T, double> &&
              is_dense(view, n, sizeof(float))) {
     for (std::size_t i = 0; i < n; ++i) {
@@ -112,9 +120,11 @@ std::int64_t Recorder::record(std::span<const TensorView> observation,
   check_observation(observation, true);
   check_outputs(outputs);
   check_states(states);
-  const bool stopped = is_stopped();
+  choose_envs();
+  const std::int64_t reached = this->reached();
+  const bool stopped = is_stopped(reached);
   if (stopped) {
-    steps_ = step_ + 1;  // all that is written or not because of a rollout's end follows
+    steps_ = reached;  // all that is written or not because of a rollout's end follows
   }
   write_outputs(outputs);
   write_observations(observation);
@@ -126,8 +136,12 @@ std::int64_t Recorder::record(std::span<const TensorView> observation,
   count_frames();
   complete_flags();
   end_episodes();
-  drop_dummies();
-  ++step_;
+  if (options_.leaves_out_dummies) {
+    start_at(skipped_, observation);
+  } else {
+    drop_dummies();
+  }
+  advance();
   control_.count_step();
   return stopped ? -1 - resets_due_ : resets_due_;
 }
@@ -157,94 +171,177 @@ void Recorder::check_states(std::span<const TensorView> values) {
   }
 }
 
-bool Recorder::is_stopped() const {
-  return step_ + 1 >= control_.min_steps && step_ + 1 < steps_ && control_.is_stopped();
+// Where dummies are left out: which envs this step is a frame of, and of which it is a dummy.
+void Recorder::choose_envs() {
+  if (!options_.leaves_out_dummies) {
+    return;
+  }
+  for (std::size_t p = 0; p < skips_.size(); ++p) {
+    skipped_[p] = static_cast<std::uint8_t>(apart_.behind[p] & skips_[p]);
+    apart_.records[p] = static_cast<std::uint8_t>(apart_.behind[p] & ~skips_[p]);
+    skips_[p] = static_cast<std::uint8_t>(skips_[p] & ~skipped_[p]);
+  }
+}
+
+// The steps that there are with this one, of the env that has most.
+std::int64_t Recorder::reached() const {
+  if (!options_.leaves_out_dummies) {
+    return step_ + 1;
+  }
+  std::int64_t most = 0;
+  for (std::size_t p = 0; p < apart_.at.size(); ++p) {
+    most = std::max(most, apart_.at[p] + apart_.records[p]);
+  }
+  return most;
+}
+
+bool Recorder::is_stopped(std::int64_t reached) const {
+  return reached >= control_.min_steps && reached < steps_ && control_.is_stopped();
+}
+
+// Into the step that each env comes to with this one, or `ahead` steps behind it.
+void Recorder::write_ahead(LeafRows& leaf, std::int64_t ahead, const TensorView& value,
+                           Fit fit) const {
+  if (!options_.leaves_out_dummies) {
+    if (step_ + ahead < steps_) {
+      leaf.write(step_ + ahead, value, fit);
+    }
+    return;
+  }
+  for_each_set(apart_.records, [&](std::int64_t p) {
+    if (const std::int64_t t = step_of(p) + ahead; t < steps_) {
+      leaf.write_env(p, t, value, fit);
+    }
+  });
+}
+
+// Into the memory that the next action is chosen on.
+void Recorder::write_now(LeafRows& current, const TensorView& value, Fit fit) const {
+  if (current.is_memory_of(value, fit)) {
+    return;
+  }
+  if (!options_.leaves_out_dummies) {
+    current.write(0, value, fit);
+    return;
+  }
+  for_each_set(apart_.records, [&](std::int64_t p) { current.write_env(p, 0, value, fit); });
+}
+
+template <typename T>
+void Recorder::put_numbers(LeafRows& leaf, const std::vector<T>& values) const {
+  if (!options_.leaves_out_dummies) {
+    leaf.put_all(step_, values);
+    return;
+  }
+  for_each_set(apart_.records, [&](std::int64_t p) {
+    leaf.put(p, step_of(p), values[static_cast<std::size_t>(p)]);
+  });
 }
 
 void Recorder::write_outputs(std::span<const TensorView> values) {
   for (std::size_t i = 0; i < leaves_.outputs.size(); ++i) {
-    leaves_.outputs[i].write(step_, values[i], output_fits_[i]);
+    write_ahead(leaves_.outputs[i], 0, values[i], output_fits_[i]);
   }
 }
 
 void Recorder::write_observations(std::span<const TensorView> values) {
-  const bool last = step_ + 1 == steps_;
+  const bool is_current_due = step_ + 1 == steps_ || options_.leaves_out_dummies;
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
-    const RecorderLeaves::Observation& observation = leaves_.observations[i];
+    RecorderLeaves::Observation& observation = leaves_.observations[i];
     const Fit fit = observation_fits_[i];
     if (observation.next) {
-      observation.next->write(step_, values[i], fit);
+      write_ahead(*observation.next, 0, values[i], fit);
     }
     if (!observation.current) {
       continue;
     }
-    if (observation.root && !last) {
-      observation.root->write(step_ + 1, values[i], fit);
+    if (observation.root) {
+      write_ahead(*observation.root, 1, values[i], fit);
     }
-    if (last || observation.live) {
-      observation.write_current(values[i], fit);
+    if (is_current_due || observation.live) {
+      write_now(*observation.current, values[i], fit);
     }
   }
 }
 
 void Recorder::write_states(std::span<const TensorView> values) {
   for (std::size_t i = 0; i < leaves_.states.size(); ++i) {
-    const RecorderLeaves::State& state = leaves_.states[i];
+    RecorderLeaves::State& state = leaves_.states[i];
     const Fit fit = state_fits_[i];
-    if (!state.current.is_memory_of(values[i], fit)) {
-      state.current.write(0, values[i], fit);
-    }
+    write_now(state.current, values[i], fit);
     if (state.next) {
-      state.next->write(step_, values[i], fit);
+      write_ahead(*state.next, 0, values[i], fit);
     }
-    if (state.root && step_ + 1 < steps_) {
-      state.root->write(step_ + 1, values[i], fit);
+    if (state.root) {
+      write_ahead(*state.root, 1, values[i], fit);
     }
   }
 }
 
 // What the recorder itself knows of the step's frames.
 void Recorder::count_frames() {
-  leaves_.ids.put_all(step_, open_.ids);
+  put_numbers(leaves_.ids, open_.ids);
   if (leaves_.step_count) {
-    leaves_.step_count->put_all(step_, open_.lengths);
+    put_numbers(*leaves_.step_count, open_.lengths);
   }
+  std::int64_t frames = 0;
   for (std::size_t p = 0; p < rewards_.size(); ++p) {
-    ++open_.lengths[p];
-    open_.returns[p] += rewards_[p];
-    reward_row_[p] = static_cast<float>(rewards_[p]);
+    if (is_recorded(p)) {
+      ++frames;
+      ++open_.lengths[p];
+      open_.returns[p] += rewards_[p];
+      reward_row_[p] = static_cast<float>(rewards_[p]);
+    }
   }
   if (leaves_.next_step_count) {
-    leaves_.next_step_count->put_all(step_, open_.lengths);
+    put_numbers(*leaves_.next_step_count, open_.lengths);
   }
   if (leaves_.steps_had) {
     leaves_.steps_had->put_all(0, open_.lengths);
   }
   if (leaves_.standard) {
-    leaves_.standard->reward.put_all(step_, reward_row_);
+    put_numbers(leaves_.standard->reward, reward_row_);
   }
   if (leaves_.is_init) {
-    leaves_.is_init->current.put_first(1, std::uint8_t{0});
+    for (std::size_t p = 0; p < rewards_.size(); ++p) {
+      if (is_recorded(p)) {
+        leaves_.is_init->current.put(static_cast<std::int64_t>(p), 0, std::uint8_t{0});
+      }
+    }
   }
-  collected_ += options_.envs;
-  frames_ += options_.envs;
+  collected_ += frames;
+  frames_ += frames;
 }
 
 // Which flags count: a trajectory is cut where it is as long as it may be, and a dummy has none.
 void Recorder::complete_flags() {
-  if (options_.max_frames_per_traj > 0) {
+  if (options_.leaves_out_dummies) {
     for (std::size_t p = 0; p < truncated_.size(); ++p) {
-      const bool is_cut = open_.lengths[p] == options_.max_frames_per_traj;
-      truncated_[p] = static_cast<std::uint8_t>((truncated_[p] != 0) | is_cut);
+      if (!is_recorded(p)) {
+        terminated_[p] = truncated_[p] = 0;
+      }
     }
   }
-  if (options_.skips_after_done) {
+  if (options_.max_frames_per_traj > 0) {
+    cut_trajectories();
+  }
+  if (options_.skips_after_done && !options_.leaves_out_dummies) {
     skipped_.swap(skips_);
     std::fill(skips_.begin(), skips_.end(), std::uint8_t{0});
     for_each_set(skipped_, [this](std::int64_t p) {
       const auto i = static_cast<std::size_t>(p);
       terminated_[i] = truncated_[i] = 0;
     });
+  }
+}
+
+void Recorder::cut_trajectories() {
+  for (std::size_t p = 0; p < truncated_.size(); ++p) {
+    const bool is_cut = is_recorded(p) && open_.lengths[p] == options_.max_frames_per_traj;
+    if (options_.leaves_out_dummies) {
+      apart_.cut[p] = static_cast<std::uint8_t>(is_cut && !(terminated_[p] | truncated_[p]));
+    }
+    truncated_[p] = static_cast<std::uint8_t>((truncated_[p] != 0) | is_cut);
   }
 }
 
@@ -268,12 +365,14 @@ void Recorder::end_episode(std::int64_t p) {
   const auto i = static_cast<std::size_t>(p);
   if (leaves_.standard) {
     const RecorderLeaves::Standard& flags = *leaves_.standard;
-    flags.terminated.put(p, step_, static_cast<std::uint8_t>(terminated_[i] != 0));
-    flags.truncated.put(p, step_, static_cast<std::uint8_t>(truncated_[i] != 0));
-    flags.done.put(p, step_, std::uint8_t{1});
+    const std::int64_t t = step_of(p);
+    flags.terminated.put(p, t, static_cast<std::uint8_t>(terminated_[i] != 0));
+    flags.truncated.put(p, t, static_cast<std::uint8_t>(truncated_[i] != 0));
+    flags.done.put(p, t, std::uint8_t{1});
   }
-  episodes_.push_back({p, open_.lengths[i], open_.returns[i]});
-  if (options_.skips_after_done) {
+  episodes_.push_back({options_.first_env + p, open_.lengths[i], open_.returns[i]});
+  const bool is_cut = options_.leaves_out_dummies && apart_.cut[i];
+  if (options_.skips_after_done && !is_cut) {
     done_[i] = 0;
     skips_[i] = 1;
   } else {
@@ -295,6 +394,19 @@ void Recorder::drop_dummies() {
     --frames_;
     start_trajectory(p, step_ + 1);
   });
+}
+
+void Recorder::advance() {
+  if (!options_.leaves_out_dummies) {
+    ++step_;
+    return;
+  }
+  step_ = steps_;
+  for (std::size_t p = 0; p < apart_.at.size(); ++p) {
+    apart_.at[p] += apart_.records[p];
+    apart_.behind[p] = static_cast<std::uint8_t>(apart_.at[p] < steps_);
+    step_ = std::min(step_, apart_.at[p]);
+  }
 }
 
 // A trajectory whose first action is chosen at this step (of the rollout, if there is one).
@@ -323,26 +435,34 @@ void Recorder::start_trajectory(std::int64_t p, std::int64_t step) {
 
 void Recorder::reset(std::span<const TensorView> observation) {
   check_observation(observation, false);
+  start_at(done_, observation);
+  std::fill(done_.begin(), done_.end(), std::uint8_t{0});
+  resets_due_ = 0;
+}
+
+// Trajectories of these envs begin at that observation, which was checked.
+void Recorder::start_at(const std::vector<std::uint8_t>& envs,
+                        std::span<const TensorView> observation) {
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     const RecorderLeaves::Observation& target = leaves_.observations[i];
     if (!target.current) {
       continue;
     }
-    const bool has_root = target.root && slab_ && step_ < steps_;
     const Fit fit = observation_fits_[i];
     const bool is_there = target.current->is_memory_of(observation[i], fit);
-    for_each_set(done_, [&](std::int64_t p) {
-      if (has_root) {
-        target.root->write_env(p, step_, observation[i], fit);
+    for_each_set(envs, [&](std::int64_t p) {
+      if (target.root && slab_ && step_of(p) < steps_) {
+        target.root->write_env(p, step_of(p), observation[i], fit);
       }
       if (!is_there) {
         target.current->write_env(p, 0, observation[i], fit);
       }
     });
   }
-  for_each_set(done_, [this](std::int64_t p) { start_trajectory(p, step_); });
-  std::fill(done_.begin(), done_.end(), std::uint8_t{0});
-  resets_due_ = 0;
+  for_each_set(envs, [this](std::int64_t p) {
+    skips_[static_cast<std::size_t>(p)] = 0;
+    start_trajectory(p, step_of(p));
+  });
 }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

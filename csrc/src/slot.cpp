@@ -39,9 +39,6 @@ struct SlotMessage {
 }  // namespace
 
 struct SlotPage {
-  static constexpr std::uint64_t kMagic = 0x313074746f6c5300ULL;  // "\0Slott01"
-
-  std::uint64_t magic = kMagic;
   alignas(64) std::atomic<std::uint64_t> asked{};
   alignas(64) std::atomic<std::uint64_t> answered{};
   std::atomic<std::uint64_t> note{};
@@ -49,50 +46,98 @@ struct SlotPage {
   alignas(64) SlotMessage answer;
 };
 
+struct SlotTable {
+  static constexpr std::uint64_t kMagic = 0x323073746f6c5300ULL;  // "\0Slots02"
+
+  std::uint64_t magic = kMagic;
+  std::atomic<std::uint64_t> count{};
+  SlotPage pages[kMostSlots];
+};
+
 namespace {
 
-SlotPage& page_in(const Memory& memory) { return *reinterpret_cast<SlotPage*>(memory.data()); }
+SlotTable& table_in(const Memory& memory) {
+  if (static_cast<std::size_t>(memory.bytes()) < sizeof(SlotTable)) {
+    throw std::invalid_argument("slots: expected their address, got other memory");
+  }
+  auto& table = *reinterpret_cast<SlotTable*>(memory.data());
+  if (table.magic != SlotTable::kMagic) {
+    throw std::invalid_argument("slots: expected their address, got other memory");
+  }
+  return table;
+}
+
+SlotPage& page_in(SlotTable& table, std::size_t slot) {
+  const std::uint64_t count = table.count.load(std::memory_order_acquire);
+  if (slot >= std::min<std::uint64_t>(count, kMostSlots)) {
+    throw std::out_of_range("slot: expected one of " + std::to_string(count) + ", got " +
+                            std::to_string(slot));
+  }
+  return table.pages[slot];
+}
 
 }  // namespace
 
-ServerSlot::ServerSlot() : memory_(share_memory(sizeof(SlotPage))) {
-  new (memory_->data()) SlotPage();
+ServerSlots::ServerSlots() : memory_(share_memory(sizeof(SlotTable))) {
+  new (memory_->data()) SlotTable();
 }
 
-SlotPage& ServerSlot::page() const { return page_in(*memory_); }
-
-bool ServerSlot::has_question() const {
-  return page().asked.load(std::memory_order_acquire) !=
-         page().answered.load(std::memory_order_relaxed);
+ServerSlots::ServerSlots(const SharedAddress& address) : memory_(attach_memory(address)) {
+  table_in(*memory_);
 }
 
-Message ServerSlot::question() {
-  if (!has_question()) {
-    throw std::logic_error("question: expected one, there is none");
+SlotTable& ServerSlots::table() const { return *reinterpret_cast<SlotTable*>(memory_->data()); }
+
+// That of a question that asking() found and that was not answered.
+SlotPage& ServerSlots::page_asking(std::size_t slot) const {
+  if (slot >= found_.size() ||
+      found_[slot] == table().pages[slot].answered.load(std::memory_order_relaxed)) {
+    throw std::logic_error("slot " + std::to_string(slot) +
+                           ": expected a question that asking() found, there is none");
   }
-  return page().question.read();
+  return table().pages[slot];
 }
 
-void ServerSlot::answer(std::span<const std::byte> message, std::uint64_t note) {
-  if (!has_question()) {
-    throw std::logic_error("answer: expected a question, there is none");
+std::size_t ServerSlots::count() const {
+  const std::uint64_t count = table().count.load(std::memory_order_acquire);
+  return std::min<std::uint64_t>(count, kMostSlots);  // the other process could change it
+}
+
+std::size_t ServerSlots::add() {
+  const std::size_t slot = count();
+  if (slot == kMostSlots) {
+    throw std::length_error("workers: expected at most " + std::to_string(kMostSlots) +
+                            " in the life of one server, got one more");
   }
-  SlotPage& to = page();
+  table().count.store(slot + 1, std::memory_order_release);
+  return slot;
+}
+
+std::vector<std::size_t> ServerSlots::asking() {
+  std::vector<std::size_t> slots;
+  found_.resize(count());
+  for (std::size_t slot = 0; slot < found_.size(); ++slot) {
+    const SlotPage& page = table().pages[slot];
+    found_[slot] = page.asked.load(std::memory_order_acquire);
+    if (found_[slot] != page.answered.load(std::memory_order_relaxed)) {
+      slots.push_back(slot);
+    }
+  }
+  return slots;
+}
+
+Message ServerSlots::question(std::size_t slot) const { return page_asking(slot).question.read(); }
+
+void ServerSlots::answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note) {
+  SlotPage& to = page_asking(slot);
   to.answer.write(message);
   to.note.store(note, std::memory_order_relaxed);
-  to.answered.store(to.asked.load(std::memory_order_relaxed), std::memory_order_release);
+  to.answered.store(found_[slot], std::memory_order_release);
   futex::wake_all(to.answered);
 }
 
-WorkerSlot::WorkerSlot(const SharedAddress& slot, const SharedAddress& bell)
-    : memory_(attach_memory(slot)), bell_(bell) {
-  if (static_cast<std::size_t>(memory_->bytes()) < sizeof(SlotPage) ||
-      page().magic != SlotPage::kMagic) {
-    throw std::invalid_argument("slot: expected the address of one, got other memory");
-  }
-}
-
-SlotPage& WorkerSlot::page() const { return page_in(*memory_); }
+WorkerSlot::WorkerSlot(const SharedAddress& slots, std::size_t slot, const SharedAddress& bell)
+    : memory_(attach_memory(slots)), page_(&page_in(table_in(*memory_), slot)), bell_(bell) {}
 
 void WorkerSlot::ask(std::span<const std::byte> message) {
   SlotPage& to = page();

@@ -69,3 +69,13 @@ TEST_CASE("each of several environments writes its own row") {
   CHECK(truncated == std::array<std::uint8_t, 3>{1, 0, 1});
   CHECK(seen[1] == 1);
 }
+
+TEST_CASE("each environment is made anew from a seed of its own") {
+  Each<Counter> batch(2, 7);
+  const std::array<std::uint64_t, 2> seeds{40, 30};
+  batch.seed(seeds);
+  std::array<double, 4> seen{};
+  const std::array observations{view(std::span(seen), {2, 2})};
+  batch.reset(std::array<std::uint8_t, 2>{1, 1}, observations);
+  CHECK(seen == std::array<double, 4>{40, 0, 30, 0});
+}

@@ -73,6 +73,51 @@ TEST_CASE("numbers of the leaf's own type are put side by side, or in every fram
   CHECK(all == std::array<std::int64_t, 6>{7, 10, 7, 7, 20, 30});
 }
 
+TEST_CASE("small frames of many envs come to their rows together, and are found before") {
+  constexpr std::int64_t kEnvs = 11, kSteps = 40;
+  const Leaf leaf{{"count"}, DType::int64, {}};
+  SlabPool pool(Placement(Layout({leaf}), {1, kEnvs, kSteps}), 1, true);
+  const std::shared_ptr<Slab> slab = pool.acquire();
+  LeafRows rows(leaf, 0, kEnvs, true);
+  rows.bind(*slab, 0);
+  const auto value = [&](std::int64_t env, std::int64_t step) {
+    std::int64_t number;
+    std::memcpy(&number, rows.at(env, step), sizeof(number));
+    return number;
+  };
+  std::vector<std::int64_t> step(kEnvs);
+  std::vector<std::int16_t> narrow(kEnvs);
+  const auto changed = static_cast<std::int64_t>(kEnvs - 1);
+  for (std::int64_t t = 0; t < kSteps; ++t) {
+    for (std::size_t p = 0; p < kEnvs; ++p) {
+      step[p] = 100 * t + static_cast<std::int64_t>(p);
+      narrow[p] = static_cast<std::int16_t>(step[p]);
+    }
+    const TensorView cast = TensorView::contiguous(narrow.data(), DType::int16, {kEnvs});
+    if (t % 2 == 0) {
+      rows.put_all(t, step);
+    } else {
+      rows.write(t, cast, rows.check(cast));
+    }
+    rows.put(0, t, std::int64_t{-1} - t);
+    rows.fill(1, t, 1, 0xFF);
+    narrow.back() = 7;
+    rows.write_env(changed, t, cast, Fit::converted);
+    for (std::int64_t back = 0; back <= t; ++back) {
+      CHECK(value(0, back) == -1 - back);
+      CHECK(value(1, back) == -1);
+      CHECK(value(2, back) == 100 * back + 2);
+      CHECK(value(changed, back) == 7);
+    }
+  }
+  rows.flush();
+  for (std::int64_t t = 0; t < kSteps; ++t) {
+    std::int64_t stored;
+    std::memcpy(&stored, slab->rows(0, 0)[5][t].data, sizeof(stored));
+    CHECK(stored == 100 * t + 5);
+  }
+}
+
 TEST_CASE("what does not fit is refused by name") {
   Rows r;
   std::array<float, 4> step{};

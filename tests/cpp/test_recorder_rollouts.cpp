@@ -90,6 +90,58 @@ TEST_CASE("a rollout that is stopped ends with the step that is being recorded")
   }
 }
 
+TEST_CASE("many environments at once are recorded as each alone") {
+  constexpr std::int64_t kEnvs = 9, kSteps = 37;
+  for (RecorderOptions options :
+       {RecorderOptions{}, RecorderOptions{.max_frames_per_traj = 4},
+        RecorderOptions{.skips_after_done = true}, RecorderOptions{.set_truncated = true}}) {
+    options.batched = true;
+    std::vector<std::unique_ptr<Recording>> alone;
+    for (std::int64_t p = 0; p < kEnvs; ++p) {
+      alone.push_back(std::make_unique<Recording>(options, kSteps, all_leaves()));
+    }
+    options.envs = kEnvs;
+    Recording together(options, kSteps, all_leaves());
+    float n = 0;
+    for (const std::int64_t steps : {37, 20, 16}) {
+      together.begin(5, {}, steps);
+      for (const auto& one : alone) {
+        one->begin(5, {}, steps);
+      }
+      for (std::int64_t t = 0; t < steps; ++t) {
+        n += 1;
+        std::vector<std::uint8_t> ends, cuts;
+        for (std::int64_t p = 0; p < kEnvs; ++p) {
+          ends.push_back((7 * t + 5 * p) % 11 == 0);
+          cuts.push_back((t + p) % 6 == 0);
+          Recording& one = *alone[static_cast<std::size_t>(p)];
+          if (one.step(n, {ends.back()}, {cuts.back()}) > 0) {
+            one.reset(1000 + n);
+          }
+        }
+        if (together.step(n, ends, cuts) > 0) {
+          together.reset(1000 + n);
+        }
+      }
+      together.finish();
+      const Layout& layout = together.slab->placement().layout();
+      for (std::int64_t p = 0; p < kEnvs; ++p) {
+        const Recording& one = *alone[static_cast<std::size_t>(p)];
+        alone[static_cast<std::size_t>(p)]->finish();
+        for (std::size_t i = 0; i < layout.size(); ++i) {
+          const TensorView rows = together.slab->rows(i, 0)[p], its = one.slab->rows(i, 0)[0];
+          // Of an observation, the first number: the second is the environment's.
+          const auto bytes = layout[i].shape == Dims{2} ? 4 : layout[i].frame_bytes();
+          for (std::int64_t t = 0; t < kSteps; ++t) {
+            INFO(to_string(layout[i].key), " of env ", p, " at step ", t, " of ", steps);
+            CHECK(std::memcmp(rows[t].data, its[t].data, static_cast<std::size_t>(bytes)) == 0);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("a rollout may have fewer steps than the slab") {
   Recording r({.envs = 2, .batched = true, .set_truncated = true}, 4, all_leaves());
   r.begin(1, {}, 2);

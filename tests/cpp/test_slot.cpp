@@ -1,10 +1,12 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "pycollect/detail/slot.h"
 #include "pycollect/shared_memory.h"
@@ -23,11 +25,27 @@ std::string text(const Message& message) {
   return {reinterpret_cast<const char*>(message.data()), message.size()};
 }
 
+// A slot of a server, which answers through it.
+struct Slot {
+  ServerSlots& slots;
+  std::size_t number = slots.add();
+
+  bool has_question() {
+    const auto asking = slots.asking();
+    return std::find(asking.begin(), asking.end(), number) != asking.end();
+  }
+  Message question() const { return slots.question(number); }
+  void answer(std::span<const std::byte> message, std::uint64_t note) {
+    slots.answer(number, message, note);
+  }
+};
+
 // A server's bell and slot, and the worker's end, attached as another process would.
 struct Pair {
   Bell bell;
-  ServerSlot server;
-  WorkerSlot worker{server.address(), bell.address()};
+  ServerSlots slots;
+  Slot server{slots};
+  WorkerSlot worker{slots.address(), server.number, bell.address()};
 };
 
 }  // namespace
@@ -56,26 +74,53 @@ TEST_CASE("what does not fit a slot or is not there is refused") {
   const std::string longest(kSlotBytes, 'x');
   CHECK_THROWS_AS(p.worker.ask(bytes(longest + "x")), std::length_error);
   p.worker.ask(bytes(longest));
+  CHECK(p.server.has_question());
   CHECK(text(p.server.question()) == longest);
   CHECK_THROWS_AS(p.worker.ask(bytes("")), std::logic_error);
   CHECK_THROWS_AS(p.worker.note(), std::logic_error);
   CHECK_THROWS_AS(p.server.answer(bytes(longest + "x"), 0), std::length_error);
   p.server.answer(bytes(longest), 0);
   CHECK(text(p.worker.answer()) == longest);
-  CHECK_THROWS_AS(WorkerSlot(p.bell.address(), p.bell.address()), std::invalid_argument);
+  CHECK_THROWS_AS(WorkerSlot(p.bell.address(), 0, p.bell.address()), std::invalid_argument);
+  CHECK_THROWS_AS(WorkerSlot(p.slots.address(), 1, p.bell.address()), std::out_of_range);
+  CHECK_THROWS_AS(ServerSlots{p.bell.address()}, std::invalid_argument);
+  CHECK_THROWS_AS(p.slots.question(1), std::logic_error);
+  CHECK_THROWS_AS(p.slots.answer(1, bytes(""), 0), std::logic_error);
 }
 
 TEST_CASE("who takes a dead worker's place goes on with its slot") {
   Pair p;
   p.worker.ask(bytes("from one that dies"));
-  WorkerSlot next(p.server.address(), p.bell.address());
+  CHECK(p.server.has_question());
+  WorkerSlot next(p.slots.address(), 0, p.bell.address());
   CHECK_THROWS_AS(next.answer(), std::logic_error);
   next.ask(bytes("from the next"));
-  CHECK(text(p.server.question()) == "from the next");
+  p.server.answer(bytes("to the one that died"), 1);
   CHECK_FALSE(next.wait_answer(Seconds(0)));
+  CHECK(p.server.has_question());
+  CHECK(text(p.server.question()) == "from the next");
   p.server.answer(bytes("to the next"), 1);
   CHECK(next.wait_answer(Seconds(0)));
   CHECK(text(next.answer()) == "to the next");
+}
+
+TEST_CASE("a server that attaches finds the questions, and slots that are added later") {
+  Pair p;
+  p.worker.ask(bytes("what"));
+  ServerSlots other(p.slots.address());
+  CHECK(other.count() == 1);
+  CHECK(other.asking() == std::vector<std::size_t>{0});
+  other.answer(0, bytes("that"), 3);
+  CHECK(text(p.worker.answer()) == "that");
+  const Slot late{p.slots};
+  CHECK(late.number == 1);
+  WorkerSlot second(p.slots.address(), late.number, p.bell.address());
+  second.ask({});
+  CHECK(other.asking() == std::vector<std::size_t>{1});
+  while (p.slots.count() < kMostSlots) {
+    p.slots.add();
+  }
+  CHECK_THROWS_AS(p.slots.add(), std::length_error);
 }
 
 TEST_CASE("a worker that sleeps is woken, again and again") {

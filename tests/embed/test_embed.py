@@ -16,6 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pybind11
 import pytest
 
 import pycollect
@@ -24,10 +25,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("embed")]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
+PYBIND11 = pybind11.get_cmake_dir()
 # Tools are those beside this interpreter, and what is compiled here only has to run.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    "CMAKE_ARGS": "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+    "CMAKE_ARGS": f"-DCMAKE_CXX_FLAGS_RELEASE=-O1 -Dpybind11_DIR={PYBIND11}",
 }
 JOBS = str(os.cpu_count() or 1)  # without a number make starts all at once
 GCC, CLANG = shutil.which("g++"), shutil.which("clang++")
@@ -216,21 +218,35 @@ def test_where_the_package_is_told_without_importing_anything(python: Path) -> N
 
 
 def test_an_installed_wheel_with_the_other_string(python: Path, tmp_path: Path) -> None:
+    """The example of environments for Python, too: nothing of C++ crosses to pycollect."""
     found = run(python, "-m", "pycollect", "--cmake-dir").stdout.strip()
     flag = "-DCMAKE_CXX_FLAGS=-D_GLIBCXX_USE_CXX11_ABI=0"
-    assert SAID in configure(tmp_path, f"-Dpycollect_DIR={found}", flag)
+    example = ROOT / "examples/cpp/python_env"
+    options = [f"-DPython_EXECUTABLE={sys.executable}", f"-Dpybind11_DIR={PYBIND11}"]
+    said = configure(tmp_path, f"-Dpycollect_DIR={found}", flag, f"-DBESIDE={example}", *options)
+    assert SAID in said
     assert visible_options(tmp_path) <= {"pycollect_DIR"}
     built(tmp_path)
+    modules = f"PYTHONPATH={tmp_path / 'beside'}"
+    said = run("env", modules, sys.executable, example / "collect.py").stdout
+    assert re.search(r"^SyncDataCollector: \(64, 256\), mean return [45]\d\d", said)
+    assert "MultiSyncDataCollector: " in said
 
 
-def test_an_extension_beside_our_own_module(python: Path) -> None:
-    """scikit-build-core finds the core in the wheel; both modules work in one process."""
+@pytest.fixture(scope="session")
+def extension(python: Path) -> Path:
+    """The same interpreter, with a project that scikit-build-core built against the wheel."""
     packages = next(python.parent.parent.glob("lib/python*/site-packages"))
-    # Tools to build with, and numpy, come from here.
+    # Tools to build with, numpy and torch come from here.
     (packages / "more.pth").write_text(
         "\n".join(p for p in sys.path if Path(p).name == packages.name)
     )
     run(python, "-m", "pip", "install", "--no-deps", "--no-build-isolation", HERE / "extension")
+    return python
+
+
+def test_an_extension_beside_our_own_module(extension: Path) -> None:
+    """scikit-build-core finds the core in the wheel; both modules work in one process."""
     code = """
 import pycollect_extension
 from pycollect import _core
@@ -241,9 +257,23 @@ except ValueError as error:
     assert str(error) == pycollect_extension.error(), error
 print(_core.__file__, pycollect_extension.__file__)
 """
-    ours, theirs = run(python, "-c", code).stdout.split()
-    assert Path(ours).is_relative_to(packages)
+    ours, theirs = run(extension, "-c", code).stdout.split()
+    assert Path(ours).is_relative_to(extension.parent.parent)
     assert_hidden(Path(theirs), "PyInit_pycollect_extension")
+
+
+def test_environments_in_c_plus_plus_for_pythons_collectors(
+    extension: Path, tmp_path: Path
+) -> None:
+    """Frames, ids, flags and seeds are those that the environments have written down."""
+    said = run(extension, HERE / "check_logged_env.py", tmp_path).stdout.splitlines()
+    assert said == [
+        "SyncDataCollector: 96 frames",
+        "MultiSyncDataCollector: 192 frames",
+        "an action of more than a million",
+    ]
+    module = run(extension, "-c", "import logged_env; print(logged_env.__file__)").stdout.strip()
+    assert_hidden(Path(module), "PyInit_logged_env")
 
 
 def test_the_programs_of_the_tutorial(prefix: Path, tmp_path: Path) -> None:

@@ -102,6 +102,18 @@ class Each {
   // Environments that somebody else made.
   explicit Each(std::vector<E> envs) : envs_(std::move(envs)) {}
 
+  // Makes each anew, from a seed of its own.
+  void seed(std::span<const std::uint64_t> seeds)
+    requires std::constructible_from<E, std::uint64_t>
+  {
+    std::vector<E> made;
+    made.reserve(seeds.size());
+    for (const std::uint64_t seed : seeds) {
+      made.emplace_back(seed);
+    }
+    envs_ = std::move(made);
+  }
+
   std::int64_t envs() const { return static_cast<std::int64_t>(envs_.size()); }
   std::vector<Leaf> observations() const {
     return {{"observation", dtype_of<Number>, {static_cast<std::int64_t>(E::kObservation)}}};

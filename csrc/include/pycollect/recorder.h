@@ -29,7 +29,7 @@ namespace pycollect::inline PYCOLLECT_ABI {
 
 // An episode that ended in the rollout: by the env or by max_frames_per_traj.
 struct Episode {
-  std::int64_t env = 0;
+  std::int64_t env = 0;     // among all of the worker's
   std::int64_t length = 0;  // in frames
   double total_reward = 0;
 };
@@ -127,20 +127,28 @@ class Recorder {
   // The same. Throws std::logic_error also where there are several environments.
   std::int64_t step(const OneStep& data);
 
+  // Where dummies are left out, steps are recorded of the environments that are behind() alone,
+  // each at a step of its own; those of others mean nothing. An environment that ended by itself is
+  // then not done(): what its next step shows is where its next trajectory begins.
+
   // The environments that done() names were reset: only their rows are read.
   void reset(std::span<const TensorView> observation);
 
   // After step(): one byte per env, 1 where it must be reset.
   std::span<const std::uint8_t> done() const { return done_; }
+  // One byte per env, 1 where the rollout lacks frames of it; of use where dummies are left out.
+  std::span<const std::uint8_t> behind() const { return apart_.behind; }
 
-  // Completes the rollout and lets the slab go; the header stands in the slab too.
-  // Throws std::logic_error before the last step.
-  RolloutHeader finish(const RolloutName& name = {});
+  // Completes the rollout and lets the slab go; the header stands in the slab too. Where it is of
+  // some of the worker's environments, `beside` are the recorders of the others, which let it go,
+  // too. Throws std::logic_error before the last step of any.
+  RolloutHeader finish(const RolloutName& name = {}, std::span<Recorder* const> beside = {});
 
   // Lets the slab go, its rollout unfinished (an environment raised), and forgets the rollout's
   // episodes. Nothing happens after finish().
   void abandon();
 
+  // How many steps the rollout needs at least.
   std::int64_t steps_left() const { return slab_ ? steps_ - step_ : 0; }
   // Steps of single environments recorded since construction, dummies not counted.
   std::int64_t frames() const { return frames_; }
@@ -155,25 +163,53 @@ class Recorder {
     std::vector<double> returns;        // their rewards, added up
   };
 
+  // Environments that are not at the same step, since their dummies are left out.
+  struct Apart {
+    std::vector<std::int64_t> at;       // frames that the rollout has of each
+    std::vector<std::uint8_t> records;  // is this step a frame of it
+    std::vector<std::uint8_t> behind;
+    std::vector<std::uint8_t> cut;  // was it this recorder that ended its trajectory
+  };
+
   std::int64_t record(std::span<const TensorView> observation, std::span<const TensorView> outputs,
                       std::span<const TensorView> states);
   void check_step_is_due() const;
   void check_observation(std::span<const TensorView> observation, bool stepped);
   void check_outputs(std::span<const TensorView> outputs);
   void check_states(std::span<const TensorView> states);
+  void choose_envs();
+  std::int64_t reached() const;
+  bool is_recorded(std::size_t env) const {
+    return !options_.leaves_out_dummies || apart_.records[env];
+  }
+  // The step of the rollout that an env comes to next.
+  std::int64_t step_of(std::int64_t env) const {
+    return options_.leaves_out_dummies ? apart_.at[static_cast<std::size_t>(env)] : step_;
+  }
+  void write_ahead(LeafRows& leaf, std::int64_t ahead, const TensorView& value, Fit fit) const;
+  void write_now(LeafRows& current, const TensorView& value, Fit fit) const;
+  template <typename T>
+  void put_numbers(LeafRows& leaf, const std::vector<T>& values) const;
   void write_outputs(std::span<const TensorView> outputs);
   void write_observations(std::span<const TensorView> observation);
   void write_states(std::span<const TensorView> states);
   void count_frames();
   void complete_flags();
+  void cut_trajectories();
   void end_episodes();
   void end_episode(std::int64_t env);
   void drop_dummies();
+  void advance();
+  void start_at(const std::vector<std::uint8_t>& envs, std::span<const TensorView> observation);
   void start_trajectory(std::int64_t env, std::int64_t step);
   void write_constants();
   void write_first_roots();
+  std::int64_t all_envs() const {
+    return options_.all_envs == 0 ? options_.envs : options_.all_envs;
+  }
+  void check_complete(const std::vector<Recorder*>& all) const;
   void flag_last_frames();
-  bool is_stopped() const;
+  bool is_stopped(std::int64_t reached) const;
   void clear_after_end();
 
   Layout layout_;
@@ -188,6 +224,7 @@ class Recorder {
   std::vector<float> reward_row_;  // the same as it is stored
   std::vector<std::uint8_t> terminated_, truncated_, done_;
   std::vector<std::uint8_t> skips_, skipped_;  // is the next step a dummy, was the last one
+  Apart apart_;
   std::int64_t resets_due_ = 0;
   std::vector<Episode> episodes_;
 
@@ -195,7 +232,7 @@ class Recorder {
   std::int64_t row_ = 0;
   RolloutControl control_;
   std::int64_t steps_ = 0;  // of the rollout, which ends earlier once it was stopped
-  std::int64_t step_ = 0;
+  std::int64_t step_ = 0;   // that all envs have come to
   std::int64_t policy_version_ = 0;
   std::int64_t collected_ = 0;
   std::size_t episodes_before_ = 0;  // of episodes_, when the rollout began

@@ -1,6 +1,6 @@
 // Memory that several processes of one user see, without a name.
 //
-// It is made by memfd_create and found by others as /proc/<pid>/fd/<n> of its creator: there is
+// It is made by memfd_create and found by others as `/proc/<pid>/fd/<n>` of its creator: there is
 // nothing in /dev/shm, and nothing that could be left over by whoever is killed. Linux gives it
 // back when the last process that mapped it is gone. Who may not look into the creator, although it
 // is the same user's (see prctl(PR_SET_DUMPABLE); security modules forbid it, too), is handed the

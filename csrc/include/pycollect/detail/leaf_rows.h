@@ -1,10 +1,12 @@
 // LeafRows: one leaf of one worker's rows, written frame by frame.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
+#include "pycollect/copy.h"
 #include "pycollect/layout.h"
 #include "pycollect/slab.h"
 #include "pycollect/version.h"
@@ -17,6 +19,11 @@ enum class Fit : std::uint8_t { plain, converted };
 
 // Frame (p, t) lies at base + p * env_stride + t * frame_bytes. A view: whoever holds one keeps the
 // memory. Writing allocates nothing.
+//
+// A small frame alone costs a cache line, and the next step of its row another visit to it, when
+// the rows of many envs have displaced it. So some steps of all envs stand side by side in a
+// window, from which flush() brings them to their rows; at() knows where a frame is. The rows of
+// one env, and large frames, need no window.
 class LeafRows {
  public:
   // Not bound to memory yet.
@@ -27,19 +34,23 @@ class LeafRows {
   // What an array for one step looks like: [P, *frame] where batched, else [*frame].
   const Dims& step_shape() const { return step_.shape; }
 
-  // The rows of a worker in a slab of the leaf's layout.
-  void bind(Slab& slab, std::int64_t row);
+  // The rows of a worker in a slab of the leaf's layout, from one of its environments on.
+  void bind(Slab& slab, std::int64_t row, std::int64_t first_env = 0);
   // The same rows for contiguous memory of one step, [P, *frame]; throws std::invalid_argument
   // where it has another dtype or shape.
   void bind(const TensorView& step);
 
   std::byte* at(std::int64_t env, std::int64_t step) const {
+    if (step >= window_begin_ && step < window_end_) {
+      return slot(step) + env * frame_bytes_;
+    }
     return base_ + env * env_stride_ + step * frame_bytes_;
   }
   template <typename T>
   void put(std::int64_t env, std::int64_t step, T value) const {
     std::memcpy(at(env, step), &value, sizeof(value));
   }
+  // Several steps only where none of them is in the window.
   void fill(std::int64_t env, std::int64_t step, std::int64_t steps, std::uint8_t byte) const {
     std::memset(at(env, step), byte, static_cast<std::size_t>(frame_bytes_ * steps));
   }
@@ -55,7 +66,7 @@ class LeafRows {
   }
   // One step of all envs. Frames are one number of that type.
   template <typename T>
-  void put_all(std::int64_t step, const std::vector<T>& values) const {
+  void put_all(std::int64_t step, const std::vector<T>& values) {
     store(step, reinterpret_cast<const std::byte*>(values.data()));
   }
 
@@ -67,13 +78,15 @@ class LeafRows {
   // One step of all envs, in an array that was checked for this leaf or another one of its form.
   // Large frames of a large slab go past the caches: whoever hands the slab to another thread calls
   // stream_fence() before.
-  void write(std::int64_t step, const TensorView& source, Fit fit) const {
+  void write(std::int64_t step, const TensorView& source, Fit fit) {
     if (fit == Fit::plain) {
       store(step, source.data);
     } else {
       convert(step, source);
     }
   }
+  // What was written stands in the rows then, all of it; before, only where there is no window.
+  void flush();
   // One env of such an array.
   void write_env(std::int64_t env, std::int64_t step, const TensorView& source, Fit fit) const;
   // Whether these rows are bound to that very array, so that nothing of it has to be written.
@@ -88,8 +101,41 @@ class LeafRows {
            (source.strides == step_.strides || source.is_contiguous());
   }
   Fit check_cast(const TensorView& source, bool exact) const;
-  void store(std::int64_t step, const std::byte* source) const;
-  void convert(std::int64_t step, const TensorView& source) const;
+  void store(std::int64_t step, const std::byte* source) {
+    if (envs_ == 1 && !streams_) {
+      store_one(base_ + step * frame_bytes_, source);
+    } else {
+      store_all(step, source);
+    }
+  }
+  // A call for a few bytes would cost more than they do.
+  void store_one(std::byte* target, const std::byte* source) const {
+    switch (frame_bytes_) {
+      case 4:
+        std::memcpy(target, source, 4);
+        return;
+      case 8:
+        std::memcpy(target, source, 8);
+        return;
+      case 16:
+        std::memcpy(target, source, 16);
+        return;
+      default:
+        copy_frame(target, source, static_cast<std::size_t>(frame_bytes_));
+    }
+  }
+  void store_all(std::int64_t step, const std::byte* source);
+  void convert(std::int64_t step, const TensorView& source);
+
+  // Where one step of all envs goes, and how far apart they lie there.
+  struct Room {
+    std::byte* data;
+    std::int64_t stride;
+  };
+  Room room(std::int64_t step);
+  std::byte* slot(std::int64_t step) const {
+    return const_cast<std::byte*>(window_.data()) + (step - window_begin_) * envs_ * frame_bytes_;
+  }
 
   Leaf leaf_;
   std::size_t index_;
@@ -100,6 +146,8 @@ class LeafRows {
   std::byte* base_ = nullptr;
   std::int64_t env_stride_ = 0;
   bool streams_ = false;
+  std::vector<std::byte> window_;                   // [steps, P, *frame]; empty: there is none
+  std::int64_t window_begin_ = 0, window_end_ = 0;  // the steps that stand in it
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -18,12 +18,19 @@ namespace pycollect::inline PYCOLLECT_ABI {
 
 struct RecorderOptions {
   std::int64_t envs = 1;  // P
+  // Where a worker's environments are recorded in groups, each by a recorder of its own: how many
+  // there are in all (0: these are all), and which is the first here. See Recorder::finish().
+  std::int64_t all_envs = 0;
+  std::int64_t first_env = 0;
   // Arrays have a leading dimension P also where P is 1; those of several environments always have.
   bool batched = false;
   std::int64_t max_frames_per_traj = 0;  // truncate a trajectory at that length; 0: never
   // The step after a done is a dummy whose cell stays uncollected (an env in NEXT_STEP mode that
   // cannot be reset by mask); reset() is then never called.
   bool skips_after_done = false;
+  // With skips_after_done: a dummy takes no cell. Its env falls behind the others, and has to be
+  // stepped without them at the end; see Recorder::behind().
+  bool leaves_out_dummies = false;
   bool set_truncated = false;  // flag the last collected frame of every env in every rollout
 
   bool has_env_dimension() const { return batched || envs > 1; }
@@ -76,7 +83,7 @@ struct RecorderLeaves {
     const std::optional<LeafRows>& written() const { return next ? next : current; }
 
     // What was checked, where the next action is chosen on it; it may lie there already.
-    void write_current(const TensorView& value, Fit fit) const {
+    void write_current(const TensorView& value, Fit fit) {
       if (!current->is_memory_of(value, fit)) {
         current->write(0, value, fit);
       }
@@ -112,8 +119,10 @@ struct RecorderLeaves {
   RecorderLeaves(const RecorderLeaves&) = delete;
   RecorderLeaves& operator=(const RecorderLeaves&) = delete;
 
-  // What is written from now on lies in this row of the slab.
-  void bind(Slab& slab, std::int64_t row);
+  // What is written from now on lies in this row of the slab, from that environment on.
+  void bind(Slab& slab, std::int64_t row, std::int64_t first_env);
+  // What was written since is all there.
+  void flush();
 
   std::vector<Observation> observations;
   std::optional<StepSummary> summary;  // of an environment's own rewards and flags

@@ -1,17 +1,19 @@
-// Slot: how a worker asks a server again and again, and sleeps until each answer.
+// Slots: how workers ask a server again and again, and sleep until each answer.
 //
-// A page of shared memory with two numbers, each on a cache line of its own, and room for a short
-// message in each direction. Mostly messages are empty: what a question is about lies in other
-// memory that both have mapped, and which belongs to the worker but between question and answer.
-// Who takes a dead worker's place goes on with its slot.
+// Each worker has one: two numbers in shared memory, on cache lines of their own, and room for a
+// short message in each direction. Mostly messages are empty: what a question is about lies in
+// other memory that both have mapped, and which belongs to the worker but between question and
+// answer. Who takes a dead worker's place goes on with its slot, and so does a server with all of
+// them.
 //
-// Many workers ring the one Bell on which their server sleeps. Waits end as a Mailbox's do.
+// All workers ring the one Bell on which their server sleeps. Waits end as a Mailbox's do.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "pycollect/detail/mailbox.h"
 #include "pycollect/slab.h"
@@ -22,33 +24,48 @@ namespace pycollect::inline PYCOLLECT_ABI {
 // What is longer has to go another way.
 inline constexpr std::size_t kSlotBytes = 496;
 
-struct SlotPage;  // in shared memory, see slot.cpp
+// More workers cannot ask one server.
+inline constexpr std::size_t kMostSlots = 1024;
 
-// The server's end, for one thread at a time.
-class ServerSlot {
+struct SlotTable;  // in shared memory, see slot.cpp
+struct SlotPage;
+
+// The server's end of all slots, for one thread at a time. Whoever made them may add to them while
+// a server in another process, which has attached them, answers.
+class ServerSlots {
  public:
-  // Throws as share_memory() does.
-  ServerSlot();
+  // None yet. Throws as share_memory() does.
+  ServerSlots();
+  // Another process's. Throws as attach_memory() does, and std::invalid_argument where there are
+  // none.
+  explicit ServerSlots(const SharedAddress& address);
 
   const SharedAddress& address() const { return *memory_->address(); }
-  // Whether there is a question that was not answered.
-  bool has_question() const;
-  // That question. Throws std::logic_error if there is none.
-  Message question();
+  // How many there are. They are numbered from 0.
+  std::size_t count() const;
+  // Makes one more, and returns its number. Throws std::length_error past kMostSlots.
+  std::size_t add();
+  // Those with a question that was not answered, in their order. What follows is about these
+  // questions: who takes a dead worker's place may have asked another one meanwhile.
+  std::vector<std::size_t> asking();
+  // That question. Throws std::logic_error if asking() found none.
+  Message question(std::size_t slot) const;
   // Answers it, with a number beside the message, and wakes the worker. Throws std::length_error
-  // past kSlotBytes and std::logic_error without a question.
-  void answer(std::span<const std::byte> message, std::uint64_t note);
+  // past kSlotBytes and std::logic_error if asking() found none, or it was answered.
+  void answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note);
 
  private:
-  SlotPage& page() const;
+  SlotTable& table() const;
+  SlotPage& page_asking(std::size_t slot) const;
   std::shared_ptr<Memory> memory_;
+  std::vector<std::uint64_t> found_;  // the number of each slot's question that asking() found
 };
 
-// The worker's end, for one thread.
+// The worker's end of one, for one thread.
 class WorkerSlot {
  public:
-  // Throws as attach_memory() does, and std::invalid_argument where there is no slot.
-  WorkerSlot(const SharedAddress& slot, const SharedAddress& bell);
+  // Throws as attach_memory() does, and std::invalid_argument where there is no such slot.
+  WorkerSlot(const SharedAddress& slots, std::size_t slot, const SharedAddress& bell);
 
   // Asks, and rings. Throws std::length_error past kSlotBytes and std::logic_error while the
   // question before was not answered.
@@ -61,9 +78,10 @@ class WorkerSlot {
   std::uint64_t note() const;
 
  private:
-  SlotPage& page() const;
+  SlotPage& page() const { return *page_; }
   void check_answered() const;
   std::shared_ptr<Memory> memory_;
+  SlotPage* page_;
   Bell bell_;
   std::uint64_t asked_ = 0;  // the number of the own last question; 0: none yet
 };

@@ -1,0 +1,55 @@
+// SteppedEnvs: an EnvBatch, the memory that it writes into, and the step that records it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "pycollect/detail/any_env_batch.h"
+#include "pycollect/detail/step_arrays.h"
+#include "pycollect/layout.h"
+#include "pycollect/recorder.h"
+#include "pycollect/tensor_view.h"
+#include "pycollect/version.h"
+
+namespace pycollect::inline PYCOLLECT_ABI::detail {
+
+// One thread at a time. What the environments throw passes through.
+class SteppedEnvs {
+ public:
+  // Throws std::invalid_argument where there is no environment in it.
+  explicit SteppedEnvs(std::unique_ptr<AnyEnvBatch> environments);
+  SteppedEnvs(const SteppedEnvs&) = delete;
+  SteppedEnvs& operator=(const SteppedEnvs&) = delete;
+
+  std::int64_t envs() const { return envs_; }
+  const std::vector<Leaf>& observation_leaves() const { return observation_leaves_; }
+  const std::vector<Leaf>& action_leaves() const { return action_leaves_; }
+
+  // What the environments wrote last, the same memory each time: observations [P, *shape], float64
+  // and bool [P].
+  std::span<const TensorView> observations() const { return observations_.views(); }
+  const TensorView& reward() const { return outcomes_[0]; }
+  const TensorView& terminated() const { return outcomes_[1]; }
+  const TensorView& truncated() const { return outcomes_[2]; }
+
+  void reset_all();
+  void reset(std::span<const std::uint8_t> mask);
+  void step(std::span<const ConstTensorView> actions);
+
+  // A step that is recorded, after which environments whose episode ended are reset. `outputs` are
+  // all that the policy gave, the actions among them. Returns what Recorder::step does; allocates
+  // nothing of its own.
+  std::int64_t step(Recorder& recorder, std::span<const ConstTensorView> actions,
+                    std::span<const TensorView> outputs, std::span<const TensorView> states = {});
+
+ private:
+  std::unique_ptr<AnyEnvBatch> environments_;
+  std::int64_t envs_;
+  std::vector<Leaf> observation_leaves_, action_leaves_;
+  StepArrays observations_, outcomes_;
+  StepData data_;  // of all steps: they differ in the policy's part alone
+};
+
+}  // namespace pycollect::inline PYCOLLECT_ABI::detail

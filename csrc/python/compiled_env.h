@@ -1,0 +1,52 @@
+// CompiledEnv: environments of another extension module, which has them by python_env.h.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "pycollect/detail/env_table.h"
+#include "pycollect/detail/step_arrays.h"
+#include "pycollect/detail/stepped_envs.h"
+#include "pycollect/recorder.h"
+
+namespace pycollect::python {
+
+namespace py = pybind11;
+
+// Steps them without the GIL. What they throw is raised as their module translates it.
+class CompiledEnv {
+ public:
+  // Of an object with the method that env_table.h describes. Throws ValueError where its module was
+  // compiled against a python_env.h of another form.
+  explicit CompiledEnv(py::object owner);
+
+  const detail::SteppedEnvs& envs() const { return envs_; }
+  std::int64_t seeds() const { return seeds_; }
+  const py::object& owner() const { return owner_; }
+
+  void reset_all();
+  void reset(std::span<const std::uint8_t> mask);
+  // Actions [P, *shape] of any strides, in the order of their leaves.
+  void step(std::span<const TensorView> actions);
+  // As detail::SteppedEnvs; `given` are the places of the actions among the outputs.
+  std::int64_t step(Recorder& recorder, const std::vector<std::size_t>& given,
+                    std::span<const TensorView> outputs, std::span<const TensorView> states);
+
+ private:
+  struct Description;
+  explicit CompiledEnv(const Description& described, py::object owner);
+  template <typename Call>
+  void released(const Call& call);
+  void take(std::size_t place, const TensorView& action);
+
+  py::object owner_;
+  detail::SteppedEnvs envs_;
+  std::int64_t seeds_;
+  detail::StepArrays room_;  // for actions that do not lie as environments want them
+  std::vector<ConstTensorView> actions_;
+};
+
+}  // namespace pycollect::python

@@ -1,0 +1,97 @@
+// Groups of a worker's environments, each recorded by a recorder of its own into one slab.
+#include <doctest/doctest.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <vector>
+
+#include "recording.h"
+
+using namespace pycollect;
+using namespace pycollect::tests;
+
+namespace {
+
+// One environment and two of the three that a slab has.
+struct Groups {
+  static RecorderOptions options(std::int64_t envs, std::int64_t first) {
+    return {.envs = envs, .all_envs = 3, .first_env = first, .batched = true};
+  }
+
+  SlabPool pool{Placement(Layout(usual_leaves()), {1, 3, 2, Order::stack}), 1, true};
+  Recording one{options(1, 0), 2};
+  Recording two{options(2, 1), 2};
+
+  void begin() {
+    one.slab = two.slab = pool.acquire();
+    one.recorder.begin(one.slab, 0, 4);
+    two.recorder.begin(two.slab, 0, 4);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("each group's frames stand in the rows of its environments") {
+  Groups groups;
+  groups.begin();
+  CHECK(groups.two.step(20, {0, 1}) == 1);
+  groups.two.reset(90);
+  CHECK(groups.one.step(10) == 0);
+  CHECK(groups.two.step(21) == 0);
+  CHECK(groups.one.step(11, {1}) == 1);
+  groups.one.reset(80);
+  const std::array<Recorder*, 1> beside{&groups.two.recorder};
+  const RolloutHeader header = groups.one.recorder.finish({.worker = 3}, beside);
+  CHECK(header.frames == 6);
+  CHECK(header.envs == 3);
+  CHECK(header.policy_version == 4);
+  CHECK(header.worker == 3);
+
+  const std::vector<std::vector<float>> roots{{0, 10}, {0, 20}, {0, 90}};
+  const std::vector<std::vector<float>> nexts{{10, 11}, {20, 21}, {20, 21}};
+  for (std::int64_t p = 0; p < 3; ++p) {
+    for (std::int64_t t = 0; t < 2; ++t) {
+      const auto i = static_cast<std::size_t>(p), j = static_cast<std::size_t>(t);
+      CHECK(groups.one.number(kObservation, t, p) == roots[i][j]);
+      CHECK(groups.one.number(kNextObservation, t, p) == nexts[i][j]);
+    }
+  }
+  CHECK(groups.one.flags(kDone, 0) == "01");
+  CHECK(groups.one.flags(kDone, 1) == "00");
+  CHECK(groups.one.flags(kDone, 2) == "10");
+  CHECK(groups.one.recorder.take_episodes().at(0).env == 0);
+  CHECK(groups.two.recorder.take_episodes().at(0).env == 2);
+
+  groups.begin();  // both have let the slab go
+  CHECK(groups.one.recorder.steps_left() == 2);
+}
+
+TEST_CASE("a rollout is complete when all groups are") {
+  Groups groups;
+  groups.begin();
+  const std::array<Recorder*, 1> beside{&groups.two.recorder};
+  for (int t = 0; t < 2; ++t) {
+    groups.one.step(1);
+  }
+  CHECK_THROWS_AS(groups.one.recorder.finish({}, beside), std::logic_error);
+  for (int t = 0; t < 2; ++t) {
+    groups.two.step(1);
+  }
+  CHECK_THROWS_AS(groups.one.recorder.finish(), std::logic_error);
+  CHECK(groups.one.recorder.finish({}, beside).frames == 6);
+}
+
+TEST_CASE("a group's environments are among all") {
+  for (const std::int64_t first : {-1, 2}) {
+    CHECK(contains(error_of([&] { Recording(Groups::options(2, first), 1); }), "first_env"));
+  }
+}
+
+TEST_CASE("a slab has all environments") {
+  Groups groups;
+  Recording other({.envs = 1, .batched = true}, 2);
+  other.begin();
+  CHECK(contains(error_of([&] { groups.one.recorder.begin(other.slab, 0, 0); }), "3 envs"));
+}
