@@ -22,6 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
 START_TIMEOUT = 180.0
 """Seconds that a side may take to be built and to deliver its first batch."""
 
@@ -71,10 +73,15 @@ class Side:
 
 @dataclass(frozen=True)
 class Turn:
-    """What one side did in one turn; ``peak_rss``: bytes, all its processes, up to now."""
+    """What one side did in one turn.
+
+    ``cpu_seconds``: of its process and those below it, without actors. ``peak_rss``: bytes, all its
+    processes, up to now.
+    """
 
     frames: int
     seconds: float
+    cpu_seconds: float
     peak_rss: int
 
 
@@ -92,6 +99,10 @@ class Row:
     ratio_highest: float
     wanted: float | None
     rates: tuple[float, ...]
+    frames_per_cpu_second: float
+    cpu_ratio: float
+    cpu_ratio_lowest: float
+    cpu_ratio_highest: float
 
     @property
     def met(self) -> bool | None:
@@ -125,6 +136,7 @@ class Race:
         self.warm_up, self.lead = (WARM_UP * seconds, LEAD) if prepared else (0.0, 0.0)
         self.racers = [_Racer(side) for side in sides if _available(side)]
         self.rates: dict[str, list[float]] = {racer.side.name: [] for racer in self.racers}
+        self.cpu_rates: dict[str, list[float]] = {racer.side.name: [] for racer in self.racers}
         self.peaks: dict[str, int] = {racer.side.name: 0 for racer in self.racers}
         self.rounds = 0
 
@@ -159,16 +171,19 @@ class Race:
             turns = racer.turn(self.lead, self.seconds)
             name = racer.side.name
             self.rates[name].append(sum(turn.frames / turn.seconds for turn in turns))
+            frames, cpu_seconds = (
+                sum(turn.frames for turn in turns),
+                sum(turn.cpu_seconds for turn in turns),
+            )
+            self.cpu_rates[name].append(frames / cpu_seconds)
             self.peaks[name] = max(self.peaks[name], sum(turn.peak_rss for turn in turns))
         self.rounds += 1
 
     def rows(self) -> list[Row]:
         """One row per side: medians over the rounds of its rate and of our rate divided by it."""
-        ours = self.rates[self.racers[0].side.name]
         rows = []
         for name, rates in self.rates.items():
-            rounds = rates * len(ours) if len(rates) == 1 else rates
-            ratios = [mine / its for mine, its in zip(ours, rounds, strict=True)]
+            ratios, cpu_ratios = self._ratios(self.rates, name), self._ratios(self.cpu_rates, name)
             rate = statistics.median(rates)
             rows.append(
                 Row(
@@ -182,9 +197,19 @@ class Race:
                     ratio_highest=max(ratios),
                     wanted=self.wanted.get(name),
                     rates=tuple(rates),
+                    frames_per_cpu_second=statistics.median(self.cpu_rates[name]),
+                    cpu_ratio=statistics.median(cpu_ratios),
+                    cpu_ratio_lowest=min(cpu_ratios),
+                    cpu_ratio_highest=max(cpu_ratios),
                 )
             )
         return rows
+
+    def _ratios(self, rates: Mapping[str, list[float]], name: str) -> list[float]:
+        """Our rate divided by that side's, of each round."""
+        ours, its = rates[self.racers[0].side.name], rates[name]
+        rounds = its * len(ours) if len(its) == 1 else its
+        return [mine / other for mine, other in zip(ours, rounds, strict=True)]
 
 
 def _available(side: Side) -> bool:
@@ -284,10 +309,12 @@ def _run(stream: Iterator[int], side: Side, lead: float, seconds: float, census:
     """One turn: a lead that is not timed, then whole groups of batches for about ``seconds``."""
     if lead:
         _stretch(stream, side.group, lead)
+    cpu_before = _cpu_seconds()
     batches, frames, elapsed = _stretch(stream, side.group, seconds)
+    cpu_seconds = _cpu_seconds() - cpu_before
     if side.ahead:
         time.sleep(1.2 * side.ahead * elapsed / batches * side.group)
-    return Turn(frames, elapsed, _peak_rss(census))
+    return Turn(frames, elapsed, cpu_seconds, _peak_rss(census))
 
 
 def _stretch(stream: Iterator[int], group: int, seconds: float) -> tuple[int, int, float]:
@@ -301,6 +328,19 @@ def _stretch(stream: Iterator[int], group: int, seconds: float) -> tuple[int, in
         elapsed = time.perf_counter() - start
         if elapsed >= seconds:
             return batches, frames, elapsed
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of those below it, so far: those that ended do not count.
+
+    The system tells it in steps of 10 ms, of this process exactly.
+    """
+    total = time.process_time()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def note_process(census: str) -> None:

@@ -16,9 +16,13 @@ PACKAGES = ("pycollect-rl", "torch", "tensordict", "torchrl", "ray", "gymnasium"
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A markdown table, padded so that it reads well in a terminal too."""
-    lines = [HEADINGS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADINGS))]
+    """The rows as a markdown table."""
+    return aligned([HEADINGS, *(_cells(row) for row in rows)])
+
+
+def aligned(lines: Sequence[tuple[str, ...]]) -> str:
+    """A markdown table, padded so that it reads well in a terminal too; headings first."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [
         "| " + " | ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)) + " |"
         for line in lines
@@ -31,7 +35,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     wanted = ""
     if row.wanted is not None:
         wanted = f">= {row.wanted:g}: {'yes' if row.met else 'NO'}"
-    ratio = f"{_short(row.ratio)} ({_short(row.ratio_lowest)} to {_short(row.ratio_highest)})"
+    ratio = f"{short(row.ratio)} ({short(row.ratio_lowest)} to {short(row.ratio_highest)})"
     return (
         row.case,
         row.side,
@@ -44,11 +48,12 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _short(ratio: float) -> str:
+def short(ratio: float) -> str:
+    """A ratio, three digits of it."""
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"
 
 
-def machine() -> dict[str, Any]:
+def machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     """What the figures depend on: machine, system, versions, and how busy it all was."""
     return {
         "processor": _field("/proc/cpuinfo", "model name") or platform.processor(),
@@ -57,7 +62,7 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "load_average_at_the_end": os.getloadavg()[0],
-        **{name: _version(name) for name in PACKAGES},
+        **{name: _version(name) for name in packages},
     }
 
 

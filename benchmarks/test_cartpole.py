@@ -4,9 +4,14 @@ The environment is Gymnasium's own vector entry point, which spends one step of 
 on each of its resets. Those steps are no frames: neither side counts them. TorchRL refuses this
 environment (it is NEXT_STEP by construction), so its peer row runs the best of what it accepts: a
 SyncVectorEnv with its own resets disabled.
+
+EnvPool, which steps in threads of its own and resets as that entry point does, is the same case
+with an environment that costs little of the caller's time (it is left out where it is not there).
 """
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -29,6 +34,13 @@ def entry_point() -> VectorEnv:
     return gymnasium.make_vec("CartPole-v1", num_envs=ENVS, vectorization_mode="vector_entry_point")
 
 
+def pool() -> Any:
+    """EnvPool's CartPoles."""
+    import envpool
+
+    return envpool.make_gymnasium("CartPole-v1", num_envs=ENVS, seed=0)
+
+
 def one_by_one() -> VectorEnv:
     """64 environments stepped one after the other, reset by whoever steps them."""
     return gymnasium.make_vec(
@@ -39,7 +51,7 @@ def one_by_one() -> VectorEnv:
     )
 
 
-def ours(make: Callable[[], VectorEnv]) -> Iterator[int]:
+def ours(make: Callable[[], Any]) -> Iterator[int]:
     """SyncDataCollector of pycollect."""
     from pycollect import SyncDataCollector
 
@@ -70,9 +82,9 @@ def torchrl(make: Callable[[], VectorEnv]) -> Iterator[int]:
         collector.shutdown()
 
 
-def plain_loop() -> Iterator[int]:
+def plain_loop(make: Callable[[], Any]) -> Iterator[int]:
     """What one writes by hand: the bare network, the distribution, preallocated arrays."""
-    env = entry_point()
+    env = make()
     network = workloads.mlp()
     observations = np.empty((STEPS, ENVS, 4), np.float32)
     actions = np.empty((STEPS, ENVS), np.int64)
@@ -111,10 +123,25 @@ def test_vector_entry_point(compare: Callable[..., None]) -> None:
         [
             Side("pycollect", ours, {"make": entry_point}),
             Side(PEER, torchrl, {"make": one_by_one}, needs="torchrl"),
-            Side("plain loop", plain_loop),
+            Side("plain loop", plain_loop, {"make": entry_point}),
         ],
         frame_bytes=FRAME_BYTES,
         wanted={"plain loop": 0.85},
+    )
+
+
+def test_envpool(compare: Callable[..., None]) -> None:
+    """One worker; frames are those that were really collected."""
+    if find_spec("envpool") is None:
+        pytest.skip("needs envpool")
+    compare(
+        "CartPole x64, EnvPool, categorical",
+        [
+            Side("pycollect", ours, {"make": pool}),
+            Side("plain loop", plain_loop, {"make": pool}),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={"plain loop": 1.3},
     )
 
 

@@ -6,30 +6,37 @@ batch. The limit is the device alone, called again and again for all environment
 
 import fcntl
 import multiprocessing
+import os
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from subprocess import PIPE
+from subprocess import DEVNULL, PIPE
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
 
 from benchmarks import workloads
 from benchmarks.race import Side
-from pycollect.bench.nature import NatureCNN
+from pycollect.bench.nature import nature_policy
 
 CALL_SECONDS = 0.002
 BARE = "two processes and a futex"
 ENVS = 4  # of each worker
 STEPS = 50
+HIDDEN = 256
+PROCESS = "pycollect, async, by a process"
+SAMPLE_FACTORY = "PYCOLLECT_SAMPLE_FACTORY"
+"""The path of a Python that has Sample Factory 2.1, which needs Gymnasium before 1.0."""
 PEER = "TorchRL"
 WORKERS = "pycollect, a policy in each worker"
 ALONE = "the policy alone, for all environments"
@@ -58,9 +65,33 @@ def on_device(lock: str) -> TensorDictModule:
 
 
 def nature(lock: str) -> TensorDictModule:
-    """The policy of pixels."""
+    """The policy of pixels, which needs no lock."""
     torch.manual_seed(0)
-    return TensorDictModule(NatureCNN(), ["observation"], ["action"])
+    return nature_policy()
+
+
+class LstmStep(nn.Module):
+    """One step of an LSTM of 256 from its first state, and a head."""
+
+    def __init__(self) -> None:
+        """Its layers."""
+        super().__init__()
+        self.cell, self.head = nn.LSTM(3, HIDDEN), nn.Linear(HIDDEN, 1)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """An action for each environment."""
+        return self.head(self.cell(observation[None])[0][0])
+
+
+def lstm(lock: str) -> TensorDictModuleBase:
+    """TorchRL's LSTM of 256, and a head."""
+    from torchrl.modules import LSTMModule
+
+    torch.manual_seed(0)
+    return TensorDictSequential(
+        LSTMModule(input_size=3, hidden_size=HIDDEN, in_key="observation", out_key="features"),
+        TensorDictModule(nn.Linear(HIDDEN, 1), ["features"], ["action"]),
+    )
 
 
 class Still(workloads.FreePixels):
@@ -87,13 +118,28 @@ def ours(env: Any, policy: Any, lock: str, workers: int, inference: str | None) 
             yield batch.numel()
 
 
+def by_a_process(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
+    """MultiaSyncDataCollector of pycollect, whose policy a process calls for whoever is ready."""
+    from pycollect import MultiaSyncDataCollector
+
+    with MultiaSyncDataCollector(
+        [[env] * ENVS] * workers,
+        policy(lock),
+        frames_per_batch=ENVS * STEPS,
+        inference="central",
+    ) as running:
+        for batch in running:
+            yield batch.numel()
+
+
 def torchrl(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
     """AsyncBatchedCollector of TorchRL: environments in processes, one policy server."""
     from torchrl.collectors import AsyncBatchedCollector
 
+    module = policy(lock)
     running = AsyncBatchedCollector(
-        [workloads.for_torchrl(env)] * (workers * ENVS),
-        policy=policy(lock),
+        [partial(primed, workloads.for_torchrl(env), module)] * (workers * ENVS),
+        policy=module,
         frames_per_batch=workers * ENVS * STEPS,
         total_frames=workloads.FOREVER,
         env_backend="multiprocessing",
@@ -107,9 +153,40 @@ def torchrl(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
         running.shutdown()
 
 
+def sample_factory(case: str, lock: str, workers: int) -> Iterator[int]:
+    """The sampler of Sample Factory, in the interpreter that an environment variable names."""
+    script = Path(__file__).with_name("peer_sample_factory.py")
+    numbers = [str(own) for own in (workers, ENVS, STEPS, CALL_SECONDS)]
+    command = [os.environ[SAMPLE_FACTORY], script, case, lock, *numbers]
+    running = subprocess.Popen(
+        command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, text=True, start_new_session=True
+    )
+    assert running.stdin is not None
+    assert running.stdout is not None
+    try:
+        while True:
+            running.stdin.write("\n")
+            running.stdin.flush()
+            told = next(line for line in running.stdout if line.startswith("frames "))
+            yield int(told.split()[1])
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+
+
+def primed(make: Callable[[], Any], module: Any) -> Any:
+    """An environment of TorchRL's, with what a recurrent policy needs there."""
+    if "is_init" not in module.in_keys:
+        return make()
+    from torchrl.envs import Compose, InitTracker, TransformedEnv
+
+    return TransformedEnv(make(), Compose(InitTracker(), module[0].make_tensordict_primer()))
+
+
 def alone(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
     """The policy alone, called for all environments at a time."""
-    module, envs = policy(lock).module, workers * ENVS
+    module = LstmStep() if policy is lstm else policy(lock).module
+    envs = workers * ENVS
     observation = torch.from_numpy(env().reset()[0]).expand(envs, *env().observation_space.shape)
     with torch.no_grad():
         while True:
@@ -120,25 +197,25 @@ def alone(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
 
 def through_a_slot(trips: int) -> Iterator[int]:
     """Round trips of a worker that asks for nothing: its process asks, and this one answers."""
-    from pycollect._core import Bell, ServerSlot
+    from pycollect._core import Bell, ServerSlots
 
-    bell, slot = Bell(), ServerSlot()
-    with other_process(ask_for_ever, slot.address, bell.address):
+    bell, slots = Bell(), ServerSlots()
+    with other_process(ask_for_ever, slots.address, slots.add(), bell.address):
         while True:
             for _ in range(trips):
                 seen = bell.count
-                while not slot.has_question:
+                while not (asking := slots.asking()):
                     bell.wait_ring(seen, 1.0)
                     seen = bell.count
-                slot.answer()
+                slots.answer(asking[0])
             yield trips
 
 
-def ask_for_ever(slot: Any, bell: Any) -> None:
+def ask_for_ever(slots: Any, slot: int, bell: Any) -> None:
     """The worker's end."""
     from pycollect._core import WorkerSlot
 
-    end = WorkerSlot(slot, bell)
+    end = WorkerSlot(slots, slot, bell)
     while True:
         answered = end.ask(b"", 1.0)
         while not answered:
@@ -175,10 +252,15 @@ def other_process(target: Callable[..., None], *arguments: Any) -> Iterator[None
         process.join()
 
 
+CASES = {on_device: "device", lstm: "lstm", nature: "nature"}
+
+
 @pytest.mark.parametrize(
     ("name", "env", "policy", "workers"),
     [
-        ("2 ms device", Still, on_device, 8),
+        ("2 ms device", Still, on_device, 1),
+        pytest.param("2 ms device", Still, on_device, 8, marks=pytest.mark.full),
+        pytest.param("LSTM of 256", Still, lstm, 8, marks=pytest.mark.full),
         pytest.param("Nature CNN", workloads.FreePixels, nature, 1, marks=pytest.mark.full),
         pytest.param("Nature CNN", workloads.FreePixels, nature, 4, marks=pytest.mark.full),
         pytest.param("Nature CNN", workloads.FreePixels, nature, 8, marks=pytest.mark.full),
@@ -192,16 +274,20 @@ def test_central(
     lock.touch()
     shared = {"env": env, "policy": policy, "lock": str(lock), "workers": workers}
     held = policy is on_device
+    case = {"case": CASES[policy], "lock": str(lock), "workers": workers}
+    others = [Side("Sample Factory", sample_factory, case)] if SAMPLE_FACTORY in os.environ else []
     compare(
         f"central inference, {name}, {workers} processes of {ENVS}, T={STEPS}",
         [
             Side("pycollect, central", ours, {**shared, "inference": "central"}),
+            Side(PROCESS, by_a_process, shared),
             Side(WORKERS, ours, {**shared, "inference": None}),
             Side(PEER, torchrl, shared, needs="torchrl"),
+            *others,
             Side(ALONE, alone, shared),
         ],
         frame_bytes=2 * env().observation_space.sample().nbytes,
-        wanted={ALONE: 0.9, WORKERS: 4.0} if held else {},
+        wanted={ALONE: 0.9, WORKERS: 4.0} if held and workers > 1 else {},
     )
 
 

@@ -4,12 +4,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import gymnasium
 import pytest
+import torch
+from tensordict.nn import TensorDictModule
 
 from benchmarks import workloads
 from benchmarks.race import Side
 
 PEER = "TorchRL"
+CALLABLE = "lambda: gymnasium.make(...)"
 STEP = "the env's own _step"
 LIMIT = 50
 """Frames of a trajectory in TorchRL's documented example."""
@@ -45,7 +49,6 @@ def mock(name: str) -> Any:
 
 def users() -> Any:
     """What a user writes in thirty lines: a point that is pushed about."""
-    import torch
     from tensordict import TensorDict
     from torchrl.data import Bounded, Composite, Unbounded
     from torchrl.envs import EnvBase
@@ -174,8 +177,6 @@ def read(batch: Any) -> int:
 
 def own_step(env: str, limit: int) -> Iterator[int]:
     """The environment's own step and nothing else: below it no collector of an EnvBase can go."""
-    import torch
-
     made = ENVS[env]()
     with torch.no_grad():
         root = made.rand_action(made.reset())
@@ -197,6 +198,58 @@ def test_documented_example(compare: Callable[..., None], ray_address: str) -> N
         ],
         frame_bytes=2 * 3 * 4,
         wanted={PEER: 5},
+    )
+
+
+class Argmax(torch.nn.Module):
+    """The action of a network's greatest output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = workloads.mlp()
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Indices of observations [..., 4]."""
+        return self.network(observation).argmax(-1)
+
+
+def _wrapped(env: str) -> Any:
+    from torchrl.envs import GymWrapper
+
+    return GymWrapper(gymnasium.make(env), categorical_action_encoding=True)
+
+
+def _gym_env(env: str) -> Any:
+    from torchrl.envs import GymEnv
+
+    return GymEnv(env, categorical_action_encoding=True)
+
+
+def _one_way(make: Callable[[str], Any], env: str) -> Iterator[int]:
+    from pycollect import SyncDataCollector
+
+    policy = workloads.linear_policy()
+    if env == "CartPole-v1":
+        policy = TensorDictModule(Argmax(), in_keys=["observation"], out_keys=["action"])
+    with SyncDataCollector(
+        partial(make, env), policy, frames_per_batch=400, total_frames=workloads.FOREVER
+    ) as collector:
+        for batch in collector:
+            yield workloads.read(batch)
+
+
+@pytest.mark.parametrize(
+    "env", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.full)]
+)
+def test_ways_to_one_environment(compare: Callable[..., None], env: str) -> None:
+    """TorchRL's GymEnv and GymWrapper beside the callable that makes what is inside of them."""
+    pytest.importorskip("torchrl")
+    ways = {"GymEnv": _gym_env, "GymWrapper": _wrapped, CALLABLE: gymnasium.make}
+    compare(
+        f"ways to {env}, in process",
+        [Side(name, _one_way, {"make": make, "env": env}) for name, make in ways.items()],
+        frame_bytes=2 * 4 * 4,
+        wanted={CALLABLE: 0.97},
     )
 
 

@@ -102,8 +102,8 @@ def _batches(kind: Any, entry: Any, policy: str) -> Iterator[int]:
             yield workloads.read(batch)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("env", ENVIRONMENTS)
+@pytest.mark.parametrize("policy", ["linear", pytest.param("3 x 1024", marks=pytest.mark.full)])
+@pytest.mark.parametrize("env", ["Pendulum", pytest.param("1 ms waits", marks=pytest.mark.full)])
 def test_which(compare: Callable[..., None], env: str, policy: str) -> None:
     """Cheap and waiting environments, a small and a large policy."""
     work = {"env": env, "policy": policy}

@@ -79,10 +79,12 @@ def mlp() -> nn.Sequential:
     )
 
 
-def categorical_policy() -> ProbabilisticTensorDictSequential:
-    """The same network with a categorical head, sampled, with its log-probability."""
+def categorical_policy(
+    network: Callable[[], nn.Module] = mlp,
+) -> ProbabilisticTensorDictSequential:
+    """A network's logits with a categorical head, sampled, with its log-probability."""
     return ProbabilisticTensorDictSequential(
-        TensorDictModule(mlp(), in_keys=["observation"], out_keys=["logits"]),
+        TensorDictModule(network(), in_keys=["observation"], out_keys=["logits"]),
         ProbabilisticTensorDictModule(
             in_keys=["logits"],
             out_keys=["action"],

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+import pycollect
+
 TESTS = Path(__file__).parent
 DOCS = TESTS.parent / "docs"
 CONTRACT = (DOCS / "contract.md").read_text()
@@ -78,3 +80,14 @@ def test_before_and_after() -> None:
         exec(compile(program, "coming-from-torchrl.md", "exec"), names)
         seen.append(names["shapes"])
     assert seen[0] == seen[1]
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """What its pages ask of autodoc; that there is such a thing is for Sphinx to find."""
+    pages = "\n".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
+    asked = set(re.findall(r"^\.\. auto\w+:: (?:pycollect\.)?(\S+)", pages, re.M))
+    mentioned = set(re.findall(r"`(\w+)`", pages))
+    aliases = {name for name in pycollect.__all__ if getattr(pycollect, name).__name__ != name}
+    assert set(pycollect.__all__) - aliases <= asked
+    assert aliases <= mentioned
+    assert {"cpp", "cuda", "scheme", "scheme.gym", "scheme.protocols"} <= asked

@@ -20,6 +20,13 @@ def test_ppo_learns(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
+def test_mujoco_learns() -> None:
+    for needed in ("gymnasium", "mujoco", "torchrl"):
+        pytest.importorskip(needed)
+    assert runpy.run_path(str(EXAMPLES / "mujoco.py"))["main"](total_frames=20_000) > 50
+
+
+@pytest.mark.slow
 @pytest.mark.ray
 def test_ppo_by_the_scheme_reaches_475(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("ray")

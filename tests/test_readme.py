@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = [
     path
-    for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks", ROOT / "examples")
-    for path in sorted(folder.glob("*.md"))
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/*.md")
+    for path in sorted(ROOT.glob(pattern))
 ]
 
 
@@ -22,12 +23,37 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
 
 
-@pytest.mark.ray
-def test_the_example(ray_cluster: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gymnasium")
     (example,) = blocks("python")
     assert len([line for line in example.splitlines() if line.strip()]) <= 15
     exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
     assert "frames/s" in capsys.readouterr().out
+
+
+def test_the_table_of_real_programs_is_the_one_that_was_measured() -> None:
+    page = (ROOT / "benchmarks" / "results" / "real.md").read_text()
+    table = re.search(r"^\|.*?\n\n", page, re.M | re.S)
+    assert table is not None
+    assert table.group() in README
+
+
+def test_the_chart_is_made_of_what_was_published(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    chart = runpy.run_path(str(ROOT / "benchmarks" / "chart.py"))
+    rows = json.loads((ROOT / "benchmarks" / "results" / "results.json").read_text())["rows"]
+    for bars in chart["bars"](rows):
+        for side, ratio in bars.sides.items():
+            assert f"{ratio:.2f}" in (ROOT / "docs" / "benchmarks.svg").read_text(), side
+    path = tmp_path / "chart.svg"
+    chart["main"](["--to", str(path)])
+    assert path.read_text().startswith("<?xml")
+    with pytest.raises(ValueError, match="expected a side 'plain loop' of 'Pendulum, in process"):
+        chart["bars"]([])
+
+
+def test_it_is_short() -> None:
+    assert len(README.splitlines()) <= 130
 
 
 def test_the_two_commands_set_up_alike() -> None:
@@ -44,5 +70,7 @@ def test_the_two_commands_set_up_alike() -> None:
 def test_links(page: Path) -> None:
     prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)  # C++ has lambdas
     for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
-        if "://" not in link:
+        if "://" in link:
+            assert re.fullmatch(r"https://[\w.-]+\.\w+(/[^\s<>]*)?", link), link
+        else:
             assert (page.parent / link).exists(), link

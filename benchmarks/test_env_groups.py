@@ -1,0 +1,149 @@
+"""`env_groups=2`: the policy is called for one half of the environments while the other steps.
+
+A policy on a device of its own takes a quarter of a millisecond for each environment, and eight of
+them are stepped elsewhere: by a simulator that takes as long for each, or in processes of
+AsyncVectorEnv, each of which takes 2 ms whatever the others do. One after the other both take 4 ms
+for a step of all. In two groups the simulator and the policy are busy all the time, 2 ms; with
+processes a group's turn takes 2 ms and the policy's 1 ms. The limit is the policy alone.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.spaces import Box
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from benchmarks import workloads
+from benchmarks.race import Side
+
+ENVS = 8
+STEPS = 50
+SECONDS_EACH = 0.00025
+SECONDS = 0.002
+FRAME_BYTES = 2 * 3 * 4
+"""Observation before and after the step."""
+
+
+class Waiting(gymnasium.Env):
+    """Each step waits, as for a simulator elsewhere."""
+
+    observation_space = Box(-1.0, 1.0, (3,), np.float32)
+    action_space = Box(-2.0, 2.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        """Start an episode, which has no end."""
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Wait."""
+        time.sleep(SECONDS)
+        return np.zeros(3, np.float32), 1.0, False, False, {}
+
+
+class Simulator(VectorEnv):
+    """Steps its environments one after the other, elsewhere, from `send` on."""
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED}  # noqa: RUF012 (as Gymnasium has it)
+
+    def __init__(self, num_envs: int) -> None:
+        """Episodes have no end."""
+        self.num_envs = num_envs
+        self.single_observation_space = Waiting.observation_space
+        self.single_action_space = Waiting.action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.ready = 0.0
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[np.ndarray, dict]:
+        """Zeros."""
+        return np.zeros((self.num_envs, 3), np.float32), {}
+
+    def send(self, actions: np.ndarray) -> None:
+        """Begin a step."""
+        self.ready = time.perf_counter() + SECONDS_EACH * self.num_envs
+
+    def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
+        """Wait for its end."""
+        rest = self.ready - time.perf_counter()
+        if rest > 0:
+            time.sleep(rest)
+        none = np.zeros(self.num_envs, bool)
+        return np.zeros((self.num_envs, 3), np.float32), np.ones(self.num_envs), none, none, {}
+
+    def step(
+        self, actions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict]:
+        """Both."""
+        self.send(actions)
+        return self.recv()
+
+
+def processes(num_envs: int) -> AsyncVectorEnv:
+    """A process each."""
+    return AsyncVectorEnv([Waiting] * num_envs)
+
+
+def policy(observation: torch.Tensor) -> torch.Tensor:
+    """Holds a device for as long as it has environments."""
+    time.sleep(SECONDS_EACH * len(observation))
+    return torch.zeros(len(observation), 1)
+
+
+def ours(make: Callable[[int], Any], groups: int) -> Iterator[int]:
+    """SyncDataCollector of pycollect."""
+    from pycollect import SyncDataCollector
+
+    with SyncDataCollector(
+        partial(make, ENVS // groups),
+        policy,
+        frames_per_batch=ENVS * STEPS,
+        total_frames=workloads.FOREVER,
+        env_groups=groups,
+    ) as collector:
+        for batch in collector:
+            yield workloads.read(batch)
+
+
+def policy_alone() -> Iterator[int]:
+    """The policy for each half in turn, without environments."""
+    half = torch.zeros(ENVS // 2, 3)
+    while True:
+        for _ in range(2 * STEPS):
+            policy(half)
+        yield ENVS * STEPS
+
+
+def test_a_simulator(compare: Callable[..., None]) -> None:
+    """Policy and environments take as long."""
+    compare(
+        "8 environments of a simulator, 2 ms, policy of 2 ms",
+        [
+            Side("env_groups=2", ours, {"make": Simulator, "groups": 2}),
+            Side("env_groups=1", ours, {"make": Simulator, "groups": 1}),
+            Side("policy alone", policy_alone),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={"env_groups=1": 1.7, "policy alone": 0.9},
+    )
+
+
+@pytest.mark.full
+def test_processes(compare: Callable[..., None]) -> None:
+    """Environments take as long however many there are."""
+    compare(
+        "8 processes of AsyncVectorEnv, 2 ms each, policy of 2 ms",
+        [
+            Side("env_groups=2", ours, {"make": processes, "groups": 2}),
+            Side("env_groups=1", ours, {"make": processes, "groups": 1}),
+            Side("policy alone", policy_alone),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={"env_groups=1": 1.2},
+    )

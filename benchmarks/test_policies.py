@@ -1,0 +1,63 @@
+"""One policy for Pendulum written in three ways, beside a plain loop that calls it."""
+
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from benchmarks.race import Side
+from benchmarks.test_pendulum import FRAME_BYTES, ours, plain_loop
+
+STEPS = 1000
+
+
+def network() -> nn.Sequential:
+    """A network 3-64-64-1 with tanh."""
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    )
+
+
+class OverTensors(nn.Module):
+    """The same in a module that nobody knows."""
+
+    def __init__(self) -> None:
+        """Make the network."""
+        super().__init__()
+        self.net = network()
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Actions [1] of observations [3]."""
+        action: torch.Tensor = self.net(observation)
+        return action
+
+
+class OverTensorDict(OverTensors):
+    """The same in a module that takes a TensorDict."""
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]
+        """Write the action beside the observation."""
+        return tensordict.set("action", self.net(tensordict["observation"]))
+
+
+def known() -> TensorDictModule:
+    """Layers that are known."""
+    return TensorDictModule(network(), in_keys=["observation"], out_keys=["action"])
+
+
+def test_policies(compare: Callable[..., None]) -> None:
+    """What the form of a policy costs."""
+    compare(
+        f"policies: Pendulum, 3-64-64-1, in process, T={STEPS}",
+        [
+            Side("layers that are known", ours, {"frames": STEPS, "policy": known}),
+            Side("a module over tensors", ours, {"frames": STEPS, "policy": OverTensors}),
+            Side("one that takes a TensorDict", ours, {"frames": STEPS, "policy": OverTensorDict}),
+            Side("plain loop", plain_loop, {"frames": STEPS, "module": network}),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={"plain loop": 1.0},
+    )

@@ -1,0 +1,122 @@
+"""Each episode of a batch beside what its environment said of it when it ended."""
+
+from __future__ import annotations
+
+import zlib
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.wrappers import RecordEpisodeStatistics
+from gymnasium.wrappers import vector as vector_wrappers
+from tensordict import TensorDictBase
+
+from examples.real.programs import Program
+from examples.real.sides import collector_of
+
+TOLD = {
+    ("episode", "r"): torch.float64,
+    ("episode", "l"): torch.int64,
+    ("episode", "crc"): torch.int64,
+}
+"""What a watched environment tells in its info at an episode's end, in this order."""
+
+_MOST_BATCHES = 300
+
+
+class Comparison:
+    """Episodes that ended in batches which follow each other, and what was wrong with some.
+
+    Attributes:
+        episodes: how many ended.
+        wrong: a line for each that was collected otherwise than its environment tells.
+    """
+
+    def __init__(self) -> None:
+        self.episodes = 0
+        self.wrong: list[str] = []
+        self._open: dict[int, tuple[float, int]] = {}  # return and length so far, by trajectory
+
+    def add(self, batch: TensorDictBase) -> None:
+        """Compare the episodes that end in the next batch.
+
+        Args:
+            batch: with ("next", *key) for each key of `TOLD`.
+        """
+        mask = batch.get(("collector", "mask"), None)
+        flat = batch.reshape(-1) if mask is None else batch[mask]
+        following = flat["next"]
+        frames = zip(
+            flat["collector", "traj_ids"].tolist(),
+            following["reward"].flatten().tolist(),
+            following["done"].flatten().tolist(),
+            strict=True,
+        )
+        for place, (trajectory, reward, done) in enumerate(frames):
+            total, length = self._open.pop(trajectory, (0.0, 0))
+            total, length = total + reward, length + 1
+            if done:
+                self._compare(trajectory, total, length, following[place])
+            else:
+                self._open[trajectory] = total, length
+
+    def _compare(self, trajectory: int, total: float, length: int, last: TensorDictBase) -> None:
+        self.episodes += 1
+        collected = [total, length, checksum(last["observation"].numpy())]
+        told = [last[key].item() for key in TOLD]
+        # Rewards of a batch are float32; what Gymnasium adds up is float64.
+        same_return = np.isclose(total, told[0], rtol=1e-4, atol=1e-3)
+        if not same_return or collected[1:] != told[1:]:
+            self.wrong.append(f"trajectory {trajectory}: {collected}, its environment: {told}")
+
+
+def compared(program: Program) -> Comparison:
+    """Collect until as many episodes have ended as the program says, and compare each of them.
+
+    Raises:
+        RuntimeError: fewer have ended after many batches.
+    """
+    found = Comparison()
+    make = partial(watched, program)
+    with collector_of(program, make, _MOST_BATCHES, info_keys=TOLD) as collector:
+        for batch in collector:
+            found.add(batch)
+            if found.episodes >= program.episodes:
+                return found
+    raise RuntimeError(
+        f"{program.title}: {found.episodes} episodes ended in {_MOST_BATCHES} batches, "
+        f"{program.episodes} were wanted"
+    )
+
+
+def watched(program: Program) -> Any:
+    """The program's environment, which tells of each episode what Gymnasium counts, and a checksum
+    of its last observation.
+    """
+    env = program.make()
+    if program.kind == "vector":
+        return _ChecksummedRows(vector_wrappers.RecordEpisodeStatistics(env))
+    return _Checksummed(RecordEpisodeStatistics(env))
+
+
+class _Checksummed(gymnasium.Wrapper):
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if "episode" in info:
+            info["episode"]["crc"] = checksum(observation)
+        return observation, reward, terminated, truncated, info
+
+
+class _ChecksummedRows(gymnasium.vector.VectorWrapper):
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        observation, reward, terminated, truncated, info = self.env.step(actions)
+        if "episode" in info:
+            info["episode"]["crc"] = np.array([checksum(row) for row in observation])
+        return observation, reward, terminated, truncated, info
+
+
+def checksum(observation: np.ndarray) -> int:
+    """Of an observation's bytes."""
+    return zlib.crc32(np.ascontiguousarray(observation).tobytes())

@@ -1,0 +1,218 @@
+"""The programs: an environment as its library makes it, a policy, how long batches are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import gymnasium
+import torch
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import nn
+from torch.distributions import Categorical, Distribution
+
+from benchmarks import workloads
+from pycollect.bench.nature import NatureCNN
+
+Kind = Literal["one", "several", "processes", "vector"]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program.
+
+    Attributes:
+        title: what it is, in a table.
+        kind: "one" environment; "several" that are stepped one after the other, with one call of
+            the policy for all; "processes", one environment in each; a "vector" environment.
+        make: the environment, or the vector environment.
+        network: its output is what `distribution` takes.
+        policy: the same as users of collectors write it.
+        envs: how many environments there are.
+        steps: of each environment in one batch.
+        episodes: how many are compared.
+        needs: modules that have to be installed, and by which package.
+        left_out: sides that do not take it, and why.
+    """
+
+    title: str
+    kind: Kind
+    make: Callable[..., Any]
+    network: Callable[[], nn.Module]
+    distribution: Callable[[Any], Distribution]
+    policy: Callable[[], TensorDictModuleBase]
+    envs: int
+    steps: int
+    episodes: int
+    needs: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+
+def cartpole() -> gymnasium.Env:
+    """CartPole-v1."""
+    return gymnasium.make("CartPole-v1")
+
+
+def atari(game: str) -> gymnasium.Env:
+    """The usual wrappers: 4 frames skipped, grey, 84x84, 4 stacked; at most 30 no-ops first."""
+    import ale_py
+    from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
+
+    gymnasium.register_envs(ale_py)
+    env = gymnasium.make(f"ALE/{game}-v5", frameskip=1)
+    return FrameStackObservation(AtariPreprocessing(env), 4)
+
+
+def atari_vector(game: str, envs: int, **kwargs: Any) -> gymnasium.vector.VectorEnv:
+    """ALE's own vector environment: the same preprocessing in C++, on threads."""
+    from ale_py import AtariVectorEnv
+
+    return AtariVectorEnv(game, envs, **kwargs)
+
+
+def half_cheetah() -> gymnasium.Env:
+    """HalfCheetah-v5, its float64 observations as float32."""
+    from gymnasium.wrappers import TransformObservation
+
+    env = gymnasium.make("HalfCheetah-v5")
+    space = env.observation_space
+    as_float32 = gymnasium.spaces.Box(-float("inf"), float("inf"), space.shape, "float32")
+    return TransformObservation(env, partial(_cast, "float32"), as_float32)
+
+
+def _cast(dtype: str, observation: Any) -> Any:
+    return observation.astype(dtype)
+
+
+def envpool_cartpole(envs: int) -> Any:
+    """EnvPool's CartPole, Gymnasium's interface of it."""
+    import envpool
+
+    return envpool.make_gymnasium("CartPole-v1", num_envs=envs, seed=0)
+
+
+def nature(actions: int) -> nn.Module:
+    """The network of Atari."""
+    torch.manual_seed(0)
+    return NatureCNN(actions)
+
+
+def loc_and_scale() -> nn.Module:
+    """17-64-64-2x6 with tanh: the parameters of a normal distribution."""
+    from tensordict.nn import NormalParamExtractor
+
+    torch.manual_seed(0)
+    hidden = (nn.Linear(17, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    return nn.Sequential(*hidden, nn.Linear(64, 2 * 6), NormalParamExtractor())
+
+
+def categorical(logits: torch.Tensor) -> Distribution:
+    """The distribution of a discrete action."""
+    return Categorical(logits=logits)
+
+
+def tanh_normal(parameters: tuple[torch.Tensor, torch.Tensor]) -> Distribution:
+    """TorchRL's distribution of actions between -1 and 1."""
+    from torchrl.modules import TanhNormal
+
+    return TanhNormal(*parameters)
+
+
+def tanh_normal_policy() -> TensorDictModuleBase:
+    """TorchRL's actor for continuous actions, as its tutorials write it."""
+    from torchrl.modules import ProbabilisticActor, TanhNormal
+
+    return ProbabilisticActor(
+        TensorDictModule(loc_and_scale(), in_keys=["observation"], out_keys=["loc", "scale"]),
+        in_keys=["loc", "scale"],
+        distribution_class=TanhNormal,
+        return_log_prob=True,
+    )
+
+
+def _discrete(network: Callable[[], nn.Module]) -> dict[str, Any]:
+    policy = partial(workloads.categorical_policy, network)
+    return {"network": network, "distribution": categorical, "policy": policy}
+
+
+_MLP = _discrete(workloads.mlp)
+_ALE = {"ale_py": "ale-py", "cv2": "opencv-python-headless"}
+
+PROGRAMS: dict[str, Program] = {
+    "cartpole": Program("CartPole", "one", cartpole, **_MLP, envs=1, steps=1000, episodes=50),
+    "cartpoles": Program(
+        "8 CartPoles, one after the other",
+        "several",
+        cartpole,
+        **_MLP,
+        envs=8,
+        steps=250,
+        episodes=100,
+    ),
+    "half-cheetah": Program(
+        "HalfCheetah-v5, TorchRL's TanhNormal",
+        "one",
+        half_cheetah,
+        network=loc_and_scale,
+        distribution=tanh_normal,
+        policy=tanh_normal_policy,
+        envs=1,
+        steps=1000,
+        episodes=3,
+        needs={"mujoco": "mujoco", "torchrl": "torchrl"},
+    ),
+    "pong": Program(
+        "Pong, standard wrappers, Nature CNN",
+        "one",
+        partial(atari, "Pong"),
+        **_discrete(partial(nature, 6)),
+        envs=1,
+        steps=128,
+        episodes=2,
+        needs=_ALE,
+    ),
+    "breakout": Program(
+        "Breakout, standard wrappers, Nature CNN",
+        "one",
+        partial(atari, "Breakout"),
+        **_discrete(partial(nature, 4)),
+        envs=1,
+        steps=128,
+        episodes=10,
+        needs=_ALE,
+    ),
+    "pong-processes": Program(
+        "Pong as above, in each of 2 processes",
+        "processes",
+        partial(atari, "Pong"),
+        **_discrete(partial(nature, 6)),
+        envs=2,
+        steps=128,
+        episodes=2,
+        needs=_ALE,
+    ),
+    "atari-vector": Program(
+        "Pong x8, ALE's AtariVectorEnv, Nature CNN",
+        "vector",
+        partial(atari_vector, "pong", 8),
+        **_discrete(partial(nature, 6)),
+        envs=8,
+        steps=128,
+        episodes=8,
+        needs=_ALE,
+    ),
+    "envpool": Program(
+        "CartPole x64, EnvPool",
+        "vector",
+        partial(envpool_cartpole, 64),
+        **_MLP,
+        envs=64,
+        steps=128,
+        episodes=300,
+        needs={"envpool": "envpool"},
+        left_out={"TorchRL": "its GymWrapper takes no EnvPool, its EnvPool wrapper none of 1.2"},
+    ),
+}
+"""By the name that the command line takes."""

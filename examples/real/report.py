@@ -1,0 +1,114 @@
+"""What was measured, to read and to keep."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.race import Row
+from benchmarks.report import PACKAGES, aligned, machine, short
+from examples.real.programs import PROGRAMS
+from examples.real.run import Result
+
+MORE_PACKAGES = ("ale-py", "mujoco", "envpool", "stable-baselines3")
+
+INTRODUCTION = (
+    "# Real programs\n\n"
+    "Written by the command below each table; [what it does](../../examples/real/README.md). "
+    "Frames per CPU-second count the CPU time of a side's process and of all below it, so that "
+    "other programs on the machine matter little; *ours / it* is the median over the rounds, with "
+    "the lowest and the highest. A plain loop is what one writes by hand: the same environment and "
+    "network, arrays that are made once."
+)
+
+HEADINGS = ("side", "frames/CPU-second", "ours / it", "wanted", "frames/s", "ours / it, frames/s")
+
+
+def section(result: Result, figures: bool = True) -> str:
+    """One program's part of the page."""
+    said = (
+        "all as their environment tells them"
+        if not result.wrong
+        else f"{len(result.wrong)} WRONG: " + "; ".join(result.wrong)
+    )
+    before, after = result.load
+    parts = [
+        f"## {PROGRAMS[result.name].title}",
+        f"Episodes compared: {result.episodes}, {said}. Load: {before:.1f} to {after:.1f}.",
+        aligned([HEADINGS, *map(_cells, result.rows)]) if figures else "",
+        *(f"{side} is left out: {why}." for side, why in result.left_out.items()),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    is_ours = row.cpu_ratio_lowest == row.cpu_ratio_highest == 1
+    met = row.wanted is not None and row.cpu_ratio >= row.wanted
+    lowest, highest = short(row.cpu_ratio_lowest), short(row.cpu_ratio_highest)
+    return (
+        row.side,
+        f"{row.frames_per_cpu_second:,.0f}",
+        "" if is_ours else f"{short(row.cpu_ratio)} ({lowest} to {highest})",
+        "" if row.wanted is None else f">= {row.wanted:g}: {'yes' if met else 'NO'}",
+        f"{row.frames_per_second:,.0f}",
+        "" if is_ours else short(row.ratio),
+    )
+
+
+def keep(folder: Path, result: Result, command: str) -> None:
+    """Write it into `real.json`, in the place of what that has of the program, and `real.md`."""
+    kept = folder / "real.json"
+    entries: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
+    entries[result.name] = {
+        "command": command,
+        "commit": _commit(),
+        "machine": machine((*PACKAGES, *MORE_PACKAGES)),
+        "result": asdict(result),
+    }
+    entries = {name: entries[name] for name in PROGRAMS if name in entries}
+    kept.write_text(json.dumps(entries, indent=1) + "\n")
+    (folder / "real.md").write_text(page(entries))
+
+
+def page(entries: dict[str, Any]) -> str:
+    """All programs that were kept, as a page."""
+    runs = {name: (entry["command"], entry["commit"]) for name, entry in entries.items()}
+    facts = list(entries.values())[-1]["machine"]
+    parts = [
+        INTRODUCTION,
+        summary(entries),
+        "\n".join(f"- {name}: {value}" for name, value in facts.items()),
+    ]
+    for name, entry in entries.items():
+        command, commit = runs[name]
+        parts += [section(_result(entry["result"])).strip(), f"`{command}`, commit {commit}"]
+    return "\n\n".join(parts) + "\n"
+
+
+def summary(entries: dict[str, Any]) -> str:
+    """A line for each program: our frames per CPU-second, and how many times those of others."""
+    others = ("plain loop", "TorchRL", "SB3", "Gymnasium")
+    headings = ("", "pycollect", *(f"times {other}" for other in others))
+    lines = []
+    for name, entry in entries.items():
+        rows = _result(entry["result"]).rows
+        ratios = [[row.cpu_ratio for row in rows if other in row.side] for other in others]
+        cells = ["" if not own else f"{own[0]:.2f}" for own in ratios]
+        lines.append((PROGRAMS[name].title, f"{rows[0].frames_per_cpu_second:,.0f}", *cells))
+    return aligned([headings, *lines])
+
+
+def _result(kept: dict[str, Any]) -> Result:
+    rows = tuple(Row(**row) for row in kept["rows"])
+    return Result(**{**kept, "rows": rows})
+
+
+def _commit() -> str:
+    """The commit that is measured; with a plus where files differ from it."""
+    answer = subprocess.run(
+        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True
+    )
+    return answer.stdout.strip() or "not known"

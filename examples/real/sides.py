@@ -1,0 +1,298 @@
+"""Ways to collect one program's frames: a generator each, which yields how many came.
+
+Each reads the observations, actions and rewards of what it collected. Those by hand keep
+observations, actions, log-probabilities, rewards and flags in arrays that are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+
+from benchmarks import workloads
+from benchmarks.race import Side
+from examples.real.programs import PROGRAMS, Program
+
+OURS, LOOP, TORCHRL = "pycollect", "plain loop", "TorchRL"
+CENTRAL = "pycollect, one call of the policy for all"
+SYNC, ASYNC = "Gymnasium, SyncVectorEnv", "Gymnasium, AsyncVectorEnv"
+DUMMY, SUBPROC = "SB3, DummyVecEnv", "SB3, SubprocVecEnv"
+
+WANTED = {LOOP: 1.0, TORCHRL: 1.7}
+"""The least of our frames per CPU-second divided by theirs, with one environment."""
+
+
+def sides_of(name: str) -> tuple[list[Side], dict[str, str]]:
+    """The sides of a program, and why others are left out."""
+    program, work = PROGRAMS[name], {"name": name}
+    found = [Side(OURS, ours, work)]
+    if program.kind == "processes":
+        found.append(Side(CENTRAL, ours, {**work, "inference": "central"}))
+        found.append(Side(f"{program.envs} {LOOP}s", one_by_hand, work, processes=program.envs))
+    elif program.kind == "one":
+        found.append(Side(LOOP, one_by_hand, work))
+    else:
+        found.append(Side(LOOP, several_by_hand, {**work, "way": program.kind}))
+    found.append(Side(TORCHRL, torchrl, work, needs="torchrl"))
+    others = {"one": [DUMMY], "several": [SYNC, DUMMY], "processes": [ASYNC, SUBPROC]}
+    for way in others.get(program.kind, []):
+        needs = "stable_baselines3" if way in (DUMMY, SUBPROC) else None
+        found.append(Side(way, several_by_hand, {**work, "way": way}, needs=needs))
+    why_not = dict(program.left_out)
+    for side in found:
+        if side.needs is not None and find_spec(side.needs) is None:
+            why_not[side.name] = f"{side.needs} is not installed"
+    return [side for side in found if side.name not in why_not], why_not
+
+
+def collector_of(
+    program: Program, make: Callable[[], Any], batches: int | None = None, **arguments: Any
+) -> Any:
+    """A collector of pycollect.
+
+    Args:
+        make: the program's environment, or one around it.
+        batches: after how many it ends; None: none.
+    """
+    from pycollect import MultiSyncDataCollector, SyncDataCollector
+
+    frames = program.steps * program.envs
+    entry: Any = [make] * program.envs if program.kind in ("several", "processes") else make
+    kind = MultiSyncDataCollector if program.kind == "processes" else SyncDataCollector
+    total = workloads.FOREVER if batches is None else batches * frames
+    return kind(entry, program.policy(), frames_per_batch=frames, total_frames=total, **arguments)
+
+
+def ours(name: str, **arguments: Any) -> Iterator[int]:
+    """SyncDataCollector or MultiSyncDataCollector of pycollect."""
+    program = PROGRAMS[name]
+    with collector_of(program, program.make, **arguments) as collector:
+        for batch in collector:
+            yield _read(batch["observation"], batch["action"], batch["next", "reward"], batch)
+
+
+def torchrl(name: str) -> Iterator[int]:
+    """Collector or MultiSyncCollector of TorchRL; several environments as a vector one."""
+    from torchrl.collectors import Collector, MultiSyncCollector
+
+    program = PROGRAMS[name]
+    make = workloads.for_torchrl(_Together(program) if program.envs > 1 else program.make)
+    kind: Any = Collector
+    if program.kind == "processes":
+        make, kind = [workloads.for_torchrl(program.make)] * program.envs, MultiSyncCollector
+    running = kind(
+        make,
+        program.policy(),
+        frames_per_batch=program.steps * program.envs,
+        total_frames=workloads.FOREVER,
+        **({"cat_results": "stack"} if program.kind == "processes" else {}),
+    )
+    try:
+        for batch in running:
+            yield _read(batch["observation"], batch["action"], batch["next", "reward"], batch)
+    finally:
+        running.shutdown()
+
+
+class _Together:
+    """What TorchRL takes of several environments: a vector one that resets nothing by itself, or
+    whose terminal observation is not lost.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+
+    def __call__(self) -> Any:
+        from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+        program = self.program
+        if program.kind == "vector":
+            return program.make(autoreset_mode=AutoresetMode.SAME_STEP)
+        makers = [program.make] * program.envs
+        return SyncVectorEnv(makers, autoreset_mode=AutoresetMode.DISABLED)
+
+
+def one_by_hand(name: str) -> Iterator[int]:
+    """A plain loop over one environment."""
+    program = PROGRAMS[name]
+    env, network, distribution = program.make(), program.network(), program.distribution
+    kept = _Kept(program.steps, env.observation_space, env.action_space)
+    discrete = isinstance(env.action_space, gymnasium.spaces.Discrete)
+    observation, _ = env.reset(seed=0)
+    while True:
+        with torch.no_grad():
+            for t in range(program.steps):
+                head = distribution(network(torch.from_numpy(observation)))
+                action = head.sample()
+                kept.log_probs[t] = head.log_prob(action).item()
+                kept.observations[t] = observation
+                given = action.item() if discrete else action.numpy()
+                kept.actions[t] = given
+                observation, reward, ended, cut, _ = env.step(given)
+                kept.rewards[t], kept.terminated[t], kept.truncated[t] = reward, ended, cut
+                if ended or cut:
+                    observation, _ = env.reset()
+        yield kept.read()
+
+
+def several_by_hand(name: str, way: str) -> Iterator[int]:
+    """A plain loop over environments that are stepped together, one call of the network for all.
+
+    Args:
+        way: what steps them.
+    """
+    program = PROGRAMS[name]
+    env, network, distribution = _WAYS[way](program), program.network(), program.distribution
+    spaces = (env.single_observation_space, env.single_action_space)
+    kept = _Kept((program.steps, program.envs), *spaces)
+    observation = env.reset()
+    ended_before = np.zeros(program.envs, bool)
+    try:
+        while True:
+            with torch.no_grad():
+                for t in range(program.steps):
+                    head = distribution(network(torch.from_numpy(observation)))
+                    action = head.sample()
+                    kept.log_probs[t] = head.log_prob(action).numpy()
+                    kept.observations[t] = observation
+                    kept.actions[t] = action.numpy()
+                    observation, kept.rewards[t], kept.terminated[t], kept.truncated[t] = env.step(
+                        action.numpy()
+                    )
+            dummies = 0
+            if env.spends_steps_on_resets:
+                done = kept.terminated | kept.truncated
+                dummies = np.count_nonzero(ended_before) + np.count_nonzero(done[:-1])
+                ended_before = done[-1]
+            yield kept.read() - dummies
+    finally:
+        env.close()
+
+
+class _Stepped(Protocol):
+    """Environments that are stepped together and reset by themselves.
+
+    Attributes:
+        spends_steps_on_resets: the step after an episode's end only resets: it is no frame.
+    """
+
+    single_observation_space: Any
+    single_action_space: Any
+    spends_steps_on_resets: bool
+
+    def reset(self) -> Any: ...
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any]: ...
+
+    def close(self) -> None: ...
+
+
+class _OneByOne:
+    """Single environments, one after the other."""
+
+    spends_steps_on_resets = False
+
+    def __init__(self, program: Program) -> None:
+        self.envs = [program.make() for _ in range(program.envs)]
+        self.single_observation_space = self.envs[0].observation_space
+        self.single_action_space = self.envs[0].action_space
+
+    def reset(self) -> Any:
+        self.observations = np.stack([env.reset(seed=p)[0] for p, env in enumerate(self.envs)])
+        self.rewards, self.flags = np.empty(len(self.envs)), np.empty((2, len(self.envs)), bool)
+        return self.observations
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any]:
+        for p, (env, action) in enumerate(zip(self.envs, actions.tolist(), strict=True)):
+            self.observations[p], self.rewards[p], ended, cut, _ = env.step(action)
+            self.flags[:, p] = ended, cut
+            if ended or cut:
+                self.observations[p], _ = env.reset()
+        return self.observations, self.rewards, *self.flags
+
+    def close(self) -> None:
+        for env in self.envs:
+            env.close()
+
+
+class _Vector:
+    """A vector environment of Gymnasium's interface, in its NEXT_STEP mode."""
+
+    spends_steps_on_resets = True
+
+    def __init__(self, env: Any) -> None:
+        self.env = env
+        self.single_observation_space = env.single_observation_space
+        self.single_action_space = env.single_action_space
+
+    def reset(self) -> Any:
+        return self.env.reset()[0]
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any]:
+        return self.env.step(actions)[:4]
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class _StableBaselines:
+    """A VecEnv of Stable-Baselines3."""
+
+    spends_steps_on_resets = False
+
+    def __init__(self, kind: str, program: Program) -> None:
+        from stable_baselines3.common import vec_env
+
+        self.env = getattr(vec_env, kind)([program.make] * program.envs)
+        self.single_observation_space = self.env.observation_space
+        self.single_action_space = self.env.action_space
+
+    def reset(self) -> Any:
+        return self.env.reset()
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any]:
+        observation, reward, done, _ = self.env.step(actions)
+        return observation, reward, done, False
+
+    def close(self) -> None:
+        self.env.close()
+
+
+_WAYS: dict[str, Callable[[Program], _Stepped]] = {
+    "several": _OneByOne,
+    "vector": lambda program: _Vector(program.make()),
+    SYNC: lambda program: _Vector(gymnasium.vector.SyncVectorEnv([program.make] * program.envs)),
+    ASYNC: lambda program: _Vector(gymnasium.vector.AsyncVectorEnv([program.make] * program.envs)),
+    DUMMY: lambda program: _StableBaselines("DummyVecEnv", program),
+    SUBPROC: lambda program: _StableBaselines("SubprocVecEnv", program),
+}
+
+
+class _Kept:
+    """What a loop by hand keeps of one batch, [*shape, *frame] each."""
+
+    def __init__(self, shape: int | tuple[int, ...], observation: Any, action: Any) -> None:
+        lead = (shape,) if isinstance(shape, int) else shape
+        self.observations = np.empty((*lead, *observation.shape), observation.dtype)
+        self.actions = np.empty((*lead, *action.shape), action.dtype)
+        self.log_probs = np.empty(lead, np.float32)
+        self.rewards = np.empty(lead, np.float32)
+        self.terminated = np.empty(lead, bool)
+        self.truncated = np.empty(lead, bool)
+
+    def read(self) -> int:
+        """Read it; the cells that there are."""
+        arrays = (self.observations, self.actions, self.rewards)
+        return _read(*map(torch.from_numpy, arrays), None)
+
+
+def _read(observation: Any, action: Any, reward: Any, batch: Any) -> int:
+    """Read these tensors, of frames one line each; the frames that were really collected."""
+    is_pixels = observation.dtype is torch.uint8
+    workloads.read_tensors(observation[..., 0, 0, :] if is_pixels else observation, action, reward)
+    return reward.numel() if batch is None else workloads.count(batch)

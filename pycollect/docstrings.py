@@ -1,0 +1,70 @@
+"""Docstrings that stand by themselves, although a part of their text lies elsewhere."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_SECTION = re.compile(r"^(Args|Returns|Yields|Raises):\n", re.M)
+_ENTRY = re.compile(r"^ {4}(?=\S)", re.M)
+
+
+def completed_by(base: Any, *, raises: bool = True) -> Callable[[T], T]:
+    """A docstring that leaves out what stands in another one, of a function or a class.
+
+    "Args:" has an entry for each parameter, in their order: its own, else the other's. "Raises:"
+    has its own and those of the other for further types. "Returns:" and "Yields:" are its own, else
+    the other's, and so is the text before all these. An entry named "..." says to who reads the
+    source where the others stand, and is left out.
+
+    Args:
+        base: has the other docstring.
+        raises: whether what that raises is raised here, too.
+    """
+
+    def decorated(own: T) -> T:
+        given, other = own.__doc__, base.__doc__
+        if given is not None and other is not None:  # as they are without -OO
+            parameters = inspect.signature(own).parameters  # type: ignore[arg-type]
+            rest = _parts(other)
+            own.__doc__ = _merged(
+                _parts(given), rest if raises else {**rest, "Raises": ""}, parameters
+            )
+        return own
+
+    return decorated
+
+
+def _parts(docstring: str) -> dict[str, str]:
+    """Its sections by name, indented as they are; what stands before them by ""."""
+    text, *others = _SECTION.split(inspect.cleandoc(docstring))
+    return {"": text.strip(), **dict(zip(others[::2], others[1::2], strict=True))}
+
+
+def _entries(section: str) -> dict[str, str]:
+    """By the names before the colon, with the text behind it."""
+    entries = (entry.partition(":") for entry in _ENTRY.split(section)[1:])
+    return {names: text.rstrip() for names, _, text in entries}
+
+
+def _merged(own: dict[str, str], base: dict[str, str], parameters: Iterable[str]) -> str:
+    known = {**_entries(base.get("Args", "")), **_entries(own.get("Args", ""))}
+    by_name = {name.strip(): names for names in known for name in names.split(",")}
+    arguments = dict.fromkeys(by_name[name] for name in parameters if name in by_name)
+    raised = {**_entries(own.get("Raises", "")), **_entries(base.get("Raises", ""))}
+    raised.update(_entries(own.get("Raises", "")))
+    parts = [own[""] or base[""], _section("Args", {names: known[names] for names in arguments})]
+    for name in ("Returns", "Yields"):
+        text = own.get(name) or base.get(name)
+        parts.append(f"{name}:\n{text.rstrip()}" if text else "")
+    parts.append(_section("Raises", raised))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _section(name: str, entries: dict[str, str]) -> str:
+    lines = "\n".join(f"    {names}:{text}" for names, text in entries.items())
+    return f"{name}:\n{lines}" if lines else ""

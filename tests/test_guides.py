@@ -1,0 +1,74 @@
+"""Every block of Python in docs/ runs, as its page shows it.
+
+The blocks of a page are one program. One after a comment is a program of its own, or none:
+
+    <!-- needs mujoco -->         skipped where that cannot be imported; the same for others
+    <!-- needs wandb, in a process of its own -->    likewise, where it leaves threads behind
+    <!-- with ray -->             on the one local Ray of the tests
+    <!-- only compiled: why -->   it has to be Python; what it needs is nowhere in the tests
+
+The README's block is run by test_readme.py, and those of coming-from-torchrl.md by test_docs.py.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributions import Distribution
+
+DOCS = Path(__file__).parent.parent / "docs"
+BLOCK = re.compile(
+    r"(?:^<!-- (?P<comment>[^\n]*) -->\n)?^```python\n(?P<code>.*?)^```$", re.M | re.S
+)
+COMMENT = re.compile(
+    r"needs (?P<module>\w+)(?P<alone>, in a process of its own)?"
+    r"|(?P<ray>with ray)|(?P<only>only compiled: .+)"
+)
+RUN_ELSEWHERE = ["coming-from-torchrl.md"]
+
+
+def programs() -> Iterator[Any]:
+    """What each page asks to be run: the blocks, a module that they need, the text of one alone."""
+    for path in sorted(DOCS.rglob("*.md")):
+        page = str(path.relative_to(DOCS))
+        together = []
+        for number, block in enumerate(BLOCK.finditer(path.read_text())):
+            compiled = compile(block["code"], f"{page}, block {number + 1}", "exec")
+            comment = block["comment"] and COMMENT.fullmatch(block["comment"])
+            assert comment or not block["comment"], f"{page}: {block['comment']!r} is not known"
+            if not comment:
+                together.append(compiled)
+            elif not comment["only"]:
+                marks = [pytest.mark.ray(usual=2)] if comment["ray"] else []
+                alone = block["code"] if comment["alone"] else None
+                name = f"{page}, {block['comment']}, {number + 1}"
+                yield pytest.param([compiled], comment["module"], alone, id=name, marks=marks)
+        if together and page not in RUN_ELSEWHERE:
+            yield pytest.param(together, None, None, id=page)
+
+
+@pytest.mark.parametrize(("blocks", "module", "alone"), list(programs()))
+def test_it_runs(
+    blocks: list[Any],
+    module: str | None,
+    alone: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if module is not None:
+        pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    # As TorchRL's first import leaves them: its TanhNormal does not stand torch's checks.
+    monkeypatch.setattr(Distribution, "_validate_args", False)
+    if alone is not None:
+        subprocess.run([sys.executable, "-c", alone], check=True, timeout=300)
+        return
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks:
+        exec(block, names)
