@@ -62,8 +62,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PackedBuffer]]:
     yield seen
 
 
+TEAM = {"collector_class": "sync", "num_workers_per_collector": 2}
+
+
 @pytest.mark.processes
-def test_ranks_elsewhere_give_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [{}, TEAM], ids=["alone", "with processes"])
+def test_ranks_elsewhere_give_the_same_batches(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def batches(**arguments: Any) -> list[TensorDictBase]:
         with (
             elsewhere(),
@@ -74,6 +80,7 @@ def test_ranks_elsewhere_give_the_same_batches(monkeypatch: pytest.MonkeyPatch) 
                 total_frames=120,
                 sync=True,
                 launcher="mp",
+                **kind,
                 **arguments,
             ) as collector,
         ):

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from collect_support import (
     of_ranks,
     parity_policy,
 )
-from echo_envs import ENTRIES, GateEnv, wait_until
+from echo_envs import ENTRIES, PATIENCE, GateEnv, wait_until
 from envs_for_tests import CountingEnv
 from test_restarts import check_ledger, endless, kill
 
@@ -201,9 +201,43 @@ def test_what_is_refused_before_anything_starts(arguments: dict[str, Any], text:
         DistributedDataCollector([CountingEnv], **{"launcher": "mp", **arguments})
 
 
-def test_update_interval_is_a_positive_number() -> None:
-    with pytest.raises(ValueError, match="update_interval: "):
-        DistributedSyncDataCollector([CountingEnv], launcher="mp", update_interval=0)
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"update_interval": 0}, ValueError, "update_interval: "),
+        ({"sync": True}, ValueError, "sync: .*; it always is: use DistributedDataCollector"),
+        (
+            {"update_after_each_batch": True},
+            ValueError,
+            "update_after_each_batch: .*use update_int",
+        ),
+        ({"visible_devices": [0]}, TypeError, "'visible_devices', which is one of RPCDataColl"),
+    ],
+)
+def test_what_ranks_in_step_do_not_take(arguments: Any, error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
+        DistributedSyncDataCollector([CountingEnv], launcher="mp", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"update_interval": 3}, "'update_interval', which is one of DistributedSyncDataCollector"),
+        (
+            {"collector_kwargs": {"foo": 1}},
+            "collector_kwargs: SyncDataCollector got an unexpected keyword argument 'foo'",
+        ),
+        (
+            {"collector_kwargs": {"cat_resuts": 1}, "collector_class": "async"},
+            "collector_kwargs: MultiaSyncDataCollector got .*; did you mean 'cat_results'",
+        ),
+        ({"tcp_port": True}, "tcp_port: expected an int, got True"),
+        ({"tcp_port": "8o"}, "tcp_port: expected an int, got '8o'"),
+    ],
+)
+def test_what_is_of_another_kind_or_class(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(TypeError, match=text):
+        DistributedDataCollector([CountingEnv], launcher="mp", **arguments)
 
 
 def test_both_generations_of_names() -> None:
@@ -300,6 +334,21 @@ def test_a_collector_that_is_shut_down_while_a_rank_hangs(way: Way, tmp_path: Pa
     assert all(is_gone(pid) for pid in pids)
 
 
+@pytest.mark.processes(usual=2)
+@pytest.mark.parametrize("way", [MULTI_STACK, *STACKS], ids=lambda way: way.name)
+def test_a_worker_that_hears_nothing_has_little_time_to_close(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was stopped while nothing was asked of it; another one may take its time."""
+    monkeypatch.setattr("pycollect.engines.waiting._HEAR_SECONDS", 0.5)
+    monkeypatch.setattr("pycollect.engines.waiting._CLOSE_SECONDS", PATIENCE)
+    with collecting(way, endless, frames=T) as collector:
+        collector.next()
+        pids = [worker["pid"] for worker in collector.stats()["workers"].values()]
+        os.kill(pids[1], signal.SIGSTOP)
+    assert all(is_gone(pid) for pid in pids)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("interval", [1, 2])
 def test_ranks_in_step_are_updated_after_so_many_batches(interval: int) -> None:
@@ -346,7 +395,10 @@ def local_jobs(tmp_path: Path) -> dict[str, Any]:
 
 @pytest.mark.processes
 @EACH
-def test_jobs_collect_and_are_replaced(way: Way, local_jobs: dict[str, Any]) -> None:
+def test_jobs_collect_and_are_replaced(
+    way: Way, local_jobs: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Without a word of those who run them."""
     with collecting(way, endless, parity_policy(), frames=T, **local_jobs) as collector:
         before = collector.next()
         kill(collector, 1)
@@ -356,6 +408,74 @@ def test_jobs_collect_and_are_replaced(way: Way, local_jobs: dict[str, Any]) -> 
         check_ledger(collector)
         pids = [worker["pid"] for worker in collector.stats()["workers"].values()]
     wait_until(lambda: all(is_gone(pid) for pid in pids))
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.processes
+@EACH
+def test_a_job_that_dies_is_told_without_contradiction(
+    way: Way, local_jobs: dict[str, Any]
+) -> None:
+    """Its process is gone a little before the executor knows."""
+    with collecting(way, endless, frames=T, max_worker_restarts=0, **local_jobs) as collector:
+        collector.next()
+        kill(collector, 1)
+        with pytest.raises(WorkerError, match=r"worker 1 died: .* job .*") as error:
+            collector.next()
+    assert "RUNNING" not in str(error.value)
+
+
+INTERRUPTED = """
+import sys
+from contextlib import nullcontext
+from collect_support import elsewhere
+from envs_for_tests import CountingEnv
+from pycollect import DistributedDataCollector, RPCDataCollector
+
+if __name__ == "__main__":
+    launcher, folder, by = sys.argv[1:]
+    conf = {"cluster": "local", "folder": folder} if launcher == "submitit" else None
+    cls = RPCDataCollector if by == "rpc" else DistributedDataCollector
+    arguments = {"frames_per_batch": 6, "sync": True, "launcher": launcher, "slurm_kwargs": conf}
+    with nullcontext() if by == "shared memory" else elsewhere():
+        collector = cls([CountingEnv] * 2, **arguments)
+    workers = collector.stats()["workers"].values()
+    try:
+        print(*[worker["pid"] for worker in workers], flush=True)
+        while True:
+            collector.next()
+    except KeyboardInterrupt:
+        for _ in range(3):
+            collector.next()
+    print(*[worker["restarts"] for worker in collector.stats()["workers"].values()])
+    collector.shutdown()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["mp", "submitit"])
+@pytest.mark.parametrize("by", ["shared memory", "messages", "rpc"])
+def test_a_program_that_is_interrupted_goes_on_with_its_ranks(
+    launcher: str, by: str, tmp_path: Path
+) -> None:
+    """A terminal sends SIGINT to all of its processes."""
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+    driver = subprocess.Popen(
+        [sys.executable, program, launcher, tmp_path / "jobs", by],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    os.killpg(driver.pid, signal.SIGINT)
+    out, err = driver.communicate(timeout=PATIENCE)
+    assert out.split() == ["0", "0"], err
+    assert "Traceback" not in err
+    wait_until(lambda: len(pids) == 2 and all(is_gone(pid) for pid in pids))
 
 
 @pytest.mark.processes
@@ -396,16 +516,125 @@ def test_jobs_that_wait_become_ranks(local_jobs: dict[str, Any]) -> None:
     assert "worker 0 cannot be started: its launcher has no more processes" in error
 
 
+ENDED = """
+import os, sys, time
+from functools import partial
+from pathlib import Path
+from envs_for_tests import CountingEnv
+from pycollect import DistributedDataCollector, submitit_delayed_launcher
+
+def program(told):
+    with DistributedDataCollector([CountingEnv], launcher="submitit_delayed") as collector:
+        pids = [os.getpid(), collector.stats()["workers"][0]["pid"]]
+        new = told.with_suffix(".new")
+        new.write_text(" ".join(map(str, pids)))
+        new.rename(told)
+        while True:
+            collector.next()
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    conf = {"cluster": "local", "folder": str(folder / "jobs"), "timeout_min": 30}
+    jobs = submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
+    jobs(partial(program, folder / "told"))()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["main is killed", "both are killed", "interrupted"])
+def test_jobs_that_wait_end_with_their_program(how: str, tmp_path: Path) -> None:
+    """Ranks, and also those that nobody wanted."""
+    program, told = tmp_path / "program.py", tmp_path / "told"
+    program.write_text(ENDED)
+    submitter = subprocess.Popen(
+        [sys.executable, program, tmp_path],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(told.exists)
+    main, rank = map(int, told.read_text().split())
+    members = of_session(submitter.pid)
+    assert {main, rank} < {member.pid for member in members}
+    if how == "interrupted":
+        os.killpg(submitter.pid, signal.SIGINT)
+    else:
+        os.kill(main, signal.SIGKILL)
+    if how == "both are killed":
+        submitter.kill()
+    _, err = submitter.communicate(timeout=PATIENCE)
+    wait_until(lambda: all(is_gone(member.pid) for member in members))
+    if how == "interrupted":
+        assert err.count("Traceback") == 1, err  # the program's own
+
+
+def of_session(leader: int) -> list[psutil.Process]:
+    """The processes of a session."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(ProcessLookupError):
+            if os.getsid(process.pid) == leader:
+                found.append(process)
+    return found
+
+
 def test_a_delayed_launcher_outside_of_its_program() -> None:
     with pytest.raises(ValueError, match=r"launcher: .*submitit_delayed_launcher"):
         DistributedDataCollector([CountingEnv], launcher="submitit_delayed")
 
 
-def test_what_submitit_does_not_know_is_refused(local_jobs: dict[str, Any]) -> None:
-    for odd in ({"cluster": "debug"}, {"cluster": "cloud"}, {"timeout": 3}):
-        arguments = {**local_jobs, "slurm_kwargs": {**local_jobs["slurm_kwargs"], **odd}}
-        with pytest.raises(ValueError, match="slurm_kwargs: "):
-            DistributedDataCollector([CountingEnv], **arguments)
+@pytest.mark.parametrize(
+    ("odd", "error", "text"),
+    [
+        ({"cluster": "debug"}, ValueError, "another cluster than 'debug'"),
+        ({"cluster": "cloud"}, ValueError, "cloud; got {"),
+        ({"timeout": 3}, ValueError, "got {.*'timeout': 3"),
+        ({"timeout_min": "x"}, ValueError, "got {.*'timeout_min': 'x'"),
+        ({"folder": 3}, TypeError, "expected a path as 'folder', got 3"),
+        ({3: 4}, TypeError, "expected names of parameters, got 3"),
+        (
+            {"local_setup": "ls"},
+            TypeError,
+            "expected a list of commands as 'local_setup', got 'ls'",
+        ),
+        ({"tasks_per_node": 2}, ValueError, "expected 1 for 'tasks_per_node', .* got 2"),
+    ],
+)
+def test_jobs_that_cannot_be_are_refused(
+    local_jobs: dict[str, Any], odd: Any, error: Any, text: str
+) -> None:
+    conf = {**local_jobs["slurm_kwargs"], **odd}
+    with pytest.raises(error, match=f"(?s)slurm_kwargs: .*{text}"):
+        DistributedDataCollector([CountingEnv], launcher="submitit", slurm_kwargs=conf)
+    with pytest.raises(error, match=f"(?s)submitit_main_conf: .*{text}"):
+        submitit_delayed_launcher(1, submitit_main_conf=conf)(dict)()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"slurm_kwargs": 3}, "slurm_kwargs: expected a dict, got 3"),
+        ({"slurm_kwargs": {}, "launcher": "mp"}, "slurm_kwargs: expected None .*, got {}"),
+    ],
+)
+def test_what_is_told_of_jobs_is_a_dict(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
+        DistributedDataCollector([CountingEnv], **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"tcpport": True}, "tcpport: expected an int, got True"),
+        ({"tcpport": "abc"}, "tcpport: expected an int, got 'abc'"),
+        ({"tcpport": 1 << 17}, "tcpport: expected a number from 0 to 65535"),
+        ({"submitit_collection_conf": 3}, "submitit_collection_conf: expected a dict, got 3"),
+    ],
+)
+def test_a_launcher_of_jobs_that_wait_refuses(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
+        submitit_delayed_launcher(1, **arguments)
 
 
 DRIVER_PROGRAM = """

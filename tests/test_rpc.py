@@ -200,6 +200,7 @@ def test_both_generations_of_names() -> None:
         ({"tensorpipe_options": {"threads": 3}}, ValueError, r"tensorpipe_options: .*'threads'"),
         ({"tensorpipe_options": {"_transports": ["post"]}}, ValueError, "transport: post"),
         ({"tensorpipe_options": {"num_worker_threads": 0}}, ValueError, "must be positive"),
+        ({"tensorpipe_options": {"num_worker_threads": True}}, ValueError, "no bool for"),
         ({"visible_devices": "cuda:0"}, TypeError, "visible_devices: expected a list"),
         ({"visible_devices": ["cpu"] * 3}, ValueError, "visible_devices: .* 1 ranks, got 3"),
         ({"visible_devices": ["tpu?"]}, ValueError, "visible_devices: expected devices"),

@@ -113,9 +113,41 @@ class TestData:
         data, info = worker.collect_data()
         assert info["ActorVersion"] == {"DataCollection": 3}
         assert not data["Value"][:12].any()
-        with pytest.raises(TypeError, match="'ActorVersion' and 'ActorWeights', got"):
+        with pytest.raises(TypeError, match=r"actor_weights: .*'ActorVersion' and 'ActorWeights'"):
             worker.set_weights(weights)
         worker.stop()
+
+    @pytest.mark.parametrize(
+        ("change", "error", "text"),
+        [
+            (
+                lambda weights: {"w": weights.pop("policy.0.bias"), **weights},
+                ValueError,
+                r"missing: \['policy.0.bias'\], unexpected: \['w'\]",
+            ),
+            (
+                lambda weights: {**weights, "policy.0.bias": torch.ones(3)},
+                ValueError,
+                r"'policy.0.bias' of shape \(8,\), got \(3,\)",
+            ),
+            (list, TypeError, "expected a dict as 'ActorWeights', got list"),
+        ],
+    )
+    def test_weights_of_another_actor_change_nothing(
+        self, change: Any, error: Any, text: str
+    ) -> None:
+        worker = worker_of(**on_policy())
+        before = {name: weight.clone() for name, weight in worker.get_weights().items()}
+        other = change({name: torch.ones_like(weight) for name, weight in before.items()})
+        with pytest.raises(error, match=f"actor_weights: .*{text}"):
+            worker.set_weights({"ActorVersion": 3, "ActorWeights": other})
+        assert worker.actor_version == 0
+        assert all(
+            torch.equal(weight, before[name]) for name, weight in worker.get_weights().items()
+        )
+        worker.stop()
+        with pytest.raises(error, match=f"initial_weights: .*{text}"):
+            worker_of(**on_policy(), initial_weights={"ActorVersion": 3, "ActorWeights": other})
 
 
 class TestEvaluation:
@@ -175,12 +207,34 @@ class TestComponents:
     def test_other_environments_begin_with_a_reset(self) -> None:
         worker = worker_of(**on_policy((5, 7)))
         worker.collect_data()
-        worker.replace_agent_component("TrainEnvironment", on_policy((3,))["train_envs_factory"])
-        worker.replace_agent_component("storage", RolloutStorage.create_factory(4))
-        worker.update_every = 4
+        worker.replace_agent_component("TrainEnvironment", on_policy((3, 4))["train_envs_factory"])
         data, info = worker.collect_data()
-        assert data["Observation"][:, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]
-        assert info["NumberSamples"] == 4
+        assert data["Observation"][:5, 0].tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]
+        assert info["NumberSamples"] == 24
+        worker.stop()
+
+    def test_another_number_of_environments_is_refused(self) -> None:
+        """The storage is of as many as there were; these go on where they stood."""
+        worker = worker_of(**on_policy((5, 7)))
+        first, _ = worker.collect_data()
+        last = first["Observation"][-1].clone()
+        closed: list[str] = []
+
+        class Envs(GymEnvs):
+            def close(self) -> None:
+                closed.append("closed")
+                super().close()
+
+        def make(device: torch.device, *place: int) -> Envs:
+            return Envs([Counting], device)
+
+        with pytest.raises(ValueError, match=r"expected one that makes 2 training .*, got 1"):
+            worker.replace_agent_component("TrainEnvironment", make)
+        assert closed == ["closed"]
+        assert torch.equal(worker.collect_data()[0]["Observation"][0], last)
+        worker.replace_agent_component("envs_train", lambda *place: None)
+        with pytest.raises(ValueError, match=r"expected one that makes 2 training .*, got 1"):
+            worker.replace_agent_component("TrainEnvironment", make)
         worker.stop()
 
     def test_what_was_made_is_closed_where_the_rest_cannot_be(self) -> None:
@@ -300,10 +354,22 @@ class TestSets:
             worker_of(**factories).terminate_worker()
 
     def test_the_device_is_the_one_that_was_named(self) -> None:
-        workers = CWorkerSet(0, 0, local_device="meta", total_parent_workers=2, **on_policy())
-        local = workers.local_worker()
-        assert local.device == torch.device("meta")
-        assert {parameter.device for parameter in local.actor.parameters()} == {local.device}
+        workers = CWorkerSet(0, 0, local_device="cpu:0", **on_policy())
+        assert workers.local_worker().device == torch.device("cpu:0") != torch.device("cpu")
+        workers.stop()
+
+    @pytest.mark.parametrize(
+        ("device", "text"),
+        [
+            ("tpu?", "expected a device, got 'tpu\\?'"),
+            ("cuda:99", "expected a device that is here, got cuda:99: "),
+        ],
+    )
+    def test_a_device_that_is_not_here_is_refused(self, device: str, text: str) -> None:
+        with pytest.raises(ValueError, match=f"local_device: {text}"):
+            CWorkerSet(0, 0, local_device=device, **on_policy())
+        with pytest.raises(ValueError, match=f"device: {text}"):
+            CWorker(0, 0, device=device, **on_policy())
 
     @pytest.mark.parametrize(("device", "gpus"), [("cpu", None), ("cuda:0", 0.2)])
     def test_a_part_of_a_gpu_is_reserved_where_the_device_is_one(

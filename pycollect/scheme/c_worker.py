@@ -20,7 +20,7 @@ from pycollect.scheme.components import (
     nothing,
 )
 from pycollect.scheme.compression import Packed, check_lz4, pack
-from pycollect.scheme.devices import device_of
+from pycollect.scheme.devices import device_here
 from pycollect.scheme.episodes import EpisodeInfos, EpisodeReturns
 from pycollect.scheme.evaluation import mean_return
 from pycollect.scheme.messages import StopListener
@@ -37,7 +37,7 @@ from pycollect.scheme.protocols import (
     VecEnv,
 )
 from pycollect.scheme.valid_rows import valid_rows
-from pycollect.scheme.worker import Worker, resolved_weights
+from pycollect.scheme.worker import Worker, check_weights, resolved_weights
 
 
 class CWorker(Worker):
@@ -104,7 +104,7 @@ class CWorker(Worker):
         self.compress_data_to_send = compress_data_to_send
         if compress_data_to_send:
             check_lz4()
-        self.device = device_of(device)
+        self.device = device_here("device", device)
         self.envs_train: Any = None
         self.envs_test: Any = None
         try:
@@ -146,8 +146,10 @@ class CWorker(Worker):
         self.updates_per_iter = self.algo.num_mini_batch * self.algo.num_epochs
         self._returns = EpisodeReturns()
         self._stored = 0  # steps, since the storage was empty
+        self._num_envs: int | None = None  # that the storage is of
+        self._check_number(self.envs_train)
         if initial_weights is not None:
-            self.set_weights(initial_weights)
+            self._load_weights("initial_weights", initial_weights)
         if self.envs_train:
             self._restart()
             self._collect_steps(int(self.algo.start_steps), ())
@@ -299,13 +301,25 @@ class CWorker(Worker):
 
         Args:
             actor_weights: ``{"ActorVersion": number, "ActorWeights": what get_weights() gives}``.
+
+        Raises:
+            TypeError: it is no such dict.
+            ValueError: the weights are others than the actor's; nothing has changed.
         """
-        weights = resolved_weights(actor_weights)
+        self._load_weights("actor_weights", actor_weights)
+
+    def _load_weights(self, name: str, given: Any) -> None:
+        weights = resolved_weights(name, given)
+        check_weights(name, weights[names.WEIGHTS], self.actor.state_dict())
         self.actor.load_state_dict(weights[names.WEIGHTS])
         self.actor_version = weights[names.VERSION]
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Set an attribute of the algorithm.
+
+        Args:
+            parameter_name: the attribute's.
+            new_parameter_value: what it is set to.
 
         Raises:
             AttributeError: it has none of that name.
@@ -315,6 +329,10 @@ class CWorker(Worker):
 
     def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Set an attribute of the storage.
+
+        Args:
+            parameter_name: the attribute's.
+            new_parameter_value: what it is set to.
 
         Raises:
             AttributeError: it has none of that name.
@@ -339,6 +357,8 @@ class CWorker(Worker):
         Raises:
             AttributeError: there is no such component.
             TypeError: the factory cannot be called.
+            ValueError: it makes another number of training environments than the storage is of. The
+                old ones stay.
         """
         attribute = attribute_of(component_name)
         if not callable(new_component_factory):
@@ -347,6 +367,8 @@ class CWorker(Worker):
             )
         old = getattr(self, attribute)
         new = self._made(attribute, new_component_factory)
+        if attribute == "envs_train":
+            self._check_number(new)
         setattr(self, attribute, new)
         for other in (self.algo, self.storage):
             hand_over(other, old, new, attribute)
@@ -358,6 +380,17 @@ class CWorker(Worker):
             self._measure()
         if attribute in ("envs_train", "actor") and self.envs_train:
             self._restart()
+
+    def _check_number(self, envs: Any) -> None:
+        """Close new training environments, and raise, where the storage is of another number."""
+        number = envs.num_envs if envs else self._num_envs
+        if self._num_envs not in (None, number):
+            envs.close()
+            raise ValueError(
+                f"new_component_factory: expected one that makes {self._num_envs} training "
+                f"environments, as many as there were, got {number}"
+            )
+        self._num_envs = number
 
     def stop(self) -> None:
         """Close all environments. Idempotent."""

@@ -177,12 +177,15 @@ class CWorkerSet(WorkerSet):
                 worker.set_weights.remote(weights)
 
     def collect_data(self, fraction_workers: float = 1.0) -> list[Any]:
-        """One rollout of each worker that collects: results of `CWorker.collect_data`, in order.
+        """One rollout of each worker that collects.
 
         Args:
             fraction_workers: once so many of the workers are done, 0 to 1, the others are told to
                 end their rollouts, which they do as soon as they have `fraction_samples` of the
                 steps. 1: all are waited for.
+
+        Returns:
+            What `collect_data` of each worker returned, in the order of workers.
 
         Raises:
             WorkerError: a worker died. What a component raises is raised as Ray does.

@@ -110,7 +110,7 @@ class Storage(Protocol):
         """How many steps of the vector environment it holds."""
 
     def insert_transition(self, sample: dict[str, Any]) -> None:
-        """Copy one step of all environments, by the names of :mod:`pycollect.scheme.names`."""
+        """Copy one step of all environments, by PyTorchRL's names of its entries."""
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> Data:
         """All that is stored, which may be its own memory."""

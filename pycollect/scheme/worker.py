@@ -50,6 +50,9 @@ class Worker:
             object_store_memory: is not told Ray, which reserves none for actors any more; a warning
                 says so.
             resources: others, by name.
+
+        Returns:
+            What ``ray.remote`` makes of the class.
         """
         if object_store_memory is not None:
             warn_user("object_store_memory: Ray reserves none for actors any more; it is ignored")
@@ -70,7 +73,11 @@ class Worker:
         _LOGGER.info("created %s %d%s", type(self).__name__, self.index_worker, where)
 
     def get_weights(self) -> dict[str, Any]:
-        """The actor's parameters and buffers by name, on the CPU."""
+        """The actor's weights.
+
+        Returns:
+            Its parameters and buffers by name, on the CPU.
+        """
         return {name: value.cpu() for name, value in self.actor.state_dict().items()}
 
     def terminate_worker(self) -> None:
@@ -112,8 +119,11 @@ class Worker:
         return os.uname()[1]
 
 
-def resolved_weights(weights: Any) -> Any:
+def resolved_weights(name: str, weights: Any) -> Any:
     """Weights with their version as a dict; a reference to such in Ray's object store is read.
+
+    Args:
+        name: of the argument.
 
     Raises:
         TypeError: it is neither.
@@ -122,5 +132,25 @@ def resolved_weights(weights: Any) -> Any:
         weights = import_ray().get(weights)
     if not isinstance(weights, Mapping) or not {VERSION, WEIGHTS} <= set(weights):
         came = list(weights) if isinstance(weights, Mapping) else type(weights).__name__
-        raise TypeError(f"weights: expected a dict with {VERSION!r} and {WEIGHTS!r}, got {came}")
+        raise TypeError(f"{name}: expected a dict with {VERSION!r} and {WEIGHTS!r}, got {came}")
     return weights
+
+
+def check_weights(name: str, weights: Any, own: Mapping[str, Any]) -> None:
+    """Raise TypeError or ValueError where weights are not of the names and shapes of `own`."""
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"{name}: expected a dict as {WEIGHTS!r}, got {type(weights).__name__}")
+    missing, unexpected = (
+        sorted(one.keys() - other.keys(), key=str)
+        for one, other in ((own, weights), (weights, own))
+    )
+    if missing or unexpected:
+        raise ValueError(
+            f"{name}: expected the weights that the actor has in {WEIGHTS!r}; missing: {missing}, "
+            f"unexpected: {unexpected}"
+        )
+    for key, value in own.items():
+        came = getattr(weights[key], "shape", None)
+        if isinstance(value, torch.Tensor) and came != value.shape:
+            shape = came if came is None else tuple(came)
+            raise ValueError(f"{name}: expected {key!r} of shape {tuple(value.shape)}, got {shape}")

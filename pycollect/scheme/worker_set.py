@@ -11,7 +11,7 @@ from pycollect.engines.ray.actor import end_of
 from pycollect.engines.ray.resources import check_amounts, check_resources
 from pycollect.engines.ray.session import SESSION, import_ray
 from pycollect.errors import WorkerDied, WorkerError, warn_user
-from pycollect.scheme.devices import device_of
+from pycollect.scheme.devices import device_here, device_of
 from pycollect.scheme.names import VERSION, WEIGHTS
 from pycollect.scheme.worker import Worker
 
@@ -81,6 +81,7 @@ class WorkerSet:
         self._session: weakref.finalize[Any, Any] | None = None
         self._local_worker: Any = None
         if add_local_worker:
+            device_here("local_device", local_device)
             params = {**worker_params, "device": local_device, "initial_weights": initial_weights}
             self._local_worker = worker(index_worker=0, **self._local_params(params))
         try:
@@ -101,11 +102,20 @@ class WorkerSet:
         self.stop()
 
     def local_worker(self) -> Any:
-        """The local worker; None: there is none."""
+        """The worker in this process.
+
+        Returns:
+            The worker itself; None where there is none.
+        """
         return self._local_worker
 
     def remote_workers(self) -> list[Any]:
-        """Ray's handles of the remote workers, in the order of their indices, from 1 on."""
+        """The workers in Ray actors.
+
+        Returns:
+            Ray's handles of them, in the order of their indices, from 1 on: their methods are
+            called as ``worker.collect_data.remote()``.
+        """
         return self._remote_workers
 
     def add_workers(self, num_workers: int) -> None:
@@ -180,7 +190,11 @@ def _remote_config(given: Mapping[str, Any], local_device: Any) -> dict[str, Any
             f"{argument}: Ray reserves no object_store_memory for actors any more; it is ignored"
         )
     config = {**default_remote_config, **given, "object_store_memory": None}
-    return config if device_of(local_device).type != "cpu" else {**config, "num_gpus": None}
+    return (
+        config
+        if device_of("local_device", local_device).type != "cpu"
+        else {**config, "num_gpus": None}
+    )
 
 
 def _await(ready: dict[Any, int]) -> None:

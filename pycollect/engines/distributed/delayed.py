@@ -7,25 +7,34 @@ writes there where a rank is wanted.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pickle
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pycollect import checks as check
 from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.executors import (
+    DEFAULT_SLURM_CONF,
+    check_job_parameters,
+    executor_of,
+)
 from pycollect.engines.distributed.groups import check_backend
-from pycollect.engines.distributed.jobs import DEFAULT_SLURM_CONF, JobWatch, executor_of
+from pycollect.engines.distributed.interrupts import heard_again
+from pycollect.engines.distributed.jobs import JobWatch, submit
 from pycollect.engines.distributed.rank import run_rank
+from pycollect.engines.distributed.rendezvous import check_port
 
 DEFAULT_SLURM_CONF_MAIN: dict[str, Any] = {**DEFAULT_SLURM_CONF, "slurm_gpus_per_node": 1}
 """Of the job that has the collector."""
 
 _LOOK_SECONDS = 0.2
+_INTERRUPTED_SECONDS = 10.0  # in which a program that was interrupted, too, ends by itself
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class Board:
 
     def wait(self, place: int) -> RankAddress | None:
         """Where the job at that place is wanted; None: nowhere any more. Waits."""
-        while not (self.folder / "over").exists():
+        while not ((self.folder / "over").exists() or self._is_left):
             with contextlib.suppress(FileNotFoundError):
                 address: RankAddress = pickle.loads((self.folder / f"{place}.address").read_bytes())
                 return address
@@ -82,6 +91,29 @@ class Board:
     def close(self) -> None:
         """Nobody is wanted any more."""
         self._write("over", b"")
+
+    @contextlib.contextmanager
+    def led(self) -> Iterator[None]:
+        """This process is the main job's; whoever waits is told when it has ended, however."""
+        new = self.folder / "main.new"
+        with new.open("wb") as lock:  # which ends with this process
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            os.replace(new, self.folder / "main")
+            try:
+                yield
+            finally:
+                self.close()
+
+    @property
+    def _is_left(self) -> bool:
+        """Whether the main job has ended without a word. Other machines may not see its lock."""
+        if not self.one_machine:
+            return False
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # not begun; still there
+            with (self.folder / "main").open("rb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return True
+        return False
 
     def _write(self, name: str, data: bytes) -> None:
         """A file that others see whole, or not yet."""
@@ -179,9 +211,9 @@ class submitit_delayed_launcher:  # TorchRL's name
         self.num_jobs = check.check_positive("num_jobs", num_jobs)
         check.check_choice("framework", framework, ("distributed", "rpc"))
         check_backend(backend)
-        self._port = 0 if tcpport is None else int(tcpport)
-        self._main_conf = submitit_main_conf
-        self._conf = submitit_collection_conf
+        self._port = check_port("tcpport", tcpport)
+        self._main_conf = check_job_parameters("submitit_main_conf", submitit_main_conf)
+        self._conf = check_job_parameters("submitit_collection_conf", submitit_collection_conf)
 
     def __call__(self, program: Callable[[], Any]) -> Callable[[], Any]:
         """The program, which is submitted when it is called."""
@@ -192,30 +224,36 @@ class submitit_delayed_launcher:  # TorchRL's name
                 for name in ("folder", "cluster")
                 if name in self._main_conf
             }
-            main = executor_of(self._main_conf)
-            others = executor_of({**self._conf, **shared})
+            main = executor_of("submitit_main_conf", self._main_conf)
+            others = executor_of("submitit_collection_conf", {**self._conf, **shared})
             board = Board.made(main, self.num_jobs, self._port)
-            main_job = main.submit(_run_main, board, program)
-            jobs = []
+            jobs = [submit(main, _run_main, board, program)]
             try:
-                jobs = [others.submit(_run_waiting, board, n) for n in range(self.num_jobs)]
-                return main_job.result()
+                jobs += [submit(others, _run_waiting, board, n) for n in range(self.num_jobs)]
+                return jobs[0].native.result()
+            except BaseException:  # nobody waits for the program any more
+                board.close()
+                try:
+                    jobs[0].await_end(_INTERRUPTED_SECONDS)
+                finally:
+                    for job in jobs:
+                        job.kill()
+                raise
             finally:
                 board.close()
-                if not jobs:
-                    main_job.cancel(check=False)
 
         return submitted
 
 
 def _run_main(board: Board, program: Callable[[], Any]) -> Any:
     """The program, in its job."""
+    heard_again()
     _BOARDS.append(board)
     try:
-        return program()
+        with board.led():
+            return program()
     finally:
         _BOARDS.remove(board)
-        board.close()
 
 
 def _run_waiting(board: Board, place: int) -> None:

@@ -5,67 +5,17 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.interrupts import unheard_by_children
 from pycollect.engines.distributed.rank import run_rank
-from pycollect.engines.other_process import OtherProcess
-
-DEFAULT_SLURM_CONF: dict[str, Any] = {
-    "timeout_min": 10,
-    "slurm_partition": "train",
-    "slurm_cpus_per_task": 32,
-    "slurm_gpus_per_node": 0,
-}
-"""Of the jobs that collect."""
-
-DEFAULT_FOLDER = "log_test"
-"""Where jobs and the driver find each other's files, which both must see."""
+from pycollect.engines.other_process import OtherProcess, kill_tree
+from pycollect.engines.waiting import LOOK_SECONDS
 
 _LOG_CHARACTERS = 2000
 _END_SECONDS = 2.0  # in which a cancelled job on this machine ends by itself
-_LOOK_SECONDS = 0.5
-
-
-def import_submitit() -> Any:
-    """The package submitit, or an ImportError that says how to get it."""
-    try:
-        import submitit
-    except ImportError as error:
-        raise ImportError(
-            "launcher: 'submitit' needs the package submitit: pip install submitit; "
-            "'mp' starts processes of this machine without it"
-        ) from error
-    return submitit
-
-
-def executor_of(slurm_kwargs: Mapping[str, Any] | None) -> Any:
-    """The executor that submits jobs.
-
-    Args:
-        slurm_kwargs: its parameters; None: DEFAULT_SLURM_CONF. Two of them are ours: "folder", of
-            its files, and "cluster", None for what is found here, "slurm" or "local".
-
-    Raises:
-        ImportError: submitit is not installed.
-        ValueError: a parameter that it does not know, or a cluster that cannot be used.
-    """
-    submitit = import_submitit()
-    parameters = dict(DEFAULT_SLURM_CONF if slurm_kwargs is None else slurm_kwargs)
-    folder = Path(parameters.pop("folder", DEFAULT_FOLDER)).absolute()
-    cluster = parameters.pop("cluster", None)
-    if cluster == "debug":
-        raise ValueError(
-            "slurm_kwargs: expected another cluster than 'debug', which runs jobs in this process "
-            "when they are asked for their results: SyncDataCollector collects in this process"
-        )
-    try:
-        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-        executor.update_parameters(**parameters)
-    except (ValueError, NameError, TypeError, AssertionError, RuntimeError) as error:
-        raise ValueError(f"slurm_kwargs: {error}") from error
-    return executor
+_ASK_SECONDS = 0.5
 
 
 class JobLauncher:
@@ -83,7 +33,15 @@ class JobLauncher:
         Args:
             options: none are known.
         """
-        return JobMonitor(self._executor.submit(run_rank, address))
+        return submit(self._executor, run_rank, address)
+
+
+def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobMonitor:
+    """Submit a job; what watches it."""
+    if executor.cluster != "local":
+        return JobMonitor(executor.submit(function, *arguments))
+    with unheard_by_children():
+        return LocalJobMonitor(executor.submit(function, *arguments))
 
 
 class JobWatch:
@@ -93,6 +51,8 @@ class JobWatch:
         has_ended: asks whoever knows of the job.
         seconds: from one such question to the next.
     """
+
+    cpu_delay: ClassVar[float] = 0.0  # its process is not known before it is built
 
     def __init__(self, has_ended: Callable[[], bool], seconds: float) -> None:
         self._has_ended, self._seconds = has_ended, seconds
@@ -120,13 +80,24 @@ class JobMonitor(JobWatch):
     """Watches a job that its executor knows."""
 
     def __init__(self, job: Any) -> None:
-        super().__init__(lambda: bool(job.done()), _LOOK_SECONDS)
+        super().__init__(lambda: bool(job.done()), _ASK_SECONDS)
         self.native = job
 
     def end(self) -> tuple[str, str]:
-        """How it ended: its state, as the executor knows it by now."""
-        end = f"its job {self.native.job_id} has ended ({self.native.state})"
+        """How it ended, as far as its executor knows by now."""
+        job = self.native
+        if job.done():
+            end = f"its job {job.job_id} has ended ({job.state})"
+        else:  # it has not heard yet
+            pid = self._process and self._process.pid
+            end = f"the process {pid} of its job {job.job_id} is gone"
         return end, end
+
+    def await_end(self, seconds: float) -> None:
+        """Give it that time to end by itself."""
+        deadline = time.monotonic() + seconds
+        while not self.is_over and time.monotonic() < deadline:
+            time.sleep(LOOK_SECONDS)
 
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""
@@ -142,3 +113,20 @@ class JobMonitor(JobWatch):
             self._process.wait_gone(_END_SECONDS)
             self._process.kill_group()
             self._process.wait_gone(None)
+
+
+class LocalJobMonitor(JobMonitor):
+    """Watches a job of this machine: a process that runs it, and its controller, a child of ours.
+
+    To cancel it is to interrupt the controller, which it tells the terminal of.
+    """
+
+    def kill(self) -> None:
+        """End both, and what they started; they are gone then."""
+        if self._process is not None:
+            self._process.kill_group()
+            self._process.wait_gone(None)
+        if not self.native.done():  # while it is not, the number is its own
+            kill_tree(int(self.native.job_id))
+        while not self.native.done():
+            time.sleep(LOOK_SECONDS)

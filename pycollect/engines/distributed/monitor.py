@@ -59,6 +59,11 @@ class RankMonitor:
         """Whether the process is gone. Does not wait."""
         return self._end is not None or self._process.is_over
 
+    @property
+    def cpu_delay(self) -> float:
+        """Seconds for which it was ready to run and had no CPU; 0.0 where that is not known."""
+        return self._process.cpu_delay
+
     def end(self) -> tuple[str, str]:
         """How it ended: in a line, and all that is known of it."""
         return self._end or self._process.end()

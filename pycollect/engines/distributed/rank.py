@@ -9,6 +9,7 @@ from contextlib import closing
 
 from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
 from pycollect.engines.distributed.address import Invitation, RankAddress, this_node
+from pycollect.engines.distributed.interrupts import heard_again
 from pycollect.engines.distributed.serve import answer_calls
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.serve import answer_all
@@ -35,6 +36,7 @@ def run_rank(address: RankAddress) -> None:
     """
     with contextlib.suppress(OSError):  # it leads one, or a session
         os.setpgid(0, 0)
+    heard_again()
     store = address.store()
     invitation: Invitation = address.told(store, "invitation")
     served = _mailbox(invitation)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 import socket
 from datetime import timedelta
+from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from pycollect import checks as check
 from pycollect.engines.distributed.address import Invitation, RankAddress
 
 LOOPBACK = "127.0.0.1"
@@ -21,6 +23,17 @@ def outside_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:  # there is no way out
             return LOOPBACK
+
+
+def check_port(name: str, value: Any) -> int:
+    """A port to listen at, a number or its digits; 0, also for None: any that is free."""
+    if value is None:
+        return 0
+    digits = isinstance(value, str) and value.isdecimal()
+    port = check.check_integer(name, int(value) if digits else value)
+    if not 0 <= port < 1 << 16:
+        raise ValueError(f"{name}: expected a number from 0 to 65535, or None, got {port}")
+    return port
 
 
 class Rendezvous:

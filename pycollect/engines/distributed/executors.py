@@ -1,0 +1,84 @@
+"""Who submits jobs to a cluster: executors of submitit's, and what they may be told."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+DEFAULT_SLURM_CONF: dict[str, Any] = {
+    "timeout_min": 10,
+    "slurm_partition": "train",
+    "slurm_cpus_per_task": 32,
+    "slurm_gpus_per_node": 0,
+}
+"""Of the jobs that collect."""
+
+DEFAULT_FOLDER = "log_test"
+"""Where jobs and the driver find each other's files, which both must see."""
+
+
+def import_submitit() -> Any:
+    """The package submitit, or an ImportError that says how to get it."""
+    try:
+        import submitit
+    except ImportError as error:
+        raise ImportError(
+            "launcher: 'submitit' needs the package submitit: pip install submitit; "
+            "'mp' starts processes of this machine without it"
+        ) from error
+    return submitit
+
+
+def check_job_parameters(name: str, value: Any) -> Mapping[str, Any]:
+    """What is told of jobs, as far as it can be checked without submitit.
+
+    Raises:
+        TypeError: no dict of strings to values, or no path as "folder".
+        ValueError: a job of several tasks, or in this process.
+    """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name}: expected a dict, got {value!r}")
+    folder = value.get("folder", DEFAULT_FOLDER)
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"{name}: expected a path as 'folder', got {folder!r}")
+    for key, own in value.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{name}: expected names of parameters, got {key!r}")
+        if key.endswith("setup") and (isinstance(own, str) or not isinstance(own, Sequence)):
+            raise TypeError(f"{name}: expected a list of commands as {key!r}, got {own!r}")
+        if key.endswith(("nodes", "tasks_per_node")) and own not in (None, 1):
+            raise ValueError(
+                f"{name}: expected 1 for {key!r}, as each job is one rank, got {own!r}"
+            )
+    if value.get("cluster") == "debug":
+        raise ValueError(
+            f"{name}: expected another cluster than 'debug', which runs a job in this process, and "
+            "only once it is asked for its result: SyncDataCollector collects in this process"
+        )
+    return value
+
+
+def executor_of(name: str, parameters: Mapping[str, Any] | None) -> Any:
+    """The executor that submits jobs.
+
+    Args:
+        name: of the argument.
+        parameters: the executor's, checked; None: DEFAULT_SLURM_CONF. Two of them are ours:
+            "folder", of its files, and "cluster", None for what is found here, "slurm" or "local".
+
+    Raises:
+        ImportError: submitit is not installed.
+        ValueError: a parameter that it does not know, or a cluster that cannot be used.
+    """
+    submitit = import_submitit()
+    own = dict(DEFAULT_SLURM_CONF if parameters is None else parameters)
+    folder = Path(own.pop("folder", DEFAULT_FOLDER)).absolute()
+    cluster = own.pop("cluster", None)
+    try:
+        executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+        executor.update_parameters(**own)
+    except (ValueError, NameError, TypeError, AssertionError, RuntimeError) as error:
+        raise ValueError(f"{name}: {error}; got {dict(parameters or own)}") from error
+    return executor
