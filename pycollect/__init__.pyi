@@ -1,5 +1,6 @@
 from . import cuda as cuda
 from . import scheme as scheme
+from .collectors.async_batched import AsyncBatchedCollector as AsyncBatchedCollector
 from .collectors.distributed import DistributedDataCollector as DistributedDataCollector
 from .collectors.distributed import DistributedSyncDataCollector as DistributedSyncDataCollector
 from .collectors.evaluator import Evaluator as Evaluator

@@ -69,6 +69,13 @@ class Uploader:
 
         It is torch's, taken for the copies' stream: what used the memory before is behind on that
         stream, or torch has waited for it.
+
+        Args:
+            shape: of the tensor.
+            dtype: likewise.
+
+        Returns:
+            A tensor on `device`.
         """
         with torch.cuda.stream(self.stream):
             return torch.empty(shape, dtype=dtype, device=self.device)

@@ -7,7 +7,7 @@ other accelerators are served where they have what CUDA has.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +23,21 @@ CPU = torch.device("cpu")
 def is_available(kind: str) -> bool:
     """Whether torch has devices of that type here."""
     return not why_not(torch.device(kind))
+
+
+def named_device(name: str, value: Any) -> torch.device:
+    """The device that an argument of that name tells; ValueError where it is none."""
+    try:
+        return torch.device(value)
+    except (RuntimeError, TypeError) as error:
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"{name}: expected a device, got {value!r} ({text})") from None
+
+
+def check_here(name: str, device: torch.device) -> None:
+    """Raise ValueError where nothing can lie on the device that an argument of that name tells."""
+    if reason := why_not(device):
+        raise ValueError(f"{name}: expected a device that is here, got {device}: {reason}")
 
 
 def why_not(device: torch.device) -> str:
@@ -438,6 +453,11 @@ class Devices:
     def policy_device(self) -> torch.device | None:
         """Where the policy is to lie."""
         return self.policy or self.default
+
+    @property
+    def of_stepping(self) -> Devices:
+        """Those of a worker whose policy is called elsewhere."""
+        return replace(self, policy=None)
 
     @property
     def of_worker(self) -> frozenset[str]:

@@ -177,9 +177,11 @@ MULTI_0 = Way("multi sync 0", ACTORS, {"cat_results": 0})
 MULTI_TIME = Way("multi sync -1", ACTORS, {"cat_results": -1})
 MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
 # The policy is called here, in one call for all workers; added to tests over MULTI_STACK and over
-# any of MULTI_ASYNC.
+# any of MULTI_ASYNC, and likewise with actors: here where they are sync, else by a process.
 CENTRAL = Way("multi sync central", ACTORS, {"inference": "central"})
 CENTRAL_ASYNC = Way("multi async central", ACTORS, {"prefetch": 1, "inference": "central"})
+RAY_CENTRAL = Way("ray sync central", ACTORS, {"sync": True, "inference": "central"})
+RAY_CENTRAL_ASYNC = Way("ray async central", ACTORS, {"prefetch": 1, "inference": "central"})
 MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
 
 
@@ -221,6 +223,8 @@ def marked(*ways: Way, central: bool = True, many: bool = False) -> list[Any]:
     if central:
         every += [CENTRAL] if MULTI_STACK in ways else []
         every += [CENTRAL_ASYNC] if any(way in ways for way in MULTI_ASYNC) else []
+        every += [RAY_CENTRAL] if STACK in ways else []
+        every += [RAY_CENTRAL_ASYNC] if any(way in ways for way in ASYNC) else []
     return [pytest.param(way, id=way.name, marks=marks_of(way)) for way in every]
 
 
@@ -230,7 +234,8 @@ def marks_of(way: Way) -> list[Any]:
         return []
     marks = [pytest.mark.processes if way.children else pytest.mark.ray]
     marks += [pytest.mark.ranks] if way.ranks else []
-    return [*marks, pytest.mark.slow] if way is TEAM_STACK or way.workers == MANY else marks
+    slow = way in (TEAM_STACK, RAY_CENTRAL, RAY_CENTRAL_ASYNC) or way.workers == MANY
+    return [*marks, pytest.mark.slow] if slow else marks
 
 
 @contextmanager

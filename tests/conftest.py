@@ -128,7 +128,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     from fake_device import FakeDevice
 
     device = FakeDevice()
-    monkeypatch.setattr("pycollect.collectors.arguments.devices.why_not", lambda _: "")
+    monkeypatch.setattr("pycollect.devices.why_not", lambda _: "")
     monkeypatch.setattr("pycollect.collectors.arguments.devices.numbered", lambda own: own)
     monkeypatch.setattr("pycollect.batch.upload.accelerator", lambda _: device)
     return device

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envs_for_tests import CountingEnv, CountingVectorEnv
+from envs_for_tests import CompactVectorEnv, CountingEnv, CountingVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 LENGTHS = (3, 1, 4)
@@ -69,6 +69,10 @@ def foreign_vector(worker: int, count: int = 3, **kwargs: Any) -> CountingVector
     return CountingVectorEnv([fn() for fn in echo_fns(worker, count)], **kwargs)
 
 
+def pool(worker: int, count: int = 3) -> CompactVectorEnv:
+    return CompactVectorEnv([fn() for fn in echo_fns(worker, count)])
+
+
 MODES = ("NEXT_STEP", "SAME_STEP", "DISABLED")
 
 
@@ -100,6 +104,7 @@ ENTRIES: dict[str, Callable[[int], Any]] = {
         for mode in MODES
         for shared in (True, False)
     },
+    **{f"pool of {count}": partial(lambda n, w: partial(pool, w, n), count) for count in (1, 3)},
     "ignores masks": lambda w: partial(foreign_vector, w, ignores_mask=True),
 }
 

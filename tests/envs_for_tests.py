@@ -308,7 +308,28 @@ class CountingVectorEnv(VectorEnv):
 
 
 class CompactVectorEnv(CountingVectorEnv):
-    """As EnvPool: a masked reset returns the rows of the mask alone, with their `env_id`."""
+    """As EnvPool: a masked reset returns the rows of the mask alone, with their `env_id`.
+
+    So does a step that is given ids, which leaves the others alone.
+    """
+
+    def __init__(self, envs: Sequence[CountingEnv], **kwargs: Any) -> None:
+        super().__init__(envs, **kwargs)
+        self.all_env_ids = np.arange(len(envs))
+
+    def step(self, actions: Any, env_id: Any = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        if env_id is None:
+            return super().step(actions)
+        rows = []
+        for i, action in zip(env_id, actions, strict=True):
+            if self.ended[i]:
+                result = (self.envs[i].reset()[0], 0.0, False, False)
+            else:
+                result = self.envs[i].step(action)[:4]
+            self.rows[i], self.ended[i] = result[0], result[2] or result[3]
+            rows.append(result)
+        columns = (np.array(column[::-1]) for column in zip(*rows, strict=True))
+        return (*columns, {"env_id": np.asarray(env_id)[::-1]})
 
     def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         mask = (options or {}).get("reset_mask")
@@ -338,8 +359,8 @@ class OldEnvPool:
         mask = np.isin(self.all_env_ids, env_id)
         return self.inner.reset(options={"reset_mask": mask})
 
-    def step(self, action: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        return self.inner.step(action)
+    def step(self, action: Any, env_id: Any = None) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        return self.inner.step(action, env_id)
 
     def close(self) -> None:
         self.inner.close()

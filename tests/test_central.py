@@ -37,6 +37,10 @@ from pycollect import (
     SyncDataCollector,
     WorkerError,
 )
+from pycollect._core import Memory, SharedMemoryError
+from pycollect.collectors.arguments.devices import check_devices
+from pycollect.engines.ray.engine import actor_options
+from pycollect.inference.client import CentralPolicy
 
 pytestmark = pytest.mark.processes(usual=2)
 
@@ -315,10 +319,48 @@ def test_what_is_refused_before_anything_starts(
         MultiSyncDataCollector([CountingEnv] * 2, frames_per_batch=4, **arguments)
 
 
-@pytest.mark.parametrize("cls", [SyncDataCollector, RayCollector, DistributedDataCollector])
+@pytest.mark.parametrize("cls", [SyncDataCollector, DistributedDataCollector])
 def test_collectors_that_cannot_say_what_to_use(cls: Any) -> None:
     with pytest.raises(ValueError, match=r"inference: not an argument of .*MultiSyncDataCollector"):
         cls([CountingEnv], parity_policy(), frames_per_batch=4, inference="central")
+
+
+def test_workers_that_cannot_open_the_servers_memory_say_so() -> None:
+    gone = Memory.share(1).address
+    assert gone is not None
+    with pytest.raises(SharedMemoryError, match="inference: expected workers that share memory"):
+        SyncDataCollector(CountingEnv, CentralPolicy(gone, 0, gone), frames_per_batch=4)
+
+
+class Asked(Exception):
+    """For actors with these options."""
+
+
+@pytest.mark.parametrize(("inference", "gpus"), [("central", 0), (None, 0.2)])
+def test_actors_ask_for_no_gpu_that_the_policy_alone_needs(
+    inference: str | None, gpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(configs: Any, devices: Any) -> None:
+        raise Asked(actor_options(configs, devices)["num_gpus"])
+
+    monkeypatch.setattr("pycollect.collectors.ray.actor_options", asked)
+    there = partial(check_devices, elsewhere=True)  # there need not be one here
+    monkeypatch.setattr("pycollect.collectors.arguments.inference.check_devices", there)
+    arguments = {"policy_factory": parity_policy, "policy_device": "cuda", "inference": inference}
+    with pytest.raises(Asked) as raised:
+        RayCollector([CountingEnv], frames_per_batch=4, **arguments)
+    assert raised.value.args == (gpus,)
+
+
+def test_actors_that_have_processes_call_it_there() -> None:
+    with pytest.raises(ValueError, match="collector_class: expected SyncDataCollector with inf"):
+        RayCollector(
+            [[CountingEnv] * 2],
+            parity_policy(),
+            frames_per_batch=4,
+            inference="central",
+            collector_class="sync",
+        )
 
 
 def test_first_come_first_served_where_workers_are_not_sync(tmp_path: Path) -> None:

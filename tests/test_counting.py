@@ -91,7 +91,9 @@ def test_every_frame_in_process(kind: str, switches: tuple[int, bool, bool]) -> 
     check_counting(IN_PROCESS, kind, switches, parity_policy())
 
 
-@pytest.mark.parametrize("kind", ["one", "list", "SyncVectorEnv NEXT_STEP", "ignores masks"])
+@pytest.mark.parametrize(
+    "kind", ["one", "list", "SyncVectorEnv NEXT_STEP", "pool of 3", "ignores masks"]
+)
 def test_random_actions_in_process(kind: str) -> None:
     check_counting(IN_PROCESS, kind, PLAIN, None)
 
@@ -128,6 +130,7 @@ PROCESSES: list[tuple[Way, str, tuple[int, bool, bool]]] = [
     (MULTI_0, "list", (0, True, False)),
     (MULTI_TIME, "one", (0, True, True)),
     (MULTI_TIME, "ignores masks", (0, False, True)),
+    (MULTI_TIME, "pool of 3", (2, False, True)),
     (MULTI_TIME, "AsyncVectorEnv DISABLED pipes", (2, False, False)),
     (MULTI_AHEAD, "list", PLAIN),
     (MULTI_ASYNC[0], "AsyncVectorEnv SAME_STEP", (2, True, False)),

@@ -57,7 +57,7 @@ def test_an_actor_may_have_what_is_not_here() -> None:
 def test_a_worker_process_has_the_device_that_is_current_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pycollect.collectors.arguments.devices.why_not", lambda _: "")
+    monkeypatch.setattr("pycollect.devices.why_not", lambda _: "")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     named = given(policy_device="cuda", env_device="cuda:0", storing_device="cpu")
     second = torch.device("cuda", 1)
@@ -101,7 +101,7 @@ def test_workers_without_a_gpu_do_not_see_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    arguments = {**dict.fromkeys(WORKER_ARGUMENTS), "reset_at_each_iter": False}
+    arguments = {**dict.fromkeys(WORKER_ARGUMENTS), "reset_at_each_iter": False, "env_groups": 1}
     (plan,) = worker_plans(
         [echo_fns(0)], [arguments], [parity_policy()], False, [6], [options], [devices]
     )

@@ -103,6 +103,26 @@ def test_frames_are_those_of_envpool_stepped_by_hand(task: str) -> None:
             assert frame["next", "truncated"].item() == truncated
 
 
+def test_what_catches_up_is_stepped_alone() -> None:
+    env = make()
+    step, reset, asked, resets = env.step, env.reset, [], []
+    env.step = lambda action, env_id=None: (asked.append(env_id), step(action, env_id))[1]
+    env.reset = lambda *args, **kwargs: (resets.append(args), reset(*args, **kwargs))[1]
+    with SyncDataCollector(env, None, frames_per_batch=ENVS * STEPS) as collector:
+        asked.clear()
+        resets.clear()
+        td = collector.next()
+    assert td is not None
+    assert resets == []
+    together, alone = asked[:STEPS], asked[STEPS:]
+    assert together == [None] * STEPS
+    # A step more for each episode that ended before a row's last frame.
+    ended = td["next", "done"][:, :-1, 0].sum(1)
+    assert len(alone) == int(ended.max())
+    for place, ids in enumerate(alone):
+        assert ids.tolist() == (ended > place).nonzero().flatten().tolist()
+
+
 def test_rows_are_reset_by_mask_and_info_is_recorded() -> None:
     options: dict[str, Any] = {"frames_per_batch": 300, "info_keys": ["elapsed_step"]}
     with SyncDataCollector(make, None, max_frames_per_traj=15, **options) as collector:
@@ -139,3 +159,22 @@ def test_in_worker_processes() -> None:
     assert td is not None
     assert td.batch_size == (workers, ENVS, 20)
     assert td["collector", "traj_ids"].unique().numel() >= workers * ENVS
+
+
+def test_two_pools_take_turns() -> None:
+    def pool(seed: int) -> Any:
+        import envpool
+
+        return envpool.make_gymnasium("CartPole-v1", num_envs=2, seed=seed)
+
+    entry = [lambda: pool(1), lambda: pool(2)]
+    with SyncDataCollector(entry, None, frames_per_batch=4 * STEPS, env_groups=2) as collector:
+        td = collector.next()
+    assert td is not None
+    assert td.shape == (4, STEPS)
+    done = td["next", "done"][:, :-1, 0]
+    assert done.any()
+    following = td["observation"][:, 1:]
+    assert torch.equal(following[~done], td["next", "observation"][:, :-1][~done])
+    assert (following[done].abs() <= 0.05).all()
+    assert not torch.equal(td["observation"][0, 0], td["observation"][2, 0])

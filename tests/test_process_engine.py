@@ -316,7 +316,7 @@ def test_environments_that_take_their_time_are_closed_and_others_not_waited_for(
     awaited = []
 
     def wait(self: AnswerWaiter, handles: Sequence[Any], timeout: float) -> None:
-        awaited.append([handle.index for handle in handles])
+        awaited.append([handle.spec.index for handle in handles])
         wait_until(begun.exists)
         if len(awaited) == 2:  # else the time is over before anybody is gone
             begun.unlink()

@@ -83,3 +83,14 @@ def test_it_installs_again_what_has_changed_and_nothing_else(
 def test_what_failed_is_not_done(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(script, "INSTALL", ["-c", "raise SystemExit(3)"])
     assert (script.main(), script.main()) == (3, 3)
+
+
+@pytest.mark.parametrize(("argument", "code"), [("--help", 0), ("--extra", 2), ("here", 2)])
+def test_it_takes_no_arguments(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str], argument: str, code: int
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        script.main([argument])
+    assert ended.value.code == code
+    assert "usage: " in "".join(capsys.readouterr())
+    assert not (tmp_path / ".venv").exists()

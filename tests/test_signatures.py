@@ -67,7 +67,7 @@ FAMILIES: list[tuple[type, tuple[type, ...], set[str], set[str]]] = [
         OWN | PROCESSES,
         {"preemptive_threshold", "min_fraction", "compress"},
     ),
-    (RayCollector, ELSEWHERE, OWN | ACTORS, {"update_at_each_batch"}),
+    (RayCollector, PROCESS_OPTIONS, OWN | ACTORS, {"update_at_each_batch"}),
     (DistributedDataCollector, ELSEWHERE, OWN | RANKS, {"update_at_each_batch"}),
     (
         RPCDataCollector,

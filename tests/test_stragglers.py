@@ -69,7 +69,7 @@ def open_once_stopped(monkeypatch: pytest.MonkeyPatch, stopped: Path) -> None:
     stops: dict[Any, Any] = {cls: cls.stop for cls in (MailboxHandle, CallHandle)}
 
     def stop_and_open(self: Any) -> None:
-        assert self.index == 1 or stopped.exists()
+        assert self.spec.index == 1 or stopped.exists()
         stops[type(self)](self)
         if isinstance(self, CallHandle):  # what was sent past the queue is done in turn
             wait_until(lambda: self.steps() is not None)

@@ -169,7 +169,7 @@ def test_a_team_is_stopped(
 
     def stop_and_open(self: MailboxHandle) -> None:
         stops(self)
-        if self.index == 1:
+        if self.spec.index == 1:
             gate.touch()
 
     monkeypatch.setattr(MailboxHandle, "stop", stop_and_open)

@@ -82,7 +82,7 @@ def test_workers_of_all_engines_are_forks_of_one_process(engine: ProcessEngine) 
     assert psutil.Process(last.info.pid).name() == "pyc-worker-0"
     assert template.children() == [psutil.Process(last.info.pid)]  # nobody is a zombie
     other.leave()
-    assert template.children() == []
+    wait_until(lambda: not template.children())
 
 
 def test_spawn_is_a_choice() -> None:

@@ -25,11 +25,11 @@ _STEPS = 128
 
 class NatureCNN(nn.Module):
     """The network of Mnih et al., "Human-level control through deep reinforcement learning",
-    Nature 518 (2015), on frames of 4x84x84 bytes, with one action in (-1, 1).
+    Nature 518 (2015), on frames of 4x84x84 bytes.
     """
 
-    def __init__(self) -> None:
-        """Three convolutions, a hidden layer of 512, one output."""
+    def __init__(self, outputs: int) -> None:
+        """Three convolutions, a hidden layer of 512, as many outputs."""
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(4, 32, 8, 4),
@@ -41,25 +41,27 @@ class NatureCNN(nn.Module):
             nn.Flatten(),
             nn.Linear(3136, 512),
             nn.ReLU(),
-            nn.Linear(512, 1),
-            nn.Tanh(),
+            nn.Linear(512, outputs),
         )
+        self.outputs = outputs
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """[*lead, 4, 84, 84] uint8 to [*lead, 1] float32."""
+        """[*lead, 4, 84, 84] uint8 to [*lead, outputs] float32."""
         lead = observation.shape[:-3]
         result: torch.Tensor = self.layers(observation.reshape(-1, 4, 84, 84).float() / 255)
-        return result.reshape(*lead, 1)
+        return result.reshape(*lead, self.outputs)
 
 
-def _policy() -> TensorDictModule:
-    return TensorDictModule(NatureCNN(), in_keys=["observation"], out_keys=["action"])
+def nature_policy() -> TensorDictModule:
+    """The network with one action in (-1, 1)."""
+    net = nn.Sequential(NatureCNN(1), nn.Tanh())
+    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
 
 
 def _ours(workers: int, device: torch.device, **arguments: Any) -> Any:
     return MultiSyncDataCollector(
         [FreeFrames] * workers,
-        _policy(),
+        nature_policy(),
         frames_per_batch=_STEPS * workers,
         policy_device=device,
         storing_device=device,
@@ -73,7 +75,7 @@ def _torchrls(workers: int, device: torch.device) -> Any:
     make = partial(wrapped, FreeFrames)
     return torchrls_multi()(
         [make] * workers,
-        _policy(),
+        nature_policy(),
         frames_per_batch=_STEPS * workers,
         total_frames=10**12,
         policy_device=device,

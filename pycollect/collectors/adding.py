@@ -51,7 +51,9 @@ class WorkerTemplate:
         values = {name: parse.one_for_all(None, value) for name, value in self.values.items()}
         passed = {name for name in self.passed if values.get(name) is self.values.get(name)}
         kwargs = parse.one_for_all(collector_kwargs, self.collector_kwargs)
-        return merged_arguments(values, passed, kwargs, workers, self.kind.arguments)
+        return merged_arguments(
+            values, passed, kwargs, workers, self.kind.arguments, self.kind.runs
+        )
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,15 @@ class NewWorkers:
         devices = [check_devices(own, elsewhere=elsewhere) for own in arguments]
         factory = any(own["policy_factory"] is not None for own in arguments)
         given = policy if self.policy is None and not factory else self.policy
-        if given is None and remote.built_by_workers and not factory:
+        if given is None and remote.built_by_workers and not factory and template.server is None:
             raise ValueError(
                 "policy: expected one, or a policy_factory in collector_kwargs, as the "
                 "collector was made with one policy_factory for each worker"
             )
         sources, built_by_workers = parse.policy_sources(arguments, given)
+        working = devices
         if template.server is not None:
+            built_by_workers, working = False, [own.of_stepping for own in devices]
             if self.policy is not None:
                 raise ValueError(
                     "policy: expected None, as inference='central' calls the collector's policy "
@@ -103,7 +107,7 @@ class NewWorkers:
             sources,
             built_by_workers,
             [template.share] * len(entries),
-            self.options(devices),
+            self.options(working),
             devices,
             first,
             remote.masked,

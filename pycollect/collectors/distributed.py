@@ -12,8 +12,10 @@ from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import distributed as check
 from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.launched import LaunchedCollector
+from pycollect.collectors.ray import RayCollector
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
+from pycollect.docstrings import completed_by
 from pycollect.envs.info import AskedInfo
 
 
@@ -29,6 +31,7 @@ def rank_arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
+    env_groups: int = 1,
     info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,
     init_random_frames: int | None = None,
@@ -94,13 +97,17 @@ def rank_arguments(
 _RPC = ("visible_devices", "tensorpipe_options")  # of RPCDataCollector alone
 
 
+@completed_by(RayCollector, raises=False)
 class DistributedDataCollector(LaunchedCollector):
     """Collects in ranks of torch.distributed, which a launcher starts, here or elsewhere.
 
     Each rank has a process group of its own with this process: none is the default group, which
-    stays the program's, and a rank that dies takes no other with it.
+    stays the program's, and a rank that dies takes no other with it. A worker is one of the ranks;
+    rows of a batch are in their order.
 
     Args:
+        policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
+            actions. Each worker gets a copy.
         frames_per_batch: sync: frames of all ranks together, each collects its share, rounded up
             with a warning; async: of each rank's batch.
         collector_class: what each rank runs: SyncDataCollector or "single"; or, with processes of
@@ -109,9 +116,9 @@ class DistributedDataCollector(LaunchedCollector):
             many of them.
         num_collectors: the number of ranks, where `create_env_fn` is not a list.
         slurm_kwargs: of the launcher "submitit": parameters of its executor; None: 10 minutes,
-            partition "train", 32 CPUs and no GPU per job. Two are ours: "folder", where jobs find
-            their files, "log_test" by default, and "cluster", "slurm" or "local"; None: what is
-            there.
+            partition "train", 32 CPUs and no GPU per job. Each job is one rank. Two are ours:
+            "folder", where jobs find their files, "log_test" by default, and "cluster", "slurm" or
+            "local"; None: what is there.
         backend: what carries messages to ranks that share no memory with this process: "gloo", or
             another of torch's that can carry what lies in host memory.
         launcher: "submitit": jobs of a cluster, by the package of that name; "submitit_delayed":
@@ -121,13 +128,11 @@ class DistributedDataCollector(LaunchedCollector):
         tcp_address: the address, of this machine, where they meet; nothing listens at another one.
             None: the loopback interface where all ranks are on this machine, else the one
             that reaches others. What arrives there is not encrypted.
-        worker_init_timeout: seconds in which a rank must have come and built its environments.
+        worker_init_timeout: seconds in which a rank must have come and built its environments; with
+            ``launcher="mp"`` those for which other programs had the CPU do not count.
         start_method: of the ranks of the launcher "mp", and of the processes that ranks have, as
             :class:`MultiSyncDataCollector` has it.
-        others: as all other arguments are those of :class:`RayCollector`.
-
-    Yields:
-        As :class:`RayCollector`. Rows are in the order of ranks.
+        ...: those of :class:`RayCollector`.
 
     Raises:
         ValueError: also for a backend that this torch has not, and an address where nobody can
@@ -140,6 +145,7 @@ class DistributedDataCollector(LaunchedCollector):
         engine = check.engine_maker(given, check.group_carrier(given["backend"]))
         super().__init__(given, sync, _launch_options, engine)
 
+    @completed_by(RayCollector.add_collectors)
     def add_collectors(
         self,
         create_env_fn: Any,
@@ -147,27 +153,39 @@ class DistributedDataCollector(LaunchedCollector):
         policy: Any = None,
         collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Start more ranks, with the arguments of the others: as :class:`RayCollector`'s.
+        """Start more ranks, with the arguments of the others. Blocks until they are built.
 
-        Returns:
-            The ids of the new workers.
+        Async they are asked for rollouts at once; sync they are part of the first batch that is
+        not asked for yet, from which on every rank collects an equal share.
+
+        Args:
+            ...: those of :class:`RayCollector`'s.
         """
         return self._add(
             NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, _launch_options)
         )
 
 
+@completed_by(DistributedDataCollector)
 class DistributedSyncDataCollector(DistributedDataCollector):
     """Collects in ranks of torch.distributed, in step: each batch is of all of them.
 
     Args:
+        frames_per_batch: frames of all ranks together, each collects its share, rounded up with a
+            warning.
+        prefetch: rollouts per rank, running or finished, beyond the one being consumed; None: 0. A
+            batch is at most ``prefetch + 1`` versions old, of those that its rank was given.
         update_interval: ranks get the policy's current weights after so many batches; 1: before
             each collection.
-        max_weight_update_interval: the same; the smaller number counts.
-        others: as all other arguments are those of :class:`DistributedDataCollector`.
+        max_weight_update_interval: means what `update_interval` does; the smaller number counts.
+        ...: those of :class:`DistributedDataCollector`.
 
     Yields:
-        As that with ``sync=True``.
+        TensorDicts. With B ranks: "stack" [B, T] or [B, P, T]; 0: [B*T] or [B*P, T]; -1: [B*T] or
+        [P, B*T]. Ranks with W processes that are sync: [W, T] or [W, P, T] in the place of [T] or
+        [P, T]. With `preemptive_threshold`, rollouts may be shorter; stacked, zeros with the
+        trajectory id -1 follow such a one, and ("collector", "mask") is True where there is a
+        frame.
     """
 
     @takes(rank_arguments, without=("sync", "update_after_each_batch", *_RPC))

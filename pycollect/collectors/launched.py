@@ -8,6 +8,7 @@ from typing import Any
 from pycollect import checks as check
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.given import Given
+from pycollect.collectors.arguments.inference import Central
 from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.scheduled import ScheduledCollector
@@ -40,6 +41,8 @@ class LaunchedCollector(ScheduledCollector):
         entries = kind.entries(given["create_env_fn"], given["num_collectors"], given[name], name)
         given = self._with_policies(given, len(entries))
         check.check_positive("frames_per_batch", given["frames_per_batch"])
+        central = self._central(given, kind, len(entries), sync)
+        given = given if central is None else central.given
         set_up = SetUp.of(
             given,
             entries,
@@ -50,12 +53,18 @@ class LaunchedCollector(ScheduledCollector):
             collector_kwargs=given["collector_kwargs"],
             kind=kind,
             elsewhere=True,
+            server=None if central is None else central.seats,
         )
-        super().__init__(set_up, engine(set_up.remote))
+        server = None if central is None else central.serving(set_up.remote.start_method)
+        super().__init__(set_up, engine(set_up.remote), server)
 
     def _with_policies(self, given: Given, workers: int) -> Given:
         """The arguments, where the policies of so many workers are to be others."""
         return given
+
+    def _central(self, given: Given, kind: WorkerKind, workers: int, sync: bool) -> Central | None:
+        """Who calls the policy for so many workers; None: they do."""
+        return None
 
     @property
     def num_collectors(self) -> int:
@@ -64,12 +73,12 @@ class LaunchedCollector(ScheduledCollector):
 
     @property
     def update_after_each_batch(self) -> bool:
-        """The argument."""
+        """Whether workers get the policy's weights without being told, for each batch."""
         return self._remote.update_each
 
     @property
     def max_weight_update_interval(self) -> int:
-        """The argument; -1 where it is off."""
+        """After so many of its batches a worker gets weights at the latest; -1: never by itself."""
         return self._remote.update_interval or -1
 
     @property
@@ -79,9 +88,13 @@ class LaunchedCollector(ScheduledCollector):
 
     @property
     def device(self) -> Places:
-        """The argument, for each worker."""
+        """For each worker where the three others are which were not told; None: nobody told."""
         return tuple(own.default for own in self._devices_of_each)
 
     def local_policy(self) -> Any:
-        """`policy`."""
+        """The policy that the collector was made with, by TorchRL's name.
+
+        Returns:
+            That of this process, which is not the workers' own; None without one.
+        """
         return self.policy

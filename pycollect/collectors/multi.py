@@ -13,12 +13,14 @@ from pycollect import checks as check
 from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.given import Given, takes
-from pycollect.collectors.arguments.inference import Central
+from pycollect.collectors.arguments.inference import Central, watched
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.choice import ChoosingSync
 from pycollect.collectors.scheduled import ScheduledCollector
 from pycollect.collectors.set_up import SetUp
+from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
+from pycollect.docstrings import completed_by
 from pycollect.engines.processes.engine import ProcessEngine
 from pycollect.envs.info import AskedInfo
 from pycollect.scheduler.worker_pipe import WorkerPipe
@@ -37,6 +39,7 @@ def _arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
+    env_groups: int = 1,
     info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,
     init_random_frames: int | None = None,
@@ -99,7 +102,8 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
     :class:`MultiaSyncDataCollector`.
 
     Args:
-        given: the arguments of the subclass by name.
+        sync: True or False, by name: which of the two.
+        given: the arguments of that class, by name.
     """
 
     def __init__(self, sync: bool, given: Given) -> None:
@@ -113,10 +117,15 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
         given = given.instead(frames_per_batch=_frames_of_a_batch(given["frames_per_batch"]))
         self._pipes: dict[int, WorkerPipe] = {}
         central = Central.of(given, len(entries), sync=sync)
-        server = None if central is None else central.server
+        seats = None if central is None else central.seats
         given = given if central is None else central.given
-        set_up = SetUp.of(given, entries, shares, _no_options, sync=sync, server=server)
-        super().__init__(set_up, _engine(central, set_up.remote.start_method), server)
+        set_up = SetUp.of(given, entries, shares, _no_options, sync=sync, server=seats)
+        method = set_up.remote.start_method
+        if central is None:
+            super().__init__(set_up, ProcessEngine(method))
+        else:
+            engine = watched(central.bell, ProcessEngine(method, central.bell))
+            super().__init__(set_up, engine, central.serving(method))
 
     def add_collectors(
         self,
@@ -154,6 +163,7 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
         return [self._pipes[worker.index] for worker in self._workers]
 
 
+@completed_by(SyncDataCollector)
 class MultiSyncDataCollector(MultiCollector):
     """Collects in processes of this machine; a batch is complete when all have delivered.
 
@@ -169,64 +179,25 @@ class MultiSyncDataCollector(MultiCollector):
             actions. Each worker gets a copy.
         frames_per_batch: frames of all workers together, each collects its share, rounded up with
             a warning; or a list with the share of each, see below.
-        total_frames: a lower bound; None or a negative number: for ever.
         num_workers: the number of workers, where `create_env_fn` is not a list.
         device: for those of the three that follow which are not given; each may be one per worker.
-        storing_device: where batches lie, and what `td.device` says; None: `device`, else where the
-            environment does.
-        env_device: where environments lie; None: where they are, or `device`. Those that give
-            arrays stay on the CPU, whatever is said; their batches go there.
-        policy_device: where the policy is called; None: `device`, or where its parameters are.
         create_env_kwargs: keyword arguments of the env callables, or one dict per worker.
         autoreset_mode: of vector environments whose metadata does not tell it.
-        info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
-            recorded under "next", as :class:`SyncDataCollector` has them.
-        max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
         init_random_frames: random actions until so many frames were issued, over all workers.
-        reset_at_each_iter: reset all environments at the start of every batch.
         set_truncated: flag the last frame of every env in every rollout as truncated.
         policy_factory: called without arguments in each worker, returns its policy; or one callable
             per worker. Instead of `policy`; only the factory has to pickle.
-        policy_state: shapes of one env (or first values) of the policy's recurrent states by key,
-            where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
-        postproc: called with each batch, its result is delivered.
-        split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
-        drop_uncollected: deliver flat batches [N] of the frames alone, without the cells that
-            ("collector", "mask") tells of.
-        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here, in
-            memory: where episodes may be endless, `max_frames_per_traj` bounds it. With
-            `replay_buffer`, each batch of `frames_per_batch` is collected, and all trajectories
-            that it completes go there, flat, whatever the number.
-        trajs_per_write: of those, how many at a time; None: all at once.
-        traj_format: of these: "padded", [N, T] with a mask, or "cat", one after the other, [F].
-        exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
-        track_traj_ids: False: leave out ("collector", "traj_ids").
-        track_policy_version: add ("collector", "policy_version").
         replay_buffer: anything with ``extend``: what is collected goes there, and the iterator
             yields None. Each worker's rollout, [T] or [P, T], goes there by itself, in worker
             order, after `postproc`; `cat_results` and `split_trajs` are of no effect.
-        extend_buffer: False: its items are single steps, [] or [P].
         init_fn: called without arguments in each worker before its environments are made.
         pre_collect_hook: called without arguments in the worker before each of its rollouts.
         post_collect_hook: called in the worker with each of its rollouts, [T] or [P, T]. Trajectory
             ids are numbered by the worker there, not yet over all of them.
-        compact_obs: leave out ("next", key) of observations and recurrent states, which the next
-            root has but at a trajectory's end; reward and flags stay.
-        compile_policy: call the policy through ``torch.compile``; a dict: its arguments, and
-            "warmup", the number of calls before (1).
-        cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
-            of calls before (2). It is without effect, with a warning, where there is no CUDA.
-        trust_policy: the policy is called with the TensorDict, whatever its parameters are named.
-        observation_dtype: of the observations in a batch, root and next, and for the policy,
-            instead of the environment's (a dtype or its name); or a dict by observation key. Flags
-            and, unless they are named, bool and complex observations stay.
-        observation_scale: a number that observations are multiplied by after that cast (float32 for
-            integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
         num_threads: torch threads in each worker. A policy that is called centrally has the
             caller's.
         num_sub_threads: the same under TorchRL's name; goes before `num_threads`, which is the
             caller's own there.
-        progress: show a bar.
         collector_class: what each worker runs: None, SyncDataCollector or "single".
         cat_results: how rollouts are joined: "stack" (a new first dimension), 0 or -1.
         preemptive_threshold: from 0 to 1: once ``ceil(preemptive_threshold * B)`` of B workers are
@@ -252,17 +223,13 @@ class MultiSyncDataCollector(MultiCollector):
             forgotten after 100 delivered batches.
         worker_timeout: a worker that made no step for so many seconds is ended and replaced; None:
             it is waited for.
-        worker_init_timeout: seconds in which a worker must have built its environments.
+        worker_init_timeout: seconds in which a worker must have built its environments; those for
+            which it was ready to run and other programs had the CPU do not count.
         restart_on_error: replace a worker whose environment or policy raised, too.
         start_method: "forkserver": workers are forks of a process that has imported what they need,
             one for this program; "spawn": each is a new interpreter, as also where a fork would not
             do: what was imported has started threads or opened a GPU.
-        weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
-            each update instead of giving the weights itself.
-        weight_sync_schemes: TorchRL's, of the "policy" alone: has no effect, with a warning, but
-            for a NoWeightSyncScheme, with which updates change no weights.
-        weight_recv_schemes: TorchRL's, by model: bring weights from senders elsewhere.
-        others: TorchRL's hints are accepted without effect; what is refused says why.
+        ...: those of :class:`SyncDataCollector`.
 
     Yields:
         TensorDicts. With B workers: "stack" [B, T] or [B, P, T]; 0: [B*T] or [B*P, T];
@@ -286,6 +253,7 @@ class MultiSyncDataCollector(MultiCollector):
         super().__init__(True, given)
 
 
+@completed_by(MultiSyncDataCollector)
 class MultiaSyncDataCollector(MultiCollector):
     """Collects in processes of this machine; first ready, first served.
 
@@ -297,16 +265,18 @@ class MultiaSyncDataCollector(MultiCollector):
         prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 2.
             A batch is at most ``prefetch + 1`` versions old, of those that its worker was given.
         cat_results: None or "stack", without effect: there is nothing to join.
-        inference: as there. Workers stand still while nobody awaits a batch; with a `replay_buffer`
-            the thread that `start` makes does nothing else.
-        others: as all other arguments are those of :class:`MultiSyncDataCollector`.
+        inference: "central": one policy acts for all workers, in a process that does nothing else,
+            for those that are ready. It has a copy of `policy`, or what `policy_factory` makes
+            there, and is given weights as workers are: it takes them before its next call. Where
+            it dies, it is replaced together with the workers. None: each worker has a copy.
+        ...: those of :class:`MultiSyncDataCollector`.
 
     Yields:
         TensorDicts, [T] or [P, T], of one worker each. Of each worker, the two newest lie in shared
         memory, what is kept of earlier ones is private.
 
     Raises:
-        ValueError, SharedMemoryError: as :class:`MultiSyncDataCollector`.
+        ValueError: also for slabs that memory cannot hold.
     """
 
     @takes(_arguments, without=("preemptive_threshold", "min_fraction"), cat_results="str | None")
@@ -314,13 +284,17 @@ class MultiaSyncDataCollector(MultiCollector):
         super().__init__(False, given)
 
 
+@completed_by(MultiaSyncDataCollector)
 class AsyncCollector(MultiaSyncDataCollector):
     """Collects in one process beside this one.
 
     Args:
         create_env_fn: the entry of the only worker.
-        policy: as :class:`MultiaSyncDataCollector` has it.
-        arguments: its others, by name.
+        arguments: by name, the others of :class:`MultiaSyncDataCollector`.
+        ...: those of :class:`MultiaSyncDataCollector`.
+
+    Yields:
+        TensorDicts, [T] or [P, T].
     """
 
     def __init__(self, create_env_fn: Any, policy: Any = None, **arguments: Any) -> None:
@@ -330,15 +304,6 @@ class AsyncCollector(MultiaSyncDataCollector):
 def _no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
     """Processes have none."""
     return [{}] * len(devices)
-
-
-def _engine(central: Central | None, start_method: str) -> ProcessEngine:
-    """Processes that are waited for, and whose questions to the policy are answered meanwhile."""
-    if central is None:
-        return ProcessEngine(start_method)
-    engine = ProcessEngine(start_method, central.bell)
-    central.bell.watch(engine)
-    return engine
 
 
 def _frames_of_a_batch(value: Any) -> Any:

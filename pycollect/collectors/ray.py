@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
@@ -13,14 +13,22 @@ from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import ray as ray_check
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.given import Given, takes
+from pycollect.collectors.arguments.inference import Central, watched
+from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.done import Done
 from pycollect.collectors.launched import LaunchedCollector
+from pycollect.collectors.multi import MultiSyncDataCollector
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
+from pycollect.docstrings import completed_by
 from pycollect.engines.ray.engine import RayEngine, actor_options, check_actor_options
 from pycollect.engines.ray.inference import client_factories, is_inference_service, update_service
 from pycollect.engines.ray.session import import_ray
 from pycollect.envs.info import AskedInfo
+from pycollect.scheduler.options import RemoteOptions
+
+if TYPE_CHECKING:
+    from pycollect.inference.bell import ServingBell
 
 
 def _arguments(
@@ -35,6 +43,7 @@ def _arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
+    env_groups: int = 1,
     info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,
     init_random_frames: int | None = None,
@@ -77,6 +86,10 @@ def _arguments(
     update_after_each_batch: bool = False,
     max_weight_update_interval: int | None = None,
     prefetch: int | None = None,
+    inference: str | None = None,
+    min_batch_size: int | None = None,
+    max_batch_size: int | None = None,
+    server_timeout: float | None = None,
     max_worker_restarts: int = 3,
     worker_timeout: float | None = None,
     worker_init_timeout: float = 120.0,
@@ -91,130 +104,66 @@ def _arguments(
     """What a RayCollector takes."""
 
 
+@completed_by(MultiSyncDataCollector, raises=False)
 class RayCollector(LaunchedCollector):
-    """Collects in Ray actors, on one machine or a cluster.
+    """Collects in Ray actors, on one machine or a cluster. A worker is one of them.
 
     Args:
-        create_env_fn: a list with one entry per actor (a callable, a list of callables that are
+        create_env_fn: a list with one entry per worker (a callable, a list of callables that are
             stepped as a batch, or an environment that pickles), or one entry that is repeated
             `num_collectors` times.
         policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
-            actions. Each actor gets a copy. Or TorchRL's InferenceServer with the service_backend
-            "ray", of which each actor calls a client: its policy stays where it is.
-        frames_per_batch: sync: frames of all actors together, each collects its share, rounded up
-            with a warning; async: of each actor's batch.
-        total_frames: a lower bound; None or a negative number: for ever.
-        device: for those of the three that follow which are not given; each may be one per actor.
-        storing_device: where batches lie, and what `td.device` says; None: `device`, else where the
-            environment does.
-        env_device: where environments lie; None: where they are, or `device`. Those that give
-            arrays stay on the CPU, whatever is said; their batches go there.
-        policy_device: where the policy is called; None: `device`, or where its parameters are.
-        create_env_kwargs: keyword arguments of the env callables, or one dict per actor.
-        autoreset_mode: of vector environments whose metadata does not tell it.
-        info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
-            recorded under "next". What the first step shows as a number or an array of numbers is
-            a tensor, zeros where an info does not have it; anything else, and what that step does
-            not show (with a warning), NonTensorData, None where an info does not have it. As a
-            dict to dtypes, ``{("episode", "r"): torch.float32}``: what has one is a tensor in any
-            case, of one number where the first step does not show it.
-        max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
-        init_random_frames: random actions until so many frames were issued, over all actors.
-        reset_at_each_iter: reset all environments at the start of every batch.
-        set_truncated: flag the last frame of every env in every rollout as truncated.
-        policy_factory: called without arguments in each actor, returns its policy; or one callable
-            per actor. Instead of `policy`; only the factory has to pickle.
-        policy_state: shapes of one env (or first values) of the policy's recurrent states by key,
-            where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
-        postproc: called with each batch, its result is delivered.
-        split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
-        drop_uncollected: deliver flat batches [N] of the frames alone, without the cells that
-            ("collector", "mask") tells of.
-        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here, in
-            memory: where episodes may be endless, `max_frames_per_traj` bounds it. With
-            `replay_buffer`, each batch of `frames_per_batch` is collected, and all trajectories
-            that it completes go there, flat, whatever the number.
-        trajs_per_write: of those, how many at a time; None: all at once.
-        traj_format: of these: "padded", [N, T] with a mask, or "cat", one after the other, [F].
-        exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
-        track_traj_ids: False: leave out ("collector", "traj_ids").
-        track_policy_version: add ("collector", "policy_version").
-        replay_buffer: anything with ``extend``: what is collected goes there, and the iterator
-            yields None. Each worker's rollout, [T] or [P, T], goes there by itself, in worker
-            order, after `postproc`; `cat_results` and `split_trajs` are of no effect.
-        extend_buffer: False: its items are single steps, [] or [P].
-        init_fn: called without arguments in each actor before its environments are made.
-        pre_collect_hook: called without arguments in the actor before each of its rollouts.
-        post_collect_hook: called in the actor with each of its rollouts, [T] or [P, T]. Trajectory
-            ids are numbered by the actor there, not yet over all of them.
-        compact_obs: leave out ("next", key) of observations and recurrent states, which the next
-            root has but at a trajectory's end; reward and flags stay.
-        compile_policy: call the policy through ``torch.compile``; a dict: its arguments, and
-            "warmup", the number of calls before (1).
-        cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
-            of calls before (2). It is without effect, with a warning, where there is no CUDA.
-        trust_policy: the policy is called with the TensorDict, whatever its parameters are named.
-        observation_dtype: of the observations in a batch, root and next, and for the policy,
-            instead of the environment's (a dtype or its name); or a dict by observation key. Flags
-            and, unless they are named, bool and complex observations stay.
-        observation_scale: a number that observations are multiplied by after that cast (float32 for
-            integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
-        num_threads: torch threads in each actor.
-        progress: show a bar.
-        collector_class: what each actor runs: SyncDataCollector or "single"; or, with processes of
+            actions. Each worker gets a copy. Or TorchRL's InferenceServer with the service_backend
+            "ray", of which each worker calls a client: its policy stays where it is.
+        frames_per_batch: sync: frames of all workers together, each collects its share, rounded up
+            with a warning; async: of each worker's batch.
+        num_threads: torch threads in each worker.
+        collector_class: what each worker runs: SyncDataCollector or "single"; or, with processes of
             its own, MultiSyncDataCollector or "sync", MultiaSyncDataCollector or "async". An entry
             of `create_env_fn` that is a list then has one entry per process.
-        collector_kwargs: arguments of the actors' collectors, a dict or one per actor. A key here
+        collector_kwargs: arguments of the workers' collectors, a dict or one per worker. A key here
             wins over a default, and is overridden by what is passed above. With processes also
             `cat_results` and `prefetch`, as these have them; async ones collect ahead of what the
-            actor is asked for, also after an update of weights or the last random frame.
-        num_workers_per_collector: environments per actor, stepped as a batch; with processes, as
+            worker is asked for, also after an update of weights or the last random frame.
+        num_workers_per_collector: environments per worker, stepped as a batch; with processes, as
             many of them.
-        sync: wait for all actors and join their rollouts in worker order; else first ready, first
+        sync: wait for all workers and join their rollouts in worker order; else first ready, first
             served.
         cat_results: how sync rollouts are joined: "stack" (a new first dimension), 0 or -1.
         preemptive_threshold: from 0 to 1, where sync: once ``ceil(preemptive_threshold * B)`` of B
-            actors are done, the others stop after their current step, with all their processes;
+            workers are done, the others stop after their current step, with all their processes;
             None: they are waited for. Where they have processes of their own, `cat_results` is to
             be "stack".
-        min_fraction: of these, each makes at least this part of its T steps, and at least one.
         ray_init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
-        remote_configs: actor options, a dict or one per actor; 1 CPU and 2 GiB by default, and 0.2
-            GPUs where `policy_device`, `env_device` or `device` is a GPU.
-        num_collectors: the number of actors, where `create_env_fn` is not a list.
-        update_after_each_batch: sync: all actors get the policy's current weights before each
-            collection; async: the actor that delivered, for its next rollout to start.
-        max_weight_update_interval: an actor gets the policy's current weights at the latest after
-            it delivered so many batches since it last got some.
-        prefetch: rollouts per actor, running or finished, beyond the one being consumed; None: 2,
+        remote_configs: Ray's options of actors, a dict or one per worker; 1 CPU and 2 GiB by
+            default, and 0.2 GPUs where `policy_device`, `env_device` or `device` is a GPU.
+        num_collectors: the number of workers, where `create_env_fn` is not a list.
+        update_after_each_batch: sync: all workers get the policy's current weights before each
+            collection; async: the worker that delivered, for its next rollout to start.
+        prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 2,
             and 0 where sync. A batch is at most ``prefetch + 1`` versions old, of those that its
-            actor was given.
-        max_worker_restarts: how often an actor that died is replaced by a new one; a death is
-            forgotten after 100 delivered batches.
-        worker_timeout: an actor that made no step for so many seconds is ended and replaced; None:
-            it is waited for.
-        worker_init_timeout: seconds in which an actor must have built its environments.
-        restart_on_error: replace an actor whose environment or policy raised, too.
-        compress: rollouts of actors on other nodes travel compressed by LZ4, leaf by leaf (extra
+            worker was given.
+        inference: "central": one policy acts for all workers, which only step environments, and
+            are to be on this machine. Sync: it is called here, as
+            :class:`MultiSyncDataCollector` has it; else in a process beside this one, as
+            :class:`MultiaSyncDataCollector`. None: each worker has a copy.
+        compress: rollouts of workers on other nodes travel compressed by LZ4, leaf by leaf (extra
             `lz4`); those of this node share memory.
-        start_method: of the processes that actors have, as :class:`MultiSyncDataCollector` has it.
-        weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
-            each update instead of giving the weights itself.
-        weight_sync_schemes: TorchRL's, of the "policy" alone: has no effect, with a warning, but
-            for a NoWeightSyncScheme, with which updates change no weights.
-        weight_recv_schemes: TorchRL's, by model: bring weights from senders elsewhere.
-        others: TorchRL's hints are accepted without effect; what is refused says why.
+        start_method: of the processes that workers have, where they have some: "forkserver", forks
+            of a process that has imported what they need, or "spawn", new interpreters.
+        ...: those of :class:`MultiSyncDataCollector`.
 
     Yields:
-        TensorDicts. Async: [T] or [P, T]. Sync with B actors: "stack" [B, T] or [B, P, T];
-        0: [B*T] or [B*P, T]; -1: [B*T] or [P, B*T]. Actors with W processes that are sync: [W, T]
-        or [W, P, T] in the place of [T] or [P, T]. With `preemptive_threshold`, rollouts may be
-        shorter, as :class:`MultiSyncDataCollector` says. The two newest batches (async: of each
-        actor) may lie in shared memory, what is kept of earlier ones is private.
+        TensorDicts. Async: [T] or [P, T]. Sync with B workers: "stack" [B, T] or [B, P, T];
+        0: [B*T] or [B*P, T]; -1: [B*T] or [P, B*T]. Workers with W processes that are sync:
+        [W, T] or [W, P, T] in the place of [T] or [P, T]. With `preemptive_threshold`, rollouts may
+        be shorter; stacked, zeros with the trajectory id -1 follow such a one, and
+        ("collector", "mask") is True where there is a frame. The two newest batches (async: of each
+        worker) may lie in shared memory, what is kept of earlier ones is private.
 
     Raises:
         ValueError: also for resources that the cluster does not have, and, with both numbers, for
-            rollouts that memory cannot hold (of actors on this node), or the object store.
+            rollouts that memory cannot hold (of workers on this node), or the object store.
         ImportError: Ray is not installed.
     """
 
@@ -223,7 +172,25 @@ class RayCollector(LaunchedCollector):
         init_config = ray_check.check_init_config(given["ray_init_config"])
         self._remote_configs = given["remote_configs"]
         options = partial(self._actor_options, self._remote_configs)
-        super().__init__(given, bool(given["sync"]), options, lambda _: RayEngine(init_config))
+        self._bell: ServingBell | None = None
+        engine = partial(self._engine, init_config)
+        super().__init__(given, bool(given["sync"]), options, engine)
+
+    def _engine(self, init_config: Mapping[str, Any] | None, remote: RemoteOptions) -> RayEngine:
+        return watched(self._bell, RayEngine(init_config, self._bell))
+
+    def _central(self, given: Given, kind: WorkerKind, workers: int, sync: bool) -> Central | None:
+        """Who calls the policy for so many actors, where that was asked for."""
+        central = Central.of(given, workers, sync=sync)
+        if central is None:
+            return None
+        self._bell = central.bell
+        if kind.team is not None:
+            raise ValueError(
+                "collector_class: expected SyncDataCollector with inference='central', as actors "
+                f"that have processes call the policy in these, got {given['collector_class']!r}"
+            )
+        return central
 
     def _with_policies(self, given: Given, workers: int) -> Given:
         """An inference service gives each actor a client."""
@@ -279,28 +246,26 @@ class RayCollector(LaunchedCollector):
             )
         )
 
+    @completed_by(LaunchedCollector.update_policy_weights_)
     def update_policy_weights_(self, policy_or_weights: Any = None, **options: Any) -> None:
-        """As the other collectors'; an inference service is given the weights itself, at once."""
+        """Give workers new weights, which they take when they start their next rollout.
+
+        It returns at once, also while rollouts run; a rollout that is queued already takes the new
+        weights when it starts. An inference service, which acts for the workers, is given them
+        itself, and has them when this returns.
+
+        Args:
+            ...: those of `WeightUpdates.update_policy_weights_`.
+            options: by their names: `weights`, `policy`, `policy_weights`, `worker_ids`,
+                `model_id`, `weights_dict` and `wait`, as :class:`SyncDataCollector` takes them. An
+                inference service takes none.
+        """
         if self._service is not None:
             update_service(self._service, policy_or_weights)
         else:
             super().update_policy_weights_(policy_or_weights, **options)
 
-    def async_shutdown(  # type: ignore[override]  # as TorchRL's, which differ
-        self,
-        shutdown_ray: bool = False,
-        *,
-        timeout: float | None = None,
-        close_env: bool = True,
-    ) -> Done:
-        """As `shutdown`, with Ray where `shutdown_ray` says so.
-
-        Returns:
-            What can be awaited, as TorchRL's: it is all done by then.
-        """
-        self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
-        return Done()
-
+    @completed_by(LaunchedCollector.shutdown)
     def shutdown(
         self,
         timeout: float | None = None,
@@ -309,9 +274,10 @@ class RayCollector(LaunchedCollector):
         *,
         shutdown_ray: bool = False,
     ) -> None:
-        """See :meth:`CollectorBase.shutdown`.
+        """Close environments and end actors; what is in flight is lost. Idempotent.
 
         Args:
+            ...: those of the other collectors.
             shutdown_ray: leave Ray, whoever joined or started it; with it go other actors that
                 this process has started.
 
@@ -323,3 +289,22 @@ class RayCollector(LaunchedCollector):
         super().shutdown(timeout, close_env, raise_on_error)
         if shutdown_ray:
             import_ray().shutdown()
+
+    @completed_by(shutdown)
+    def async_shutdown(  # type: ignore[override]  # as TorchRL's, which differ
+        self,
+        shutdown_ray: bool = False,
+        *,
+        timeout: float | None = None,
+        close_env: bool = True,
+    ) -> Done:
+        """Do what `shutdown` does, which ends also what `start` began; return when it is done.
+
+        Args:
+            ...: those of `shutdown`.
+
+        Returns:
+            What can be awaited, as TorchRL's: it is all done by then.
+        """
+        self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
+        return Done()

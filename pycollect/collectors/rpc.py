@@ -11,8 +11,10 @@ from pycollect.collectors.arguments import rpc as rpc_check
 from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.distributed import DistributedDataCollector, rank_arguments
 from pycollect.collectors.launched import LaunchedCollector
+from pycollect.docstrings import completed_by
 
 
+@completed_by(DistributedDataCollector, raises=False)
 class RPCDataCollector(DistributedDataCollector):
     """Collects in ranks that torch.distributed.rpc calls, started by a launcher, here or elsewhere.
 
@@ -35,14 +37,11 @@ class RPCDataCollector(DistributedDataCollector):
         tcp_address: also where agents of ranks listen, at any port that is free. Whoever reaches
             such a port can have code run there, as with all RPC of torch; this process's own
             agent is reached from this machine alone.
-        others: as all other arguments are those of :class:`DistributedDataCollector`.
-
-    Yields:
-        As :class:`DistributedDataCollector`.
+        ...: those of :class:`DistributedDataCollector`.
 
     Raises:
-        ValueError: also for options that TensorPipe does not know, and where this torch is built
-            without RPC.
+        ValueError: also for an address where nobody can listen, for options that TensorPipe does
+            not know, and where this torch is built without RPC.
     """
 
     @takes(rank_arguments, without=("update_interval",))

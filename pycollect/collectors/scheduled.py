@@ -12,6 +12,7 @@ from pycollect.collectors.set_up import SetUp
 from pycollect.engines.protocol import Engine
 from pycollect.scheduler.asking import Asking
 from pycollect.scheduler.many_workers import ManyWorkers
+from pycollect.scheduler.policy_process import ProcessPlan
 from pycollect.scheduler.scheduler import Scheduler
 from pycollect.stream.buffer_warnings import warn_of_slices
 from pycollect.stream.collector import CollectorBase
@@ -27,13 +28,16 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
     Args:
         set_up: all that it was given, checked.
         engine: is left when the collector is shut down, or could not be made.
-        server: calls the policy for all workers; None: they do.
+        server: calls the policy for all workers, here or in a process; None: they do.
     """
 
     _source: Scheduler
 
     def __init__(
-        self, set_up: SetUp, engine: Engine, server: InferenceServer | None = None
+        self,
+        set_up: SetUp,
+        engine: Engine,
+        server: InferenceServer | ProcessPlan | None = None,
     ) -> None:
         self._remote, self._template = set_up.remote, set_up.template
         options, first = set_up.options, set_up.plans[0].spec.options
@@ -69,6 +73,9 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
 
         Sync: from the next batch on that was not asked for yet the others collect their share,
         too. The ids are not given again.
+
+        Args:
+            worker_ids: one, or several, as `stats` tells them.
 
         Raises:
             ValueError: an unknown id, or no worker would be left.

@@ -63,7 +63,9 @@ class SetUp:
         """
         kind = kind or WorkerKind()
         values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
-        arguments = merged_arguments(values, passed, collector_kwargs, len(entries), kind.arguments)
+        arguments = merged_arguments(
+            values, passed, collector_kwargs, len(entries), kind.arguments, kind.runs
+        )
         devices = [check_devices(own, elsewhere=elsewhere) for own in arguments]
         if sync:
             check_one_place(devices)
@@ -71,8 +73,9 @@ class SetUp:
         # A policy beside factories is here for its weights; an updater would not know of it.
         beside = given["weight_updater"] is None
         sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
-        if server is not None:
-            sources = [*server.policies(len(entries))]
+        built = built_by_workers
+        if server is not None:  # where it is built elsewhere, workers do not
+            sources, built = [*server.policies(len(entries))], False
         remote = RemoteOptions.checked(
             given,
             sync=sync,
@@ -82,13 +85,21 @@ class SetUp:
         )
         lists = any(isinstance(entry, list) for entry in entries)
         check_uneven(remote.joined, remote.uneven, batched=lists)
+        for entry, own in zip(entries, arguments, strict=True):
+            parse.check_groups(
+                entry,
+                own["env_groups"],
+                central=server is not None,
+                preempted=remote.preemption is not None,
+                teams=kind.team is not None,
+            )
         plans = parse.worker_plans(
             entries,
             arguments,
             sources,
-            built_by_workers,
+            built,
             shares,
-            engine_options(devices),
+            engine_options(devices if server is None else [own.of_stepping for own in devices]),
             devices,
             mask=remote.masked,
             elsewhere=elsewhere,

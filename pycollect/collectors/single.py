@@ -41,6 +41,7 @@ def _arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
+    env_groups: int = 1,
     info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,
     init_random_frames: int | None = None,
@@ -100,6 +101,10 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         policy_device: where the policy is called; None: `device`, or where its parameters are.
         create_env_kwargs: keyword arguments of the env callables.
         autoreset_mode: of a vector environment whose metadata does not tell it.
+        env_groups: 2: while one half of the environments steps, the policy is called for the other.
+            For each half the callable is called (or there is a list of two callables), and returns
+            a vector environment that steps elsewhere: Gymnasium's AsyncVectorEnv, an EnvPool, ALE's
+            AtariVectorEnv. P is the number of environments of both.
         info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
             recorded under "next". What the first step shows as a number or an array of numbers is
             a tensor, zeros where an info does not have it; anything else, and what that step does
@@ -182,6 +187,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         (source,), is_ours = parse.policy_sources([own], given["policy"])
         env_kwargs = check.check_env_kwargs(own["create_env_kwargs"])
         entry = _only_entry(given["create_env_fn"])
+        parse.check_groups(entry, options.env_groups)
         policy = build(source) if is_ours else source
         self._worker = Worker(0, entry, env_kwargs, policy, options)
         hooks = options.pre_collect_hook, options.post_collect_hook
@@ -222,6 +228,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
 
         It counts as delivered, as every other one.
 
+        Returns:
+            A TensorDict, [T] for one environment, [P, T] for a batch.
+
         Raises:
             RuntimeError: with `trajs_per_batch`, where its frames would be missing in others.
         """
@@ -244,6 +253,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         """Zeros of the shape, the keys and the place of the next batch, without a step.
 
         With `set_truncated` its last flags are set. Split and processed as every batch.
+
+        Returns:
+            A TensorDict, [T] for one environment, [P, T] for a batch, unless it is split.
         """
         options = self._flow.options
         blank = self._source.blank()

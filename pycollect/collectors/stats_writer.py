@@ -41,6 +41,7 @@ class StatsWriter:
         """Write how the collector stands.
 
         Args:
+            collector: any of them, or what has a `stats()` of numbers in nested dicts.
             step: the point on the horizontal axis; None: the frames delivered so far.
         """
         stats = collector.stats()

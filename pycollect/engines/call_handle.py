@@ -62,14 +62,15 @@ class CallHandle:
     """The driver's end of a worker that is asked by calls, and answers the same way."""
 
     in_place: ClassVar[bool] = False
+    cpu_delay: ClassVar[float] = 0.0  # it may be on another machine
 
     def __init__(self, spec: WorkerSpec, policy: SharedValue, caller: Caller) -> None:
-        self.index = spec.index
-        self.incarnation = spec.incarnation
+        self.spec = spec
         self._caller = caller
         self._assigned: tuple[int, int, Any] = (0, 0, None)
         self._sent_serial = 0
         self._steps_call: Any = None
+        self._hearing: Any = None
         self._closing: Any = None
         self._pid: int | None = None
         build = self.request("build", are_filtered(), pickled_spec(spec), policy.reference)
@@ -181,10 +182,10 @@ class CallHandle:
             if loss is None:
                 raise
             end, account = loss
-            text = f"worker {self.index} died: {end}"
-            raise WorkerDied(text, self.index, self.incarnation, account) from error
+            text = f"{self.spec.name} died: {end}"
+            raise WorkerDied(text, self.spec.index, self.spec.incarnation, account) from error
         if isinstance(answer, ErrorReport):
-            raise answer.rebuild(self.index, self.incarnation)
+            raise answer.rebuild(self.spec)
         return answer
 
     def steps(self) -> int | None:
@@ -204,13 +205,14 @@ class CallHandle:
 
     def ask_close(self) -> bool:
         """Ask it to close its environments, behind what is queued."""
+        self._hearing = self.request("steps")  # whose answer says that it hears
         self._closing = self.request("close")
         return True
 
     @property
     def is_closing(self) -> bool:
-        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
-        return self._closing is not None and not self._calls
+        """Whether it has heard that it is to close. Does not wait."""
+        return self._hearing is not None and self._hearing.done()
 
     def kill(self) -> None:
         """End its process."""

@@ -40,6 +40,7 @@ class WorkerSpec:
         builds_policy: what comes beside it is a factory, not the policy itself. Either is pickled
             apart, since workers share it.
         hides_gpus: its process is not to see any.
+        role: what it is, where it is no worker of a collector.
         team: makes what collects there, of this spec and the pickled policy: processes of its own,
             one for each item of `entry`; `env_kwargs` may be a list of as many. None: it collects
             itself.
@@ -53,6 +54,12 @@ class WorkerSpec:
     builds_policy: bool = False
     hides_gpus: bool = False
     team: Callable[[WorkerSpec, bytes], RolloutWorker] | None = None
+    role: str = ""
+
+    @property
+    def name(self) -> str:
+        """It, in words."""
+        return self.role or f"worker {self.index}"
 
 
 @dataclass(frozen=True)
@@ -177,12 +184,16 @@ class ErrorReport:
             return None
         return error
 
-    def rebuild(self, worker: int, incarnation: int) -> BaseException:
-        """The exception with a WorkerError as its cause, or the WorkerError itself."""
+    def rebuild(self, spec: WorkerSpec) -> BaseException:
+        """The exception with a WorkerError as its cause, or the WorkerError itself.
+
+        Args:
+            spec: of whoever raised it.
+        """
         failure = WorkerError(
-            f"worker {worker} raised {self.text}\n{self.remote_traceback}",
-            worker,
-            incarnation,
+            f"{spec.name} raised {self.text}\n{self.remote_traceback}",
+            spec.index,
+            spec.incarnation,
             self.remote_traceback,
         )
         error = self._loaded()

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import weakref
+from pathlib import Path
 
 
 class OtherProcess:
@@ -43,6 +44,28 @@ class OtherProcess:
         """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process of this machine and all that descend from it, with the groups that they lead.
+
+    Each is stopped before, so that it starts no more. Its number is to be its own.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        for child in children_of(pid):
+            kill_tree(child)
+        kill = os.killpg if os.getpgid(pid) == pid else os.kill
+        kill(pid, signal.SIGKILL)
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that this one has started and that are there; none where it is gone itself."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):  # by each of its threads
+        with contextlib.suppress(OSError):
+            found += map(int, file.read_text().split())
+    return found
 
 
 def has_pidfd() -> bool:

@@ -24,6 +24,13 @@ class WorkerProcess(Waited, Protocol):
 class StartingWorker(WorkerProcess, Protocol):
     """A worker that was started. Its first answer says that it is built."""
 
+    @property
+    def cpu_delay(self) -> float:
+        """Seconds for which it was ready to run and had no CPU; 0.0 where that is not known.
+
+        Does not wait.
+        """
+
     def built(self) -> tuple[WorkerInfo, WorkerHandle]:
         """What the worker is, and the handle through which it is asked from now on. Waits.
 

@@ -60,6 +60,11 @@ class StartingEitherWay:
             self._handle = self._by_calls()
         return self._handle
 
+    @property
+    def cpu_delay(self) -> float:
+        """Seconds for which it was ready to run and had no CPU. Does not wait."""
+        return self._handle.cpu_delay
+
     def built(self) -> tuple[WorkerInfo, MailboxHandle | CallHandle]:
         """What the worker is, and its handle from now on. Waits."""
         while True:
@@ -83,6 +88,11 @@ class StartingEitherWay:
         # To serve no more may be to have refused just now.
         return self._handle.is_dead and self._settled().is_dead
 
+    @property
+    def is_owing(self) -> bool:
+        """Whether it shares memory, and has not answered yet what it was asked for once built."""
+        return isinstance(self._handle, MailboxHandle) and self._handle.is_owing
+
     def last_words(self) -> str:
         """The last lines that its process logged, as far as they can be had."""
         return self._handle.last_words()
@@ -93,7 +103,7 @@ class StartingEitherWay:
 
     @property
     def is_closing(self) -> bool:
-        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+        """Whether it has heard that it is to close. Does not wait."""
         return self._settled().is_closing
 
     def kill(self) -> None:

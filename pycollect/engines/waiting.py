@@ -12,7 +12,7 @@ from pycollect._core import available_memory
 LOOK_SECONDS = 0.02
 """How often a driver that waits looks whether its workers live."""
 
-_HEAR_SECONDS = 5.0  # until a worker that is asked to close has ended its last step
+_HEAR_SECONDS = 5.0  # until a worker that is asked to close has ended its last step, and says so
 _CLOSE_SECONDS = 30.0  # and its environments are closed, which may have processes of their own
 
 H = TypeVar("H", bound="Waited")
@@ -34,7 +34,7 @@ class Waited(Protocol):
 
     @property
     def is_closing(self) -> bool:
-        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+        """Whether it has heard that it is to close, behind all else. Does not wait."""
 
     def kill(self) -> None:
         """End its process. Where it shares memory with this one, it is gone then. Idempotent."""

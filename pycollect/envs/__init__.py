@@ -18,6 +18,7 @@ from pycollect.devices import Devices
 
 from .base import Arrays, EnvBatch
 from .callables import CallablesEnv
+from .compiled import CompiledEnvBatch, is_compiled_env
 from .entry import check_entry, is_env, is_torchrl_env
 from .info import InfoKeys, with_info
 from .random_actions import ActionSampler
@@ -29,7 +30,10 @@ from .vector_api import is_vector_env
 
 __all__ = ["ActionSampler", "Arrays", "EnvBatch", "check_entry", "make_env_batch"]
 
-_ENVS = "a gymnasium.Env, a gymnasium.vector.VectorEnv or a TorchRL EnvBase"
+_ENVS = (
+    "a gymnasium.Env, a gymnasium.vector.VectorEnv, a TorchRL EnvBase or an object of C++ "
+    "environments (python_env.h)"
+)
 
 
 def make_env_batch(
@@ -45,7 +49,8 @@ def make_env_batch(
         create_env_fn: the worker's entry: a callable that returns a `gymnasium.Env` (one env, not
             batched), a vector env or a TorchRL env; a list of callables that return a
             `gymnasium.Env` or a TorchRL env each (a batch, also where it is one); such an env
-            itself; or the id of one that is registered, wherever a callable is taken.
+            itself; or the id of one that is registered, wherever a callable is taken. C++
+            environments of a class that `python_env.h` made are taken as a vector env is.
         create_env_kwargs: keyword arguments of each callable.
         autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED, for a vector env that does not tell; of no
             effect for other envs.
@@ -134,7 +139,7 @@ def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices |
 def _check_single(env: Any, fn: Any, i: int) -> None:
     if is_torchrl_env(env):
         return
-    if is_vector_env(env):
+    if is_vector_env(env) or is_compiled_env(env):
         raise TypeError(
             f"create_env_fn[{i}]: expected {fn!r} to return a single gymnasium.Env, since the list "
             f"is stepped as one batch; it returned the vector env {env}. Give the callable itself, "
@@ -152,6 +157,10 @@ def _wrap(env: Any, autoreset_mode: Any, devices: Devices | None) -> EnvBatch:
         from .torchrl import make_torchrl_env
 
         return make_torchrl_env(env, devices)
+    if is_compiled_env(env):
+        compiled = CompiledEnvBatch(env)
+        compiled.original, compiled.time_limit = env, has_time_limit(env)
+        return compiled
     # EnvPool's envs are both; the vector interface is the one that they have.
     batch = make_vector_env(env, autoreset_mode) if is_vector_env(env) else make_single_env(env)
     batch.original = env

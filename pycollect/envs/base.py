@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import Leaf
+from pycollect._core import CompiledEnv, Leaf
 from pycollect.batch.extras import Extra, ExtraValues
 from pycollect.batch.layout import Key, Node
 
@@ -78,6 +78,11 @@ class EnvBatch(ABC):
         skips_after_done: True for a vector env in NEXT_STEP mode that is not known to honour
             `reset_mask`: it resets a finished row by itself in the step that follows, so that this
             step of that row is a dummy (an uncollected cell). `reset_done` is not available then.
+        steps_rows: True for a vector env in NEXT_STEP mode that can step some rows without the
+            others, see `step_rows`: a row that ended may be left to reset itself, in the step that
+            the others make next, and catches up with them later.
+        overlaps: True where the envs step elsewhere, so that a step can be begun by `send` and
+            awaited by `receive`, with something else done in between.
         can_reset: whether single rows can be reset at any time (`max_frames_per_traj` needs it).
         ends: the keys of the flags among `observation`, of which any that is set ends an episode.
             Where there are some, reward, done, terminated and truncated have keys and shapes of the
@@ -102,6 +107,7 @@ class EnvBatch(ABC):
         nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
             own, by key.
         specs: the TorchRL environment whose specs hold for it; None where there are none.
+        compiled: what a recorder steps itself, see `Recorder.step_env`; None where it cannot.
     """
 
     num_envs: int
@@ -110,6 +116,8 @@ class EnvBatch(ABC):
     action: tuple[Leaf, ...]
     action_space: gymnasium.Space[Any] | None
     skips_after_done: bool = False
+    steps_rows: bool = False
+    overlaps: bool = False
     can_reset: bool = True
     ends: tuple[Key, ...] = ()
     rewards: tuple[Key, ...] = ()
@@ -126,6 +134,7 @@ class EnvBatch(ABC):
     device: torch.device = torch.device("cpu")
     staying: frozenset[Key] = frozenset()
     specs: Any = None
+    compiled: CompiledEnv | None = None
     original: Any = None
 
     @property
@@ -215,6 +224,24 @@ class EnvBatch(ABC):
         To be called after `step` and before the next one, for every env that ended there and for
         those that the collector itself wants to cut (where `can_reset` says so).
         """
+
+    def send(self, action: Arrays) -> None:
+        """Begin a step, where the env `overlaps`; `step` in all else."""
+        raise NotImplementedError
+
+    def receive(self) -> tuple[Arrays, Any, Any, Any]:
+        """Wait for the step that was begun; returns what `step` does.
+
+        A `reset` before it drops that step.
+        """
+        raise NotImplementedError
+
+    def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
+        """Step the envs where `rows` (bool [P]) is set, where the env `steps_rows`.
+
+        All is as for `step`, with P rows; only those that were stepped mean anything.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def close(self) -> None:

@@ -72,8 +72,8 @@ class CallablesEnv(EnvBatch):
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
         """See `Tapped`."""
-        taps = [Tap(step) for step in self._steps]
-        self._steps = list(taps)
+        taps = [Tap() for _ in self._steps]
+        self._steps = [tap.on(step) for tap, step in zip(taps, self._steps, strict=True)]
         self._step_each = None
         return lambda key: [entry_of(tap.info, key) for tap in taps]
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium
 
+from .compiled import is_compiled_env
 from .registry import maker
 from .spaces import describe
 from .vector_api import is_vector_env
@@ -24,8 +25,8 @@ def check_entry(entry: Any) -> Any:
             raise ValueError("create_env_fn: expected at least one env callable, got an empty list")
         return [_checked_item(i, item) for i, item in enumerate(entry)]
     if isinstance(entry, str):
-        return maker(entry)
-    if not callable(entry) and not hasattr(entry, "step"):
+        return maker("create_env_fn", entry)
+    if not callable(entry) and not is_env(entry) and not hasattr(entry, "step"):
         raise TypeError(
             "create_env_fn: expected a callable, an id of Gymnasium's, a list of these or an "
             f"environment, got {describe(entry)}"
@@ -35,7 +36,7 @@ def check_entry(entry: Any) -> Any:
 
 def _checked_item(i: int, item: Any) -> Any:
     if isinstance(item, str):
-        return maker(item)
+        return maker(f"create_env_fn[{i}]", item)
     if is_env(item):
         raise TypeError(
             f"create_env_fn[{i}]: expected a callable that makes an environment, got "
@@ -54,7 +55,12 @@ def is_env(value: Any) -> bool:
     """Whether it is an environment, of whatever kind, and not what makes one."""
     if isinstance(value, type):
         return False
-    return isinstance(value, gymnasium.Env) or is_torchrl_env(value) or is_vector_env(value)
+    return (
+        isinstance(value, gymnasium.Env)
+        or is_torchrl_env(value)
+        or is_compiled_env(value)
+        or is_vector_env(value)
+    )
 
 
 def is_torchrl_env(value: Any) -> bool:

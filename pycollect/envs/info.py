@@ -39,17 +39,20 @@ class Tapped(Protocol):
 
 
 class Tap:
-    """A `step` that keeps its info."""
+    """Keeps the info of each step."""
 
-    def __init__(self, step: Callable[[Any], Any]) -> None:
-        self._step = step
+    def __init__(self) -> None:
         self.info: Any = {}
 
-    def __call__(self, action: Any) -> Any:
-        """Step, and keep the info."""
-        result = self._step(action)
-        self.info = result[4]
-        return result
+    def on(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """What steps, or gives a step's result, with the info kept."""
+
+        def tapped(*given: Any) -> Any:
+            result = step(*given)
+            self.info = result[4]
+            return result
+
+        return tapped
 
 
 def check_info_keys(value: Any) -> InfoKeys:
@@ -134,6 +137,7 @@ class InfoEnv(EnvBatch):
         self.observation, self.extras = env.observation, env.extras
         self.action, self.action_space = env.action, env.action_space
         self.skips_after_done, self.can_reset = env.skips_after_done, env.can_reset
+        self.steps_rows, self.overlaps = env.steps_rows, env.overlaps
         self.time_limit = env.time_limit
         self._single = len(env.observation) == 1
         self._rows = (env.num_envs,) if env.batched else ()
@@ -189,7 +193,22 @@ class InfoEnv(EnvBatch):
         Raises:
             ValueError: an entry is of another shape, or of a dtype that cannot be cast safely.
         """
-        observation, reward, terminated, truncated = self._env.step(action)
+        return self._informed(self._env.step(action))
+
+    def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
+        """See `EnvBatch.step_rows`; raises what `step` does."""
+        return self._informed(self._env.step_rows(action, rows))
+
+    def send(self, action: Arrays) -> None:
+        """See `EnvBatch.send`."""
+        self._env.send(action)
+
+    def receive(self) -> tuple[Arrays, Any, Any, Any]:
+        """See `EnvBatch.receive`; raises what `step` does."""
+        return self._informed(self._env.receive())
+
+    def _informed(self, result: tuple[Arrays, Any, Any, Any]) -> tuple[Arrays, Any, Any, Any]:
+        observation, reward, terminated, truncated = result
         self._stepped = True
         values = tuple(self._array(leaf) for leaf in self.step_only)
         return self._with(observation, values), reward, terminated, truncated

@@ -14,13 +14,21 @@ Registered = Mapping[str, EnvSpec]
 """What was registered, by id."""
 
 
-def maker(env_id: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+def maker(name: str, env_id: str) -> Callable[..., gymnasium.Env[Any, Any]]:
     """A callable that makes that environment wherever it is called.
+
+    Args:
+        name: of the argument that the id came in.
 
     Raises:
         gymnasium.error.Error: there is none of that id; the text names the nearest.
     """
-    return partial(gymnasium.make, gymnasium.spec(env_id))
+    try:
+        return partial(gymnasium.make, gymnasium.spec(env_id))
+    except gymnasium.error.Error as error:
+        raise type(error)(
+            f"{name}: expected an id of Gymnasium's, got {env_id!r}: {error}"
+        ) from None
 
 
 def registered_here() -> Registered:

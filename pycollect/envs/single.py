@@ -80,8 +80,8 @@ class SingleEnv(EnvBatch):
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
         """See `Tapped`."""
-        tap = Tap(self._step)
-        self._step = tap
+        tap = Tap()
+        self._step = tap.on(self._step)
         return lambda key: [entry_of(tap.info, key)]
 
     def shown(self) -> ExtraValues:

@@ -39,7 +39,10 @@ def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:
     if _switch_to_disabled(env):
         return VectorEnvBatch(api)
     if mode is Autoreset.NEXT_STEP:
-        return VectorEnvBatch(api, skips_after_done=not _resets_rows_after_done(api))
+        can_reset = _resets_rows_after_done(api)
+        return VectorEnvBatch(
+            api, skips_after_done=not can_reset, steps_rows=can_reset and api.steps_rows
+        )
     known = _is_known(env)
     keeps = _probe(api)
     if mode is Autoreset.SAME_STEP:
@@ -118,18 +121,25 @@ class VectorEnvBatch(EnvBatch):
     Args:
         api: the env.
         skips_after_done: whether it resets rows by itself, in the step after their end.
+        steps_rows: whether it does so, too, unless it is asked to reset them before.
     """
 
-    def __init__(self, api: VectorApi, *, skips_after_done: bool = False) -> None:
+    def __init__(
+        self, api: VectorApi, *, skips_after_done: bool = False, steps_rows: bool = False
+    ) -> None:
         self.num_envs = api.num_envs
         self.batched = True
         self.observation = api.observation
         self.action = api.action
         self.action_space = api.action_space
         self.skips_after_done = skips_after_done
+        self.steps_rows = steps_rows
+        self.overlaps = api.overlaps
         self.can_reset = not skips_after_done
         self._api = api
-        self._step_api: Callable[[Any], Any] = api.step
+        self._step_api: Callable[..., Any] = api.step
+        self._receive_api: Callable[..., Any] = api.receive
+        self._step_rows_api: Callable[..., Any] = api.step_rows
         self._single = len(self.observation) == 1
         self._one_action = len(self.action) == 1
         self._closed = False
@@ -137,9 +147,16 @@ class VectorEnvBatch(EnvBatch):
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
         """See `Tapped`."""
-        tap = Tap(self._step_api)
-        self._step_api = tap
+        tap = self._tapped()
         return lambda key: rows_of(tap.info, key, self.num_envs)
+
+    def _tapped(self) -> Tap:
+        tap = Tap()
+        self._api.info_is_read = True
+        self._step_api = tap.on(self._step_api)
+        self._receive_api = tap.on(self._receive_api)
+        self._step_rows_api = tap.on(self._step_rows_api)
+        return tap
 
     def shown(self) -> ExtraValues:
         """See `EnvBatch.shown`."""
@@ -158,8 +175,29 @@ class VectorEnvBatch(EnvBatch):
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step all rows; reward float [P], flags bool [P]."""
+        return self._result(*self._step_api((action,) if self._one_action else action))
+
+    def send(self, action: Arrays) -> None:
+        """Begin a step; see `EnvBatch.send`."""
+        self._api.send((action,) if self._one_action else action)
+
+    def receive(self) -> tuple[Arrays, Any, Any, Any]:
+        """Wait for it; see `EnvBatch.receive`. Raises what `step` does."""
+        return self._result(*self._receive_api())
+
+    def step_rows(self, action: Arrays, rows: BoolArray) -> tuple[Arrays, Any, Any, Any]:
+        """Step the rows where `rows` is set; see `EnvBatch.step_rows`."""
         leaves = (action,) if self._one_action else action
-        observation, reward, terminated, truncated, _ = self._step_api(leaves)
+        return self._result(*self._step_rows_api(leaves, rows))
+
+    def _result(
+        self,
+        observation: Leaves,
+        reward: Array,
+        terminated: BoolArray,
+        truncated: BoolArray,
+        info: Any,
+    ) -> tuple[Arrays, Any, Any, Any]:
         return self._arrays(observation), reward, terminated, truncated
 
     def reset_done(self, done: BoolArray) -> Arrays:
@@ -205,8 +243,7 @@ class SameStepEnvBatch(VectorEnvBatch):
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
         """See `Tapped`."""
-        tap = Tap(self._step_api)
-        self._step_api = tap
+        tap = self._tapped()
         return lambda key: rows_of_step(tap.info, key, self._ended)
 
     def shown(self) -> ExtraValues:
@@ -221,14 +258,15 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._final_extras = None
         return super().reset(seeds)
 
-    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
-        """Step all rows; reward float [P], flags bool [P].
-
-        Raises:
-            ValueError: an episode ended, and `info` has no terminal observation for it.
-        """
-        leaves = (action,) if self._one_action else action
-        observation, reward, terminated, truncated, info = self._step_api(leaves)
+    def _result(
+        self,
+        observation: Leaves,
+        reward: Array,
+        terminated: BoolArray,
+        truncated: BoolArray,
+        info: Any,
+    ) -> tuple[Arrays, Any, Any, Any]:
+        """ValueError: an episode ended, and `info` has no terminal observation for it."""
         self._final_extras = None
         self._after = observation
         self._ended = terminated | truncated

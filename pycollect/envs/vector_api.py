@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import error, spaces
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from pycollect.errors import warn_user
 
@@ -103,6 +104,9 @@ class VectorApi:
     Attributes:
         env: the vector env.
         returns_only_reset_rows: whether a masked reset returned no other rows (as EnvPool does).
+        steps_rows: whether it can step some rows without the others, as EnvPool can.
+        overlaps: whether a step can be begun by `send` and awaited by `receive`.
+        info_is_read: whether `step_rows` has to bring the info into the form of all rows.
         reset_clears: whether the step after a reset of all rows is a real one in every row, also
             where an episode had just ended. Where it is not (AsyncVectorEnv without shared memory
             in NEXT_STEP mode), `reset` first steps on until no row has just ended.
@@ -125,6 +129,12 @@ class VectorApi:
         self.observation = observation_leaves(self.observation_space)
         self.action = action_leaves(self.action_space)
         self.returns_only_reset_rows = False
+        self.steps_rows = _takes_ids(env)
+        begin_and_wait = _parts_of_step(env)
+        self.overlaps = begin_and_wait is not None
+        self._begin, self._wait = begin_and_wait or ("", "")
+        self._is_stepping = False
+        self.info_is_read = False
         self.reset_clears = True
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._takes_env_ids = old_envpool
@@ -165,6 +175,9 @@ class VectorApi:
 
     def reset(self, seeds: Sequence[int] | None = None) -> Leaves:
         """Reset all rows; with `seeds` (P of them), each row by its own where the env can."""
+        if self._is_stepping:
+            with contextlib.suppress(Exception):  # of a step that nobody waits for any more
+                self.receive()
         if not self.reset_clears:
             self._settle()
         if seeds is None or self._takes_env_ids:
@@ -226,15 +239,19 @@ class VectorApi:
     def _scatter(self, leaves: tuple[Any, ...], rows: Array, info: Any) -> Leaves:
         """EnvPool returns the rows that were reset, and no others: put them at their places."""
         self.returns_only_reset_rows = True
-        ids = np.asarray(info["env_id"]) if "env_id" in info else rows
-        if not np.array_equal(np.sort(ids), rows):
-            raise ValueError(f"reset: expected the rows {rows.tolist()}, got {ids.tolist()}")
-        full = []
-        for value, leaf, shape in zip(leaves, self.observation, self._shapes, strict=True):
-            out = np.zeros(shape, leaf.dtype)
-            out[ids] = conform(value, leaf, (len(rows), *leaf.shape), self.env)
-            full.append(out)
-        return tuple(full)
+        return self._placed(leaves, _ids_of("reset", info, rows))
+
+    def _placed(self, leaves: tuple[Any, ...], ids: Array) -> Leaves:
+        """Observations of the rows `ids` among those of all rows."""
+        return tuple(
+            self._among_all(conform(value, leaf, (len(ids), *leaf.shape), self.env), ids)
+            for value, leaf in zip(leaves, self.observation, strict=True)
+        )
+
+    def _among_all(self, values: Array, ids: Array) -> Array:
+        full = np.zeros((self.num_envs, *values.shape[1:]), values.dtype)
+        full[ids] = values
+        return full
 
     def step(self, action: Leaves) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
         """Step all rows; return (observation, reward, terminated, truncated, info).
@@ -242,12 +259,54 @@ class VectorApi:
         The reward is float32 or float64 [P], the flags are bool [P].
         """
         given = action[0] if self._plain_action else self._unflatten(action)
-        observation, reward, terminated, truncated, info = self.env.step(given)
+        return self._checked(*self.env.step(given))
+
+    def send(self, action: Leaves) -> None:
+        """Begin a step of all rows, where the env `overlaps`."""
+        given = action[0] if self._plain_action else self._unflatten(action)
+        getattr(self.env, self._begin)(given)
+        self._is_stepping = True
+
+    def receive(self) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
+        """Wait for the step that was begun; returns what `step` does."""
+        self._is_stepping = False
+        return self._checked(*getattr(self.env, self._wait)())
+
+    def _checked(
+        self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
+    ) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
         reward = self._row("reward", reward, _REWARD_DTYPES)
         terminated = self._row("terminated", terminated, _FLAG_DTYPES)
         truncated = self._row("truncated", truncated, _FLAG_DTYPES)
         self._ended = terminated | truncated
         return self._leaves(observation), reward, terminated, truncated, info
+
+    def step_rows(
+        self, action: Leaves, rows: BoolArray
+    ) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
+        """Step the rows where `rows` (bool [P]) is set, where the env `steps_rows`.
+
+        Returns what `step` does, P rows each; those that were not stepped mean nothing.
+        """
+        asked = np.flatnonzero(rows).astype(np.int32)
+        some = tuple(leaf[asked] for leaf in action)
+        given = some[0] if self._plain_action else self._unflatten(some)
+        observation, *flat, info = self.env.step(given, asked)
+        ids = _ids_of("step", info, asked)
+        reward, terminated, truncated = (self._among_all(np.asarray(own), ids) for own in flat)
+        return (
+            self._placed(self._flatten(observation), ids),
+            self._row("reward", reward, _REWARD_DTYPES),
+            self._row("terminated", terminated, _FLAG_DTYPES),
+            self._row("truncated", truncated, _FLAG_DTYPES),
+            self._info_among_all(info, ids) if self.info_is_read else {},
+        )
+
+    def _info_among_all(self, info: Any, ids: Array) -> Any:
+        if isinstance(info, Mapping):
+            return {key: self._info_among_all(own, ids) for key, own in info.items()}
+        is_row = isinstance(info, np.ndarray) and info.shape[:1] == ids.shape
+        return self._among_all(info, ids) if is_row else info
 
     def _row(self, name: str, value: Any, dtypes: tuple[np.dtype[Any], ...]) -> Array:
         """Return `value` as an array [P] of one of `dtypes`, else cast to the last of them."""
@@ -291,6 +350,37 @@ class VectorApi:
                     process.kill()
             with contextlib.suppress(Exception):
                 self.env.unwrapped.closed = True  # its __del__ would try, and fail, once more
+
+
+def _parts_of_step(env: Any) -> tuple[str, str] | None:
+    """The names of what begins a step and what waits for it; None where the env has none.
+
+    Asked of the class, since wrappers may hand on what they have not themselves.
+    """
+    kind = type(env)
+    if isinstance(env, AsyncVectorEnv) and kind.step is not AsyncVectorEnv.step:
+        return None  # its own step may do more than these two
+    for names in (("step_async", "step_wait"), ("send", "recv")):
+        if all(callable(getattr(kind, name, None)) for name in names):
+            return names
+    return None
+
+
+def _takes_ids(env: Any) -> bool:
+    """Whether the env steps those of its rows whose ids it is given beside actions: EnvPool."""
+    if not hasattr(env, "all_env_ids"):
+        return False
+    with contextlib.suppress(TypeError, ValueError):
+        return "env_id" in inspect.signature(env.step).parameters
+    return False
+
+
+def _ids_of(name: str, info: Any, asked: Array) -> Array:
+    """The rows that came, in their order; ValueError where others were asked for."""
+    ids = np.asarray(info["env_id"]) if "env_id" in info else asked
+    if not np.array_equal(np.sort(ids), asked):
+        raise ValueError(f"{name}: expected the rows {asked.tolist()}, got {ids.tolist()}")
+    return ids
 
 
 def rows_differ(a: Leaves, b: Leaves) -> BoolArray:

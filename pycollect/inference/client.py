@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pycollect._core import Memory, RolloutControl, ServerSlot, WorkerSlot
+from pycollect._core import Memory, RolloutControl, ServerSlots, SharedMemoryError, WorkerSlot
 from pycollect.batch.cast import ObservationCast
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_rows import MemoryAddress
@@ -28,12 +28,13 @@ class CentralPolicy(PolicyElsewhere):
     """Stands for the policy in one worker, and in whoever takes its place.
 
     Args:
-        slot: through which it asks.
+        slots: of all workers.
+        slot: the number of the one through which it asks.
         bell: of the server.
     """
 
-    def __init__(self, slot: MemoryAddress, bell: MemoryAddress) -> None:
-        self._slot, self._bell = slot, bell
+    def __init__(self, slots: MemoryAddress, slot: int, bell: MemoryAddress) -> None:
+        self._slots, self._slot, self._bell = slots, slot, bell
 
     def __call__(self, *inputs: Any) -> Any:
         """It is asked through `runner`."""
@@ -51,10 +52,16 @@ class CentralPolicy(PolicyElsewhere):
         """What asks the server; waits until it has answered for the first time."""
         forms = tuple((policy_state or {}).items())
         needs = PolicyNeeds(EnvForm.of(env), counts_steps, calling, cast, forms)
-        slot = WorkerSlot(self._slot, self._bell)
+        try:
+            slot = WorkerSlot(self._slots, self._slot, self._bell)
+        except SharedMemoryError as error:
+            raise SharedMemoryError(
+                "inference: expected workers that share memory with whoever calls the policy for "
+                f"them, which is on the collector's machine; use inference=None here: {error}"
+            ) from error
         batch = (env.num_envs,) if env.batched else ()
         first = {key: own if batch else own[None] for key, own in current.items()}
-        message, memory = pack(Joining(needs, first), ServerSlot.BYTES)
+        message, memory = pack(Joining(needs, first), ServerSlots.BYTES)
         answered = slot.ask(message, _BEAT_SECONDS)
         while not answered:
             answered = slot.wait_answer(_BEAT_SECONDS)

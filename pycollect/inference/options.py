@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from tensordict.nn import InteractionType
+
 from pycollect import checks as check
 from pycollect.arguments import argument
 
@@ -53,3 +56,19 @@ class InferenceOptions:
         "seconds that a call waits for them; None: as long as it takes",
         beside=("inference",),
     )
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """How a server calls the policy, and for whom; pickles.
+
+    Attributes:
+        device: where; None: where it lies, nobody named one.
+        exploration: how actions are drawn.
+        workers: how many are expected at first.
+    """
+
+    options: InferenceOptions
+    device: torch.device | None
+    exploration: InteractionType
+    workers: int

@@ -5,24 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import set_interaction_type
 
-from pycollect._core import Memory, ServerSlot
-from pycollect.batch.slab_rows import MemoryAddress
+from pycollect._core import Memory, ServerSlots
 from pycollect.batch.weights import Weights, device_of, load_weights, placed, weights_from
 from pycollect.devices import CPU, indexed
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.processes.wire import pack, unpack
-from pycollect.inference.client import CentralPolicy
 from pycollect.inference.group import Group, ServedPolicy
 from pycollect.inference.messages import Joined, Joining
-from pycollect.inference.options import InferenceOptions
+from pycollect.inference.options import ServerSettings
 from pycollect.stream.version import PolicyVersion
 from pycollect.worker.generators import Generators
 
@@ -34,12 +31,12 @@ class _Seat:
     """A worker, as the server knows it.
 
     Attributes:
+        number: of its slot.
         group: in which it has a row, once it has joined.
         kept: what a long answer lies in, until the next one.
     """
 
     number: int
-    slot: ServerSlot = field(default_factory=ServerSlot)
     group: Group | None = None
     kept: Memory | None = None
 
@@ -50,10 +47,7 @@ class InferenceServer:
     Args:
         policy: in any of the accepted forms; where it is to be called elsewhere than it lies, a
             copy of it is called.
-        device: where; None: where it lies.
-        exploration: how actions are drawn.
-        bell: address of the one that workers ring when they ask.
-        workers: how many are expected at first.
+        slots: through which workers ask.
         is_ours: nobody else has the policy: a factory made it.
 
     Attributes:
@@ -62,18 +56,16 @@ class InferenceServer:
 
     def __init__(
         self,
-        options: InferenceOptions,
+        settings: ServerSettings,
         policy: Any,
-        device: torch.device | None,
-        exploration: InteractionType,
-        bell: MemoryAddress,
-        workers: int,
+        slots: ServerSlots,
         is_ours: bool = False,
     ) -> None:
         self.is_ours = is_ours
-        self._options, self._exploration = options, exploration
-        self._bell, self._workers = bell, workers
+        self._options, self._exploration = settings.options, settings.exploration
+        self._slots, self._workers = slots, settings.workers
         self._version = PolicyVersion()
+        device = settings.device
         there = indexed(device or device_of(policy) or CPU)
         self.policy = placed(policy, there)
         self._served = ServedPolicy(self.policy, there, told=device is not None)
@@ -82,11 +74,10 @@ class InferenceServer:
         self._groups: list[Group] = []
         self._held_since: float | None = None  # somebody waits for others since then
 
-    def policies(self, count: int) -> list[CentralPolicy]:
-        """What stands for the policy in so many more workers."""
-        seats = [_Seat(len(self._seats) + n) for n in range(count)]
-        self._seats += seats
-        return [CentralPolicy(seat.slot.address, self._bell) for seat in seats]
+    @property
+    def device(self) -> torch.device:
+        """Where the policy is called."""
+        return self._served.device
 
     def count_by(self, version: PolicyVersion) -> None:
         """Frames carry that version of the policy, as it is when it is called."""
@@ -106,14 +97,16 @@ class InferenceServer:
         for group in self._groups:
             group.refresh()
 
-    def serve(self, owing: int) -> None:
+    def serve(self, owing: int | None = None) -> None:
         """Call the policy for those who wait, unless they wait for others.
 
         Args:
-            owing: workers that were asked for something and have not answered yet.
+            owing: workers that were asked for something and have not answered yet; None: nobody
+                knows, it may be all.
         """
-        asking = [seat for seat in self._seats if seat.slot.has_question]
-        stepping = [seat for seat in asking if not self._joins(seat)]
+        owing = len(self._slots) if owing is None else owing
+        asking = [self._seat(number) for number in self._slots.asking()]
+        stepping = [seat for seat in asking if not self._joins(seat) and seat.group is not None]
         if not stepping or self._holds_back(stepping, owing):
             return
         self._held_since = None
@@ -121,6 +114,12 @@ class InferenceServer:
             assert group is not None, "slot: expected a worker that has joined"
             for part in self._parts(group, [own for own in stepping if own.group is group]):
                 self._call(group, part)
+
+    def _seat(self, number: int) -> _Seat:
+        """That of a slot; workers come while others are served."""
+        while number >= len(self._seats):
+            self._seats.append(_Seat(len(self._seats)))
+        return self._seats[number]
 
     @property
     def patience(self) -> float | None:
@@ -147,8 +146,11 @@ class InferenceServer:
             yield seats[begin : begin + count]
 
     def _joins(self, seat: _Seat) -> bool:
-        """Take in a worker that asks for that; return whether it did."""
-        question = seat.slot.question()
+        """Take in a worker that asks for that; return whether it did.
+
+        One that asks for more and never joined here had joined a server that is gone. So is it.
+        """
+        question = self._slots.question(seat.number)
         if not question:
             return False
         answer: Joined | ErrorReport
@@ -184,11 +186,11 @@ class InferenceServer:
                 self._answer(seat, report)
             return
         for seat in seats:
-            seat.slot.answer(b"", version)
+            self._slots.answer(seat.number, note=version)
 
     def _answer(self, seat: _Seat, value: Joined | ErrorReport) -> None:
-        message, seat.kept = pack(value, ServerSlot.BYTES)
-        seat.slot.answer(message)
+        message, seat.kept = pack(value, ServerSlots.BYTES)
+        self._slots.answer(seat.number, message)
 
     @contextmanager
     def _settings(self) -> Iterator[None]:

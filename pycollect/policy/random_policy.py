@@ -21,7 +21,11 @@ class RandomPolicy:
         self.action_key = action_key
 
     def set_action_spec_from_env(self, env: Any) -> None:
-        """Take the spec of an environment of TorchRL's, unless there is one already."""
+        """Take the spec of an environment, unless there is one already.
+
+        Args:
+            env: one of TorchRL's, which has a `full_action_spec`.
+        """
         if self.action_spec is None:
             self.action_spec = env.full_action_spec.clone()
 

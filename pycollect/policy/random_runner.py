@@ -26,7 +26,8 @@ class RandomRunner:
 
     Args:
         env: its action space and number of envs.
-        rng: one generator, or one per env; a fresh one if None. May be set anew between rollouts.
+        rng: one generator, or one per env; None: one that torch's own decides, when it is first
+            needed. May be set anew between rollouts.
         outputs: what is recorded; keys other than the actions are zeros (as `init_random_frames`
             needs, with the policy's `outputs`), or what the env shows there. None: the actions.
             Theirs may have other dtypes, and dimensions of one that are there or not.
@@ -50,7 +51,7 @@ class RandomRunner:
         outputs: tuple[Leaf, ...] | None = None,
         current: Mapping[Key, torch.Tensor] = MappingProxyType({}),
     ) -> None:
-        self.rng = np.random.default_rng() if rng is None else rng
+        self.rng = rng
         self.outputs = env.action if outputs is None else outputs
         self._env = env
         self._to_rows = _tensor_rows if env.takes_tensors else _array_rows
@@ -110,6 +111,8 @@ class RandomRunner:
 
     def _draw(self, sampler: Sampler, steps: int) -> list[tuple[Row, ...]]:
         """Per step its actions, in memory of their own, and zeros for other outputs."""
+        if self.rng is None:  # as TorchRL's are: torch.manual_seed makes a run one that is repeated
+            self.rng = np.random.default_rng(int(torch.randint(2**62, (), device="cpu")))
         arrays = sampler.draw(steps, self.rng)
         columns = [
             (absent,) * steps

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pycollect.docstrings import completed_by
 from pycollect.scheduler.awaiting import Call
 from pycollect.scheduler.scheduler import Scheduler
+from pycollect.worker.one_worker import OneWorker
 from pycollect.worker.paths import called, calls, resolved
 
 
@@ -22,6 +24,12 @@ class Asking:
     def getattr_env(self, attr: str) -> Any:
         """An attribute of the first worker's environment, as a copy.
 
+        Args:
+            attr: its name.
+
+        Returns:
+            What pickled there and was unpickled here.
+
         Raises:
             AttributeError: there is none of that name.
             TypeError: it does not pickle.
@@ -30,12 +38,30 @@ class Asking:
         """
         return self._ask_first("getattr_env", attr)
 
+    @completed_by(getattr_env)
     def getattr_policy(self, attr: str) -> Any:
-        """An attribute of the first worker's policy, as `getattr_env`."""
+        """An attribute of the first worker's policy, as a copy.
+
+        Args:
+            ...: that of `getattr_env`.
+        """
         return self._ask_first("getattr_policy", attr)
 
     def get_distant_attr(self, attr: str) -> list[Any]:
-        """What stands at a path in each worker: "env.action_spec", "policy.module[0]"."""
+        """What stands at a path in each worker.
+
+        Args:
+            attr: names and indices from a worker on: "env.action_spec", "policy.module[0]".
+
+        Returns:
+            Copies, in the order of workers.
+
+        Raises:
+            AttributeError: there is nothing of that name.
+            TypeError: it does not pickle.
+            WorkerError: a worker died.
+            TimeoutError: one did not answer within `worker_timeout`.
+        """
         workers = self._source.group.in_order
         question: Call = ("get_distant_attr", (attr,), {})
         return self._ask({worker.index: question for worker in workers})
@@ -51,6 +77,9 @@ class Asking:
         Args:
             method_name: its path in a worker, like "env.close" or "get_distant_attr".
             list_of_args, list_of_kwargs: of each worker; None: none.
+
+        Returns:
+            Copies of what it returned, in the order of workers.
 
         Raises:
             ValueError: not one entry for each worker.
@@ -71,16 +100,32 @@ class Asking:
             }
         )
 
+    @completed_by(OneWorker.cascade_execute)
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """Call what stands at a path from the collector on; return it, where it is no function."""
+        """"""  # the text is that of OneWorker
         return called(self, attr_path, *args, **kwargs)
 
     def get_model(self, model_id: str) -> Any:
-        """The caller's policy for "policy"; for anything else what stands at that path."""
+        """The caller's policy for "policy"; for anything else what stands at that path.
+
+        Args:
+            model_id: "policy", or names and indices from the collector on.
+
+        Returns:
+            What stands there, in this process.
+
+        Raises:
+            AttributeError: there is nothing of that name.
+        """
         return resolved(self, model_id)
 
     def fake_tensordict(self) -> Any:
-        """Of a collector in this process alone, as the environments are not here."""
+        """Refused: only a collector in this process has environments to tell what is in a batch.
+
+        Raises:
+            NotImplementedError: always. ``Collector(...).fake_tensordict()`` with one of the
+                environments gives zeros of the shape of one worker's rollout.
+        """
         raise NotImplementedError(
             f"{type(self).__name__}.fake_tensordict: the environments are in other processes; use "
             "Collector(...).fake_tensordict() with one of them"

@@ -11,6 +11,7 @@ import cloudpickle
 from pycollect.engines.messages import Rollout
 from pycollect.errors import WorkerDied, WorkerError, warn_user
 from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.policy_process import DIED, PolicyProcess
 from pycollect.scheduler.records import WorkerRecord
 from pycollect.scheduler.stalls import StallDetector
 from pycollect.scheduler.workers import WorkerGroup
@@ -24,10 +25,21 @@ _LOOK_SECONDS = 0.5  # from one look at whether another thread shut the collecto
 
 
 class Awaiting:
-    """Whoever waits does so here. A worker that died or stalled meanwhile is replaced."""
+    """Whoever waits does so here. A worker that died or stalled meanwhile is replaced.
 
-    def __init__(self, flow: Flow, group: WorkerGroup, options: RemoteOptions) -> None:
+    Args:
+        server: the process that calls the policy for them, which is replaced, too; or None.
+    """
+
+    def __init__(
+        self,
+        flow: Flow,
+        group: WorkerGroup,
+        options: RemoteOptions,
+        server: PolicyProcess | None = None,
+    ) -> None:
         self._flow, self._group, self._options = flow, group, options
+        self._server = server
         self._stalls = StallDetector(options.timeout)
 
     def any_of(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord:
@@ -36,6 +48,7 @@ class Awaiting:
         with self._flow.statistics.timed("idle"):
             while True:
                 self._flow.check_not_closed()
+                self._look_after_server()
                 for worker in self._stalls.stalled(waiting):
                     # Who is done makes no step until it is served, however long that takes.
                     if worker.handle.has_answer:
@@ -82,6 +95,17 @@ class Awaiting:
         text = f"worker {worker.index} made no step for {self._options.timeout} s (worker_timeout)"
         self._group.replace(worker, _end_of(worker, text), "worker_timeout")
 
+    def _look_after_server(self) -> bool:
+        """Where it is gone, so is what workers had from it: all are replaced. Whether it was so."""
+        death = None if self._server is None else self._server.death()
+        if self._server is None or death is None:
+            return False
+        self._server.replace(death)
+        for worker in self._group.present:
+            self._group.replace(worker, death, DIED)
+        self._server.replaced()
+        return True
+
     def ask(self, questions: Mapping[int, Call]) -> list[Any]:
         """What these workers answer, in the order of their ids.
 
@@ -109,10 +133,7 @@ class Awaiting:
 
     def _answer_of(self, worker: WorkerRecord, call: Any) -> bytes:
         if not self._has_answered(worker, call):
-            raise TimeoutError(
-                f"worker {worker.index}: expected an answer within worker_timeout "
-                f"({self._options.timeout} s); it is replaced"
-            )
+            raise self._replaced(worker)
         try:
             answer: bytes = worker.handle.answer(call)
             return answer
@@ -125,12 +146,26 @@ class Awaiting:
                 death.remote_traceback,
             ) from death
 
+    def _replaced(self, worker: WorkerRecord) -> Exception:
+        """What is raised where a worker was replaced that was asked."""
+        if self._server is not None and self._server.record.failure == worker.failure:
+            text = f"{worker.failure}, while worker {worker.index} was asked; it is replaced"
+            return WorkerError(text, worker.index, worker.incarnation - 1, "")
+        return TimeoutError(
+            f"worker {worker.index}: expected an answer within worker_timeout "
+            f"({self._options.timeout} s); it is replaced"
+        )
+
     def _has_answered(self, worker: WorkerRecord, call: Any) -> bool:
-        """Wait for a call's answer, or its worker's end; False: it stalled, and is replaced."""
+        """Wait for a call's answer, or its worker's end; False: it is replaced already."""
+        if worker.starting:  # with all others, as their policy's server died meanwhile
+            return False
         self._stalls.heard_of(worker)
         silence = _Silence([worker])
         while not worker.handle.await_answer(call, self._stalls.next_check(_LOOK_SECONDS)):
             self._flow.check_not_closed()
+            if self._look_after_server():
+                return False
             if self._stalls.stalled([worker]):
                 self._give_up(worker)
                 return False

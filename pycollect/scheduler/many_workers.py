@@ -42,7 +42,7 @@ class ManyWorkers(WorkerNames):
 
     @property
     def preemptive_threshold(self) -> float:
-        """The argument; 1.0: stragglers are waited for."""
+        """The part of the workers that a batch waits for, from 0 to 1; 1.0: for all of them."""
         preemption = self._remote.preemption
         return 1.0 if preemption is None else preemption.threshold
 
@@ -86,6 +86,12 @@ class ManyWorkers(WorkerNames):
 
         Args:
             worker_idx: its id; None: the first one's.
+
+        Returns:
+            P * T: an int.
+
+        Raises:
+            ValueError: there is no such worker.
         """
         index = self._source.group.in_order[0].index if worker_idx is None else worker_idx
         for worker in self._workers:

@@ -16,6 +16,7 @@ from pycollect.scheduler.assembly import Assembly, PendingBatch, in_flight_bytes
 from pycollect.scheduler.awaiting import Awaiting, Call
 from pycollect.scheduler.elastic import Membership
 from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.policy_process import PolicyProcess, ProcessPlan, ServerWeights
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
 from pycollect.scheduler.report import stats_of
 from pycollect.scheduler.served import LiveWeights, ServedStreams
@@ -40,7 +41,8 @@ class Scheduler:
         plans: one per worker.
         policy: the caller's, whose weights are sent; None: random actions, or built by workers.
         engine: is left when the scheduler is closed.
-        server: calls the policy for all workers; None: they do.
+        server: calls the policy for all workers, here; or the plan of a process that does, and its
+            engine; None: they do.
 
     Attributes:
         group: who is there.
@@ -58,28 +60,47 @@ class Scheduler:
         plans: Sequence[WorkerPlan],
         policy: Any,
         engine: Engine,
-        server: InferenceServer | None = None,
+        server: InferenceServer | ProcessPlan | None = None,
     ) -> None:
         self._flow, self._options, self._plans = flow, options, plans
         self._engine = engine
         self.policy = policy
         depth = max(options.ahead, 1)
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
-        self.group = WorkerGroup(flow, engine, options)
-        self.awaiting = Awaiting(flow, self.group, options)
-        self.weights: WorkerWeights = PolicyUpdates(flow, self.group, options, policy)
-        self.streams: WorkerStreams = GroupStreams(self.group, self.awaiting, policy)
-        if server is not None:
-            server.count_by(flow.version)
-            live = LiveWeights(flow, server, policy, server.is_ours, self.group.ids)
-            self.weights = live
-            self.streams = ServedStreams(self.group, self.awaiting, live, server, policy)
+        self._process: PolicyProcess | None = None
+        if isinstance(server, ProcessPlan):
+            self._process = PolicyProcess(flow, options, server)
+        self.group = WorkerGroup(flow, engine, options, self._process)
+        self.awaiting = Awaiting(flow, self.group, options, self._process)
+        self.weights: WorkerWeights
+        self.streams: WorkerStreams
+        self.weights, self.streams = self._policys(server)
         self.members = Membership(
             flow, self.group, self.awaiting, self.weights, self.assembly, options
         )
 
+    def _policys(
+        self, server: InferenceServer | ProcessPlan | None
+    ) -> tuple[WorkerWeights, WorkerStreams]:
+        """Weights and random streams, by whoever calls the policy."""
+        flow, group, awaiting, policy = self._flow, self.group, self.awaiting, self.policy
+        if server is None:
+            return (
+                PolicyUpdates(flow, group, self._options, policy),
+                GroupStreams(group, awaiting, policy),
+            )
+        if isinstance(server, ProcessPlan):
+            assert self._process is not None
+            sent = ServerWeights(flow, self._process, self._options, policy, group.ids)
+            return sent, ServedStreams(group, awaiting, sent, self._process, policy)
+        server.count_by(flow.version)
+        live = LiveWeights(flow, server, policy, server.is_ours, group.ids)
+        return live, ServedStreams(group, awaiting, live, server, policy)
+
     def start(self) -> None:
         """Start the workers, and check what they turn out to be."""
+        if self._process is not None:
+            self._process.start()
         self.members.start(self._plans)
         for in_place in (True, False):
             own = [worker for worker in self.group.present if worker.in_place is in_place]
@@ -173,8 +194,9 @@ class Scheduler:
             if flow.failing is None:
                 try:
                     worker = self.awaiting.any_of(waiting)
-                except WorkerError as error:  # it stalled once too often
-                    self._give_up(self.group.of([error.worker])[0], error)
+                except WorkerError as error:  # it, or the policy's server, ended once too often
+                    for stalled in self.group.of([error.worker]):
+                        self._give_up(stalled, error)
                     continue
             elif done := self.awaiting.one_now(waiting):
                 worker = done
@@ -344,7 +366,8 @@ class Scheduler:
 
     def report(self) -> dict[str, Any]:
         """See :func:`stats_of`."""
-        return stats_of(self._flow, self.group)
+        told = stats_of(self._flow, self.group)
+        return told if self._process is None else {**told, "server": self._process.report()}
 
     def check_close_env(self, close_env: bool) -> None:
         """Environments end with their workers."""
@@ -357,4 +380,6 @@ class Scheduler:
         """End the workers, and leave the engine. Idempotent."""
         self.group.close(timeout)
         self._engine.leave()
+        if self._process is not None:
+            self._process.close(timeout)
         self.assembly.close()

@@ -1,9 +1,9 @@
-"""Workers whose policy is called here, by an inference server: its weights, its random stream."""
+"""Workers whose policy is called for them: its weights where that is here, its random stream."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from pycollect.scheduler.awaiting import Awaiting
 from pycollect.scheduler.records import WorkerRecord
@@ -12,9 +12,6 @@ from pycollect.scheduler.workers import WorkerGroup
 from pycollect.stream.live_policy import LivePolicy
 from pycollect.stream.state import CollectorState, WorkerState
 from pycollect.worker.generators import derived_seeds
-
-if TYPE_CHECKING:
-    from pycollect.inference.server import InferenceServer
 
 _SERVER = 2**32 - 1  # among what seeds are derived for: ids of workers are smaller
 
@@ -35,6 +32,24 @@ class LiveWeights(LivePolicy):
         """Whoever brings weights for one worker brings them for all."""
         self.receive(source)
 
+    def resume(self, state: CollectorState) -> None:
+        """The caller's policy has a state's weights."""
+        self.renew_copy()
+
+
+class PolicyServer(Protocol):
+    """Calls the policy for all workers."""
+
+    def seed(self, root: int) -> None:
+        """What the policy draws follows from that root from now on."""
+
+
+class ServedWeights(Protocol):
+    """The weights that it is called with."""
+
+    def resume(self, state: CollectorState) -> None:
+        """The caller's policy has a state's weights."""
+
 
 class ServedStreams:
     """Random streams of a group of workers, and that of what the policy draws for all of them."""
@@ -43,8 +58,8 @@ class ServedStreams:
         self,
         group: WorkerGroup,
         awaiting: Awaiting,
-        weights: LiveWeights,
-        server: InferenceServer,
+        weights: ServedWeights,
+        server: PolicyServer,
         policy: Any,
     ) -> None:
         self._workers = GroupStreams(group, awaiting, policy)
@@ -69,5 +84,5 @@ class ServedStreams:
         What the policy draws follows from the state.
         """
         self._workers.resume(state)
-        self._weights.renew_copy()
+        self._weights.resume(state)
         self._server.seed(derived_seeds(1, state.entropy, state.batches, _SERVER)[0])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from pycollect._core import Leaf
 from pycollect.batch.extras import Extra
@@ -18,17 +18,32 @@ from pycollect.scheduler.assembly import forget_ids
 from pycollect.scheduler.hooks import HookSender
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
+from pycollect.scheduler.start_timer import StartTimer
 from pycollect.scheduler.weight_sender import WeightSender
 from pycollect.stream.flow import Flow
 
 _LOGGER = logging.getLogger(__name__)
+_LOOK_SECONDS = 0.5  # from one look at whether the policy's server lives to the next
 _BATCHES_REMEMBERED = 100  # a death is forgotten after so many delivered batches
+
+
+class Mortal(Protocol):
+    """Somebody without whom workers do nothing."""
+
+    def death(self) -> WorkerDied | None:
+        """How it ended; None: it lives."""
+
+    def last_words(self) -> str:
+        """The last lines that it logged, as far as they can be had."""
 
 
 class WorkerGroup:
     """Who is there, by id, and what each was given: whoever takes a worker's place gets it, too.
 
     A death is told to the flow: ledger, trajectories and their ids.
+
+    Args:
+        server: calls the policy for them; None: they do, or it cannot die but with this process.
 
     Attributes:
         present: in the order in which they came.
@@ -37,8 +52,15 @@ class WorkerGroup:
         weights, hooks: what they were given.
     """
 
-    def __init__(self, flow: Flow, engine: Engine, options: RemoteOptions) -> None:
+    def __init__(
+        self,
+        flow: Flow,
+        engine: Engine,
+        options: RemoteOptions,
+        server: Mortal | None = None,
+    ) -> None:
         self._flow, self._engine, self._options = flow, engine, options
+        self._server = server
         self._policies: dict[bytes, SharedValue] = {}
         self.weights = WeightSender(engine.put)
         self.hooks = HookSender(engine.put)
@@ -74,7 +96,7 @@ class WorkerGroup:
         try:
             for plan in plans:
                 workers.append(WorkerRecord(plan, self._started(plan)))
-            self._await_built(workers)
+            self.await_built(workers)
         except BaseException:
             self._engine.wait_closed([worker.process for worker in workers])
             raise
@@ -89,18 +111,23 @@ class WorkerGroup:
             self._policies[plan.policy] = self._engine.put(plan.policy)
         return self._engine.start(plan.spec, self._policies[plan.policy], plan.options)
 
-    def _await_built(self, workers: Sequence[WorkerRecord]) -> None:
-        deadline = time.monotonic() + self._options.init_timeout
+    def await_built(self, workers: Sequence[WorkerRecord]) -> None:
+        """Wait until these are, which were started.
+
+        Raises:
+            ValueError: they take too long; or what is raised while they are built.
+            WorkerError: one of them, or the server of their policy, died.
+        """
+        start = StartTimer(self._options.init_timeout)
         waiting = list(workers)
         while waiting:
-            ready = self.wait_any(waiting, max(deadline - time.monotonic(), 0.0))
-            if ready is None:
-                raise ValueError(
-                    f"worker_init_timeout: workers {[worker.index for worker in waiting]} did not "
-                    f"start within {self._options.init_timeout:.0f} s; their CPU, memory or other "
-                    "resources are in use, or their environments take longer to build"
-                )
-            waiting = [worker for worker in waiting if worker is not ready]
+            ready = self.wait_any(waiting, min(start.left(waiting), _LOOK_SECONDS))
+            if ready is not None:
+                waiting = [worker for worker in waiting if worker is not ready]
+            elif self._server is not None and (death := self._server.death()):
+                raise _with_words(death, str(death), self._server.last_words()) from death
+            else:
+                start.check(waiting)
         for worker in workers:
             try:
                 _take_handle(worker)
@@ -121,24 +148,28 @@ class WorkerGroup:
                 more is asked of anybody then.
         """
         flow = self._flow
-        worker.failure = f"{reason}: {death}"
         # As text: whoever keeps the record would keep the exception's frames, and slabs by them.
         _LOGGER.warning("%s; %d frames in flight are lost", str(death), worker.frames_in_flight)
         flow.lose_worker(worker.index, worker.frames_in_flight, reason)
         forget_ids(flow.ids, worker.index, worker.info)
-        try:
-            self._restart(worker, death, flow.statistics.batches)
-        except WorkerError as error:
-            worker.requests.clear()
-            flow.failing = flow.failing or error
-            raise
+        self.restart(worker, death, reason)
         generators = worker.generators
         if generators is not None:
             moment = worker.incarnation
             worker.initial_call = worker.resumption(generators, flow.entropy, moment)
         flow.ledger.issue(worker.index, worker.frames_in_flight)
 
-    def _restart(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
+    def restart(self, worker: WorkerRecord, death: WorkerDied, reason: str) -> None:
+        """Start its process anew, and nothing else; errors are those of `replace`."""
+        worker.failure = f"{reason}: {death}"
+        try:
+            self._start_anew(worker, death, self._flow.statistics.batches)
+        except WorkerError as error:
+            worker.requests.clear()
+            self._flow.failing = self._flow.failing or error
+            raise
+
+    def _start_anew(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
         words = worker.process.last_words()
         worker.process.kill()
         recent = [before for before in worker.deaths if before > batches - _BATCHES_REMEMBERED]
@@ -156,12 +187,16 @@ class WorkerGroup:
         _take_handle(worker)
         if self._options.sync:
             check_alike({-1: before, worker.index: worker.info})
+        self.give_all(worker)
+        for request in worker.requests:
+            worker.handle.submit(request)
+
+    def give_all(self, worker: WorkerRecord) -> None:
+        """Whoever took a worker's place gets what that one was given."""
         self.weights.give(worker)
         self.hooks.give(worker)
         if worker.initial_call is not None:
             worker.handle.request(*worker.initial_call)
-        for request in worker.requests:
-            worker.handle.submit(request)
 
     def serve_last(self, worker: WorkerRecord) -> None:
         """It was served: it goes to the end of the line, so that a fast one starves nobody."""

@@ -13,8 +13,10 @@ from tensordict import TensorDict, TensorDictBase
 
 from pycollect import checks as check
 from pycollect._core import Uninterrupted
+from pycollect.batch.layout import Key
 from pycollect.batch.upload import Uploads
 from pycollect.devices import CPU
+from pycollect.docstrings import completed_by
 from pycollect.stream.background import Background
 from pycollect.stream.buffer_delivery import extend, pieces, put
 from pycollect.stream.buffer_warnings import warn_of_training
@@ -92,6 +94,12 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
         With a replay buffer the batch goes there, and what is returned is always None.
 
+        Returns:
+            A TensorDict of the shape that the class tells under "Yields": [T] or [P, T] of one
+            worker, [B, T] or [B, P, T] of B workers in step, with the environment's observations,
+            what the policy wrote, and under "next" the true successors, "reward", "terminated",
+            "truncated" and "done", each [..., 1].
+
         Raises:
             RuntimeError: the collector was shut down before its end.
             WorkerError: a worker died.
@@ -124,10 +132,21 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._flow.claim()
             self._count(batch.frames_of)
         with self._flow.statistics.timed("deliver"):
-            td = finished(td, self._flow.options, batch.tensors)
+            td = self._finished(td, batch.tensors, batch.frames_of)
             self._source.before_delivery(td)
         self._show_progress(sum(batch.frames_of.values()))
         return td
+
+    def _finished(
+        self, td: TensorDictBase, host: Mapping[Key, torch.Tensor], frames_of: Mapping[Any, int]
+    ) -> TensorDictBase:
+        """What the caller gets.
+
+        Args:
+            host: leaves that are on the host, as `finished` has them.
+            frames_of: each worker's number of them.
+        """
+        return finished(td, self._flow.options, host)
 
     def _trajectories(self) -> TensorDictBase | None:
         """The next complete trajectories, put together on the host.
@@ -144,7 +163,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._count(popped.frames)
         with self._flow.statistics.timed("deliver"):
             td = self._flow.uploads.moved(popped.td, *self._place)
-            td = finished(td, self._flow.options, {})
+            td = self._finished(td, {}, popped.frames)
         self._show_progress(sum(popped.frames.values()))
         return td
 
@@ -345,7 +364,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             "episode_return" (the sum of rewards) and "episode_length" (frames), None before the
             first; "seconds" by phase; "frames_stepped" in the workers, best effort; "slow_paths" by
             name; "workers" by id: pid, node, version, restarts, frames, seconds; "workers_alive",
-            their number.
+            their number; "server", where a process calls the policy for them: pid, restarts,
+            failure.
 
         Raises:
             ValueError: another value of `workers`.
@@ -374,7 +394,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             every L, and the total is the sum of the workers, former ones included. A rollout is
             issued at its full length when it is handed to a worker; frames that it turns out not
             to have (uncollected cells) are taken back. Reasons are worker_died, worker_timeout,
-            env_error, set_seed, reset, load_state_dict, shutdown, incomplete and replay_buffer.
+            server_died, env_error, set_seed, reset, load_state_dict, shutdown, incomplete and
+            replay_buffer.
         """
         return self._flow.ledger.report()
 
@@ -385,8 +406,16 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         next the following one, or all `seed` with `static_seed`. Rollouts in flight are dropped.
         From then on the collector has random generators of its own.
 
+        Args:
+            seed: an int from 0 on.
+            static_seed: all environments get `seed` itself.
+
         Returns:
             The next seed of the chain.
+
+        Raises:
+            TypeError, ValueError: it is no such number.
+            RuntimeError: the collector was shut down.
         """
         root = check.check_seed(seed)
         with self._flow.moving:
@@ -402,7 +431,10 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         weights and version, counters, the ledger, and where the workers' random generators stand.
         Weights of policies that workers in other processes built from a `policy_factory` are known
         here, and part of it, once `update_policy_weights_` gave them some.
-        ``torch.load(weights_only=True)`` takes it.
+
+        Returns:
+            A dict of tensors, numbers, strings and dicts of these, which
+            ``torch.load(weights_only=True)`` takes.
         """
         with self._flow.moving:
             flow = self._flow
@@ -500,24 +532,11 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         except ShutDownError:
             return False
 
+    @completed_by(TorchRLNames.shutdown)
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """Close environments and end workers; what is in flight is lost. Idempotent.
-
-        Where another thread is collecting, it gets its batch before, if that is collected in this
-        process; otherwise the batch is lost, and what waits for it raises a RuntimeError.
-
-        Args:
-            timeout: seconds that workers elsewhere have to close their environments, before their
-                processes are ended; None: half a minute.
-            close_env: False: environments in this process stay open.
-            raise_on_error: False: what goes wrong then is not raised.
-
-        Raises:
-            RuntimeError: `close_env` is False, and environments end with the processes they are in.
-            ValueError: a negative time-out.
-        """
+        """"""  # the text is that of TorchRLNames
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout: expected seconds >= 0 or None, got {timeout!r}")
         self._source.check_close_env(close_env)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
+from tensordict import TensorDictBase
+
 from pycollect._core import TrajectoryIds
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.upload import Uploads
@@ -19,6 +21,9 @@ from pycollect.stream.state import CollectorState
 from pycollect.stream.statistics import Statistics
 from pycollect.stream.version import PolicyVersion
 from pycollect.trajectories.queue import TrajectoryQueue
+
+Part = tuple[Mapping[int, int], TensorDictBase]
+"""A batch that is to be part of a larger one: frames of each worker, and these."""
 
 
 class ShutDownError(RuntimeError):
@@ -38,6 +43,7 @@ class Flow:
         entropy, seeded: what the streams of a run come from that is resumed, or was seeded.
         queue: of trajectories, where batches are made of these; else None.
         cut_frames: of trajectories that were cut there.
+        parts: claimed batches that are to be delivered as one, and are in flight until then.
         unclaimed: a batch that was collected and that an interrupt may have kept from the caller.
         failing: raised once what is done was delivered; until then nothing new is asked for.
         failure: what every later call raises again.
@@ -56,6 +62,7 @@ class Flow:
         self.seeded = False
         self.queue = self._new_queue(0)
         self.cut_frames = 0
+        self.parts: list[Part] = []
         self.unclaimed: Batch | None = None
         self.failing: Exception | None = None
         self.failure: BaseException | None = None
@@ -114,10 +121,16 @@ class Flow:
             self.statistics.count_episodes(self.unclaimed.episodes)
             self.unclaimed = None
 
+    def take_parts(self) -> list[Part]:
+        """They are about to be delivered."""
+        taken, self.parts = self.parts, []
+        return taken
+
     def drop(self, reason: str) -> None:
         """Whatever is in flight is lost: rollouts, and trajectories that wait to be delivered."""
         self.ledger.lose_in_flight(reason)
         self.unclaimed = None
+        self.parts.clear()
         if self.queue is not None:
             self.queue.clear()
 

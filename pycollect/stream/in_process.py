@@ -18,7 +18,7 @@ from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors
 from pycollect.batch.weights import (
     load_weights,
 )
-from pycollect.envs import EnvBatch
+from pycollect.envs.groups import EnvGroups
 from pycollect.errors import WorkerError
 from pycollect.stream.blank import blank_batch
 from pycollect.stream.flow import Flow, ShutDownError
@@ -261,7 +261,7 @@ def _only_worker() -> Sequence[int]:
     return [0]
 
 
-def rows_at(env: EnvBatch, index: Any) -> list[int]:
+def rows_at(env: EnvGroups, index: Any) -> list[int]:
     """Which of P environments stand at an index into their batch dimensions.
 
     Raises:

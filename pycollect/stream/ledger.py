@@ -9,6 +9,7 @@ from typing import Any
 REASONS = (
     "worker_died",
     "worker_timeout",
+    "server_died",
     "env_error",
     "set_seed",
     "reset",

@@ -14,9 +14,9 @@ from pycollect.batch.weights import (
     weights_from,
     weights_of,
 )
-from pycollect.checks import check_open, check_worker_ids, no_weights_given
+from pycollect.checks import check_open, no_weights_given
 from pycollect.stream.flow import Flow
-from pycollect.stream.weight_calls import by_worker
+from pycollect.stream.weight_calls import for_all
 
 
 class PolicyCaller(Protocol):
@@ -64,33 +64,13 @@ class LivePolicy:
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
         """Write them into the caller's policy, at once."""
         check_open(self._flow.closed, None)
-        source = self._for_all(source, worker_ids)
+        source = for_all(source, worker_ids, self._workers())
         if source is None and self._is_ours and self._sends:
             raise no_weights_given()
         if source is not None and self._sends:
             load_weights(self.current(), weights_from(source))
         self.renew_copy()
         self._flow.version.count()
-
-    def _for_all(self, source: Any, worker_ids: int | Sequence[int] | None) -> Any:
-        """What there is for all workers; ValueError where some are to have other weights."""
-        known = sorted(self._workers())
-        ids = check_worker_ids(worker_ids, known)
-        own = by_worker(source)
-        if own is not None:
-            ids = check_worker_ids(list(own), known, "policy_or_weights")
-        if len(known) > 1 and sorted(set(ids)) != known:
-            raise ValueError(
-                f"worker_ids: expected all workers, as one policy acts for all of them, got {ids}"
-            )
-        if own is None:
-            return source
-        if len(own) > 1:
-            raise ValueError(
-                "policy_or_weights: expected the same weights for all workers, as one policy acts "
-                "for all of them, got a dict by worker id"
-            )
-        return own[known[0]]
 
     def receive(self, source: Any) -> None:
         """Write them into the caller's policy; no version is counted."""

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 
 from pycollect import checks as check
 from pycollect.arguments import tells
+from pycollect.docstrings import completed_by
 from pycollect.stream.background import Background
 from pycollect.stream.flow import Flow
 from pycollect.stream.options import StreamOptions
@@ -48,7 +49,11 @@ class TorchRLNames(ABC):
 
     @property
     def postproc(self) -> Callable[[TensorDictBase], TensorDictBase] | None:
-        """The argument. Another may be set, for batches that are delivered from then on."""
+        """What each batch goes through before it is delivered; None: nothing.
+
+        Another may be set, for batches that are delivered from then on; a TypeError where it is not
+        to be called.
+        """
         return self._flow.options.postproc
 
     @postproc.setter
@@ -58,7 +63,7 @@ class TorchRLNames(ABC):
 
     @property
     def trajs_per_batch(self) -> int | None:
-        """The argument, None where it is off."""
+        """Complete trajectories in one batch, an int; None: batches are of frames."""
         return self._flow.options.trajs_per_batch or None
 
     @property
@@ -68,7 +73,7 @@ class TorchRLNames(ABC):
 
     @property
     def worker_idx(self) -> int | None:
-        """The argument: as which of somebody's workers it collects; None: nobody told."""
+        """As which of somebody's workers it collects; None: nobody told."""
         return self._worker_idx
 
     @worker_idx.setter
@@ -80,20 +85,31 @@ class TorchRLNames(ABC):
         return self._background.running
 
     def iterator(self) -> Iterator[TensorDictBase | None]:
-        """The stream itself, as ``iter()``."""
+        """The stream itself, which ``iter()`` gives, too.
+
+        Returns:
+            The collector. It yields batches of the shape that its class tells, or None for each
+            that goes into a replay buffer.
+        """
         return iter(self)
 
     def get_policy_version(self) -> int:
-        """`policy_version`."""
+        """How many weight updates there were, an int: `policy_version` by TorchRL's name."""
         return self.policy_version
 
     def getattr_rb(self, attr: str) -> Any:
-        """An attribute of the replay buffer."""
-        return getattr(self.replay_buffer, attr)
+        """An attribute of the replay buffer.
 
-    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> Any:
-        """As `shutdown`, which ends what `start` began."""
-        self.shutdown(timeout, close_env)
+        Args:
+            attr: its name.
+
+        Returns:
+            The attribute itself.
+
+        Raises:
+            AttributeError: there is none of that name, or no replay buffer.
+        """
+        return getattr(self.replay_buffer, attr)
 
     @property
     @abstractmethod
@@ -104,7 +120,34 @@ class TorchRLNames(ABC):
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """Close environments and end workers."""
+        """Close environments and end workers; what is in flight is lost. Idempotent.
+
+        Where another thread is collecting, it gets its batch before, if that is collected in this
+        process; otherwise the batch is lost, and what waits for it raises a RuntimeError.
+
+        Args:
+            timeout: seconds that workers elsewhere have to close their environments, before their
+                processes are ended; None: half a minute, and five seconds for those that do not
+                hear of it, since they hang in a step or were stopped.
+            close_env: False: environments in this process stay open.
+            raise_on_error: False: what goes wrong then is not raised.
+
+        Raises:
+            RuntimeError: `close_env` is False, and environments end with the processes they are in.
+            ValueError: a negative time-out.
+        """
+
+    @completed_by(shutdown)
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> Any:
+        """Do what `shutdown` does, which ends also what `start` began; return when it is done.
+
+        Args:
+            ...: those of `shutdown`.
+
+        Returns:
+            None; Ray's collector returns what can be awaited.
+        """
+        self.shutdown(timeout, close_env)
 
     @abstractmethod
     def __iter__(self) -> Iterator[TensorDictBase | None]: ...

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tensordict import TensorDictBase
+
+from pycollect.checks import check_worker_ids
 
 _POLICY = "policy"
 
@@ -45,3 +47,31 @@ def by_worker(source: Any) -> dict[int, Any] | None:
         return None
     ids = [key for key in source if isinstance(key, int) and not isinstance(key, bool)]
     return dict(source) if len(ids) == len(source) else None
+
+
+def for_all(source: Any, worker_ids: int | Sequence[int] | None, workers: Sequence[int]) -> Any:
+    """What there is for all workers, where one policy acts for all of them; None: the policy's.
+
+    Args:
+        workers: their ids.
+
+    Raises:
+        ValueError: some are to have other weights.
+    """
+    known = sorted(workers)
+    ids = check_worker_ids(worker_ids, known)
+    own = by_worker(source)
+    if own is not None:
+        ids = check_worker_ids(list(own), known, "policy_or_weights")
+    if len(known) > 1 and sorted(set(ids)) != known:
+        raise ValueError(
+            f"worker_ids: expected all workers, as one policy acts for all of them, got {ids}"
+        )
+    if own is None:
+        return source
+    if len(own) > 1:
+        raise ValueError(
+            "policy_or_weights: expected the same weights for all workers, as one policy acts "
+            "for all of them, got a dict by worker id"
+        )
+    return own[known[0]]

@@ -131,7 +131,11 @@ class WeightUpdates:
         self._updater = value
 
     def init_updater(self, *args: Any, **kwargs: Any) -> None:
-        """Call the updater's `init`, if there is an updater."""
+        """Call the `init` of the `weight_updater`, if there is one.
+
+        Args:
+            args, kwargs: handed on as they are.
+        """
         if self._updater is not None:
             self._updater.init(*args, **kwargs)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pycollect._core import Recorder, RolloutControl, RolloutHeader, Slab
+from pycollect._core import Recorder, RolloutControl, Slab
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.layout import Key, dotted, is_delivered, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch
@@ -53,11 +53,6 @@ class DeviceRecorder:
         self._step = 0
         self._rooms: dict[Key, torch.Tensor] = {}
         self.done: BoolArray = recorder.done
-
-    @property
-    def frames(self) -> int:
-        """See :class:`Recorder`."""
-        return self._host.frames
 
     def restart(self, observation: Arrays) -> None:
         """See :class:`Recorder`."""
@@ -140,10 +135,6 @@ class DeviceRecorder:
             first = torch.where(rows, first, current)
         current.copy_(first)
 
-    def finish(self, worker: int, incarnation: int, sequence: int) -> RolloutHeader:
-        """See :class:`Recorder`."""
-        return self._host.finish(worker, incarnation, sequence)
-
     def take_tensors(self) -> dict[Key, torch.Tensor]:
         """What was recorded on the device by the last rollout, [*batch, T, *frame] by key; T is as
         many steps as it really has.
@@ -159,10 +150,6 @@ class DeviceRecorder:
     def abandon(self) -> None:
         """See :class:`Recorder`."""
         self._host.abandon()
-
-    def take_episodes(self) -> list[tuple[int, float, int]]:
-        """See :class:`Recorder`."""
-        return self._host.take_episodes()
 
     def _for_the_host(self, observation: Arrays) -> tuple[Any, ...]:
         return tuple(observation[place] for place in self._elsewhere)

@@ -45,7 +45,15 @@ class Hooked(ABC):
         self._set_hook(POST, hook)
 
     def set_post_collect_hook(self, hook: PostHook | None) -> None:
-        """Set `post_collect_hook`."""
+        """Have another function called with each rollout: what setting `post_collect_hook` does.
+
+        Args:
+            hook: is called with a TensorDict, [T] or [P, T]; in this process, with each batch as it
+                is delivered. None: nothing is called.
+
+        Raises:
+            TypeError: it cannot be called, or has to go to workers elsewhere and does not pickle.
+        """
         self._set_hook(POST, hook)
 
     def _set_hook(self, name: str, hook: Callable[..., Any] | None) -> None:

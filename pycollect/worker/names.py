@@ -36,7 +36,7 @@ class WorkerNames(ABC):
 
     @property
     def compiled_policy_kwargs(self) -> Mapping[str, Any]:
-        """The arguments that were given there."""
+        """Arguments of ``torch.compile`` that `compile_policy` named, by name."""
         return dict(self._worker_options.calling.compiled or {})
 
     @property
@@ -46,7 +46,7 @@ class WorkerNames(ABC):
 
     @property
     def cudagraphed_policy_kwargs(self) -> Mapping[str, Any]:
-        """The arguments that were given there."""
+        """Arguments that `cudagraph_policy` named, by name."""
         return dict(self._worker_options.calling.graphed or {})
 
 
@@ -59,7 +59,7 @@ class DeviceNames(WorkerNames):
 
     @property
     def device(self) -> torch.device | None:
-        """The argument."""
+        """Where the three others are which were not told; None: nobody told."""
         return self._devices.default
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from pycollect.docstrings import completed_by
 from pycollect.worker.names import DeviceNames
 from pycollect.worker.paths import called, calls, mapped, resolved
 from pycollect.worker.worker import Worker
@@ -43,15 +44,40 @@ class OneWorker(DeviceNames):
         """The policy that is called, None for random actions."""
 
     def getattr_env(self, attr: str) -> Any:
-        """An attribute of the environment."""
+        """An attribute of the environment.
+
+        Args:
+            attr: its name.
+
+        Returns:
+            The attribute itself.
+
+        Raises:
+            AttributeError: there is none of that name.
+        """
         return getattr(self.env, attr)
 
+    @completed_by(getattr_env)
     def getattr_policy(self, attr: str) -> Any:
-        """An attribute of the policy."""
+        """An attribute of the policy.
+
+        Args:
+            ...: that of `getattr_env`.
+        """
         return getattr(self.policy, attr)
 
     def get_distant_attr(self, attr: str) -> Any:
-        """What stands at a path from the collector on: "env.action_spec", "policy.module[0]"."""
+        """What stands at a path from the collector on.
+
+        Args:
+            attr: names and indices: "env.action_spec", "policy.module[0]".
+
+        Returns:
+            What stands there.
+
+        Raises:
+            AttributeError: there is nothing of that name.
+        """
         return resolved(self, attr)
 
     def map_fn(
@@ -64,6 +90,10 @@ class OneWorker(DeviceNames):
 
         Args:
             method_name: its path from the collector on.
+            list_of_args, list_of_kwargs: of each call; None: none.
+
+        Returns:
+            What each call returned.
 
         Raises:
             ValueError: the two lists differ in length.
@@ -72,9 +102,30 @@ class OneWorker(DeviceNames):
         return mapped(self, method_name, calls(list_of_args, list_of_kwargs, None))
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """Call what stands at a path from the collector on; return it, where it is no function."""
+        """Call what stands at a path from the collector on; return it, where it is no function.
+
+        Args:
+            attr_path: names and indices from the collector on: "env.reset", "policy.module[0]".
+            args, kwargs: of the call.
+
+        Returns:
+            What the call returned, or what stands there.
+
+        Raises:
+            AttributeError: there is nothing of that name.
+        """
         return called(self, attr_path, *args, **kwargs)
 
     def get_model(self, model_id: str) -> Any:
-        """The policy for "policy"; for anything else what stands at that path."""
+        """The policy for "policy"; for anything else what stands at that path.
+
+        Args:
+            model_id: "policy", or names and indices from the collector on.
+
+        Returns:
+            What stands there.
+
+        Raises:
+            AttributeError: there is nothing of that name.
+        """
         return resolved(self, model_id)

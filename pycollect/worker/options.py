@@ -12,6 +12,7 @@ from pycollect import checks as check
 from pycollect.arguments import argument, flag, made_of
 from pycollect.batch.cast import ObservationCast
 from pycollect.devices import Devices
+from pycollect.envs.groups import check_env_groups
 from pycollect.envs.info import InfoKeys, check_info_keys
 from pycollect.envs.registry import Registered
 from pycollect.envs.vector_api import parse_autoreset
@@ -45,6 +46,9 @@ class WorkerOptions:
     registered: Registered = field(default_factory=dict)
     autoreset_mode: Any = argument(
         None, _check_autoreset, "of a vector environment that does not tell it"
+    )
+    env_groups: int = argument(
+        1, check_env_groups, "how many parts of its environments step each for itself"
     )
     info_keys: InfoKeys = made_of(
         check_info_keys, "entries of Gymnasium's info to be recorded", info_keys=None

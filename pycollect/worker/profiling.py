@@ -53,13 +53,35 @@ class ProfileConfig:
             raise ValueError(f"activities: expected 'cpu' and 'cuda', got {unknown}")
 
     def get_save_path(self, worker_idx: int) -> Path:
-        """Where a worker's trace goes."""
+        """Where a worker's trace goes.
+
+        Args:
+            worker_idx: its id.
+
+        Returns:
+            `save_path` with the id in its place.
+        """
         if self.save_path is None:
             return Path(f"./collector_profile_{worker_idx}.json")
         return Path(str(self.save_path).format(worker_idx=worker_idx))
 
+    def should_profile_worker(self, worker_idx: int) -> bool:
+        """Whether a worker is among `workers`.
+
+        Args:
+            worker_idx: its id.
+
+        Returns:
+            True where its rollouts are profiled.
+        """
+        return worker_idx in self.workers
+
     def get_activities(self) -> list[torch.profiler.ProfilerActivity]:
-        """The activities that there are here."""
+        """The activities that are named and that there are here.
+
+        Returns:
+            torch's names of them.
+        """
         known = {"cpu": torch.profiler.ProfilerActivity.CPU}
         if torch.cuda.is_available():
             known["cuda"] = torch.profiler.ProfilerActivity.CUDA
@@ -157,8 +179,13 @@ class Profiled(ABC):
 
         Args:
             workers: their ids; None: the first one. Ids of no worker are without effect.
-            num_rollouts, warmup_rollouts, save_path, activities, record_shapes, profile_memory,
-                with_stack, with_flops, on_trace_ready: see :class:`ProfileConfig`.
+            num_rollouts: after how many rollouts of a worker it ends.
+            warmup_rollouts: how many of these are left out at first.
+            save_path: of the trace, with "{worker_idx}" for the worker's id; None:
+                ./collector_profile_{worker_idx}.json.
+            activities: "cpu" and "cuda"; None: what there is.
+            record_shapes, profile_memory, with_stack, with_flops: of ``torch.profiler.profile``.
+            on_trace_ready: called with the profiler, instead of saving the trace.
 
         Raises:
             RuntimeError: batches were asked for already.

@@ -1,56 +1,47 @@
-"""Worker: steps one EnvBatch with one policy and records one rollout when asked."""
+"""Worker: steps its environments with one policy and records one rollout when asked."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict.nn.probabilistic import set_interaction_type
 
-from pycollect._core import Leaf, Recorder, RolloutControl, Slab
-from pycollect.batch.extras import pickled_extras
-from pycollect.batch.frame import BatchLeaves
-from pycollect.batch.layout import Key, dotted
+from pycollect._core import Leaf, RolloutControl, Slab
+from pycollect.batch.extras import Extras, pickled_extras
+from pycollect.batch.layout import dotted
 from pycollect.batch.weights import Weights, load_weights, weight_leaves, weights_from, weights_of
 from pycollect.devices import CPU, Devices, indexed, why_not
 from pycollect.envs import make_env_batch
-from pycollect.envs.base import Arrays, EnvBatch
+from pycollect.envs.base import EnvBatch
+from pycollect.envs.groups import make_groups
 from pycollect.envs.registry import register
-from pycollect.policy import (
-    Calling,
-    PolicyElsewhere,
-    PolicyRunner,
-    RandomRunner,
-    RunnerElsewhere,
-    device_of,
-    make_policy_runner,
-    placed,
-    told_of_actions,
-)
-from pycollect.worker.device_recorder import DeviceRecorder
-from pycollect.worker.extras_recorder import ExtrasRecorder
+from pycollect.policy import PolicyElsewhere, device_of, placed, told_of_actions
+from pycollect.worker.env_group import EnvGroup
 from pycollect.worker.generators import Generators, GeneratorState
-from pycollect.worker.memory import current_tensors, fill, placement_of
+from pycollect.worker.memory import placement_of
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.packed import Packed
 from pycollect.worker.report import RolloutReport
+from pycollect.worker.rolling import roll, roll_in_turns
 from pycollect.worker.step_timer import StepTimer, WorkerSeconds
 
-Runner = PolicyRunner | RandomRunner | RunnerElsewhere
 _NO_CONTROL = RolloutControl()
 _AS_IT_IS = nullcontext()
-_STOPPED = -1  # what the recorder says of a last step after which no environment is reset
 
 
 class Worker:
-    """One environment batch, one policy and one recorder.
+    """Environments, in one group or in several, and one policy.
 
     Attributes:
         options: what it was told.
+        env: the environments.
+        groups: these, each with a recorder of its own.
         pre_collect_hook: called before each rollout, as the options say until another is set.
 
     Args:
@@ -83,131 +74,53 @@ class Worker:
         if options.init_fn is not None:
             options.init_fn()
         register(options.registered)
-        self.env = make_env_batch(
-            entry, env_kwargs, options.autoreset_mode, options.info_keys, options.devices
-        )
+        self.env = make_groups(entry, options.env_groups, partial(self._make_envs, env_kwargs))
         try:
-            policy = told_of_actions(policy, self.env)
-            self._policy_device = _place_of(policy, options.devices, self.env)
+            first = self.env.groups[0]
+            policy = told_of_actions(policy, first)
+            self._policy_device = _place_of(policy, options.devices, first)
             self.policy = placed(policy, self._policy_device)
-            self._build(self.env, options)
+            self._build(options)
         except BaseException:
             self.env.close()
             raise
 
-    def _build(self, env: EnvBatch, options: WorkerOptions) -> None:
+    def _make_envs(self, env_kwargs: dict[str, Any] | None, entry: Any) -> EnvBatch:
+        options = self.options
+        return make_env_batch(
+            entry, env_kwargs, options.autoreset_mode, options.info_keys, options.devices
+        )
+
+    def _build(self, options: WorkerOptions) -> None:
         cut = options.max_frames_per_traj
-        if cut and not env.can_reset:
+        envs = self.env.groups
+        if cut and not self.env.can_reset:
             raise ValueError(
                 "max_frames_per_traj: expected an environment whose sub-environments can be reset "
                 "one by one, but this vector environment does not honour reset_mask"
             )
-        self._cut = 0 if cut and env.truncate_after(cut) else cut
-        if options.set_truncated and not _can_truncate(env):
+        cuts = [0 if cut and env.truncate_after(cut) else cut for env in envs]
+        if options.set_truncated and not all(map(_can_truncate, envs)):
             raise ValueError(
                 "set_truncated: expected an environment with a flag 'truncated', this one has "
-                f"{[dotted(leaf.key) for leaf in env.observation]}; call add_truncated_keys() on it"
+                f"{[dotted(leaf.key) for leaf in envs[0].observation]}; call add_truncated_keys() "
+                "on it"
             )
-        staying = env.staying
-        self._current = current_tensors(env)
-        first = env.reset()
-        fill(self._current, first)
-        self._extras = ExtrasRecorder(env)
-        self._extras.restart()
-        with self._settings(), torch.no_grad():
-            self._runner: Runner = make_policy_runner(
-                self.policy,
-                env,
-                self._current,
-                policy_state=options.policy_state,
-                extras=self._extras.current,
-                cast=options.cast,
-                counts_steps=bool(self._cut),
-                calling=_calling_of(self.policy, options, self._policy_device),
-                device=self._policy_device,
-                home=indexed(env.device) if staying else None,
-                told=options.devices.policy_device is not None,
+        with self._settings():
+            self.groups = tuple(
+                EnvGroup(env, self.policy, options, self._policy_device, cut)
+                for env, cut in zip(envs, cuts, strict=True)
             )
-        if isinstance(self._runner, RunnerElsewhere):
-            self._current = self._runner.current
-        self._extras.outputs = self._runner.extra_outputs
-        self._random = (
-            self._runner
-            if isinstance(self._runner, RandomRunner)
-            else RandomRunner(
-                env, outputs=(*self._runner.outputs, *self._passed_on()), current=self._current
-            )
-        )
-        self.leaves = BatchLeaves(
-            observation=env.observation,
-            outputs=self._runner.outputs,
-            states=self._state_leaves(),
-            step_only=env.step_only,
-            root_only=env.root_only,
-            own_flags=env.own_flags,
-            is_init=self._runner.is_init is not None,
-            step_count=bool(self._cut),
-            policy_version=options.track_policy_version,
-            mask=env.skips_after_done or options.mask,
-            dummies=env.skips_after_done,
-            extras=self._extras.all,
-            nodes=env.nodes,
-            compact=options.compact,
-        )
-        on_host = self.leaves.without(staying) if staying else self.leaves
-        self.slab_leaves = on_host if options.stays else self.leaves
-        self.steps = -(-options.frames // env.num_envs)
-        self.placement = placement_of(self.slab_leaves, env.num_envs, self.steps)
-        keys = [leaf.key for leaf in (*self._runner.outputs, *self._passed_on())]
-        given = env.given((*self._runner.outputs, *self._runner.through_env))
-        places = [keys.index(key) for key in given]
-        recorder = self._make_recorder(on_host, () if env.takes_tensors else places)
-        states = self._runner.states
-        self._there = (
-            DeviceRecorder(recorder, env, self.leaves, self._current, states) if staying else None
-        )
-        self._recorder = self._there or recorder
-        self._host_recorder = recorder
-        self._recorder.restart(first)
-        take = self._recorder.take
-        self._take = _taking_tensors(take, places) if env.takes_tensors else take
+        self.leaves = self.groups[0].leaves
+        self.slab_leaves = self.groups[0].slab_leaves
+        self.set_share(options.frames)
+        for group, first in zip(self.groups, self._firsts, strict=True):
+            group.record_into(self.placement.layout, first, self.env.num_envs)
 
-    def _passed_on(self) -> tuple[Leaf, ...]:
-        """What a policy returns behind its outputs: for its own next call, for the env alone."""
-        return (*self._state_leaves(), *self._runner.through_env)
-
-    def _state_leaves(self) -> tuple[Leaf, ...]:
-        return tuple(state.leaf for state in self._runner.states)
-
-    def _make_recorder(self, leaves: BatchLeaves, given: Sequence[int]) -> Recorder:
-        env, options, runner = self.env, self.options, self._runner
-        direct = env.direct
-        live = set(runner.inputs)
-        observations: list[tuple[Key, Any, bool]] = [
-            (leaf.key, self._current[leaf.key], leaf.key in live) for leaf in leaves.observation
-        ]
-        observations += [(leaf.key, None, False) for leaf in env.step_only]
-        states = runner.states if leaves.states else ()
-        written = {leaf.key for leaf in leaves.all}
-        return Recorder(
-            self.placement.layout,
-            observations,
-            [leaf.key for leaf in leaves.outputs],
-            envs=env.num_envs,
-            batched=env.batched,
-            max_frames_per_traj=self._cut,
-            skips_after_done=env.skips_after_done,
-            set_truncated=options.set_truncated,
-            states=[(state.leaf.key, state.current, state.initial) for state in states],
-            is_init=runner.is_init,
-            step_count=runner.step_count,
-            given=given,
-            scalars=direct is not None and direct.scalars,
-            convert=None if direct is None else direct.convert,
-            elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
-            ends=env.ends,
-            rewards=env.rewards,
-        )
+    @property
+    def _firsts(self) -> list[int]:
+        """The places of the first environments of each group."""
+        return list(accumulate([env.num_envs for env in self.env.groups[:-1]], initial=0))
 
     def set_share(self, frames: int) -> None:
         """Collect that many frames per rollout from now on, as `WorkerOptions.frames`."""
@@ -247,7 +160,7 @@ class Worker:
     @property
     def stepped(self) -> int:
         """Steps of single environments recorded since the worker was made."""
-        return self._recorder.frames
+        return sum(group.recorder.frames for group in self.groups)
 
     def collect(
         self,
@@ -273,98 +186,60 @@ class Worker:
         self._timer.begin()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
-        runner = self._random if random else self._runner
+        groups = self.groups
         try:
             with self._settings(), torch.no_grad():
                 self._reset_if_due()
                 self._must_reset, self._fresh = True, False
-                self._recorder.begin(slab, row, policy_version, control, self.steps)
-                self._extras.begin()
-                runner.refresh(self.steps)
-                if isinstance(runner, RunnerElsewhere):
-                    runner.begin(control, self._host_recorder.set_policy_version)
-                self._roll(runner)
-            header = self._recorder.finish(self.index, self.incarnation, self._sequence)
+                for group in groups:
+                    group.begin(slab, row, policy_version, control, self.steps, random)
+                self._roll()
+            recorder, *beside = (group.recorder for group in groups)
+            header = recorder.finish(self.index, self.incarnation, self._sequence, beside)
         finally:
-            self._recorder.abandon()
+            for group in groups:
+                group.abandon()
             self._timer.end()
         self._must_reset = False
         self._sequence += 1
+        on_device = groups[0].beside
         return RolloutReport(
             header.frames,
             header.policy_version,
-            self._recorder.take_episodes(),
+            [episode for group in groups for episode in group.recorder.take_episodes()],
             self._timer.seconds,
-            self._recorder.frames,
-            self._slow_paths(runner),
-            Packed(self._extras.finish(self.steps), pickled_extras) if self.leaves.extras else None,
-            on_device=self._there.take_tensors() if self._there else {},
+            self.stepped,
+            groups[0].slow_paths,
+            self._packed_extras(),
+            on_device=on_device.take_tensors() if on_device else {},
         )
 
-    def _slow_paths(self, runner: Runner) -> tuple[str, ...]:
-        slow = {
-            "policy_tensordict": runner.slow_path,
-            "env_tensordict": self.env.takes_tensors,
-            "extras": bool(self.leaves.extras),
-        }
-        return tuple(name for name, is_slow in slow.items() if is_slow)
+    def _packed_extras(self) -> Packed[Extras] | None:
+        if not self.leaves.extras:
+            return None
+        each = [group.finish_extras(self.steps) for group in self.groups]
+        extras = {key: np.concatenate([own[key] for own in each]) for key in each[0]}
+        return Packed(extras, pickled_extras)
+
+    def _roll(self) -> None:
+        if len(self.groups) == 1:
+            roll(self.groups[0].calls, self._timer, self.steps)
+        else:
+            turns = [(group.env, group.overlapping_calls) for group in self.groups]
+            roll_in_turns(turns, self._timer, self.steps)
+        for group in self.groups:
+            group.catch_up()
 
     def _restart(self, seeds: Sequence[int] | None = None) -> None:
-        self._recorder.restart(self.env.reset(seeds))
-        self._extras.restart()
+        for group, first in zip(self.groups, self._firsts, strict=True):
+            own = seeds
+            if seeds is not None and len(self.groups) > 1:
+                own = seeds[first : first + group.env.num_envs]
+            group.restart(own)
 
     def _reset_if_due(self) -> None:
         if self._must_reset or (self.options.reset_at_each_iter and not self._fresh):
             self._restart()
-
-    def _roll(self, runner: Runner) -> None:
-        act, env_step = runner.act, self._env_step()
-        reset_done: Callable[..., Arrays] = self.env.reset_done
-        record, record_reset = self._recorder.record, self._recorder.reset
-        done, take = self._recorder.done, self._take
-        if self.leaves.extras:
-            extras = self._extras
-            act = extras.beside_act(act, runner.said)
-            record, reset_done = extras.beside_step(record), extras.beside_reset(reset_done)
-        for plain, then_timed in self._timer.stretches(self.steps):
-            for _ in range(plain):
-                resets = record(env_step(take(act())))
-                if resets:
-                    if resets != _STOPPED:
-                        record_reset(reset_done(done))
-                    if resets < 0:
-                        return
-            if then_timed and self._timed_step(act, env_step, record, reset_done) < 0:
-                return
-
-    def _env_step(self) -> Callable[[Arrays], Sequence[Any]]:
-        direct = self.env.direct
-        return self.env.step if direct is None else direct.step
-
-    def _timed_step(
-        self,
-        act: Callable[[], tuple[Any, ...]],
-        env_step: Callable[[Arrays], Sequence[Any]],
-        record: Callable[..., int],
-        reset_done: Callable[..., Arrays],
-    ) -> int:
-        """One step as all others, with a look at the clock between its parts."""
-        timer, clock = self._timer, time.perf_counter
-        start = clock()
-        values = act()
-        chosen = clock()
-        result = env_step(self._take(values))
-        stepped = clock()
-        resets = record(result)
-        end = recorded = clock()
-        if resets and resets != _STOPPED:
-            observation = reset_done(self._recorder.done)
-            end = clock()
-            self._recorder.reset(observation)
-        timer.policy += chosen - start
-        timer.env += stepped - chosen + end - recorded
-        timer.record += recorded - stepped
-        return resets
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
         """Seed everything anew and reset all environments.
@@ -376,22 +251,29 @@ class Worker:
         """
         sequence = np.random.SeedSequence(root, spawn_key=(self.index,))
         self._generators = Generators(sequence, self._drawing_device)
-        self._random.rng = [
-            np.random.default_rng(np.random.SeedSequence(root, spawn_key=(self.index, p)))
-            for p in range(self.env.num_envs)
-        ]
+        self._set_action_generators(
+            [
+                np.random.default_rng(np.random.SeedSequence(root, spawn_key=(self.index, p)))
+                for p in range(self.env.num_envs)
+            ]
+        )
         self.reset(seeds)
+
+    def _set_action_generators(self, generators: Sequence[np.random.Generator]) -> None:
+        for group, first in zip(self.groups, self._firsts, strict=True):
+            group.random.rng = generators[first : first + group.env.num_envs]
 
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
         """Go on with generators that stood so, after a reset with `env.num_seeds` seeds."""
         self._generators = Generators.of(state, self._drawing_device)
-        self._random.rng = state.action_generators()
+        self._set_action_generators(state.action_generators())
         self.reset(seeds)
 
     def reset(self, seeds: Sequence[int] | None = None) -> None:
         """Reset all environments; open trajectories end there."""
         self._must_reset = True  # also where this raises
-        self._runner.forget()
+        for group in self.groups:
+            group.runner.forget()
         with self._settings():
             self._restart(seeds)
         self._must_reset, self._fresh = False, True
@@ -402,24 +284,24 @@ class Worker:
         Args:
             rows: of P environments.
         """
-        done, due = self._recorder.done, self._must_reset
-        reset_done: Callable[..., Arrays] = self.env.reset_done
-        if self.leaves.extras:
-            reset_done = self._extras.beside_reset(reset_done)
+        due = self._must_reset
         self._must_reset = True  # where this raises
         with self._settings():
-            done[list(rows)] = True
-            self._recorder.reset(reset_done(done))
+            for group, first in zip(self.groups, self._firsts, strict=True):
+                own = [row - first for row in rows if 0 <= row - first < group.env.num_envs]
+                if own:
+                    group.reset_rows(own)
         self._must_reset = due
 
     def generator_state(self) -> GeneratorState | None:
         """Where the worker's own generators stand; None before it was seeded."""
-        if self._generators is None:
-            return None
-        actions = self._random.rng
-        if isinstance(actions, np.random.Generator):
-            actions = [actions]
-        return self._generators.state(actions)
+        generators: list[np.random.Generator] = []
+        for group in self.groups:
+            own = group.random.rng
+            if own is None:
+                return None
+            generators += [own] if isinstance(own, np.random.Generator) else own
+        return None if self._generators is None else self._generators.state(generators)
 
     def load_weights(self, weights: Weights) -> None:
         """Write new weights into the policy, in place."""
@@ -465,22 +347,5 @@ def _place_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
     return indexed(device)
 
 
-def _calling_of(policy: Any, options: WorkerOptions, device: torch.device) -> Calling:
-    """How the policy is called; whoever calls one elsewhere knows what is possible there."""
-    return options.calling if isinstance(policy, PolicyElsewhere) else options.calling.on(device)
-
-
 def _can_truncate(env: EnvBatch) -> bool:
     return not env.own_flags or any(leaf.key[-1] == "truncated" for leaf in env.observation)
-
-
-def _taking_tensors(
-    take: Callable[[tuple[Any, ...]], Any], places: Sequence[int]
-) -> Callable[[tuple[Any, ...]], Arrays]:
-    """`take` for an env that is given tensors: copies too, as it may keep them."""
-
-    def take_tensors(values: tuple[Any, ...]) -> Arrays:
-        take(values)
-        return tuple([values[place].clone() for place in places])
-
-    return take_tensors

@@ -1,69 +1,27 @@
-"""What users read of a collector, set on it and ask of it, beside TorchRL's on the spot."""
+"""What users read of a collector, and ask of it, beside TorchRL's on the spot."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
-from torch import nn
 
 pytest.importorskip("torchrl.collectors")
 
 import torchrl.collectors
-from torchrl.envs import GymEnv, SerialEnv, StepCounter, TransformedEnv
+from reads_support import BOTH, linear, made, pendulum, plain, plain_tensor, three
+from torchrl.envs import StepCounter, TransformedEnv
 from torchrl.envs.utils import ExplorationType
 
 import pycollect
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-BOTH = (torchrl.collectors, pycollect)
-
-
-def pendulum(**kwargs: Any) -> Any:
-    return GymEnv("Pendulum-v1", **kwargs)
-
-
-def three() -> Any:
-    return SerialEnv(3, pendulum)
-
-
-def linear() -> TensorDictModule:
-    return TensorDictModule(nn.Linear(3, 1), in_keys=["observation"], out_keys=["action"])
-
-
-@contextmanager
-def made(home: Any, name: str, env: Any = pendulum, **kwargs: Any) -> Iterator[Any]:
-    given: dict[str, Any] = {"policy": linear(), "frames_per_batch": 12, "total_frames": 24}
-    collector = getattr(home, name)(env, **{**given, **kwargs})
-    try:
-        yield collector
-    finally:
-        collector.shutdown()
-
-
-def plain(value: Any) -> Any:
-    """A value of either side in a form that can be compared."""
-    if isinstance(value, (tuple, list)):
-        return [plain(item) for item in value]
-    if isinstance(value, torch.device):
-        return str(value)
-    return value if isinstance(value, (int, float, str, bool, dict, type(None))) else type(value)
-
 
 READ = [
     "closed",
@@ -126,7 +84,9 @@ def test_what_is_read_of_a_collector_is_theirs(case: str) -> None:
 
 
 NAMES = ("device", "env_device", "policy_device", "storing_device")
+
 DEVICES = [{}, *(dict.fromkeys(c, "cpu") for k in (1, 2, 3, 4) for c in combinations(NAMES, k))]
+
 POLICIES: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "module": linear,
@@ -213,10 +173,6 @@ def test_questions_are_answered_as_theirs() -> None:
                 with pytest.raises(error):
                     ask(collector)
     assert answers[0] == answers[1]
-
-
-def plain_tensor(value: Any) -> Any:
-    return value.tolist() if isinstance(value, torch.Tensor) else value
 
 
 def form(td: Any) -> Any:
@@ -306,86 +262,6 @@ def test_an_environment_can_outlive_its_collector(name: str) -> None:
         env.reset()
 
 
-def test_hooks_are_set_and_taken_away() -> None:
-    for home in BOTH:
-        called: list[str] = []
-        with made(home, "Collector", total_frames=36) as collector:
-            stream = iter(collector)
-            collector.pre_collect_hook = lambda called=called: called.append("pre")
-            collector.post_collect_hook = lambda td, called=called: called.append(len(td))
-            next(stream)
-            assert called == ["pre", 12]
-            collector.pre_collect_hook = None
-            next(stream)
-            assert called == ["pre", 12, 12]
-            collector.set_post_collect_hook(None)
-            next(stream)
-            assert called == ["pre", 12, 12]
-
-
-def test_a_postproc_is_set() -> None:
-    for home in BOTH:
-        with made(home, "Collector") as collector:
-            collector.postproc = lambda td: td[:5]
-            assert next(iter(collector)).shape == (5,)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "error"),
-    [
-        ("post_collect_hok", print, AttributeError),
-        ("post_colect_hook", print, AttributeError),
-        ("postprocess", print, AttributeError),
-        ("anything", 1, AttributeError),
-        ("total_frames", 1, AttributeError),
-        ("post_collect_hook", 3, TypeError),
-        ("pre_collect_hook", "f", TypeError),
-        ("postproc", 3, TypeError),
-    ],
-)
-def test_what_cannot_be_set_says_so(name: str, value: Any, error: type[Exception]) -> None:
-    with made(pycollect, "Collector") as collector, pytest.raises(error, match=name):
-        setattr(collector, name, value)
-
-
-def test_the_nearest_name_is_told() -> None:
-    refused = pytest.raises(AttributeError, match="did you mean 'post_collect_hook'")
-    with made(pycollect, "Collector") as collector, refused:
-        collector.post_colect_hook = print
-
-
-def test_a_class_of_the_users_sets_its_own() -> None:
-    class Mine(pycollect.Collector):
-        postproc_count: int
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            self.before = 1
-            super().__init__(*args, **kwargs)
-            self.after, self._hidden, self.postproc_count = 2, 3, 4
-
-    collector = Mine(pendulum, None, frames_per_batch=2, total_frames=2)
-    assert (collector.before, collector.after, collector.postproc_count) == (1, 2, 4)
-    with pytest.raises(AttributeError, match="did you mean"):
-        collector.post_collect_hoook = print
-    collector.shutdown()
-
-
-def test_a_name_that_is_empty_is_refused() -> None:
-    with made(pycollect, "Collector") as collector, pytest.raises(AttributeError, match="''"):
-        setattr(collector, "", 1)
-
-
-@pytest.mark.parametrize("home", BOTH)
-def test_the_class_of_a_collector_can_be_set(home: Any) -> None:
-    class Mine(home.Collector):  # type: ignore[misc] # a base that is a variable
-        pass
-
-    with made(home, "Collector") as collector:
-        collector.__class__ = Mine
-        assert type(collector) is collector.__class__ is Mine
-        assert next(iter(collector)).numel()
-
-
 @pytest.mark.parametrize(("case"), ["nothing", "no end", "limits"])
 def test_counts_are_theirs(case: str) -> None:
     reports = []
@@ -413,238 +289,6 @@ def test_flat_counts_of_workers() -> None:
                 collector.stats(workers=wrong)
 
 
-KIN = """
-import sys
-import threading
-import time
-{first}
-import pycollect
-from pycollect import Collector, MultiSyncCollector, RayCollector
-{second}
-import gymnasium
-collector = Collector(lambda: gymnasium.make("Pendulum-v1"), None, frames_per_batch=2)
-assert "torchrl" not in sys.modules or {early}
-import torchrl.collectors
-from torchrl.collectors import BaseCollector
-assert isinstance(collector, BaseCollector)
-assert issubclass(Collector, BaseCollector) and issubclass(MultiSyncCollector, BaseCollector)
-assert not isinstance(collector, torchrl.collectors.Collector)
-assert not isinstance(object(), BaseCollector)
-assert type(collector) is collector.__class__ is Collector
-import torch
-assert isinstance(collector, torch.utils.data.IterableDataset)
-"""
-
-
-@pytest.mark.parametrize("when", ["before", "between", "after"])
-def test_collectors_are_kin_of_torchrls(when: str) -> None:
-    """Whichever is imported first; TorchRL is not imported for that."""
-    theirs = "import torchrl.collectors"
-    first, second = theirs if when == "before" else "", theirs if when == "between" else ""
-    program = KIN.format(first=first, second=second, early=when != "after")
-    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
-
-
-class Probed(GymEnv):
-    """Answers what it is asked, or does not."""
-
-    def die(self) -> None:
-        os._exit(3)
-
-    def hang(self) -> None:
-        time.sleep(600)
-
-    def raise_it(self) -> None:
-        raise LookupError("the environment's own")
-
-    def lock(self) -> Any:
-        return threading.Lock()
-
-
-def probed() -> Any:
-    return Probed("Pendulum-v1")
-
-
-SEVERAL = [  # of which one is in the usual run
-    pytest.param(name, marks=pytest.mark.processes)
-    for name in ("MultiSyncCollector", "MultiAsyncCollector")
-]
-READ_OF_SEVERAL = (
-    "compact_obs compiled_policy create_env_kwargs env_device exploration_type extend_buffer "
-    "init_random_frames max_frames_per_traj num_workers policy_device preemptive_threshold "
-    "requested_frames_per_batch reset_at_each_iter set_truncated split_trajs storing_device "
-    "total_frames traj_format trajs_per_batch update_at_each_batch worker_idx num_sub_threads"
-)
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_several_workers_are_read_and_asked_as_theirs(name: str) -> None:
-    """Whatever they are asked, no frame is lost."""
-    asked: list[Callable[[Any], Any]] = [
-        lambda c: c.getattr_env("action_spec").shape,
-        lambda c: c.getattr_policy("out_keys"),
-        lambda c: c.get_distant_attr("worker_idx"),
-        lambda c: c.get_distant_attr("policy.module.out_features"),
-        lambda c: c.map_fn("get_distant_attr", [("env.batch_size",), ("total_frames",)]),
-        lambda c: c.map_fn("env.action_spec.zero"),
-        lambda c: c.frames_per_batch_worker(worker_idx=1),
-        lambda c: [plain(getattr(c, read)) for read in READ_OF_SEVERAL.split()],
-    ]
-    refused: list[tuple[Callable[[Any], Any], type[Exception]]] = [
-        (lambda c: c.getattr_env("nothing_of_this_name"), AttributeError),
-        (lambda c: c.getattr_policy("nothing"), AttributeError),
-        (lambda c: c.get_distant_attr("env.nothing"), AttributeError),
-        (lambda c: c.map_fn("nothing"), AttributeError),
-        (lambda c: c.map_fn("env.raise_it"), LookupError),
-        (lambda c: c.map_fn("stats", [()]), ValueError),
-        (lambda c: c.fake_tensordict(), NotImplementedError),
-        (lambda c: c.shutdown(close_env=False), RuntimeError),
-        (lambda c: c.env, AttributeError),
-    ]
-    answers = []
-    for home in BOTH:
-        with made(home, name, [probed] * 2, device="cpu", total_frames=-1) as collector:
-            next(iter(collector))
-            answers.append([plain_tensor(ask(collector)) for ask in asked])
-            for ask, error in refused:
-                with pytest.raises(error):
-                    ask(collector)
-            if home is pycollect:
-                only_ours(collector)
-    assert answers[0] == answers[1]
-
-
-def only_ours(collector: Any) -> None:
-    with pytest.raises(AttributeError, match=r"call the collector's reset\(\)"):
-        collector.map_fn("reset")
-    with pytest.raises(TypeError, match="expected a value that pickles, got lock"):
-        collector.map_fn("env.lock")
-    weights = [TensorDict.from_module(linear()).data * 0 + value for value in (1.0, 2.0)]
-    collector.map_fn("update_policy_weights_", [(own,) for own in weights])
-    for _ in range(8):  # what was asked for before
-        collector.next()
-    biases = collector.get_distant_attr("policy.module.bias")
-    assert [bias.item() for bias in biases] == [1.0, 2.0]
-    total = collector.ledger()["total"]
-    assert (total["lost"], total["issued"]) == (0, total["delivered"] + total["in_flight"])
-
-
-@pytest.mark.processes
-def test_a_worker_that_does_not_answer_is_replaced_and_told() -> None:
-    kwargs = {"total_frames": -1, "worker_timeout": 1.0}
-    with made(pycollect, "MultiSyncCollector", [probed] * 2, **kwargs) as collector:
-        collector.next()
-        for method, error in (("env.die", pycollect.WorkerError), ("env.hang", TimeoutError)):
-            with pytest.raises(error, match="worker 0"):
-                collector.map_fn("cascade_execute", [(method,), ("worker_idx",)])
-            assert collector.get_distant_attr("worker_idx") == [0, 1]
-            assert collector.next().shape == (2, 6)
-        restarts = [own["restarts"] for own in collector.stats()["workers"].values()]
-    assert restarts == [2, 0]
-
-
-def write_seven(td: Any) -> None:
-    td["next", "reward"].fill_(7.0)
-
-
-@pytest.mark.parametrize("name", SEVERAL)
-def test_hooks_of_workers_are_set_and_taken_away(name: str) -> None:
-    """From the next rollout to start on, also of a worker that comes later."""
-    with made(pycollect, name, [probed] * 2, total_frames=-1) as collector:
-        collector.next()
-        collector.post_collect_hook = write_seven
-        assert collector.post_collect_hook is write_seven
-        assert some(collector, lambda td: bool((td["next", "reward"] == 7).all()))
-        with pytest.raises(pycollect.WorkerError):
-            collector.map_fn("env.die")
-        assert some(collector, lambda td: bool((td["next", "reward"] == 7).all()), 1)
-        collector.post_collect_hook = None
-        assert some(collector, lambda td: bool((td["next", "reward"] < 7).all()))
-        for wrong in (3, partial(print, threading.Lock())):
-            with pytest.raises(TypeError, match="pre_collect_hook"):
-                collector.pre_collect_hook = wrong
-            assert collector.pre_collect_hook is None
-
-
-def some(collector: Any, holds: Callable[[Any], bool], most: int = 8) -> bool:
-    """Whether it holds of one of the next batches: rollouts that were done before come first."""
-    return any(holds(collector.next()) for _ in range(most))
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_some_workers_are_reset_alone() -> None:
-    counts = []
-    for home in BOTH:
-        kwargs = {"frames_per_batch": 6, "total_frames": -1, "max_frames_per_traj": 50}
-        with made(home, "MultiSyncCollector", [probed] * 2, **kwargs) as collector:
-            stream = iter(collector)
-            next(stream)
-            collector.reset([False, True])
-            counts.append(next(stream)["step_count"][..., 0].tolist())
-    assert counts[0] == counts[1] == [[3, 4, 5], [0, 1, 2]]
-    for wrong in ([True], [True] * 3):
-        collector = pycollect.MultiSyncCollector([probed] * 2, None, frames_per_batch=2)
-        with pytest.raises(ValueError, match="reset_idx"):
-            collector.reset(wrong)
-        collector.shutdown()
-
-
-@pytest.mark.parametrize("home", BOTH, ids=["theirs", "ours"])
-def test_a_profile_of_the_first_rollouts(home: Any, tmp_path: Path) -> None:
-    with made(home, "Collector", post_collect_hook=write_seven, total_frames=60) as collector:
-        collector.enable_profile(save_path=tmp_path / "trace_{worker_idx}.json", activities=["cpu"])
-        assert collector.profile_config.num_rollouts == 3
-        batches = list(collector)
-        assert (tmp_path / "trace_0.json").exists()
-        if home is pycollect:  # theirs is not called meanwhile
-            assert all((td["next", "reward"] == 7).all() for td in batches)
-        with pytest.raises(RuntimeError, match="Cannot enable profiling after iteration"):
-            collector.enable_profile()
-        collector.disable_profile()
-        assert collector.post_collect_hook is write_seven
-        assert collector.profile_config is None
-
-
-@pytest.mark.processes
-@pytest.mark.slow
-def test_a_profile_of_some_workers(tmp_path: Path) -> None:
-    kwargs = {"total_frames": -1, "post_collect_hook": write_seven}
-    with made(pycollect, "MultiSyncCollector", [probed] * 2, **kwargs) as collector:
-        path = str(tmp_path / "trace_{worker_idx}.json")
-        collector.enable_profile(save_path=path, workers=[1, 9], activities=["cpu"])
-        collector.next()
-        collector.disable_profile()  # the trace of what there is
-        assert [file.name for file in tmp_path.iterdir()] == ["trace_1.json"]
-        assert (collector.next()["next", "reward"] == 7).all()
-    with pytest.raises(ValueError, match="num_rollouts"):
-        pycollect.Collector(probed, None, frames_per_batch=2).enable_profile(num_rollouts=1)
-
-
-DOCS = Path(__file__).parents[2] / "docs" / "coming-from-torchrl.md"
-
-
-@pytest.mark.parametrize("name", ["Collector", *SEVERAL])
-def test_every_public_name_is_there_or_in_the_table(name: str) -> None:
-    table = DOCS.read_text()
-    with made(torchrl.collectors, name, pendulum if name == "Collector" else [pendulum]) as theirs:
-        names = {own for own in dir(theirs) if not own.startswith("_")}
-    with made(pycollect, name, pendulum if name == "Collector" else [pendulum]) as ours:
-        missing = {own for own in names if not hasattr(ours, own)}
-    assert {own for own in missing if f"`{own}`" not in table} == set()
-
-
-def test_every_public_name_of_ray_is_there_or_in_the_table() -> None:
-    """Of its class: an instance takes a cluster."""
-    pytest.importorskip("ray")
-    from torchrl.collectors.distributed import RayCollector
-
-    table = DOCS.read_text()
-    names = {own for own in dir(RayCollector) if not own.startswith("_")}
-    missing = {own for own in names if not hasattr(pycollect.RayCollector, own)}
-    assert {own for own in missing if f"`{own}`" not in table} == set()
-
-
 @pytest.mark.processes
 def test_what_was_not_given_reads_as_what_is_done() -> None:
     with made(pycollect, "Collector", pendulum, policy=None) as collector:
@@ -653,34 +297,3 @@ def test_what_was_not_given_reads_as_what_is_done() -> None:
         assert collector.cat_results == "stack"
     with made(torchrl.collectors, "Collector", pendulum, policy=None) as collector:
         assert collector.policy is not None
-
-
-@pytest.mark.ray
-def test_actors_are_asked_hooked_and_shut_down() -> None:
-    def write(td: Any) -> None:
-        td["next", "reward"].fill_(7.0)
-
-    kwargs: dict[str, Any] = {"total_frames": -1, "sync": True}
-    entries = [partial(GymEnv, "Pendulum-v1")] * 2
-    with made(pycollect, "RayCollector", entries, **kwargs) as collector:
-        collector.next()
-        assert collector.get_distant_attr("worker_idx") == [0, 1]
-        assert collector.getattr_env("action_spec").shape == (1,)
-        assert collector.map_fn("getattr_policy", [("in_keys",)] * 2) == [["observation"]] * 2
-        assert collector.device == collector.env_device == (None, None)
-        with pytest.raises(AttributeError, match=r"env\.nothing"):
-            collector.map_fn("env.nothing")
-        with pytest.raises(ValueError, match="Expected 2 argument entries"):
-            collector.map_fn("get_distant_attr", list_of_args=[("worker_idx",)])
-        collector.post_collect_hook = write
-        assert (collector.next()["next", "reward"] == 7).all()
-        assert collector.ledger()["total"]["lost"] == 0
-        with pytest.raises(TypeError, match="shutdown_ray"):
-            collector.async_shutdown(10)
-
-        async def end() -> None:
-            await collector.async_shutdown(shutdown_ray=False)
-
-        asyncio.run(end())
-        assert collector.closed
-        asyncio.run(collector.async_shutdown())

@@ -148,3 +148,42 @@ def test_random_frames_come_in_the_policys_form(dtype: torch.dtype) -> None:
 def test_random_frames_of_another_form_are_refused() -> None:
     with pytest.raises(ValueError, match=r"init_random_frames: .* the shape \[2\] .* is \[\]"):
         collect(pycollect.Collector, cart_pole, policy(falls_right), init_random_frames=24)
+
+
+@pytest.mark.parametrize("collector_class", [Collector, pycollect.Collector])
+@pytest.mark.parametrize("policy", [None, "linear"])
+def test_torchs_seed_decides_random_actions(collector_class: Any, policy: str | None) -> None:
+    def actions() -> torch.Tensor:
+        module = policy and TensorDictModule(torch.nn.Linear(3, 1), ["observation"], ["action"])
+        collector = collector_class(
+            GymEnv("Pendulum-v1"), module, frames_per_batch=4, total_frames=8, init_random_frames=8
+        )
+        batches = torch.cat([td["action"] for td in collector])
+        collector.shutdown()
+        return batches
+
+    torch.manual_seed(7)
+    first, other = actions(), actions()
+    torch.manual_seed(7)
+    assert torch.equal(first, actions())
+    assert not torch.equal(first, other)
+
+
+def test_an_environment_that_was_just_reset_is_not_reset_again() -> None:
+    resets = {}
+    for kind in (Collector, pycollect.Collector):
+
+        class Counting(GymEnv):  # type: ignore[misc]
+            resets = 0
+
+            def _reset(self, *args: Any, **kwargs: Any) -> Any:
+                type(self).resets += 1
+                return super()._reset(*args, **kwargs)
+
+        env = TransformedEnv(Counting("Pendulum-v1"), StepCounter())
+        made = Counting.resets
+        collector = kind(env, None, frames_per_batch=4, total_frames=12, reset_at_each_iter=True)
+        list(collector)
+        collector.shutdown()
+        resets[kind] = Counting.resets - made
+    assert resets[Collector] == resets[pycollect.Collector] + 1 == 4

@@ -181,7 +181,7 @@ def test_entries(entry: str) -> None:
     env = entries.get(entry) or EnvCreator(make)
     collector = pycollect.SyncDataCollector(env, ones, frames_per_batch=3, total_frames=3)
     assert next(collector)["observation"].flatten().tolist() == [0, 1, 2]
-    inner = collector._worker.env._env  # type: ignore[attr-defined]
+    inner = collector._worker.env.groups[0]._env  # type: ignore[attr-defined]
     inner.is_closed = False  # it says True from the start
     collector.shutdown()
     assert inner.is_closed

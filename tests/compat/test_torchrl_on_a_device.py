@@ -312,7 +312,8 @@ def test_the_end_of_a_stopped_rollout_is_empty() -> None:
 
 def rooms_of(collector: Any) -> list[torch.Tensor]:
     """The host memory of what the env brings there."""
-    gathers = [collector._worker.env._gather_root, collector._worker.env._gather_next]
+    (env,) = collector._worker.env.groups
+    gathers = [env._gather_root, env._gather_next]
     cells = [cell.cell_contents for gather in gathers for cell in gather.__closure__]
     return [room for fetch in cells if hasattr(fetch, "_rooms") for room in fetch._rooms]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from pycollect.devices import Devices, numbered, why_not
+from pycollect.devices import Devices, check_here, named_device, numbered
 
 NAMES = ("device", "storing_device", "env_device", "policy_device")
 
@@ -30,9 +30,8 @@ def check_devices(given: Mapping[str, Any], *, elsewhere: bool = False) -> Devic
     if elsewhere:  # what says where batches lie
         ours = ("storing_device" if storing else "device" if default else "env_device",)
     for name, device in zip(NAMES, named, strict=True):
-        reason = why_not(device) if device is not None and name in ours else ""
-        if reason:
-            raise ValueError(f"{name}: expected a device that is here, got {device}: {reason}")
+        if device is not None and name in ours:
+            check_here(name, device)
     if not elsewhere:
         named = [device and numbered(device) for device in named]
     return Devices(*named)
@@ -43,12 +42,7 @@ def _checked(name: str, value: Any) -> torch.device | None:
     if isinstance(value, (list, tuple)):
         devices = [_checked(name, item) for item in value]
         return devices[0] if devices else None
-    if value is None:
-        return None
-    try:
-        return torch.device(value)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name}: expected a device, got {value!r} ({error})") from None
+    return None if value is None else named_device(name, value)
 
 
 def check_one_place(devices: Sequence[Devices]) -> None:

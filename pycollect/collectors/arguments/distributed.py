@@ -9,11 +9,12 @@ from pycollect import checks as check
 from pycollect.engines.distributed.children import ChildLauncher
 from pycollect.engines.distributed.delayed import BoardLauncher, current_board
 from pycollect.engines.distributed.engine import DistributedEngine, Launcher
+from pycollect.engines.distributed.executors import check_job_parameters, executor_of
 from pycollect.engines.distributed.group_link import GroupCarrier
 from pycollect.engines.distributed.groups import check_backend
-from pycollect.engines.distributed.jobs import JobLauncher, executor_of
+from pycollect.engines.distributed.jobs import JobLauncher
 from pycollect.engines.distributed.link import Carrier
-from pycollect.engines.distributed.rendezvous import LOOPBACK, outside_address
+from pycollect.engines.distributed.rendezvous import LOOPBACK, check_port, outside_address
 from pycollect.scheduler.options import RemoteOptions
 
 _LAUNCHERS = ("mp", "submitit", "submitit_delayed")
@@ -41,7 +42,7 @@ def engine_maker(
     """
     launcher = check.check_choice("launcher", given["launcher"], _LAUNCHERS)
     slurm_kwargs = _check_slurm_kwargs(launcher, given["slurm_kwargs"])
-    port = _check_port(given["tcp_port"])
+    port = check_port("tcp_port", given["tcp_port"])
     address = _check_address(given["tcp_address"])
     board = current_board() if launcher == "submitit_delayed" else None
 
@@ -49,7 +50,7 @@ def engine_maker(
         starts: Launcher = ChildLauncher(remote.start_method)
         host = LOOPBACK
         if launcher == "submitit":
-            executor = executor_of(slurm_kwargs)
+            executor = executor_of("slurm_kwargs", slurm_kwargs)
             starts = JobLauncher(executor)
             host = LOOPBACK if executor.cluster == "local" else outside_address()
         if board is not None:
@@ -65,10 +66,10 @@ def _check_slurm_kwargs(launcher: str, value: Any) -> Mapping[str, Any] | None:
     if value is None:
         return None
     if launcher != "submitit":
-        raise ValueError(f"slurm_kwargs: expected None with the launcher {launcher!r}")
-    if not isinstance(value, Mapping):
-        raise TypeError(f"slurm_kwargs: expected a dict or None, got {type(value).__name__}")
-    return value
+        raise ValueError(
+            f"slurm_kwargs: expected None with the launcher {launcher!r}, got {value!r}"
+        )
+    return check_job_parameters("slurm_kwargs", value)
 
 
 def updates_each(update_interval: Any, max_weight_update_interval: Any) -> dict[str, Any]:
@@ -84,16 +85,6 @@ def updates_each(update_interval: Any, max_weight_update_interval: Any) -> dict[
         "update_after_each_batch": interval == 1,
         "max_weight_update_interval": interval,
     }
-
-
-def _check_port(value: Any) -> int:
-    """A port to listen at; 0: any that is free."""
-    if value is None:
-        return 0
-    port = check.check_integer("tcp_port", value)
-    if not 0 <= port < 1 << 16:
-        raise ValueError(f"tcp_port: expected a number from 0 to 65535, or None, got {port}")
-    return port
 
 
 def _check_address(value: Any) -> str | None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
 
 from pycollect import checks as check
 from pycollect._core import Bell
@@ -12,33 +14,45 @@ from pycollect.arguments import checked
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices
 from pycollect.collectors.arguments.given import Given
-from pycollect.inference.options import InferenceOptions
-from pycollect.policy import build
+from pycollect.devices import CPU
+from pycollect.engines.messages import WorkerSpec
+from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.inference.options import InferenceOptions, ServerSettings
+from pycollect.policy import build, device_of
+from pycollect.scheduler.policy_process import ProcessPlan
+from pycollect.scheduler.records import WorkerPlan
+from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # imported once it is asked for
-    from pycollect.inference.bell import ServingBell
+    from pycollect.inference.bell import Asker, ServingBell
+    from pycollect.inference.seats import Seats
     from pycollect.inference.server import InferenceServer
 
+_SERVER = -1  # the id of what is no worker of the collector
 _TIMEOUT = 0.01  # seconds, as TorchRL's
 
 
 @dataclass(frozen=True)
 class Central:
-    """A policy that is called in this process, for all workers of a collector.
+    """One policy for all workers of a collector, which is not called by them.
 
     Attributes:
-        given: the arguments, with the policy that a factory built in its place.
-        server: calls it.
-        bell: on which this process waits for workers, and serves them.
+        given: the arguments, with the policy that a factory built here in its place.
+        seats: of the workers.
+        server: calls the policy in this process; or what the process that does is made from.
+        bell: on which this process waits for workers, and serves them; None where it does not.
     """
 
     given: Given
-    server: InferenceServer
-    bell: ServingBell
+    seats: Seats
+    server: InferenceServer | WorkerPlan
+    bell: ServingBell | None = None
 
     @classmethod
     def of(cls, given: Given, workers: int, *, sync: bool) -> Central | None:
         """Check what was given; None where workers call the policy.
+
+        Where they are sync, this process calls it, else one of its own.
 
         Raises:
             ValueError: what it cannot be combined with, by the name of the argument.
@@ -49,28 +63,78 @@ class Central:
         device = _one_device(given, workers)
         factory = _one_factory(given)
         check.check_factory(factory, given["policy"])
-        policy = given["policy"] if factory is None else build(factory)
-        check.check_policy(policy)
-        if policy is None:
+        check.check_policy(given["policy"])
+        if factory is None and given["policy"] is None:
             raise ValueError(
                 "inference: expected None without a policy, as random actions are drawn by the "
                 "workers, got 'central'"
             )
-        from pycollect.inference.bell import ServingBell
-        from pycollect.inference.server import InferenceServer
-
-        bell = Bell()
-        server = InferenceServer(
+        settings = ServerSettings(
             _patient(options, given, sync),
-            policy,
             device,
             check.check_exploration("exploration_type", given["exploration_type"]),
-            bell.address,
             workers,
-            is_ours=factory is not None,
         )
+        return cls._here(given, settings) if sync else cls._in_a_process(given, settings)
+
+    def serving(self, start_method: str) -> InferenceServer | ProcessPlan:
+        """Who calls the policy, as a scheduler is told.
+
+        Args:
+            start_method: of the process that does, if there is to be one.
+        """
+        if isinstance(self.server, WorkerPlan):
+            return ProcessPlan(self.server, ProcessEngine(start_method))
+        return self.server
+
+    @classmethod
+    def _here(cls, given: Given, settings: ServerSettings) -> Central:
+        """Called by whoever awaits a batch."""
+        from pycollect.inference.bell import ServingBell
+        from pycollect.inference.seats import Seats
+        from pycollect.inference.server import InferenceServer
+
+        factory = given["policy_factory"]
+        policy = given["policy"] if factory is None else build(factory)
+        seats = Seats(Bell())
+        server = InferenceServer(settings, policy, seats.slots, is_ours=factory is not None)
         own = given.instead(policy=policy, policy_factory=None)
-        return cls(own, server, ServingBell(bell, server))
+        return cls(own, seats, server, ServingBell(seats.bell, server))
+
+    @classmethod
+    def _in_a_process(cls, given: Given, settings: ServerSettings) -> Central:
+        """Called by a process that does nothing else."""
+        from pycollect.inference.policy_worker import PolicyWorkerMaker
+        from pycollect.inference.seats import Seats
+
+        policy, factory = given["policy"], given["policy_factory"]
+        lies = device_of(policy)
+        if settings.device is None and lies is not None and lies != CPU:
+            settings = replace(settings, device=lies)
+        seats = Seats(Bell())
+        addresses = seats.slots.address, seats.bell.address
+        spec = WorkerSpec(
+            _SERVER,
+            None,
+            None,
+            WorkerOptions(0, num_threads=torch.get_num_threads()),
+            builds_policy=factory is not None,
+            hides_gpus=settings.device == CPU,
+            team=PolicyWorkerMaker(settings, *addresses),
+            role="policy server",
+        )
+        (pickled,) = parse.pickled_policies([factory or policy], factory is not None)
+        return cls(given, seats, WorkerPlan(spec, pickled, {}))
+
+
+E = TypeVar("E", bound="Asker")
+
+
+def watched(bell: ServingBell | None, engine: E) -> E:
+    """The engine whose workers ring that bell, if it serves them."""
+    if bell is not None:
+        bell.watch(engine)
+    return engine
 
 
 def _one_device(given: Mapping[str, Any], workers: int) -> Any:

@@ -44,6 +44,11 @@ class WorkerKind:
         own = () if self.team is None else defaults_of(RemoteOptions, in_kwargs=True)
         return (*parse.WORKER_ARGUMENTS, *own)
 
+    @property
+    def runs(self) -> str:
+        """The class of the collector in each worker."""
+        return _CLASSES[self.team]
+
     def entries(self, create_env_fn: Any, number: Any, count: Any, name: str) -> list[Any]:
         """The entry of each worker: what is stepped as a batch, or a list of its processes' ones.
 
@@ -96,14 +101,20 @@ class WorkerKind:
         return result
 
 
+_CLASSES = {
+    None: "SyncDataCollector",
+    "sync": "MultiSyncDataCollector",
+    "async": "MultiaSyncDataCollector",
+}
+
 _KINDS = {
     name: kind
     for kind, names in {
-        WorkerKind(): ("single", "SyncDataCollector", "Collector"),
-        WorkerKind("sync"): ("sync", "MultiSyncDataCollector", "MultiSyncCollector"),
-        WorkerKind("async"): ("async", "MultiaSyncDataCollector", "MultiAsyncCollector"),
+        WorkerKind(): ("single", "Collector"),
+        WorkerKind("sync"): ("sync", "MultiSyncCollector"),
+        WorkerKind("async"): ("async", "MultiAsyncCollector"),
     }.items()
-    for name in names
+    for name in (kind.runs, *names)
 }
 
 

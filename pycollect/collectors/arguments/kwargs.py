@@ -7,7 +7,7 @@ from typing import Any
 
 from pycollect import checks as check
 from pycollect.collectors.arguments.names import check_others
-from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS, dict_each, of_each_worker
+from pycollect.collectors.arguments.workers import dict_each, of_each_worker
 
 # What collector_kwargs may not hold.
 _OURS_ALONE = (
@@ -49,7 +49,8 @@ def merged_arguments(
     passed: Collection[str],
     collector_kwargs: Any,
     workers: int,
-    names: Sequence[str] = WORKER_ARGUMENTS,
+    names: Sequence[str],
+    runs: str,
 ) -> list[dict[str, Any]]:
     """The arguments of each worker: defaults, then `collector_kwargs`, then what was passed.
 
@@ -58,17 +59,18 @@ def merged_arguments(
         passed: which of them the caller really gave.
         collector_kwargs: None, a dict, or one per worker.
         names: what these may hold.
+        runs: the class of the collector that each worker runs.
     """
     given = dict_each("collector_kwargs", collector_kwargs, workers)
     result = []
     for own, top in zip(given, of_each_worker(values, workers), strict=True):
-        check_collector_kwargs(own, names)
+        _check_names(own, names, runs)
         known = {name: value for name, value in own.items() if name in names}
         result.append({**top, **known, **{name: top[name] for name in passed if name in top}})
     return result
 
 
-def check_collector_kwargs(own: Mapping[str, Any], names: Sequence[str]) -> None:
+def _check_names(own: Mapping[str, Any], names: Sequence[str], runs: str) -> None:
     """Refuse keys that are the outer collector's own, and unknown ones."""
     for name in own:
         if name in _OURS_ALONE:
@@ -76,4 +78,7 @@ def check_collector_kwargs(own: Mapping[str, Any], names: Sequence[str]) -> None
                 f"collector_kwargs: {name!r} belongs to the collector of all workers; pass it there"
             )
     others = {name: value for name, value in own.items() if name not in names}
-    check_others("SyncDataCollector", names, others)
+    try:
+        check_others(runs, names, others)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"collector_kwargs: {error}") from None

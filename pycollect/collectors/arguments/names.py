@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import pycollect
 
 # TorchRL's arguments that only hint at how to go about it.
 HINTS = frozenset(
@@ -20,7 +23,9 @@ HINTS = frozenset(
 
 _STRAGGLERS = "use MultiSyncDataCollector or RayCollector(sync=True): only they wait for stragglers"
 
-_CENTRAL = "use MultiSyncDataCollector or MultiaSyncDataCollector(inference='central')"
+_CENTRAL = (
+    "use MultiSyncDataCollector, MultiaSyncDataCollector or RayCollector(inference='central')"
+)
 
 # Arguments of TorchRL's, and of other collectors, that have no meaning here, and what to use.
 REFUSED = {
@@ -38,6 +43,22 @@ REFUSED = {
     "server_timeout": _CENTRAL,
 }
 
+_IN_STEP = {
+    "sync": "it always is: use DistributedDataCollector, which takes it",
+    "update_after_each_batch": "use update_interval: 1, the default, is after each batch",
+}
+"""Of those that a collector in step has not, whose ranks are updated by an interval."""
+
+_CLASSES = (
+    "SyncDataCollector",
+    "MultiSyncDataCollector",
+    "MultiaSyncDataCollector",
+    "RayCollector",
+    "DistributedDataCollector",
+    "DistributedSyncDataCollector",
+    "RPCDataCollector",
+)
+
 
 def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> None:
     """Check the keyword arguments that are not in the signature of a collector's class.
@@ -50,6 +71,8 @@ def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> 
         ValueError: one of TorchRL's that has no meaning here; the text says what to use.
         TypeError: an unknown one; the text names the nearest known one.
     """
+    known = list(known)
+    refused = {**REFUSED, **_IN_STEP} if "update_interval" in known else REFUSED
     for other, value in others.items():
         if other in HINTS or (other == "reset_when_done" and value in (None, True)):
             continue
@@ -57,19 +80,30 @@ def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> 
             raise ValueError(
                 "reset_when_done: expected True, got False; finished environments are always reset"
             )
-        if other in REFUSED:
+        if other in refused:
             if value is not None:
-                raise ValueError(f"{other}: not an argument of {name}; {REFUSED[other]}")
+                raise ValueError(f"{other}: not an argument of {name}; {refused[other]}")
         else:
-            raise TypeError(_unknown(name, list(known), other))
+            raise TypeError(_unknown(name, known, other))
 
 
 def _unknown(name: str, known: list[str], other: str) -> str:
     nearest = difflib.get_close_matches(other, known, n=1, cutoff=0.6)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    takers = _takers(other)
+    hint = ""
     if other == "num_workers" and "num_collectors" in known:
         hint = (
             "; did you mean 'num_collectors'? MultiSyncDataCollector and MultiaSyncDataCollector "
             "have 'num_workers'"
         )
+    elif takers:
+        hint = f", which is one of {', '.join(takers)}"
+    elif nearest:
+        hint = f"; did you mean {nearest[0]!r}?"
     return f"{name} got an unexpected keyword argument {other!r}{hint}"
+
+
+def _takers(argument: str) -> list[str]:
+    """The collectors that have it."""
+    classes = ((name, getattr(pycollect, name)) for name in _CLASSES)
+    return [name for name, cls in classes if argument in inspect.signature(cls).parameters]

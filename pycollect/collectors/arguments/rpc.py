@@ -47,6 +47,10 @@ def check_tensorpipe_options(value: Any) -> dict[str, Any]:
     options = {**_DEFAULTS, **(value or {})}
     if unknown := [name for name in options if name not in _KNOWN]:
         raise ValueError(f"tensorpipe_options: expected some of {list(_KNOWN)}, got {unknown}")
+    if flags := [name for name, own in options.items() if isinstance(own, bool)]:
+        raise ValueError(
+            f"tensorpipe_options: expected no bool for {flags}, got {dict(value or {})}"
+        )
     try:
         rpc.TensorPipeRpcBackendOptions(**options)
     except (TypeError, RuntimeError) as error:

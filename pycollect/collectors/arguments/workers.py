@@ -11,6 +11,7 @@ from pycollect.collectors.arguments import devices as device_arguments
 from pycollect.devices import CPU, Devices
 from pycollect.engines.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
 from pycollect.envs import check_entry
+from pycollect.envs.groups import check_env_groups, group_entries
 from pycollect.envs.registry import registered_here
 from pycollect.policy import placed
 from pycollect.scheduler.records import WorkerPlan
@@ -137,6 +138,40 @@ def one_for_all(given: Any, before: Any) -> Any:
     if given is not None or isinstance(before, (list, tuple)):
         return given
     return before
+
+
+def check_groups(
+    entry: Any,
+    groups: Any,
+    *,
+    central: bool = False,
+    preempted: bool = False,
+    teams: bool = False,
+) -> None:
+    """Raise ValueError where a worker cannot have its environments in so many groups.
+
+    Args:
+        entry: the worker's.
+        groups: the value of `env_groups`.
+        central: the policy is called for all workers.
+        preempted: its rollouts may be stopped.
+        teams: the entry is of several processes.
+    """
+    count = check_env_groups("env_groups", groups)
+    if count == 1:
+        return
+    if central:
+        raise ValueError(
+            "env_groups: expected 1 with inference='central', where others' environments step "
+            f"while the policy is called for some, got {count}"
+        )
+    if preempted:
+        raise ValueError(
+            "env_groups: expected 1 with preemptive_threshold, which stops all environments of a "
+            f"worker at one step, got {count}"
+        )
+    for own in entry if teams else [entry]:
+        group_entries(own, count)
 
 
 def worker_plans(

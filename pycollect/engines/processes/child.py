@@ -7,6 +7,7 @@ import os
 import signal
 from typing import Any, Protocol
 
+from pycollect.engines.cpu_delay import seconds_without_cpu
 from pycollect.engines.processes.log import WorkerLog
 
 
@@ -52,6 +53,11 @@ class ChildMonitor:
         """
         self._log.show()
         return self._child.is_over
+
+    @property
+    def cpu_delay(self) -> float:
+        """Seconds for which it, or what it has started, was ready to run and had no CPU."""
+        return seconds_without_cpu(self.native.pid)
 
     def end(self) -> tuple[str, str]:
         """How it ended, and the same again: no more is known."""

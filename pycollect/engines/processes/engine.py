@@ -71,7 +71,7 @@ class ProcessEngine:
         mailbox = Mailbox(QUESTIONS)
         pickled, inherited = pickled_for_child(spec)
         arguments = (mailbox.address, self._bell.address, os.getpid(), inherited)
-        name = f"pycollect-worker-{spec.index}"
+        name = f"pycollect-{spec.name}".replace(" ", "-")
         monitor = ChildMonitor(*start_child(serve, arguments, name, self._start_method))
         handle = MailboxHandle(spec, pickled, policy, mailbox, self._bell, monitor)
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]

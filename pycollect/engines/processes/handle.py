@@ -38,6 +38,10 @@ class ProcessMonitor(Protocol):
     def is_over(self) -> bool:
         """Whether it is gone, or answers nothing more. Does not wait."""
 
+    @property
+    def cpu_delay(self) -> float:
+        """Seconds for which it was ready to run and had no CPU; 0.0 where that is not known."""
+
     def end(self) -> tuple[str, str]:
         """How it ended, once it is over: in a line, and all that is known of it."""
 
@@ -72,8 +76,7 @@ class MailboxHandle:
         bell: Rung,
         monitor: ProcessMonitor,
     ) -> None:
-        self.index = spec.index
-        self.incarnation = spec.incarnation
+        self.spec = spec
         self.ended = False
         self._is_to_close = False
         self.monitor = monitor
@@ -95,6 +98,11 @@ class MailboxHandle:
     def native(self) -> Any:
         """The process as its library knows it."""
         return self.monitor.native
+
+    @property
+    def cpu_delay(self) -> float:
+        """Seconds for which it was ready to run and had no CPU. Does not wait."""
+        return self.monitor.cpu_delay
 
     def built(self) -> tuple[WorkerInfo, MailboxHandle]:
         """What the worker is, and its handle from now on: this one. Waits."""
@@ -211,15 +219,16 @@ class MailboxHandle:
         self._is_to_close = True
         self._mailbox.stop(self._mailbox.asked)
         with contextlib.suppress(Exception):  # it has died, or does not answer any more
+            self._ask(("steps", ()), wait=False)  # whose answer says that it hears
             self._ask(("close", ()), wait=False)
             return True
         return False
 
     @property
     def is_closing(self) -> bool:
-        """Whether it was asked to close and has nothing else to do any more. Does not wait."""
+        """Whether it has heard that it is to close. Does not wait."""
         self._take_answers()
-        return self._taken == self._mailbox.asked - 1
+        return self._is_to_close and self._taken == self._mailbox.asked - 1
 
     def kill(self) -> None:
         """End the process and all that its environments started. Idempotent."""
@@ -267,7 +276,7 @@ class MailboxHandle:
             self._wait_more()
         answer = self._answers[number]
         if isinstance(answer, ErrorReport):
-            raise answer.rebuild(self.index, self.incarnation)
+            raise answer.rebuild(self.spec)
         if isinstance(answer, WorkerDied):
             raise answer
         return answer
@@ -309,5 +318,5 @@ class MailboxHandle:
                 " before it was one: if the program starts processes while it is imported, which "
                 'they do, too, put what it does under if __name__ == "__main__":'
             )
-        text = f"worker {self.index} died: {end}"
-        return WorkerDied(text, self.index, self.incarnation, account)
+        text = f"{self.spec.name} died: {end}"
+        return WorkerDied(text, self.spec.index, self.spec.incarnation, account)

@@ -22,6 +22,7 @@ from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.wire import pack, unpack
 from pycollect.engines.remote_worker import RemoteWorker
 from pycollect.engines.rollout_worker import RolloutWorker
+from pycollect.engines.serving_worker import ServingWorker
 
 QUESTIONS = 64
 """How many questions a worker's mailbox has room for."""
@@ -56,7 +57,7 @@ def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
     long_answers: deque[Memory] = deque(maxlen=QUESTIONS)
     method = ""
     while method != "close":
-        while not end.wait_ask(_PATIENCE):
+        while not worker.wait_ask():
             pass
         method, arguments = unpack(end.question())
         message, memory = pack(_answer(worker, method, arguments), Mailbox.ANSWER_BYTES)
@@ -79,6 +80,17 @@ class ProcessWorker(RemoteWorker):
         super().__init__(inherited)
         self._mailbox = mailbox
         self._slabs = MappedSlabs()
+
+    def wait_ask(self) -> bool:
+        """Sleep until something is asked, and serve meanwhile; return whether something is."""
+        worker, mailbox = self._worker, self._mailbox
+        if not isinstance(worker, ServingWorker):
+            return mailbox.wait_ask(_PATIENCE)
+        worker.wait()
+        self._take_weights(worker)
+        worker.serve(self._version)
+        mailbox.steps.value += 1
+        return mailbox.wait_ask(0.0)
 
     def attach(
         self, filters_warnings: bool, spec: bytes, policy: MemoryAddress

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pycollect._core import Bell, shared_memory_why_not
+from pycollect._core import Bell, SharedMemoryError, shared_memory_why_not
 from pycollect.engines.other_process import has_pidfd
-from pycollect.engines.waiting import Rung, ThreadBell
+from pycollect.engines.waiting import SharedBell, ThreadBell
 
 
 @dataclass(frozen=True)
@@ -16,16 +16,25 @@ class DriverAddress:
 
     Attributes:
         node: Ray's id of its node.
-        bell: what workers ring that share memory with it, and Ray for what it has to say. A Bell,
-            unless this process cannot share memory with any other.
+        bell: what workers ring that share memory with it, and Ray for what it has to say; a
+            ThreadBell where this process cannot share memory with any other.
     """
 
     node: str
-    bell: Rung
+    bell: SharedBell | ThreadBell
 
 
-def driver_address(ray: Any) -> DriverAddress:
-    """Where this process is."""
-    shares = not shared_memory_why_not() and has_pidfd()
-    bell = Bell() if shares else ThreadBell()
-    return DriverAddress(ray.get_runtime_context().get_node_id(), bell)
+def driver_address(ray: Any, bell: SharedBell | None) -> DriverAddress:
+    """Where this process is.
+
+    Args:
+        bell: that workers are to ring; None: one of its own.
+
+    Raises:
+        SharedMemoryError: they cannot ring it.
+    """
+    why_not = shared_memory_why_not() or ("" if has_pidfd() else "there are no pidfds here")
+    if why_not and bell is not None:
+        raise SharedMemoryError(why_not)
+    own = bell or (ThreadBell() if why_not else Bell())
+    return DriverAddress(ray.get_runtime_context().get_node_id(), own)

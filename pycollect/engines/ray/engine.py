@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from pycollect.devices import Devices
 from pycollect.engines.messages import Buffer, WorkerSpec
@@ -18,7 +19,13 @@ from pycollect.engines.ray.session import SESSION, import_ray
 from pycollect.engines.ray.starting import starting_actor
 from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.starting import StartingEitherWay
-from pycollect.engines.waiting import AnswerWaiter, Waited, check_available, too_many_bytes
+from pycollect.engines.waiting import (
+    AnswerWaiter,
+    SharedBell,
+    Waited,
+    check_available,
+    too_many_bytes,
+)
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
@@ -30,16 +37,23 @@ class RayEngine:
 
     Args:
         init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
+        bell: that actors of this node ring, and on which is waited for them; None: one of its own.
+
+    Raises:
+        SharedMemoryError: they cannot ring it.
     """
 
-    def __init__(self, init_config: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, init_config: Mapping[str, Any] | None, bell: SharedBell | None = None
+    ) -> None:
         SESSION.enter(init_config)
         self._ray = import_ray()
         # Also for a collector that is dropped without shutdown(). At exit Ray ends by itself.
         self._leave = weakref.finalize(self, SESSION.leave)
         self._leave.atexit = False
-        self._driver = driver_address(self._ray)
+        self._driver = driver_address(self._ray, bell)
         self._waiter = AnswerWaiter(self._driver.bell)
+        self._started: WeakSet[StartingEitherWay] = WeakSet()
 
     def leave(self) -> None:
         """Shut Ray down if a collector started it and this was the last one. Idempotent."""
@@ -73,7 +87,14 @@ class RayEngine:
         """
         handle = _actor_class().options(**options).remote()
         actor = Actor(self._ray, handle, self._driver.bell)
-        return starting_actor(spec, policy, actor, self._driver)
+        started = starting_actor(spec, policy, actor, self._driver)
+        self._started.add(started)
+        return started
+
+    @property
+    def owing(self) -> int:
+        """How many actors of this node were asked for something and have not answered yet."""
+        return sum(own.is_owing for own in self._started)
 
     def wait_any(self, handles: Sequence[H], timeout: float) -> H | None:
         """One whose oldest call has an answer, the first such in the order given; None: none has.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
-from typing import Any
+from typing import Any, ClassVar
 
 from pycollect.engines.other_process import OtherProcess
 from pycollect.engines.ray.actor import Actor, end_of
@@ -44,6 +44,8 @@ class ActorMonitor:
     def is_over(self) -> bool:
         """Whether the process is gone, or serves no more. Does not wait."""
         return self._serving.done() or (self._process is not None and self._process.is_gone)
+
+    cpu_delay: ClassVar[float] = 0.0  # its process is not known before it is built
 
     def end(self) -> tuple[str, str]:
         """How it ended, and all that Ray knows of it, for which it waits a little."""

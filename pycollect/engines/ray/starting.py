@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pycollect._core import Bell, Mailbox
+from pycollect._core import Mailbox
 from pycollect.engines.call_handle import CallHandle
 from pycollect.engines.messages import WorkerSpec, pickled_spec
 from pycollect.engines.processes.handle import MailboxHandle
@@ -12,6 +12,7 @@ from pycollect.engines.ray.driver import DriverAddress
 from pycollect.engines.ray.monitor import ActorMonitor
 from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.starting import StartingEitherWay
+from pycollect.engines.waiting import ThreadBell
 
 
 def starting_actor(
@@ -19,7 +20,7 @@ def starting_actor(
 ) -> StartingEitherWay:
     """An actor that is asked to serve a mailbox of this process, else by calls of Ray."""
     served = None
-    if isinstance(driver.bell, Bell):
+    if not isinstance(driver.bell, ThreadBell):
         mailbox = Mailbox(QUESTIONS)
         serving = actor.serve(driver.node, mailbox.address, driver.bell.address)
         monitor = ActorMonitor(actor, serving)

@@ -23,6 +23,7 @@ from .specs import (
     check_device,
     check_root,
     draw,
+    has_step_count,
     name_of,
     observation_leaves,
     spec_extras,
@@ -168,13 +169,12 @@ class TorchRLEnv(EnvBatch):
         Raises:
             ValueError: the env counts steps already.
         """
-        for key in self._env.output_spec.keys(include_nested=True, leaves_only=True):
-            if "step_count" in ((key,) if isinstance(key, str) else key):
-                raise ValueError(
-                    "max_frames_per_traj: expected an environment without an entry 'step_count', "
-                    "which is added beside each done; leave the environment's StepCounter away, or "
-                    "max_frames_per_traj"
-                )
+        if has_step_count(self._env):
+            raise ValueError(
+                "max_frames_per_traj: expected an environment without an entry 'step_count', "
+                "which is added beside each done; leave the environment's StepCounter away, or "
+                "max_frames_per_traj"
+            )
         self._env = TransformedEnv(self._env, StepCounter(max_steps=frames))
         self._read_specs()
         return True

@@ -15,8 +15,9 @@ from torchrl.envs import GymEnv, GymWrapper
 
 from pycollect._core import Leaf
 from pycollect.batch.layout import Key
+from pycollect.envs.attributes import quicken
 from pycollect.envs.base import Arrays, EnvBatch, Sampler, check_seeds
-from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly, same
+from pycollect.envs.single import PlainEnv, SingleEnv, close_quietly, same, unwrap
 from pycollect.envs.spaces import Array
 from pycollect.errors import warn_user
 
@@ -137,13 +138,18 @@ def _from_one_hot(n: int, leaf: Leaf) -> Take:
     is_whole = np.dtype(leaf.dtype).kind in "biu"
     if len(leaf.shape) < 2:
         if is_whole:
-            return lambda action: int(action.argmax())
+            return np.ndarray.argmax
         return lambda action: int(action.astype(np.int64).argmax())
     return lambda action: action.astype(np.int64, copy=False).argmax(-1)
 
 
 def _from_index(leaf: Leaf) -> Take | None:
-    return int if leaf.shape == () else None
+    """As an env of Gymnasium's gets it: a numpy scalar, which its space looks at sooner than at an
+    int.
+    """
+    if leaf.shape != ():
+        return None
+    return unwrap if np.dtype(leaf.dtype).kind in "iu" else int
 
 
 def _observation(env: Any, inner: Any) -> list[tuple[Leaf, Encode | None]] | None:
@@ -202,11 +208,11 @@ class Unwrapped(SingleEnv):
     casts_actions = False
 
     def __init__(self, env: Any, form: Form) -> None:
+        quicken(env._env)
         super().__init__(env._env)
         self._wrapper = env
         self.observation = tuple(leaf for leaf, _ in form.observation)
         self.action = (form.action,)
-        self._to_action = same
         self._decode = form.decode
         self.given(self.action)
         self._to_arrays = form.encoded(self._to_arrays)
@@ -214,7 +220,9 @@ class Unwrapped(SingleEnv):
     def given(self, outputs: tuple[Leaf, ...]) -> tuple[Key, ...]:
         """Decode actions as they come from now on; see `EnvBatch.given`."""
         step: Callable[[Any], Any] = self._env.step
-        take = self._decode(the_action(outputs))
+        decode = self._decode(the_action(outputs))
+        self._to_action = unwrap if decode is unwrap else same  # see `PlainEnv.direct`
+        take = None if decode is unwrap else decode
         self._step = step if take is None else lambda action: step(take(action))
         return super().given(outputs)
 

@@ -178,3 +178,9 @@ def _entry(key: Key, spec: Any, batch: torch.Size) -> Leaf | Extra:
     if any(extent < 0 for extent in own):
         return Extra(key, Kind.RAGGED, dtype, own)
     return Leaf(key, dtype_name(dtype), own)
+
+
+def has_step_count(env: EnvBase) -> bool:
+    """Whether steps are counted already, anywhere in what the env tells."""
+    keys = env.output_spec.keys(include_nested=True, leaves_only=True)
+    return any("step_count" in ((key,) if isinstance(key, str) else key) for key in keys)

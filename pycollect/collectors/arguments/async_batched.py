@@ -1,0 +1,151 @@
+"""The arguments that TorchRL's AsyncBatchedCollector has for itself, checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pycollect import checks as check
+from pycollect.collectors.arguments import workers as parse
+
+_PROCESSES = (None, "threading", "multiprocessing")
+_LEAST_CHUNK = 64  # steps, as TorchRL's
+_MOST_IN_A_CALL = 64  # environments, as TorchRL's
+
+
+def check_backends(
+    transport: Any, backend: Any, env_backend: Any, policy_backend: Any, driver_affinity: Any
+) -> None:
+    """Raise ValueError for what cannot be done; the rest has no effect."""
+    if transport not in (None, "auto", "driver"):
+        raise ValueError(
+            "transport: expected None, 'auto' or 'driver', as environments ask through shared "
+            f"memory, got {transport!r}"
+        )
+    named = {"backend": backend, "env_backend": env_backend, "policy_backend": policy_backend}
+    for name, value in named.items():
+        if value not in _PROCESSES:
+            raise ValueError(
+                f"{name}: expected None, 'threading' or 'multiprocessing', as environments and "
+                f"policy are in processes of this machine, got {value!r}; use RayCollector"
+            )
+    if driver_affinity is not None:
+        raise ValueError(
+            "driver_affinity: expected None, as nothing beside the caller runs in this process; "
+            f"use os.sched_setaffinity, got {driver_affinity!r}"
+        )
+
+
+def server_arguments(
+    config: Any, devices: Any, device: Any, sizes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Of the server and of devices, as MultiaSyncDataCollector has them.
+
+    Args:
+        config: TorchRL's InferenceServerConfig, or what has its attributes.
+        devices: TorchRL's InferenceDeviceConfig likewise.
+        sizes: min_batch_size, max_batch_size and server_timeout.
+    """
+    if config is not None and any(value is not None for value in sizes.values()):
+        told = next(name for name, value in sizes.items() if value is not None)
+        raise ValueError(f"server_config: expected None together with {told}")
+    if devices is not None and device is not None:
+        raise ValueError("device_config: expected None together with device")
+    if config is not None:
+        sizes = {
+            "max_batch_size": config.max_batch_size,
+            "min_batch_size": config.min_batch_size,
+            "server_timeout": config.timeout,
+        }
+    if sizes["max_batch_size"] is None:
+        sizes = {**sizes, "max_batch_size": _MOST_IN_A_CALL}
+    names = ("policy_device", "env_device", "storing_device")
+    places = {name: getattr(devices, name, None) for name in names}
+    return {**sizes, **places} if devices is not None else {**sizes, "policy_device": device}
+
+
+def workers_entries(
+    create_env_fn: Any, create_env_kwargs: Any, envs_per_worker: Any, worker_affinity: Any
+) -> list[Any]:
+    """The entry of each worker: a callable, or a list of those that it steps."""
+    if not isinstance(create_env_fn, (list, tuple)):
+        raise TypeError(
+            "create_env_fn: expected a list, one entry per environment, got "
+            f"{type(create_env_fn).__name__}"
+        )
+    entries = parse.env_entries(create_env_fn, "num_workers", None)
+    kwargs = parse.dict_each("create_env_kwargs", create_env_kwargs, len(entries))
+    bound = [
+        partial(own, **more) if more else own for own, more in zip(entries, kwargs, strict=True)
+    ]
+    size = check.check_positive("envs_per_worker", envs_per_worker)
+    if size > 1:
+        bound = [bound[at : at + size] for at in range(0, len(bound), size)]
+    masks = _masks(worker_affinity, len(bound))
+    return [_pinned(*pair) for pair in zip(bound, masks, strict=True)]
+
+
+def _masks(affinity: Any, workers: int) -> Sequence[Sequence[int] | None]:
+    if affinity is None:
+        return [None] * workers
+    masks = [affinity(n) for n in range(workers)] if callable(affinity) else list(affinity)
+    if len(masks) != workers:
+        raise ValueError(f"worker_affinity: expected one per worker ({workers}), got {len(masks)}")
+    here = os.sched_getaffinity(0)
+    for mask in masks:
+        if not mask or not set(mask) <= here:
+            raise ValueError(f"worker_affinity: expected some of {sorted(here)}, got {mask!r}")
+    return masks
+
+
+def _pinned(entry: Any, mask: Sequence[int] | None) -> Any:
+    """The entry, whose process is bound to these CPUs before its environments are made."""
+    if mask is None:
+        return entry
+    if isinstance(entry, list):
+        return [partial(_made_on, tuple(mask), own) for own in entry]
+    return partial(_made_on, tuple(mask), entry)
+
+
+def _made_on(mask: tuple[int, ...], make: Callable[[], Any]) -> Any:
+    os.sched_setaffinity(0, mask)
+    return make()
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """The rollouts that make up a batch.
+
+    Attributes:
+        frames: of each.
+        number: of rollouts.
+    """
+
+    frames: int
+    number: int
+
+    @property
+    def batch_frames(self) -> int:
+        """Of a batch."""
+        return self.frames * self.number
+
+    @classmethod
+    def of(cls, steps: Any, batch: int, envs: int, per_worker: int) -> Chunks:
+        """Of workers with so many environments, for a batch of so many frames, or a few more.
+
+        Args:
+            steps: of a rollout; "auto": an equal share of each environment, but 64 at the least,
+                and in whole rollouts of one length, if they are not to be much shorter.
+            envs: of all workers.
+        """
+        if steps != "auto":
+            frames = check.check_positive("transition_chunk_size", steps) * per_worker
+            return cls(frames, -(-batch // frames))
+        wanted = max(batch // envs, _LEAST_CHUNK) * per_worker
+        least = max(batch // wanted, 1)
+        whole = (n for n in range(least, 2 * least + 1) if batch % (n * per_worker) == 0)
+        number = next(whole, least)
+        return cls(-(-batch // (number * per_worker)) * per_worker, number)

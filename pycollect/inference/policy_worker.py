@@ -1,0 +1,87 @@
+"""The policy in a process of its own: to its driver a worker, which serves the other ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import cloudpickle
+import torch
+
+from pycollect._core import Bell, Leaf, ServerSlots
+from pycollect.batch.slab_rows import MemoryAddress
+from pycollect.batch.weights import Weights, weight_leaves, weights_of
+from pycollect.engines.messages import WorkerSpec
+from pycollect.engines.serving_worker import ServingWorker
+from pycollect.engines.waiting import LOOK_SECONDS
+from pycollect.inference.options import ServerSettings
+from pycollect.inference.server import InferenceServer
+from pycollect.policy import build
+from pycollect.stream.version import PolicyVersion
+
+
+@dataclass(frozen=True)
+class PolicyWorkerMaker:
+    """Makes it in its process, see :attr:`WorkerSpec.team`; pickles.
+
+    Attributes:
+        slots, bell: addresses, of the driver's: workers that there are outlive this process.
+    """
+
+    settings: ServerSettings
+    slots: MemoryAddress
+    bell: MemoryAddress
+
+    def __call__(self, spec: WorkerSpec, policy: bytes) -> PolicyWorker:
+        """That of a policy, or of its factory, pickled."""
+        given = cloudpickle.loads(policy)
+        made = build(given) if spec.builds_policy else given
+        server = InferenceServer(self.settings, made, ServerSlots(self.slots), is_ours=True)
+        return PolicyWorker(spec.index, server, Bell(self.bell))
+
+
+class PolicyWorker(ServingWorker):
+    """Calls the policy for workers that ask.
+
+    Args:
+        server: that does it.
+        bell: that they ring.
+    """
+
+    def __init__(self, index: int, server: InferenceServer, bell: Bell) -> None:
+        self.index = index
+        self._server, self._bell = server, bell
+        self._seen = 0
+        self._version = PolicyVersion()
+        server.count_by(self._version)
+
+    @property
+    def weights(self) -> tuple[Leaf, ...]:
+        """Names, dtypes and shapes of the policy's parameters and buffers."""
+        return weight_leaves(weights_of(self._server.policy))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is called."""
+        return self._server.device
+
+    def wait(self) -> None:
+        """Sleep until a worker asks, or those that are held back are to be served."""
+        patience = self._server.patience
+        most = LOOK_SECONDS if patience is None else min(patience, LOOK_SECONDS)
+        self._bell.wait_ring(self._seen, most)
+        self._seen = self._bell.count
+
+    def serve(self, version: int) -> None:
+        """Call the policy for them, whose frames carry that version."""
+        self._version.number = version
+        self._server.serve()
+
+    def load_weights(self, weights: Weights) -> None:
+        """New weights, in place."""
+        self._server.load_weights(weights)
+        self._server.refresh()
+
+    def set_seed(self, seeds: Sequence[int], root: int) -> None:
+        """What the policy draws follows from that root from now on."""
+        self._server.seed(root)

@@ -1,0 +1,297 @@
+"""EnvGroup: environments that are stepped at once, with the policy and the recorder beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from pycollect._core import Layout, Leaf, Recorder, RolloutControl, Slab
+from pycollect.batch.extras import Extras
+from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.layout import Key
+from pycollect.devices import indexed
+from pycollect.envs.base import Arrays, EnvBatch
+from pycollect.policy import (
+    Calling,
+    PolicyElsewhere,
+    PolicyRunner,
+    RandomRunner,
+    RunnerElsewhere,
+    make_policy_runner,
+)
+from pycollect.worker.device_recorder import DeviceRecorder
+from pycollect.worker.extras_recorder import ExtrasRecorder
+from pycollect.worker.memory import current_tensors, fill
+from pycollect.worker.options import WorkerOptions
+from pycollect.worker.rolling import STOPPED, Calls
+
+Runner = PolicyRunner | RandomRunner | RunnerElsewhere
+
+
+class EnvGroup:
+    """Environments that are stepped at once: all that one worker has, or some of them.
+
+    `record_into` follows on its construction; then, for each rollout, `begin`, the calls of
+    `calls`, and `catch_up`.
+
+    Attributes:
+        env: these environments, which have been reset.
+        runner: calls the policy for them; `random` draws actions instead.
+        leaves: of a frame.
+        recorder: writes them; `beside`, where there is one, what stays on the environments' device.
+
+    Args:
+        policy: where it is to be called.
+        device: where that is.
+        cut: a trajectory is truncated after so many steps; 0: never.
+    """
+
+    def __init__(
+        self, env: EnvBatch, policy: Any, options: WorkerOptions, device: torch.device, cut: int
+    ) -> None:
+        self.env = env
+        self._options, self._cut = options, cut
+        self._current = current_tensors(env)
+        self._first = env.reset()
+        fill(self._current, self._first)
+        self._extras = ExtrasRecorder(env)
+        self._extras.restart()
+        with torch.no_grad():
+            self.runner: Runner = make_policy_runner(
+                policy,
+                env,
+                self._current,
+                policy_state=options.policy_state,
+                extras=self._extras.current,
+                cast=options.cast,
+                counts_steps=bool(cut),
+                calling=_calling_of(policy, options, device),
+                device=device,
+                home=indexed(env.device) if env.staying else None,
+                told=options.devices.policy_device is not None,
+            )
+        if isinstance(self.runner, RunnerElsewhere):
+            self._current = self.runner.current
+        self._extras.outputs = self.runner.extra_outputs
+        self.random = self._random_runner()
+        self.leaves = self._leaves()
+        # Extras are kept step by step, for all environments at once.
+        self._falls_behind = env.steps_rows and not self.leaves.extras
+
+    def _random_runner(self) -> RandomRunner:
+        if isinstance(self.runner, RandomRunner):
+            return self.runner
+        outputs = (*self.runner.outputs, *self._passed_on())
+        return RandomRunner(self.env, outputs=outputs, current=self._current)
+
+    def _leaves(self) -> BatchLeaves:
+        env, options, runner = self.env, self._options, self.runner
+        return BatchLeaves(
+            observation=env.observation,
+            outputs=runner.outputs,
+            states=self._state_leaves(),
+            step_only=env.step_only,
+            root_only=env.root_only,
+            own_flags=env.own_flags,
+            is_init=runner.is_init is not None,
+            step_count=bool(self._cut),
+            policy_version=options.track_policy_version,
+            mask=env.skips_after_done or options.mask,
+            dummies=env.skips_after_done,
+            extras=self._extras.all,
+            nodes=env.nodes,
+            compact=options.compact,
+        )
+
+    def _passed_on(self) -> tuple[Leaf, ...]:
+        """What a policy returns behind its outputs: for its own next call, for the env alone."""
+        return (*self._state_leaves(), *self.runner.through_env)
+
+    def _state_leaves(self) -> tuple[Leaf, ...]:
+        return tuple(state.leaf for state in self.runner.states)
+
+    @property
+    def slab_leaves(self) -> BatchLeaves:
+        """Those of a frame that lie in the slab."""
+        return self._on_host if self._options.stays else self.leaves
+
+    @property
+    def _on_host(self) -> BatchLeaves:
+        staying = self.env.staying
+        return self.leaves.without(staying) if staying else self.leaves
+
+    def record_into(self, layout: Layout, first: int, envs: int) -> None:
+        """Make the recorder.
+
+        Args:
+            layout: of the slabs.
+            first: the place of these environments among all `envs` of the worker.
+        """
+        env, runner = self.env, self.runner
+        keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on())]
+        given = env.given((*runner.outputs, *runner.through_env))
+        places = [keys.index(key) for key in given]
+        self.recorder = self._make_recorder(
+            layout, () if env.takes_tensors else places, first, envs
+        )
+        self.beside = (
+            DeviceRecorder(self.recorder, env, self.leaves, self._current, runner.states)
+            if env.staying
+            else None
+        )
+        self._records = self.beside or self.recorder
+        self._records.restart(self._first)
+        del self._first
+        take = self._records.take
+        self._take = _taking_tensors(take, places) if env.takes_tensors else take
+
+    def _make_recorder(
+        self, layout: Layout, given: Sequence[int], first: int, envs: int
+    ) -> Recorder:
+        env, runner, leaves = self.env, self.runner, self._on_host
+        direct = env.direct
+        live = set(runner.inputs)
+        observations: list[tuple[Key, Any, bool]] = [
+            (leaf.key, self._current[leaf.key], leaf.key in live) for leaf in leaves.observation
+        ]
+        observations += [(leaf.key, None, False) for leaf in env.step_only]
+        states = runner.states if leaves.states else ()
+        written = {leaf.key for leaf in leaves.all}
+        return Recorder(
+            layout,
+            observations,
+            [leaf.key for leaf in leaves.outputs],
+            envs=env.num_envs,
+            batched=env.batched,
+            max_frames_per_traj=self._cut,
+            skips_after_done=env.skips_after_done or self._falls_behind,
+            leaves_out_dummies=self._falls_behind,
+            set_truncated=self._options.set_truncated,
+            states=[(state.leaf.key, state.current, state.initial) for state in states],
+            is_init=runner.is_init,
+            step_count=runner.step_count,
+            given=given,
+            scalars=direct is not None and direct.scalars,
+            convert=None if direct is None else direct.convert,
+            elsewhere=[leaf.key for leaf in self.slab_leaves.all if leaf.key not in written],
+            ends=env.ends,
+            rewards=env.rewards,
+            all_envs=envs,
+            first_env=first,
+        )
+
+    # A rollout
+
+    def begin(
+        self,
+        slab: Slab,
+        row: int,
+        policy_version: int,
+        control: RolloutControl,
+        steps: int,
+        random: bool,
+    ) -> None:
+        """A rollout begins; arguments as for `Worker.collect`."""
+        self._acting = self.random if random else self.runner
+        self._records.begin(slab, row, policy_version, control, steps)
+        self._extras.begin()
+        self._acting.refresh(steps)
+        if isinstance(self._acting, RunnerElsewhere):
+            self._acting.begin(control, self.recorder.set_policy_version)
+
+    @property
+    def calls(self) -> Calls:
+        """What a step consists of, until the rollout ends."""
+        env, records, runner = self.env, self._records, self._acting
+        act, record = runner.act, records.record
+        reset_done: Callable[..., Arrays] = env.reset_done
+        if self.leaves.extras:
+            extras = self._extras
+            act = extras.beside_act(act, runner.said)
+            record, reset_done = extras.beside_step(record), extras.beside_reset(reset_done)
+        direct = env.direct
+        step = env.step if direct is None else direct.step
+        whole = None
+        if env.compiled is not None and not self.leaves.extras:
+            whole = partial(self.recorder.step_env, env.compiled)
+        return Calls(act, self._take, step, record, records.done, reset_done, records.reset, whole)
+
+    @property
+    def overlapping_calls(self) -> Calls:
+        """The same for others than the environments that wait for a step that was begun."""
+        calls = self.calls
+        if self._acting.reuses_memory or isinstance(self._acting, RandomRunner):
+            return calls
+        return calls._replace(act=_copying(calls.act))
+
+    def catch_up(self) -> None:
+        """Step what fell behind, since it reset itself, until all have the rollout's steps."""
+        recorder, env, runner, take = self.recorder, self.env, self._acting, self._take
+        behind = recorder.behind
+        while left := recorder.steps_left:
+            runner.refresh(left)
+            for _ in range(left):
+                resets = recorder.record(env.step_rows(take(runner.act()), behind))
+                if resets and resets != STOPPED:
+                    recorder.reset(env.reset_done(recorder.done))
+                if resets < 0:
+                    break
+
+    def abandon(self) -> None:
+        """The rollout has ended, in whatever way."""
+        self._records.abandon()
+
+    def finish_extras(self, steps: int) -> Extras:
+        """What the rollout has beside the slab."""
+        return self._extras.finish(steps)
+
+    @property
+    def slow_paths(self) -> tuple[str, ...]:
+        """The names of those that the rollout took."""
+        slow = {
+            "policy_tensordict": self._acting.slow_path,
+            "env_tensordict": self.env.takes_tensors,
+            "extras": bool(self.leaves.extras),
+        }
+        return tuple(name for name, is_slow in slow.items() if is_slow)
+
+    # Between rollouts
+
+    def restart(self, seeds: Sequence[int] | None) -> None:
+        """Reset all environments, with `env.num_seeds` seeds if any."""
+        self._records.restart(self.env.reset(seeds))
+        self._extras.restart()
+
+    def reset_rows(self, rows: Sequence[int]) -> None:
+        """Reset these environments alone."""
+        done = self._records.done
+        reset_done: Callable[..., Arrays] = self.env.reset_done
+        if self.leaves.extras:
+            reset_done = self._extras.beside_reset(reset_done)
+        done[list(rows)] = True
+        self._records.reset(reset_done(done))
+
+
+def _calling_of(policy: Any, options: WorkerOptions, device: torch.device) -> Calling:
+    """How the policy is called; whoever calls one elsewhere knows what is possible there."""
+    return options.calling if isinstance(policy, PolicyElsewhere) else options.calling.on(device)
+
+
+def _taking_tensors(
+    take: Callable[[tuple[Any, ...]], Any], places: Sequence[int]
+) -> Callable[[tuple[Any, ...]], Arrays]:
+    """`take` for an env that is given tensors: copies too, as it may keep them."""
+
+    def take_tensors(values: tuple[Any, ...]) -> Arrays:
+        take(values)
+        return tuple([values[place].clone() for place in places])
+
+    return take_tensors
+
+
+def _copying(act: Callable[[], tuple[Any, ...]]) -> Callable[[], tuple[Any, ...]]:
+    """`act`, with results that a call for another group cannot write into."""
+    return lambda: tuple([value.clone() for value in act()])

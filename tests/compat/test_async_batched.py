@@ -1,0 +1,305 @@
+"""AsyncBatchedCollector beside TorchRL's: what it takes, what it yields."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import pytest
+import torch
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+import pycollect
+from pycollect.collectors.arguments.async_batched import Chunks
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    import torchrl.collectors as theirs
+    import torchrl.testing.mocking_classes as mock
+    from torchrl.data import LazyTensorStorage, ReplayBuffer
+    from torchrl.envs import GymEnv
+    from torchrl.modules.inference_server import InferenceDeviceConfig, InferenceServerConfig
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes(usual=2)]
+
+ENVS, FRAMES, LENGTH = 2, 24, 4
+HOMES = (theirs, pycollect)
+
+
+class Scaled(nn.Module):
+    """Action 1, and the observation times a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        return torch.ones_like(observation, dtype=torch.int32), observation * self.scale
+
+
+def policy() -> TensorDictModule:
+    return TensorDictModule(Scaled(), ["observation"], ["action", "seen"])
+
+
+@contextmanager
+def made(home: Any, **arguments: Any) -> Any:
+    given: dict[str, Any] = {"policy": policy(), "frames_per_batch": FRAMES}
+    if "policy_factory" in arguments:
+        del given["policy"]
+    if home is theirs:
+        arguments.setdefault("env_backend", "threading")
+    entries = [partial(mock.CountingEnv, LENGTH)] * ENVS
+    collector = home.AsyncBatchedCollector(entries, **{**given, **arguments})
+    try:
+        yield collector
+    finally:
+        collector.shutdown()
+
+
+def own_rows(batch: Any, env: int) -> Any:
+    """The frames of one environment, in their order."""
+    index = batch.get("env_index")
+    ids = torch.as_tensor(index.tolist() if hasattr(index, "tolist") else index)
+    return batch[(ids.flatten() == env).nonzero().flatten()]
+
+
+def test_the_arguments_are_theirs() -> None:
+    mine, other = (
+        inspect.signature(home.AsyncBatchedCollector.__init__).parameters for home in HOMES
+    )
+    assert list(mine) == list(other)
+    assert {name: own.default for name, own in mine.items()} == {
+        name: own.default for name, own in other.items()
+    } | {"exploration_type": mine["exploration_type"].default}
+    assert {name: own.kind for name, own in mine.items()} == {
+        name: own.kind for name, own in other.items()
+    }
+
+
+def test_frames_are_theirs() -> None:
+    batches = []
+    for home in HOMES:
+        with made(home, total_frames=2 * FRAMES) as collector:
+            batches.append(torch.cat([batch.contiguous() for batch in collector]))
+    their, our = batches
+    assert our.shape == their.shape == (2 * FRAMES,)
+    missing = set(their.keys(True, True)) - set(our.keys(True, True)) - {"env_index"}
+    assert not missing
+    for env in range(ENVS):
+        pair = own_rows(our, env), own_rows(their, env)
+        count = min(map(len, pair))
+        assert count > 0
+        for key in set(their.keys(True, True)) - {"env_index"}:
+            mine, other = (rows.get(key)[:count] for rows in pair)
+            assert mine.dtype == other.dtype, key
+            assert torch.equal(mine, other), key
+
+
+def test_complete_trajectories() -> None:
+    for home in HOMES:
+        with made(home, yield_completed_trajectories=True) as collector:
+            for _, batch in zip(range(3), collector, strict=False):
+                assert batch.ndim == 1
+                done = batch["next", "done"].flatten()
+                assert done[-1]
+                assert done.sum() == 1
+                assert len(set(map(int, batch["env_index"]))) == 1
+
+
+def test_what_the_buffer_and_the_hook_get() -> None:
+    for home in HOMES:
+        buffer = ReplayBuffer(storage=LazyTensorStorage(100))
+        shapes: list[Any] = []
+        arguments = {
+            "replay_buffer": buffer,
+            "total_frames": 2 * FRAMES,
+            "post_collect_hook": lambda td, shapes=shapes: shapes.append(tuple(td.shape)),
+            "postproc": lambda td: td.set("twice", 2 * td["observation"]),
+        }
+        with made(home, **arguments) as collector:
+            assert list(collector) == [None, None]
+        assert shapes == [(FRAMES,)] * 2
+        assert len(buffer) == 2 * FRAMES
+        assert torch.equal(buffer[:]["twice"], 2 * buffer[:]["observation"])
+
+
+def test_versions_and_weights() -> None:
+    """An update counts one, from the first number on, and frames tell by which they were acted."""
+    for home in HOMES:
+        arguments = {"policy_version": 5, "policy_version_key": "acted_by"}
+        with made(home, policy_factory=policy, **arguments) as collector:
+            batch = next(iter(collector))
+            assert (batch["acted_by"] == 5).all()
+            weights = TensorDict.from_module(policy()).data.clone().apply(lambda own: 3 * own)
+            collector.update_policy_weights_(weights)
+            assert collector.policy_version == 6
+            while (batch["acted_by"] != 6).any():
+                batch = next(iter(collector))
+            assert torch.equal(batch["seen"], 3 * batch["observation"])
+
+
+def test_a_policy_that_is_trained_here_is_followed() -> None:
+    """TorchRL's server calls the caller's own module, unless it has a process."""
+    for home in HOMES:
+        own = policy()
+        with made(home, policy=own) as collector:
+            for _ in range(3):
+                batch = next(iter(collector))
+            assert collector.policy_version == 0
+            with torch.no_grad():
+                own.module.scale.fill_(3)
+            for _ in range(20):
+                batch = next(iter(collector))
+            assert torch.equal(batch["seen"], 3 * batch["observation"])
+
+
+def test_environments_of_one_process() -> None:
+    with made(pycollect, envs_per_worker=2, total_frames=2 * FRAMES) as collector:
+        assert len(collector.stats()["workers"]) == 1
+        for batch in collector:
+            assert batch.shape == (FRAMES,)
+            assert batch["env_index"].bincount().tolist() == [FRAMES // 2] * 2
+
+
+def test_a_vector_environment_is_one_entry() -> None:
+    entry = partial(gym.make_vec, "CartPole-v1", num_envs=2, vectorization_mode="sync")
+    turns = TensorDictModule(lambda seen: (seen[..., 2] > 0).long(), ["observation"], ["action"])
+    with pycollect.AsyncBatchedCollector(
+        [entry] * 2, policy=turns, frames_per_batch=64, transition_chunk_size=8
+    ) as collector:
+        batch = collector.next()
+        while batch["env_index"].unique().tolist() != [0, 1]:
+            batch = collector.next()
+    ids = batch["collector", "traj_ids"].flatten()
+    for own in ids.unique():
+        assert len(batch["env_index"][ids == own].unique()) == 1
+
+
+class Pinned(mock.CountingEnv):
+    """Its reward is the number of CPUs that it may use."""
+
+    def _step(self, tensordict: Any) -> Any:
+        td = super()._step(tensordict)
+        return td.set("reward", torch.full_like(td["reward"], len(os.sched_getaffinity(0))))
+
+
+def linear(device: str) -> TensorDictModule:
+    with torch.device(device):
+        module = nn.Linear(4, 2)
+    return TensorDictModule(module, in_keys=["observation"], out_keys=["action"])
+
+
+def test_the_documented_program() -> None:
+    """The second of TorchRL's docstring, on the CPU: weights of before are those of all frames."""
+    collector = pycollect.AsyncBatchedCollector(
+        create_env_fn=[lambda: GymEnv("CartPole-v1")] * 3,
+        policy_factory=partial(linear, "cpu"),
+        frames_per_batch=512,
+        env_backend="multiprocessing",
+        transport="auto",
+        transition_chunk_size=64,
+        server_config=InferenceServerConfig(max_batch_size=3, min_batch_size=1, timeout=0.001),
+        device_config=InferenceDeviceConfig(
+            policy_device="cpu", output_device="cpu", storing_device="cpu"
+        ),
+    )
+    assert collector.server_backend == "process"
+    collector.update_policy_weights_(linear("cpu"))
+    for batch in collector:
+        assert batch.shape == torch.Size([512])
+        assert (batch["policy_version"] == 1).all()
+        break
+    collector.shutdown()
+
+
+def test_cpus_of_each_process() -> None:
+    cpu = min(os.sched_getaffinity(0))
+    collector = pycollect.AsyncBatchedCollector(
+        [Pinned] * ENVS, policy=policy(), frames_per_batch=8, worker_affinity=lambda _: [cpu]
+    )
+    with collector:
+        assert (collector.next()["next", "reward"] == 1).all()
+
+
+def test_configs_of_the_server_and_of_devices() -> None:
+    arguments = {
+        "server_config": InferenceServerConfig(max_batch_size=1, min_batch_size=1, timeout=0.1),
+        "device_config": InferenceDeviceConfig(policy_device="cpu", storing_device="cpu"),
+        "transport": "auto",
+        "backend": "multiprocessing",
+    }
+    with made(pycollect, **arguments) as collector:
+        assert collector.next().device == torch.device("cpu")
+        assert collector.server_backend == "process"
+        assert collector.server_stats()["restarts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"policy": None}, TypeError, "policy: expected one, or a policy_factory"),
+        ({"policy_factory": policy, "policy": policy()}, ValueError, "policy_factory: expected"),
+        ({"transport": object()}, ValueError, "transport: expected None"),
+        ({"backend": "ray"}, ValueError, "backend: expected None.*use RayCollector"),
+        ({"driver_affinity": [0]}, ValueError, "driver_affinity: expected None"),
+        ({"worker_affinity": [[0]]}, ValueError, "worker_affinity: expected one per worker"),
+        ({"worker_affinity": [[]] * ENVS}, ValueError, "worker_affinity: expected some of"),
+        ({"transition_chunk_size": 0}, ValueError, "transition_chunk_size"),
+        ({"envs_per_worker": 0}, ValueError, "envs_per_worker"),
+        (
+            {"server_config": InferenceServerConfig(), "min_batch_size": 2},
+            ValueError,
+            "server_config: expected None together with min_batch_size",
+        ),
+        (
+            {"device_config": InferenceDeviceConfig(), "device": "cpu"},
+            ValueError,
+            "device_config: expected None together with device",
+        ),
+    ],
+    ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_refused(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    given = {"policy": policy(), "frames_per_batch": 8, **arguments}
+    with pytest.raises(error, match=message):
+        pycollect.AsyncBatchedCollector([mock.CountingEnv] * ENVS, **given)
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "envs", "per_worker", "expected"),
+    [
+        ("auto", 200, 4, 1, (50, 4)),
+        ("auto", 1024, 64, 1, (64, 16)),
+        ("auto", 24, 2, 1, (24, 1)),
+        ("auto", 1000, 2, 1, (500, 2)),
+        ("auto", 997, 4, 1, (333, 3)),
+        ("auto", 1024, 8, 4, (512, 2)),
+        (16, 64, 2, 1, (16, 4)),
+        (16, 60, 2, 1, (16, 4)),
+        (1, 6, 2, 2, (2, 3)),
+    ],
+)
+def test_rollouts_of_a_batch(
+    steps: Any, batch: int, envs: int, per_worker: int, expected: tuple[int, int]
+) -> None:
+    chunks = Chunks.of(steps, batch, envs, per_worker)
+    assert (chunks.frames, chunks.number) == expected
+    assert chunks.batch_frames >= batch
+
+
+def test_a_batch_of_another_size_is_told() -> None:
+    with pytest.warns(UserWarning, match="batches have 12 frames"):
+        collector = pycollect.AsyncBatchedCollector(
+            [mock.CountingEnv] * 2, policy=policy(), frames_per_batch=10, transition_chunk_size=4
+        )
+    with collector:
+        assert collector.next().shape == (12,)
+        assert collector.frames_per_batch == 12

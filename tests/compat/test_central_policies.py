@@ -1,0 +1,110 @@
+"""TorchRL's recurrent and actor-critic policies, called centrally as in the workers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from collect_support import CENTRAL, CENTRAL_ASYNC, MULTI_ASYNC, MULTI_STACK, STEPS, collecting
+from echo_envs import ENTRIES, envs_of
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
+    pytest.importorskip("torchrl")
+    from torch.distributions import Categorical
+    from torchrl.modules import GRUModule, LSTMModule, ProbabilisticActor, ValueOperator
+
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.processes(usual=2)]
+
+
+def parts(observation: torch.Tensor) -> torch.Tensor:
+    return observation.float() / 10
+
+
+def greedy(features: torch.Tensor) -> torch.Tensor:
+    return (features.sum(-1) > 0).long()
+
+
+def recurrent(module: Any) -> TensorDictSequential:
+    torch.manual_seed(0)
+    return TensorDictSequential(
+        TensorDictModule(parts, ["observation"], ["parts"]),
+        module(input_size=3, hidden_size=4, in_key="parts", out_key="features"),
+        TensorDictModule(greedy, ["features"], ["action"]),
+    )
+
+
+def rollouts(way: Any, kind: str, policy: Any) -> dict[int, TensorDictBase]:
+    """Two of each worker, by its id, one after the other along time."""
+    envs, _ = envs_of(kind)
+    found: dict[int, list[TensorDictBase]] = {}
+    with collecting(way, ENTRIES[kind], policy, frames=envs * STEPS) as collector:
+        while len(found) < way.workers or min(map(len, found.values())) < 2:
+            batch = collector.next().exclude(("collector", "traj_ids")).clone()
+            for part in batch.unbind(0) if way.sync else [batch]:
+                worker = int(part["observation"].flatten(0, -2)[0, 0]) // 10
+                found.setdefault(worker, []).append(part)
+    return {worker: torch.cat(own[:2], -1) for worker, own in found.items()}
+
+
+@pytest.mark.parametrize("kind", ["one", "list"])
+@pytest.mark.parametrize("module", [LSTMModule, GRUModule])
+@pytest.mark.parametrize(
+    "ways", [(MULTI_STACK, CENTRAL), (MULTI_ASYNC[0], CENTRAL_ASYNC)], ids=["sync", "async"]
+)
+def test_states_are_those_of_a_policy_in_the_workers(ways: Any, module: Any, kind: str) -> None:
+    policy = recurrent(module)
+    there, here = (rollouts(way, kind, policy) for way in ways)
+    assert sorted(here) == sorted(there)
+    for worker, ours in here.items():
+        theirs = there[worker]
+        assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+        state = next(key for key in ours.keys() if key.startswith("recurrent_state"))  # noqa: SIM118
+        assert ours[state].any()
+        torch.testing.assert_close(ours.to_dict(), theirs.to_dict())  # of another batch size
+
+
+class Heads(nn.Module):
+    """Two logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.linear(observation.float() / 10)
+
+
+class Value(Heads):
+    """One of them."""
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return super().forward(observation)[..., :1]
+
+
+@pytest.mark.parametrize("way", [CENTRAL, CENTRAL_ASYNC], ids=lambda way: way.name)
+def test_what_is_drawn_beside_its_probability_and_value(way: Any) -> None:
+    torch.manual_seed(0)
+    actor = ProbabilisticActor(
+        TensorDictModule(Heads(), ["observation"], ["logits"]),
+        in_keys=["logits"],
+        distribution_class=Categorical,
+        return_log_prob=True,
+    )
+    value = ValueOperator(Value(), in_keys=["observation"])
+    policy = TensorDictSequential(actor, value)
+    envs, _ = envs_of("list")
+    with collecting(way, ENTRIES["list"], policy, frames=envs * STEPS) as collector:
+        batch = collector.next().clone()
+    drawn = Categorical(logits=batch["logits"])
+    log_prob = next(key for key in batch.keys() if key.endswith("log_prob"))  # noqa: SIM118
+    torch.testing.assert_close(batch[log_prob], drawn.log_prob(batch["action"]))
+    assert batch["action"].unique().numel() == 2
+    with torch.no_grad():
+        again = value(TensorDict({"observation": batch["observation"]}, batch.shape))
+    torch.testing.assert_close(batch["state_value"], again["state_value"])

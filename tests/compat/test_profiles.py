@@ -1,0 +1,56 @@
+"""Profiles of the first rollouts, beside TorchRL's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torchrl.collectors")
+
+from reads_support import BOTH, made, probed, write_seven
+
+import pycollect
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("home", BOTH, ids=["theirs", "ours"])
+def test_a_profile_of_the_first_rollouts(home: Any, tmp_path: Path) -> None:
+    with made(home, "Collector", post_collect_hook=write_seven, total_frames=60) as collector:
+        collector.enable_profile(save_path=tmp_path / "trace_{worker_idx}.json", activities=["cpu"])
+        assert collector.profile_config.num_rollouts == 3
+        batches = list(collector)
+        assert (tmp_path / "trace_0.json").exists()
+        if home is pycollect:  # theirs is not called meanwhile
+            assert all((td["next", "reward"] == 7).all() for td in batches)
+        with pytest.raises(RuntimeError, match="Cannot enable profiling after iteration"):
+            collector.enable_profile()
+        collector.disable_profile()
+        assert collector.post_collect_hook is write_seven
+        assert collector.profile_config is None
+
+
+def test_a_profiles_configuration_is_theirs() -> None:
+    ours, theirs = (home.ProfileConfig(workers=[0, 2]) for home in BOTH[::-1])
+    names = [name for name in dir(theirs) if name[0] != "_"]
+    assert names == [name for name in dir(ours) if name[0] != "_"]
+    for worker in range(3):
+        assert ours.should_profile_worker(worker) is theirs.should_profile_worker(worker)
+        assert ours.get_save_path(worker) == theirs.get_save_path(worker)
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+def test_a_profile_of_some_workers(tmp_path: Path) -> None:
+    kwargs = {"total_frames": -1, "post_collect_hook": write_seven}
+    with made(pycollect, "MultiSyncCollector", [probed] * 2, **kwargs) as collector:
+        path = str(tmp_path / "trace_{worker_idx}.json")
+        collector.enable_profile(save_path=path, workers=[1, 9], activities=["cpu"])
+        collector.next()
+        collector.disable_profile()  # the trace of what there is
+        assert [file.name for file in tmp_path.iterdir()] == ["trace_1.json"]
+        assert (collector.next()["next", "reward"] == 7).all()
+    with pytest.raises(ValueError, match="num_rollouts"):
+        pycollect.Collector(probed, None, frames_per_batch=2).enable_profile(num_rollouts=1)

@@ -1,0 +1,388 @@
+"""The process that calls the policy where workers are not sync: its weights, its death, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from collect_support import (
+    CENTRAL_ASYNC,
+    PATIENCE,
+    STEPS,
+    collecting,
+    is_gone,
+    parity,
+    parity_policy,
+)
+from echo_envs import ENTRIES, TallyEnv, wait_until
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from test_central import failing, watched
+from torch import nn
+
+from pycollect import WorkerError
+from pycollect.scheduler.workers import WorkerGroup
+
+pytestmark = pytest.mark.processes(usual=2)
+
+
+def server(collector: Any) -> dict[str, Any]:
+    told: dict[str, Any] = collector.stats()["server"]
+    return told
+
+
+def killed(collector: Any) -> None:
+    """Its server is ended from outside."""
+    os.kill(server(collector)["pid"], signal.SIGKILL)
+
+
+def tally(path: Path, worker: int) -> Any:
+    return partial(TallyEnv, path, number=10 * worker)
+
+
+def test_workers_go_on_while_nobody_awaits_a_batch(tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    entry = partial(tally, steps)
+    with collecting(CENTRAL_ASYNC, entry, parity_policy(), frames=STEPS) as collector:
+        collector.next()  # whose worker is asked for another one
+        wait_until(lambda: steps.stat().st_size == 3 * STEPS, PATIENCE)
+
+
+class Where(nn.Module):
+    """Says in which process it is called."""
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        action, seen = parity(observation)
+        return action, torch.full_like(seen, os.getpid())
+
+
+def test_the_policy_is_called_in_one_process_that_is_no_worker() -> None:
+    policy = TensorDictModule(Where(), ["observation"], ["action", "seen"])
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
+        batches = [collector.next() for _ in range(4)]
+        assert all((batch["seen"] == server(collector)["pid"]).all() for batch in batches)
+        workers = {own["pid"] for own in collector.stats()["workers"].values()}
+        assert server(collector)["pid"] not in workers | {os.getpid()}
+
+
+def built() -> Any:
+    return watched()[1]
+
+
+@pytest.mark.parametrize("source", ["policy", "policy_factory"])
+def test_each_frame_tells_the_version_that_acted(source: str) -> None:
+    _, policy = watched()
+    given = {"policy": policy} if source == "policy" else {"policy": None, "policy_factory": built}
+    arguments = {**given, "track_policy_version": True}
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], frames=STEPS, **arguments) as collector:
+        for version in range(1, 4):
+            weights = (
+                TensorDict.from_module(policy)
+                .data.clone()
+                .apply(lambda own, version=version: torch.full_like(own, 1.0 + version))
+            )
+            collector.update_policy_weights_(weights)
+            oldest = -1
+            while oldest < version:
+                batch = collector.next()
+                versions = batch["collector", "policy_version"]
+                oldest = int(versions.min())
+                expected = batch["observation"] * (1.0 + versions)[:, None]
+                assert torch.equal(batch["seen"], expected)
+        assert collector.policy_lag[int(batch["observation"][0, 0]) // 10] == 0
+
+
+def test_weights_are_sent_without_being_told() -> None:
+    module, policy = watched()
+    arguments = {"update_after_each_batch": True}
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        batch = collector.next()
+        with torch.no_grad():
+            module.scale.fill_(3.0)
+        while not torch.equal(batch["seen"], 3 * batch["observation"]):
+            batch = collector.next()
+
+
+def test_weights_of_single_workers_are_refused() -> None:
+    _, policy = watched()
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
+        with pytest.raises(ValueError, match="worker_ids: expected all workers"):
+            collector.update_policy_weights_(worker_ids=[1])
+        with pytest.raises(ValueError, match="expected"):
+            collector.update_policy_weights_({"no such weight": torch.zeros(1)})
+        collector.next()
+
+
+def test_a_state_goes_on_in_another_run() -> None:
+    module, policy = watched()
+    with torch.no_grad():
+        module.scale.fill_(2.0)
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
+        collector.set_seed(3)
+        collector.next()
+        state = collector.state_dict()
+    _, other = watched()
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], other, frames=STEPS) as collector:
+        collector.load_state_dict(state)
+        batch = collector.next()
+        assert torch.equal(batch["seen"], 2 * batch["observation"])
+
+
+def test_a_server_that_dies_is_replaced_with_its_workers() -> None:
+    _, policy = watched()
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
+        collector.update_policy_weights_(TensorDict.from_module(policy).data.apply(lambda w: 2 * w))
+        collector.next()
+        before = server(collector)["pid"]
+        killed(collector)
+        while server(collector)["restarts"] == 0:
+            collector.next()
+        assert is_gone(before)
+        assert "policy server died" in server(collector)["failure"]
+        assert "SIGKILL" in server(collector)["failure"]
+        workers = collector.stats()["workers"]
+        assert [own["restarts"] for own in workers.values()] == [1, 1]
+        for _ in range(4):
+            batch = collector.next()
+            assert torch.equal(batch["seen"], 2 * batch["observation"])
+        total = collector.ledger()["total"]
+    assert total["reasons"].keys() == {"server_died"}
+    assert total["issued"] == total["delivered"] + total["lost"] + total["in_flight"]
+
+
+def test_calls_of_workers_whose_server_died() -> None:
+    """Nobody but the caller of a question is told, and all go on."""
+    _, policy = watched()
+    arguments = {"max_worker_restarts": 10}
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        collector.next()
+        state = collector.state_dict()
+        calls = [
+            collector.reset,
+            lambda: collector.set_seed(1),
+            lambda: collector.load_state_dict(state),
+        ]
+        for number, call in enumerate(calls):
+            killed(collector)
+            call()
+            while server(collector)["restarts"] == number:
+                collector.next()
+            collector.next()
+        killed(collector)
+        with pytest.raises(WorkerError, match=r"policy server died: .*, while worker 0 was asked"):
+            collector.getattr_env("number")
+        collector.next()
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_an_interrupt_while_a_server_is_replaced(
+    moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original, interrupted = WorkerGroup.await_built, []
+
+    def await_built(group: WorkerGroup, workers: Any) -> None:
+        if not interrupted:
+            interrupted.append(moment)
+            if moment == "after":
+                original(group, workers)
+            raise KeyboardInterrupt
+        original(group, workers)
+
+    _, policy = watched()
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
+        collector.next()
+        monkeypatch.setattr(WorkerGroup, "await_built", await_built)
+        killed(collector)
+        with pytest.raises(KeyboardInterrupt):
+            deque(collector, 0)
+        assert interrupted
+        for _ in range(6):
+            collector.next()
+        workers = collector.stats()["workers"]
+        assert all(own["restarts"] > 0 for own in workers.values())
+
+
+def test_past_the_limit_the_servers_death_is_told() -> None:
+    arguments = {"max_worker_restarts": 0}
+    way, policy = CENTRAL_ASYNC, parity_policy()
+    with collecting(way, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        collector.next()
+        killed(collector)
+        with pytest.raises(WorkerError, match=r"policy server died: .* SIGKILL") as raised:
+            deque(collector, 0)
+        assert raised.value.worker == -1
+        with pytest.raises(WorkerError, match="policy server died"):
+            collector.next()
+
+
+class HangsIn(nn.Module):
+    """Its call number `at` does not return, unless another process has come to it before."""
+
+    def __init__(self, hung: Path, at: int) -> None:
+        super().__init__()
+        self.hung, self.left = hung, at
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        self.left -= 1
+        if self.left == 0 and not self.hung.exists():
+            self.hung.touch()
+            wait_until(lambda: False, PATIENCE)
+        return parity(observation)
+
+
+def test_a_call_that_does_not_return_is_given_up(tmp_path: Path) -> None:
+    module = HangsIn(tmp_path / "hung", 10)
+    policy = TensorDictModule(module, ["observation"], ["action", "seen"])
+    arguments = {"worker_timeout": 1.0}
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        while server(collector)["restarts"] == 0:
+            collector.next()
+        assert "worker_timeout" in server(collector)["failure"]
+        collector.next()
+
+
+def test_a_policy_that_cannot_be_built_is_the_callers_error() -> None:
+    def factory() -> Any:
+        raise ZeroDivisionError("of the factory")
+
+    with (
+        pytest.raises(ZeroDivisionError, match="of the factory") as raised,
+        collecting(CENTRAL_ASYNC, ENTRIES["one"], frames=STEPS, policy_factory=factory),
+    ):
+        pass
+    assert "policy server raised" in str(raised.value.__cause__)
+
+
+def test_what_the_policy_raises_is_the_callers() -> None:
+    module, policy = failing(ZeroDivisionError("by the policy"))
+    module.left = 10
+    with (
+        collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector,
+        pytest.raises(ZeroDivisionError, match="by the policy"),
+    ):
+        deque(collector, 0)
+
+
+def test_a_shutdown_leaves_nothing() -> None:
+    before = ours_running()
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], parity_policy(), frames=STEPS) as collector:
+        collector.next()
+        pid = server(collector)["pid"]
+    assert is_gone(pid)
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], parity_policy(), frames=STEPS) as collector:
+        collector.next()
+        pid = server(collector)["pid"]
+        forgotten = CENTRAL_ASYNC.collector(
+            [ENTRIES["one"](0)], parity_policy(), frames_per_batch=STEPS
+        )
+        forgotten_pid = server(forgotten)["pid"]
+        del forgotten
+        gc.collect()
+        wait_until(lambda: is_gone(forgotten_pid), PATIENCE)
+    wait_until(lambda: ours_running() <= before, PATIENCE)
+
+
+def ours_running() -> set[psutil.Process]:
+    """Workers, and processes that call a policy, of this program."""
+    found = set()
+    for own in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if own.name().startswith(("pyc-worker", "pyc-policy")):
+                found.add(own)
+    return found
+
+
+DRIVER = """
+from collect_support import CENTRAL_ASYNC, collecting, parity_policy
+from echo_envs import ENTRIES
+if __name__ == "__main__":
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], parity_policy(), frames=5) as collector:
+        collector.next()
+        told = collector.stats()
+        pids = [told["server"]["pid"], *(own["pid"] for own in told["workers"].values())]
+        print(*pids, flush=True)
+        for _ in collector:
+            pass
+"""
+
+
+def test_a_driver_that_is_killed_leaves_no_server(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    driver = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert driver.stdout is not None
+    pids = [int(pid) for pid in driver.stdout.readline().split()]
+    assert len(pids) == 3
+    driver.kill()
+    driver.wait(PATIENCE)
+    for pid in pids:
+        wait_until(lambda pid=pid: is_gone(pid), PATIENCE)
+
+
+def test_workers_may_come_and_go() -> None:
+    _, policy = watched()
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
+        collector.next()
+        collector.set_seed(3)
+        collector.add_collectors([ENTRIES["one"](2)])
+        numbers: set[int] = set()
+        while numbers != {0, 10, 20}:
+            batch = collector.next()
+            assert torch.equal(batch["seen"], batch["observation"])
+            numbers.add(int(batch["observation"][0, 0]))
+        collector.remove_collectors([0, 1])
+        while numbers != {20}:
+            numbers = {int(collector.next()["observation"][0, 0]) for _ in range(3)}
+
+
+class Sizes(nn.Module):
+    """Says for how many environments it is called."""
+
+    def forward(self, observation: torch.Tensor) -> Any:
+        action, _ = parity(observation)
+        return action, torch.full(action.shape, action.numel())
+
+
+def test_a_call_waits_for_so_many() -> None:
+    """Two workers ask, one after the other; a call of one alone would come first."""
+    policy = TensorDictModule(Sizes(), ["observation"], ["action", "size"])
+    arguments = {"min_batch_size": 2, "server_timeout": PATIENCE}
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        assert (collector.next()["size"] == 2).all()
+
+
+def test_a_buffer_is_filled_beside_a_server_that_dies() -> None:
+    class Kept:
+        def __init__(self) -> None:
+            self.frames = 0
+
+        def extend(self, batch: Any) -> None:
+            self.frames += batch.numel()
+
+    kept = Kept()
+    policy = parity_policy()
+    arguments = {"replay_buffer": kept}
+    with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        collector.start()
+        wait_until(lambda: kept.frames > 0)
+        killed(collector)
+        wait_until(lambda: server(collector)["restarts"] == 1)
+        before = kept.frames
+        wait_until(lambda: kept.frames > before + 3 * STEPS)
