@@ -12,11 +12,13 @@ installed then is still there. pip alone would compile the core again each time.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -75,8 +77,12 @@ def is_done(wanted: str) -> bool:
     )
 
 
-def main() -> int:
-    """Do what is to be done; returns pip's exit code."""
+def main(arguments: Sequence[str] = ()) -> int:
+    """Do what is to be done; returns pip's exit code. There are no arguments but for help."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.parse_args(arguments)
     wanted = digest()
     if is_done(wanted):
         print("set up already: .venv is as the sources, constraints.txt and pyproject.toml say")
@@ -90,4 +96,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
