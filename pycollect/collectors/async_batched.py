@@ -225,14 +225,22 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             filling.count(frames_of)
 
     def _gather(self) -> None:
-        """Collect rollouts until there are enough for a batch, or there are no more."""
+        """Collect rollouts until there are enough for a batch, or there are no more.
+
+        What was complete before something failed is a batch; the call after it raises.
+        """
         flow = self._flow
         while len(flow.parts) < self._chunks.number:
             held = sum(_frames_of(flow.parts).values())
             if held and not flow.more_needed and flow.ledger.in_flight == held:
                 return
             flow.check_not_closed()
-            batch, td = self._assembled(flow.uploads)
+            try:
+                batch, td = self._assembled(flow.uploads)
+            except Exception:
+                if flow.parts:
+                    return
+                raise
             with Uninterrupted():
                 flow.claim()
                 flow.parts.append((batch.frames_of, td))

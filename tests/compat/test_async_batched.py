@@ -12,6 +12,8 @@ from typing import Any
 import gymnasium as gym
 import pytest
 import torch
+from collect_support import parity_policy
+from envs_for_tests import EnvBrokeError, RaisingEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -293,6 +295,20 @@ def test_rollouts_of_a_batch(
     chunks = Chunks.of(steps, batch, envs, per_worker)
     assert (chunks.frames, chunks.number) == expected
     assert chunks.batch_frames >= batch
+
+
+def test_what_was_complete_comes_before_a_failure() -> None:
+    collector = pycollect.AsyncBatchedCollector(
+        [partial(RaisingEnv, at=11)],
+        policy=parity_policy(),
+        frames_per_batch=16,
+        transition_chunk_size=4,
+    )
+    with collector:
+        assert collector.next().shape == (8,)
+        with pytest.raises(EnvBrokeError):
+            collector.next()
+        assert collector.stats()["frames"] == 8
 
 
 def test_a_batch_of_another_size_is_told() -> None:
