@@ -412,6 +412,33 @@ def test_jobs_collect_and_are_replaced(
 
 
 @pytest.mark.processes
+def test_jobs_of_the_cluster_debug_are_children(local_jobs: dict[str, Any]) -> None:
+    """Each of which asks for its job's result; submitit alone would run it in this thread."""
+    local_jobs["slurm_kwargs"]["cluster"] = "debug"
+    with collecting(STACKS[0], endless, parity_policy(), frames=T, **local_jobs) as collector:
+        collector.next()
+        kill(collector, 1)
+        while not collector.stats()["workers"][1]["restarts"]:
+            collector.next()
+        check_ledger(collector)
+        pids = [worker["pid"] for worker in collector.stats()["workers"].values()]
+        assert {psutil.Process(pid).name() for pid in pids} == {"pyc-worker-0", "pyc-worker-1"}
+    wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+@pytest.mark.processes
+def test_a_delayed_launcher_of_the_cluster_debug(local_jobs: dict[str, Any]) -> None:
+    """Its program runs here, and its jobs are children, which end with it."""
+    conf = {**local_jobs["slurm_kwargs"], "cluster": "debug"}
+    launcher = submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
+    shape, error = launcher(collect_in_a_job)()
+    assert shape == (T,)
+    assert "worker 0 cannot be started: its launcher has no more processes" in error
+    own = psutil.Process().children(recursive=True)
+    assert not [child for child in own if child.name().startswith("pyc-job")]
+
+
+@pytest.mark.processes
 @EACH
 def test_a_job_that_dies_is_told_without_contradiction(
     way: Way, local_jobs: dict[str, Any]
@@ -587,7 +614,6 @@ def test_a_delayed_launcher_outside_of_its_program() -> None:
 @pytest.mark.parametrize(
     ("odd", "error", "text"),
     [
-        ({"cluster": "debug"}, ValueError, "another cluster than 'debug'"),
         ({"cluster": "cloud"}, ValueError, "cloud; got {"),
         ({"timeout": 3}, ValueError, "got {.*'timeout': 3"),
         ({"timeout_min": "x"}, ValueError, "got {.*'timeout_min': 'x'"),

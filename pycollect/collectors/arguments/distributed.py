@@ -9,7 +9,11 @@ from pycollect import checks as check
 from pycollect.engines.distributed.children import ChildLauncher
 from pycollect.engines.distributed.delayed import BoardLauncher, current_board
 from pycollect.engines.distributed.engine import DistributedEngine, Launcher
-from pycollect.engines.distributed.executors import check_job_parameters, executor_of
+from pycollect.engines.distributed.executors import (
+    check_job_parameters,
+    executor_of,
+    is_of_this_machine,
+)
 from pycollect.engines.distributed.group_link import GroupCarrier
 from pycollect.engines.distributed.groups import check_backend
 from pycollect.engines.distributed.jobs import JobLauncher
@@ -52,7 +56,7 @@ def engine_maker(
         if launcher == "submitit":
             executor = executor_of("slurm_kwargs", slurm_kwargs)
             starts = JobLauncher(executor)
-            host = LOOPBACK if executor.cluster == "local" else outside_address()
+            host = LOOPBACK if is_of_this_machine(executor) else outside_address()
         if board is not None:
             starts = BoardLauncher(board)
             host = LOOPBACK if board.one_machine else outside_address()

@@ -19,14 +19,17 @@ from typing import Any
 
 from pycollect import checks as check
 from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.children import ChildRank
 from pycollect.engines.distributed.executors import (
+    DEBUG,
     DEFAULT_SLURM_CONF,
     check_job_parameters,
     executor_of,
+    is_of_this_machine,
 )
 from pycollect.engines.distributed.groups import check_backend
 from pycollect.engines.distributed.interrupts import heard_again
-from pycollect.engines.distributed.jobs import JobWatch, submit
+from pycollect.engines.distributed.jobs import JobWatch, run_beside, submit
 from pycollect.engines.distributed.rank import run_rank
 from pycollect.engines.distributed.rendezvous import check_port
 
@@ -56,7 +59,7 @@ class Board:
         """A new one beside the executor's files, which only this user can read."""
         executor.folder.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="pycollect-", dir=executor.folder))
-        return cls(folder, places, executor.cluster == "local", port)
+        return cls(folder, places, is_of_this_machine(executor), port)
 
     def claim(self, address: RankAddress) -> int | None:
         """Tell a job that waits where it is wanted; its place, or None where none is left."""
@@ -187,7 +190,8 @@ class submitit_delayed_launcher:  # TorchRL's name
     For clusters on which jobs cannot submit others. The decorated function submits a main job, in
     which the program runs, and `num_jobs` jobs beside it, which become the workers of the
     program's collectors with ``launcher="submitit_delayed"``; those that are left over take the
-    place of workers that die. It returns what the program returns.
+    place of workers that die. It returns what the program returns. With the cluster "debug" the
+    program runs in this process, and a child of it is each of the others.
 
     Args:
         num_jobs: how many there are beside the main one.
@@ -227,6 +231,8 @@ class submitit_delayed_launcher:  # TorchRL's name
             main = executor_of("submitit_main_conf", self._main_conf)
             others = executor_of("submitit_collection_conf", {**self._conf, **shared})
             board = Board.made(main, self.num_jobs, self._port)
+            if main.cluster == DEBUG:
+                return _run_here(main, others, board, program)
             jobs = [submit(main, _run_main, board, program)]
             try:
                 jobs += [submit(others, _run_waiting, board, n) for n in range(self.num_jobs)]
@@ -245,9 +251,27 @@ class submitit_delayed_launcher:  # TorchRL's name
         return submitted
 
 
+def _run_here(main: Any, others: Any, board: Board, program: Callable[[], Any]) -> Any:
+    """Of the cluster "debug": the program in this process, and its jobs in children."""
+    jobs: list[ChildRank] = []
+    try:
+        for place in range(board.places):
+            jobs.append(run_beside(others, f"pyc-job-{place}", _run_waiting, board, place))
+        return main.submit(_lead, board, program).result()
+    finally:
+        board.close()
+        for job in jobs:
+            job.kill()
+
+
 def _run_main(board: Board, program: Callable[[], Any]) -> Any:
     """The program, in its job."""
     heard_again()
+    return _lead(board, program)
+
+
+def _lead(board: Board, program: Callable[[], Any]) -> Any:
+    """The program, in the process for whose collectors the others wait."""
     _BOARDS.append(board)
     try:
         with board.led():

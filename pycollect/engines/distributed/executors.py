@@ -15,6 +15,9 @@ DEFAULT_SLURM_CONF: dict[str, Any] = {
 }
 """Of the jobs that collect."""
 
+DEBUG = "debug"
+"""submitit's cluster that runs a job where, and only when, it is asked for its result."""
+
 DEFAULT_FOLDER = "log_test"
 """Where jobs and the driver find each other's files, which both must see."""
 
@@ -36,7 +39,7 @@ def check_job_parameters(name: str, value: Any) -> Mapping[str, Any]:
 
     Raises:
         TypeError: no dict of strings to values, or no path as "folder".
-        ValueError: a job of several tasks, or in this process.
+        ValueError: a job of several tasks.
     """
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a dict, got {value!r}")
@@ -52,11 +55,6 @@ def check_job_parameters(name: str, value: Any) -> Mapping[str, Any]:
             raise ValueError(
                 f"{name}: expected 1 for {key!r}, as each job is one rank, got {own!r}"
             )
-    if value.get("cluster") == "debug":
-        raise ValueError(
-            f"{name}: expected another cluster than 'debug', which runs a job in this process, and "
-            "only once it is asked for its result: SyncDataCollector collects in this process"
-        )
     return value
 
 
@@ -66,7 +64,8 @@ def executor_of(name: str, parameters: Mapping[str, Any] | None) -> Any:
     Args:
         name: of the argument.
         parameters: the executor's, checked; None: DEFAULT_SLURM_CONF. Two of them are ours:
-            "folder", of its files, and "cluster", None for what is found here, "slurm" or "local".
+            "folder", of its files, and "cluster", None for what is found here, "slurm", "local" or
+        "debug".
 
     Raises:
         ImportError: submitit is not installed.
@@ -82,3 +81,8 @@ def executor_of(name: str, parameters: Mapping[str, Any] | None) -> Any:
     except (ValueError, NameError, TypeError, AssertionError, RuntimeError) as error:
         raise ValueError(f"{name}: {error}; got {dict(parameters or own)}") from error
     return executor
+
+
+def is_of_this_machine(executor: Any) -> bool:
+    """Whether its jobs are processes of this machine."""
+    return executor.cluster in ("local", DEBUG)

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.children import ChildRank
+from pycollect.engines.distributed.executors import DEBUG
 from pycollect.engines.distributed.interrupts import unheard_by_children
 from pycollect.engines.distributed.rank import run_rank
 from pycollect.engines.other_process import OtherProcess, kill_tree
+from pycollect.engines.processes.log import log_to
+from pycollect.engines.processes.start import start_child
 from pycollect.engines.waiting import LOOK_SECONDS
 
 _LOG_CHARACTERS = 2000
@@ -27,17 +33,46 @@ class JobLauncher:
     def check_number(self, new: int) -> None:
         """There is no end of them."""
 
-    def launch(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> JobMonitor:
+    def launch(
+        self, address: RankAddress, name: str, options: Mapping[str, Any]
+    ) -> JobMonitor | ChildRank:
         """Submit one.
 
         Args:
             options: none are known.
         """
+        if self._executor.cluster == DEBUG:
+            return run_beside(self._executor, name, run_rank, address)
         return submit(self._executor, run_rank, address)
 
 
+def run_beside(
+    executor: Any, name: str, function: Callable[..., Any], *arguments: Any
+) -> ChildRank:
+    """Submit a job of the cluster "debug", and have a child ask for its result; what watches it.
+
+    Args:
+        name: of the child.
+    """
+    job = executor.submit(function, *arguments)
+    return ChildRank(*start_child(_ask_for_result, (job,), name, "forkserver"))
+
+
+def _ask_for_result(job: Any, log: int) -> None:
+    """The main function of such a child.
+
+    Args:
+        log: the descriptor of what is to be its standard error.
+    """
+    log_to(log)
+    job.result()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # as a rank does that is a child
+
+
 def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobMonitor:
-    """Submit a job; what watches it."""
+    """Submit a job of another cluster; what watches it."""
     if executor.cluster != "local":
         return JobMonitor(executor.submit(function, *arguments))
     with unheard_by_children():
