@@ -1,4 +1,4 @@
-"""How these pages become a site: ``python -m sphinx -W -d build/doctrees docs build/site``.
+"""How these pages become a site: ``python -m sphinx -W -d build/doctrees docs docs/site``.
 
 The reference is made from the package itself, which is imported for that: signatures of collectors
 are put together when their modules are loaded, and only what runs knows them.
@@ -21,6 +21,7 @@ author = "The pycollect authors"
 version = release = pycollect.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["site"]  # the pages that are made
 nitpicky = True  # a name in a docstring that leads nowhere is a warning, and so an error
 nitpick_ignore_regex = [
     ("py:.*", r"(?!pycollect\b).*"),  # others' sites are not asked
