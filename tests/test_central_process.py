@@ -298,7 +298,7 @@ def ours_running() -> set[psutil.Process]:
     found = set()
     for own in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
-            if own.name().startswith(("pyc-worker", "pyc-policy")):
+            if own.name().startswith(("pyc-worker", "pyc-policy")) and not is_gone(own.pid):
                 found.add(own)
     return found
 
