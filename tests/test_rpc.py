@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from collect_support import MULTI_STACK, collecting, elsewhere, of_ranks
 from envs_for_tests import CountingEnv
-from test_distributed import T, listening, transports
+from test_distributed import T, transports
+from test_rank_messages import listening
 from test_restarts import check_ledger, endless, kill
 from torch.distributed import rpc
 

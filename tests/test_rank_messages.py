@@ -1,0 +1,140 @@
+"""What goes to ranks of torch.distributed and comes from them: messages, signatures, ports."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import threading
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from collect_support import elsewhere
+from envs_for_tests import CountingEnv
+
+from pycollect import DistributedDataCollector
+from pycollect.engines.distributed.address import Invitation
+from pycollect.engines.distributed.group_link import GroupCarrier, GroupLink
+from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
+from pycollect.engines.distributed.rendezvous import LOOPBACK, Rendezvous
+
+
+@pytest.fixture
+def links() -> tuple[GroupLink, GroupLink]:
+    """Both ends, in this process."""
+    rendezvous = Rendezvous(LOOPBACK, 0, 30.0)
+    address = rendezvous.invite("one", Invitation("", 0, None, GroupCarrier("gloo"))).address
+    ends: dict[int, GroupLink] = {}
+
+    def connect(rank: int) -> None:
+        group = group_of_two("gloo", address.store(), rank, address.own_host())
+        ends[rank] = GroupLink(group, DRIVER if rank == WORKER else WORKER)
+
+    thread = threading.Thread(target=connect, args=(WORKER,))
+    thread.start()
+    connect(DRIVER)
+    thread.join()
+    return ends[DRIVER], ends[WORKER]
+
+
+def test_values_of_every_size_arrive_in_order(links: tuple[GroupLink, GroupLink]) -> None:
+    ours, theirs = links
+    sizes = [0, 1, 900, 1008, 1009, 5000, 3_000_000]
+    values = [("text", b"x" * size, np.arange(size, dtype=np.uint8)) for size in sizes]
+    kept = [ours.send(value) for value in values]
+    arrived = [theirs.receive() for _ in values]
+    for sent in kept:
+        sent.wait()
+    for (name, data, array), (same, same_data, same_array) in zip(values, arrived, strict=True):
+        assert (name, data) == (same, same_data)
+        assert np.array_equal(array, same_array)
+
+
+def test_what_arrived_lies_in_memory_of_its_own(links: tuple[GroupLink, GroupLink]) -> None:
+    ours, theirs = links
+    array = np.zeros(100_000, np.uint8)
+    kept = []
+    for number in range(3):
+        array[:] = number
+        kept.append(ours.send(array))
+        got = theirs.receive()
+        kept[-1].wait()
+        array[:] = 77
+        assert (got == number).all()
+        kept.append(got)
+    assert [int(own[0]) for own in kept[1::2]] == [0, 1, 2]
+
+
+def test_what_does_not_pickle_is_an_error_and_the_next_value_arrives(
+    links: tuple[GroupLink, GroupLink],
+) -> None:
+    ours, theirs = links
+    with pytest.raises(TypeError, match="pickle"):
+        ours.send(threading.Lock())
+    sent = ours.send("next")
+    assert theirs.receive() == "next"
+    sent.wait()
+
+
+# Who may say something
+
+
+def test_only_what_a_process_of_this_collector_signed_is_believed() -> None:
+    rendezvous = Rendezvous(LOOPBACK, 0, 5.0)
+    meeting = rendezvous.invite("one", Invitation("", 0, None, GroupCarrier("gloo")))
+    store = meeting.address.store()
+    assert meeting.refusal is None
+    store.set("refusal", bytes(32) + pickle.dumps("I am an intruder"))
+    with pytest.raises(ValueError, match="not signed by a process of this collector"):
+        _ = meeting.refusal
+    meeting.address.tell(store, "refusal", "it is on another node")
+    assert meeting.refusal == "it is on another node"
+
+
+def listening(pid: int) -> set[Any]:
+    """The addresses at which a process listens."""
+    connections = psutil.Process(pid).net_connections("inet")
+    return {own.laddr for own in connections if own.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.processes
+def test_nothing_listens_at_another_address() -> None:
+    before = listening(os.getpid())  # of what other tests have started here
+    with elsewhere(), DistributedDataCollector([CountingEnv], launcher="mp") as collector:
+        collector.next()
+        (worker,) = collector.stats()["workers"].values()
+        assert worker["transport"] == "messages"
+        rank = worker["pid"]
+        places = (listening(os.getpid()) - before) | listening(rank)
+    assert {place.ip for place in places} == {LOOPBACK}
+
+
+def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"tcp_address, tcp_port: .*'127.0.0.1', port {port}"):
+            DistributedDataCollector([CountingEnv], launcher="mp", tcp_port=port)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", [nullcontext, elsewhere])
+def test_a_port_is_free_again_after_a_shutdown(how: Any) -> None:
+    """Also while the collector that was shut down is still referred to."""
+    port = free_port()
+    kept = []
+    for _ in range(2):
+        with how():
+            kept.append(DistributedDataCollector([CountingEnv], launcher="mp", tcp_port=port))
+        kept[-1].next()
+        kept[-1].shutdown()
+
+
+def free_port() -> int:
+    with socket.socket() as own:
+        own.bind((LOOPBACK, 0))
+        return int(own.getsockname()[1])
