@@ -33,6 +33,9 @@ _RAYS_OWN = ("ray::IDLE", "ray::Dashboard", "ray::RuntimeEnv", "default_worker.p
 # has changed the start method.
 _PYTHONS_OWN = ("multiprocessing.resource_tracker",)
 
+# Of multiprocessing, likewise; who was forked from it has its title, and another parent.
+_FORK_SERVER = "multiprocessing.forkserver"
+
 # What worker processes are forks of, which ends with this process, or has no worker for a minute.
 _TEMPLATE = "pyc-template"
 
@@ -47,8 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # A descendant whose parent has died stays our descendant, so that it is found.
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # For processes of Gymnasium and TorchRL: a fork can stop the threads of Ray beside us for good.
-    multiprocessing.set_start_method("spawn")
+    # For processes of Gymnasium and TorchRL: a fork of this one can stop the threads of Ray in it
+    # for good, and what is spawned imports for seconds. A server that has imported all is forked.
+    multiprocessing.set_start_method("forkserver")
+    multiprocessing.set_forkserver_preload(["gymnasium", "torchrl.collectors"])
     if HAS_TORCH:
         import torch
 
@@ -163,6 +168,8 @@ def _processes() -> dict[int, str]:
             name = process.name()
             title = " ".join([name, *process.cmdline()])
             if name == _TEMPLATE or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            if _FORK_SERVER in title and process.ppid() == os.getpid():
                 continue
             if not any(s in title for s in known):
                 found[process.pid] = title

@@ -118,7 +118,7 @@ def test_several_actions_of_one_agent() -> None:
 @pytest.mark.parametrize("action", ["an index for one-hot", "a scalar"])
 def test_parallel_env(action: str) -> None:
     make, act = ACTIONS[action]
-    compare(lambda: ParallelEnv(2, make, mp_start_method="spawn"), lambda: policy(act), batches=2)
+    compare(lambda: ParallelEnv(2, make), lambda: policy(act), batches=2)
 
 
 def test_an_index_for_one_hot_is_warned_about() -> None:

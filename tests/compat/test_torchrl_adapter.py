@@ -241,7 +241,7 @@ def serial(make: Make = mock.CountingEnv, count: int = 2) -> Any:
         lambda: serial(ENVS["CountingEnv [3]"]),
         lambda: serial(serial),
         pytest.param(
-            lambda: ParallelEnv(2, mock.CountingEnv, mp_start_method="spawn"),
+            lambda: ParallelEnv(2, mock.CountingEnv),
             marks=pytest.mark.slow,
         ),
         lambda: TransformedEnv(serial(count=3), RewardSum()),

@@ -100,9 +100,7 @@ def test_frames_reset_at_each_iter(name: str) -> None:
 @pytest.mark.parametrize("transformed", [False, True])
 def test_parallel_env(transformed: bool) -> None:
     def make() -> Any:
-        env = ParallelEnv(
-            2, [lambda n=n: mock.CountingEnv(max_steps=n) for n in (3, 5)], mp_start_method="spawn"
-        )
+        env = ParallelEnv(2, [lambda n=n: mock.CountingEnv(max_steps=n) for n in (3, 5)])
         return TransformedEnv(env, StepCounter()) if transformed else env
 
     compare(make, batches=2)
