@@ -15,6 +15,7 @@ from pycollect.collectors.scheduled import ScheduledCollector
 from pycollect.collectors.set_up import EngineOptions, SetUp
 from pycollect.engines.protocol import Engine
 from pycollect.scheduler.many_workers import Places
+from pycollect.scheduler.node_servers import NodePlan
 from pycollect.scheduler.options import RemoteOptions
 
 
@@ -56,7 +57,9 @@ class LaunchedCollector(ScheduledCollector):
             server=None if central is None else central.seats,
         )
         server = None if central is None else central.serving(set_up.remote.start_method)
-        super().__init__(set_up, engine(set_up.remote), server)
+        made = engine(set_up.remote)
+        nodes = None if central is None else self._node_plan(central, made)
+        super().__init__(set_up, made, server, nodes)
 
     def _with_policies(self, given: Given, workers: int) -> Given:
         """The arguments, where the policies of so many workers are to be others."""
@@ -64,6 +67,10 @@ class LaunchedCollector(ScheduledCollector):
 
     def _central(self, given: Given, kind: WorkerKind, workers: int, sync: bool) -> Central | None:
         """Who calls the policy for so many workers; None: they do."""
+        return None
+
+    def _node_plan(self, central: Central, engine: Engine) -> NodePlan | None:
+        """How the policy is called for workers on other nodes."""
         return None
 
     @property

@@ -21,10 +21,18 @@ from pycollect.collectors.multi import MultiSyncDataCollector
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
 from pycollect.docstrings import completed_by
-from pycollect.engines.ray.engine import RayEngine, actor_options, check_actor_options
+from pycollect.engines.protocol import Engine
+from pycollect.engines.ray.engine import (
+    PART_OF_A_GPU,
+    RayEngine,
+    actor_options,
+    check_actor_options,
+)
 from pycollect.engines.ray.inference import client_factories, is_inference_service, update_service
+from pycollect.engines.ray.servers import ServerEngine
 from pycollect.engines.ray.session import import_ray
 from pycollect.envs.info import AskedInfo
+from pycollect.scheduler.node_servers import NodePlan
 from pycollect.scheduler.options import RemoteOptions
 
 if TYPE_CHECKING:
@@ -191,6 +199,12 @@ class RayCollector(LaunchedCollector):
                 f"that have processes call the policy in these, got {given['collector_class']!r}"
             )
         return central
+
+    def _node_plan(self, central: Central, engine: Engine) -> NodePlan:
+        """On another node an actor calls it."""
+        assert isinstance(engine, RayEngine)
+        gpus = PART_OF_A_GPU if central.elsewhere.needs_gpu else 0
+        return NodePlan(central.elsewhere.plan, ServerEngine(engine, gpus))
 
     def _with_policies(self, given: Given, workers: int) -> Given:
         """An inference service gives each actor a client."""

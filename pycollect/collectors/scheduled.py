@@ -12,6 +12,7 @@ from pycollect.collectors.set_up import SetUp
 from pycollect.engines.protocol import Engine
 from pycollect.scheduler.asking import Asking
 from pycollect.scheduler.many_workers import ManyWorkers
+from pycollect.scheduler.node_servers import NodePlan
 from pycollect.scheduler.policy_process import ProcessPlan
 from pycollect.scheduler.scheduler import Scheduler
 from pycollect.stream.buffer_warnings import warn_of_slices
@@ -29,6 +30,7 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
         set_up: all that it was given, checked.
         engine: is left when the collector is shut down, or could not be made.
         server: calls the policy for all workers, here or in a process; None: they do.
+        nodes: how it is called for workers on other nodes; None: there, `server` does so, too.
     """
 
     _source: Scheduler
@@ -38,6 +40,7 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
         set_up: SetUp,
         engine: Engine,
         server: InferenceServer | ProcessPlan | None = None,
+        nodes: NodePlan | None = None,
     ) -> None:
         self._remote, self._template = set_up.remote, set_up.template
         options, first = set_up.options, set_up.plans[0].spec.options
@@ -45,7 +48,8 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
             options = replace(options, split_trajs=False)
         warn_of_slices(options, first.set_truncated)
         flow = Flow(options)
-        scheduler = Scheduler(flow, set_up.remote, set_up.plans, set_up.policy, engine, server)
+        policy, plans = set_up.policy, set_up.plans
+        scheduler = Scheduler(flow, set_up.remote, plans, policy, engine, server, nodes)
         super().__init__(flow, scheduler, first.pre_collect_hook, first.post_collect_hook)
 
     def _add(self, new: NewWorkers) -> list[int]:

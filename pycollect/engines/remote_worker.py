@@ -62,6 +62,7 @@ class RemoteWorker:
         self._hooks_given: dict[str, tuple[int, Buffer]] = {}
         self._hooks_taken: dict[str, int] = {}
         self._stop = SharedNumber()  # up to which rollout they are to end
+        self._moves = SharedNumber()  # of the worker, or of its wait for a policy elsewhere
 
     def build(self, filters_warnings: bool, spec: bytes, policy: bytes) -> WorkerInfo | ErrorReport:
         """Make the environments and try the policy once.
@@ -129,7 +130,7 @@ class RemoteWorker:
             weights: these, None if they were sent before or never changed.
         """
         self.set_weights(serial, version, weights)
-        control = RolloutControl(self._stop, number, min_steps)
+        control = RolloutControl(self._stop, number, min_steps, self._moves)
         return _answer(lambda: self._sent(*self._collect(random, control)))
 
     def _sent(
@@ -229,8 +230,8 @@ class RemoteWorker:
         return answered(self._built.face(self._version), question)
 
     def steps(self) -> int:
-        """Steps of single environments recorded so far. May be asked at any time."""
-        return 0 if self._worker is None else self._worker.stepped
+        """Grows as long as it has not stalled. May be asked at any time."""
+        return 0 if self._worker is None else self._worker.stepped + self._moves.value
 
     @property
     def _built(self) -> RolloutWorker:

@@ -64,6 +64,14 @@ class ServingWorker(ABC):
         """
 
     @abstractmethod
+    def seat(self, worker: int) -> bytes:
+        """What stands for it in the worker of that id, pickled: its policy.
+
+        Only one that was not told where its workers ask is asked for it. Who takes a worker's place
+        has its seat, too.
+        """
+
+    @abstractmethod
     def load_weights(self, weights: Weights) -> None:
         """New weights, from the next call of `serve` on."""
 

@@ -33,7 +33,8 @@ class StartingEitherWay:
         bell: that it rings.
         mailbox: the handle of the mailbox, and what watches it; None: this process shares memory
             with no other.
-        by_calls: makes the handle of the other way. Called once, at most.
+        by_calls: makes the handle of the other way; None: what it needs is not there yet, it is to
+            be asked again. What it raises is raised by `built`.
     """
 
     def __init__(
@@ -41,24 +42,37 @@ class StartingEitherWay:
         native: Any,
         bell: Rung,
         mailbox: tuple[MailboxHandle, ServingMonitor] | None,
-        by_calls: Callable[[], CallHandle],
+        by_calls: Callable[[], CallHandle | None],
     ) -> None:
         self.native = native
         self._bell = bell
         self._by_calls = by_calls
+        self._failure: Exception | None = None
         self._monitor: ServingMonitor | None = None  # of one that serves, as far as is known
         self._handle: MailboxHandle | CallHandle
         if mailbox is None:
-            self._handle = by_calls()
+            called = by_calls()
+            assert called is not None, "by_calls: expected a handle, as there is no other"
+            self._handle = called
         else:
             self._handle, self._monitor = mailbox
 
     def _settled(self) -> MailboxHandle | CallHandle:
         """Its handle, another one if it has said that it cannot share memory."""
-        if self._monitor is not None and self._monitor.refused:
-            self._monitor = None
-            self._handle = self._by_calls()
+        if self._is_undecided and self._failure is None:
+            try:
+                called = self._by_calls()
+            except Exception as error:  # whoever asks for what was built is told
+                self._failure = error
+            else:
+                if called is not None:
+                    self._handle, self._monitor = called, None
         return self._handle
+
+    @property
+    def _is_undecided(self) -> bool:
+        """Whether it serves no mailbox, and has no handle of the other way yet."""
+        return self._monitor is not None and self._monitor.refused
 
     @property
     def cpu_delay(self) -> float:
@@ -72,6 +86,8 @@ class StartingEitherWay:
             if self.has_answer or self.is_dead:
                 break
             self._bell.wait_ring(seen, LOOK_SECONDS)
+        if self._failure is not None:
+            raise self._failure
         info = self._handle.read_info()
         if self._monitor is not None:
             self._monitor.watch(info.pid)
@@ -80,13 +96,13 @@ class StartingEitherWay:
     @property
     def has_answer(self) -> bool:
         """Whether the worker is built, or cannot be. Does not wait."""
-        return self._settled().has_answer
+        return self._settled().has_answer or self._failure is not None
 
     @property
     def is_dead(self) -> bool:
         """Whether nothing more can come from it. Does not wait."""
         # To serve no more may be to have refused just now.
-        return self._handle.is_dead and self._settled().is_dead
+        return self._handle.is_dead and self._settled().is_dead and not self._is_undecided
 
     @property
     def is_owing(self) -> bool:

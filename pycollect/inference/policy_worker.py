@@ -1,4 +1,7 @@
-"""The policy in a process of its own: to its driver a worker, which serves the other ones."""
+"""The policy in a process of its own: to its driver a worker, which serves the other ones.
+
+It is a process beside the driver, or an actor on another node, for the workers there.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from pycollect.engines.messages import WorkerSpec
 from pycollect.engines.serving_worker import ServingWorker
 from pycollect.engines.waiting import LOOK_SECONDS
 from pycollect.inference.options import ServerSettings
+from pycollect.inference.seats import Seats
 from pycollect.inference.server import InferenceServer
 from pycollect.policy import build
 from pycollect.stream.version import PolicyVersion
@@ -25,19 +29,24 @@ class PolicyWorkerMaker:
     """Makes it in its process, see :attr:`WorkerSpec.team`; pickles.
 
     Attributes:
-        slots, bell: addresses, of the driver's: workers that there are outlive this process.
+        driver: addresses of the driver's slots and bell: workers that there are outlive this
+            process. None: it has its own, as the driver is on another node.
     """
 
     settings: ServerSettings
-    slots: MemoryAddress
-    bell: MemoryAddress
+    driver: tuple[MemoryAddress, MemoryAddress] | None = None
 
     def __call__(self, spec: WorkerSpec, policy: bytes) -> PolicyWorker:
         """That of a policy, or of its factory, pickled."""
         given = cloudpickle.loads(policy)
         made = build(given) if spec.builds_policy else given
-        server = InferenceServer(self.settings, made, ServerSlots(self.slots), is_ours=True)
-        return PolicyWorker(spec.index, server, Bell(self.bell))
+        if self.driver is None:
+            seats = Seats(Bell())
+            server = InferenceServer(self.settings, made, seats.slots, is_ours=True)
+            return PolicyWorker(spec.index, server, seats.bell, seats)
+        slots, bell = self.driver
+        server = InferenceServer(self.settings, made, ServerSlots(slots), is_ours=True)
+        return PolicyWorker(spec.index, server, Bell(bell))
 
 
 class PolicyWorker(ServingWorker):
@@ -46,11 +55,14 @@ class PolicyWorker(ServingWorker):
     Args:
         server: that does it.
         bell: that they ring.
+        seats: of theirs; None: they have the driver's.
     """
 
-    def __init__(self, index: int, server: InferenceServer, bell: Bell) -> None:
+    def __init__(
+        self, index: int, server: InferenceServer, bell: Bell, seats: Seats | None = None
+    ) -> None:
         self.index = index
-        self._server, self._bell = server, bell
+        self._server, self._bell, self._seats = server, bell, seats
         self._seen = 0
         self._version = PolicyVersion()
         server.count_by(self._version)
@@ -77,11 +89,21 @@ class PolicyWorker(ServingWorker):
         self._version.number = version
         self._server.serve()
 
+    def seat(self, worker: int) -> bytes:
+        """See :meth:`ServingWorker.seat`; where the driver has no seats for them."""
+        assert self._seats is not None, "seat: expected workers of another node than the driver's"
+        stand_in: bytes = cloudpickle.dumps(self._seats.policy_of(worker))
+        return stand_in
+
     def load_weights(self, weights: Weights) -> None:
         """New weights, in place."""
         self._server.load_weights(weights)
         self._server.refresh()
 
     def set_seed(self, seeds: Sequence[int], root: int) -> None:
-        """What the policy draws follows from that root from now on."""
-        self._server.seed(root)
+        """What the policy draws follows from these from now on.
+
+        Args:
+            seeds: tell it from other servers.
+        """
+        self._server.seed(root, *seeds)

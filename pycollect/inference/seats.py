@@ -1,4 +1,4 @@
-"""The slots of all workers that one policy is called for, in the driver."""
+"""The slots of all workers that one policy is called for, in the process that owns them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pycollect.inference.client import CentralPolicy
 
 class Seats:
     """Slots, in memory of this process: they outlive workers, and a server in another process.
+
+    It is the driver, or, on another node, who calls the policy there.
 
     Args:
         bell: that workers ring when they ask.
@@ -20,6 +22,7 @@ class Seats:
     def __init__(self, bell: Bell) -> None:
         self.slots = ServerSlots()
         self.bell = bell
+        self._by_worker: dict[int, CentralPolicy] = {}
 
     def policies(self, count: int) -> list[CentralPolicy]:
         """What stands for the policy in so many more workers.
@@ -31,3 +34,12 @@ class Seats:
             CentralPolicy(self.slots.address, self.slots.add(), self.bell.address)
             for _ in range(count)
         ]
+
+    def policy_of(self, worker: int) -> CentralPolicy:
+        """What stands for it in the worker of that id, and in whoever takes its place.
+
+        Raises as `policies`.
+        """
+        if worker not in self._by_worker:
+            (self._by_worker[worker],) = self.policies(1)
+        return self._by_worker[worker]

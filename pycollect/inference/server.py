@@ -87,9 +87,13 @@ class InferenceServer:
         """Write new weights into what is called, in place."""
         load_weights(weights_from(self.policy), weights)
 
-    def seed(self, root: int) -> None:
-        """From now on, what the policy draws comes from a stream of its own."""
-        sequence = np.random.SeedSequence(root, spawn_key=(_OWN_STREAM,))
+    def seed(self, root: int, *place: int) -> None:
+        """From now on, what the policy draws comes from a stream of its own.
+
+        Args:
+            place: tells it from other servers of the same workers; none for the first one.
+        """
+        sequence = np.random.SeedSequence(root, spawn_key=(_OWN_STREAM, *place))
         self._generators = Generators(sequence, self._served.device)
 
     def refresh(self) -> None:

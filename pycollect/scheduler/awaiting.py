@@ -11,7 +11,8 @@ import cloudpickle
 from pycollect.engines.messages import Rollout
 from pycollect.errors import WorkerDied, WorkerError, warn_user
 from pycollect.scheduler.options import RemoteOptions
-from pycollect.scheduler.policy_process import DIED, PolicyProcess
+from pycollect.scheduler.policy_server import DIED
+from pycollect.scheduler.policy_servers import PolicyServers
 from pycollect.scheduler.records import WorkerRecord
 from pycollect.scheduler.stalls import StallDetector
 from pycollect.scheduler.workers import WorkerGroup
@@ -28,7 +29,7 @@ class Awaiting:
     """Whoever waits does so here. A worker that died or stalled meanwhile is replaced.
 
     Args:
-        server: the process that calls the policy for them, which is replaced, too; or None.
+        servers: those who call the policy for them, which are replaced, too.
     """
 
     def __init__(
@@ -36,10 +37,10 @@ class Awaiting:
         flow: Flow,
         group: WorkerGroup,
         options: RemoteOptions,
-        server: PolicyProcess | None = None,
+        servers: PolicyServers,
     ) -> None:
         self._flow, self._group, self._options = flow, group, options
-        self._server = server
+        self._servers = servers
         self._stalls = StallDetector(options.timeout)
 
     def any_of(self, waiting: Sequence[WorkerRecord]) -> WorkerRecord:
@@ -48,7 +49,7 @@ class Awaiting:
         with self._flow.statistics.timed("idle"):
             while True:
                 self._flow.check_not_closed()
-                self._look_after_server()
+                self._look_after_servers()
                 for worker in self._stalls.stalled(waiting):
                     # Who is done makes no step until it is served, however long that takes.
                     if worker.handle.has_answer:
@@ -95,16 +96,20 @@ class Awaiting:
         text = f"worker {worker.index} made no step for {self._options.timeout} s (worker_timeout)"
         self._group.replace(worker, _end_of(worker, text), "worker_timeout")
 
-    def _look_after_server(self) -> bool:
-        """Where it is gone, so is what workers had from it: all are replaced. Whether it was so."""
-        death = None if self._server is None else self._server.death()
-        if self._server is None or death is None:
-            return False
-        self._server.replace(death)
-        for worker in self._group.present:
-            self._group.replace(worker, death, DIED)
-        self._server.replaced()
-        return True
+    def _look_after_servers(self) -> bool:
+        """Where one is gone, so is what its workers had from it: they are replaced.
+
+        Returns:
+            Whether it was so.
+        """
+        dead = self._servers.dead()
+        for server, death in dead:
+            theirs = self._servers.served_by(server, self._group.present)
+            server.replace(death)
+            for worker in theirs:
+                self._group.replace(worker, death, DIED)
+            server.replaced()
+        return bool(dead)
 
     def ask(self, questions: Mapping[int, Call]) -> list[Any]:
         """What these workers answer, in the order of their ids.
@@ -148,7 +153,7 @@ class Awaiting:
 
     def _replaced(self, worker: WorkerRecord) -> Exception:
         """What is raised where a worker was replaced that was asked."""
-        if self._server is not None and self._server.record.failure == worker.failure:
+        if self._servers.have_failed(worker.failure):
             text = f"{worker.failure}, while worker {worker.index} was asked; it is replaced"
             return WorkerError(text, worker.index, worker.incarnation - 1, "")
         return TimeoutError(
@@ -164,7 +169,7 @@ class Awaiting:
         silence = _Silence([worker])
         while not worker.handle.await_answer(call, self._stalls.next_check(_LOOK_SECONDS)):
             self._flow.check_not_closed()
-            if self._look_after_server():
+            if self._look_after_servers() and worker.starting:
                 return False
             if self._stalls.stalled([worker]):
                 self._give_up(worker)

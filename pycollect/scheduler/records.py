@@ -28,6 +28,10 @@ class WorkerPlan:
     policy: bytes
     options: Mapping[str, Any]
 
+    def named(self, index: int, role: str, options: Mapping[str, Any]) -> WorkerPlan:
+        """The same for another one, by its id, what it is in words, and its engine's options."""
+        return replace(self, spec=replace(self.spec, index=index, role=role), options=options)
+
 
 @dataclass
 class WorkerRecord:

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tensordict import TensorDictBase
 
 from pycollect._core import Uninterrupted
+from pycollect.batch.weights import Weights, weights_of
 from pycollect.engines.messages import Rollout, RolloutRequest
 from pycollect.engines.protocol import Engine
 from pycollect.errors import WorkerError
 from pycollect.scheduler.assembly import Assembly, PendingBatch, in_flight_bytes
 from pycollect.scheduler.awaiting import Awaiting, Call
 from pycollect.scheduler.elastic import Membership
+from pycollect.scheduler.node_servers import NodePlan, NodeServers
+from pycollect.scheduler.node_weights import Newest
 from pycollect.scheduler.options import RemoteOptions
-from pycollect.scheduler.policy_process import PolicyProcess, ProcessPlan, ServerWeights
+from pycollect.scheduler.policy_process import PolicyProcess, ProcessPlan
+from pycollect.scheduler.policy_servers import PolicyServers
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
 from pycollect.scheduler.report import stats_of
-from pycollect.scheduler.served import LiveWeights, ServedStreams
+from pycollect.scheduler.served import ServedStreams
+from pycollect.scheduler.served_weights import LiveWeights, ServerWeights
 from pycollect.scheduler.streams import GroupStreams
 from pycollect.scheduler.updates import PolicyUpdates
+from pycollect.scheduler.weight_sender import WeightSender
 from pycollect.scheduler.worker_weights import WorkerWeights
 from pycollect.scheduler.workers import WorkerGroup
 from pycollect.stream.flow import Flow
@@ -43,6 +50,7 @@ class Scheduler:
         engine: is left when the scheduler is closed.
         server: calls the policy for all workers, here; or the plan of a process that does, and its
             engine; None: they do.
+        nodes: how it is called for workers on other nodes; None: there, `server` does so, too.
 
     Attributes:
         group: who is there.
@@ -61,17 +69,16 @@ class Scheduler:
         policy: Any,
         engine: Engine,
         server: InferenceServer | ProcessPlan | None = None,
+        nodes: NodePlan | None = None,
     ) -> None:
         self._flow, self._options, self._plans = flow, options, plans
         self._engine = engine
         self.policy = policy
         depth = max(options.ahead, 1)
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
-        self._process: PolicyProcess | None = None
-        if isinstance(server, ProcessPlan):
-            self._process = PolicyProcess(flow, options, server)
-        self.group = WorkerGroup(flow, engine, options, self._process)
-        self.awaiting = Awaiting(flow, self.group, options, self._process)
+        self._servers = self._all_servers(server, nodes)
+        self.group = WorkerGroup(flow, engine, options, self._servers)
+        self.awaiting = Awaiting(flow, self.group, options, self._servers)
         self.weights: WorkerWeights
         self.streams: WorkerStreams
         self.weights, self.streams = self._policys(server)
@@ -79,28 +86,40 @@ class Scheduler:
             flow, self.group, self.awaiting, self.weights, self.assembly, options
         )
 
+    def _all_servers(
+        self, server: InferenceServer | ProcessPlan | None, nodes: NodePlan | None
+    ) -> PolicyServers:
+        """Those in other processes."""
+        flow, options, policy = self._flow, self._options, self.policy
+        newest: Newest = partial(_live_weights, flow, policy)
+        process: PolicyProcess | None = None
+        if isinstance(server, ProcessPlan):
+            process = PolicyProcess(flow, options, server)
+            newest = partial(_sent_weights, flow, process.group.weights)
+        own = None if nodes is None else NodeServers(flow, options, nodes, newest)
+        return PolicyServers(process, own)
+
     def _policys(
         self, server: InferenceServer | ProcessPlan | None
     ) -> tuple[WorkerWeights, WorkerStreams]:
         """Weights and random streams, by whoever calls the policy."""
         flow, group, awaiting, policy = self._flow, self.group, self.awaiting, self.policy
+        options, process, nodes = self._options, self._servers.process, self._servers.nodes
         if server is None:
-            return (
-                PolicyUpdates(flow, group, self._options, policy),
-                GroupStreams(group, awaiting, policy),
-            )
-        if isinstance(server, ProcessPlan):
-            assert self._process is not None
-            sent = ServerWeights(flow, self._process, self._options, policy, group.ids)
-            return sent, ServedStreams(group, awaiting, sent, self._process, policy)
+            updates = PolicyUpdates(flow, group, options, policy)
+            return updates, GroupStreams(group, awaiting, policy)
+        beside = [] if nodes is None else [nodes]
+        if process is not None:
+            sent = ServerWeights(flow, process, nodes, options, policy, group.ids)
+            return sent, ServedStreams(group, awaiting, sent, [process, *beside], policy)
+        assert not isinstance(server, ProcessPlan)
         server.count_by(flow.version)
-        live = LiveWeights(flow, server, policy, server.is_ours, group.ids)
-        return live, ServedStreams(group, awaiting, live, server, policy)
+        live = LiveWeights(flow, server, policy, server.is_ours, group.ids, options, nodes)
+        return live, ServedStreams(group, awaiting, live, [server, *beside], policy)
 
     def start(self) -> None:
         """Start the workers, and check what they turn out to be."""
-        if self._process is not None:
-            self._process.start()
+        self._servers.start()
         self.members.start(self._plans)
         for in_place in (True, False):
             own = [worker for worker in self.group.present if worker.in_place is in_place]
@@ -366,8 +385,7 @@ class Scheduler:
 
     def report(self) -> dict[str, Any]:
         """See :func:`stats_of`."""
-        told = stats_of(self._flow, self.group)
-        return told if self._process is None else {**told, "server": self._process.report()}
+        return {**stats_of(self._flow, self.group), **self._servers.report()}
 
     def check_close_env(self, close_env: bool) -> None:
         """Environments end with their workers."""
@@ -379,7 +397,18 @@ class Scheduler:
     def close(self, timeout: float | None = None, close_env: bool = True) -> None:
         """End the workers, and leave the engine. Idempotent."""
         self.group.close(timeout)
+        self._servers.close_nodes(timeout)
         self._engine.leave()
-        if self._process is not None:
-            self._process.close(timeout)
+        self._servers.close_process(timeout)
         self.assembly.close()
+
+
+def _live_weights(flow: Flow, policy: Any) -> tuple[Weights, int] | None:
+    """Those of a policy that is called here, for who begins to call a copy, and their version."""
+    weights = weights_of(policy) if flow.options.ways.sends else {}
+    return (weights, flow.version.number) if weights else None
+
+
+def _sent_weights(flow: Flow, sender: WeightSender) -> tuple[Weights, int] | None:
+    """Those that were sent last, for who begins with others, and their version."""
+    return (sender.newest, flow.version.number) if sender.newest else None

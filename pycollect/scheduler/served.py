@@ -1,4 +1,4 @@
-"""Workers whose policy is called for them: its weights where that is here, its random stream."""
+"""Random streams of workers whose policy is called for them."""
 
 from __future__ import annotations
 
@@ -6,39 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from pycollect.scheduler.awaiting import Awaiting
-from pycollect.scheduler.records import WorkerRecord
 from pycollect.scheduler.streams import GroupStreams
 from pycollect.scheduler.workers import WorkerGroup
-from pycollect.stream.live_policy import LivePolicy
 from pycollect.stream.state import CollectorState, WorkerState
 from pycollect.worker.generators import derived_seeds
 
 _SERVER = 2**32 - 1  # among what seeds are derived for: ids of workers are smaller
 
 
-class LiveWeights(LivePolicy):
-    """A live policy's weights, for workers that come and go: none of them is given any."""
-
-    def start(self) -> None:
-        """They have none to begin with."""
-
-    def check_new(self, workers: Sequence[WorkerRecord]) -> None:
-        """They fit any worker."""
-
-    def served(self, worker: WorkerRecord) -> None:
-        """Nobody is owed an update."""
-
-    def push_own(self, worker: WorkerRecord, source: Any) -> None:
-        """Whoever brings weights for one worker brings them for all."""
-        self.receive(source)
-
-    def resume(self, state: CollectorState) -> None:
-        """The caller's policy has a state's weights."""
-        self.renew_copy()
-
-
-class PolicyServer(Protocol):
-    """Calls the policy for all workers."""
+class SeededServer(Protocol):
+    """Calls the policy for workers."""
 
     def seed(self, root: int) -> None:
         """What the policy draws follows from that root from now on."""
@@ -52,22 +29,26 @@ class ServedWeights(Protocol):
 
 
 class ServedStreams:
-    """Random streams of a group of workers, and that of what the policy draws for all of them."""
+    """Random streams of a group of workers, and those of what the policy draws for them.
+
+    Args:
+        servers: all who call it.
+    """
 
     def __init__(
         self,
         group: WorkerGroup,
         awaiting: Awaiting,
         weights: ServedWeights,
-        server: PolicyServer,
+        servers: Sequence[SeededServer],
         policy: Any,
     ) -> None:
         self._workers = GroupStreams(group, awaiting, policy)
-        self._weights, self._server = weights, server
+        self._weights, self._servers = weights, servers
 
     def seed(self, root: int, static: bool) -> int:
         """Seed and reset everything; return the next seed of the chain."""
-        self._server.seed(root)
+        self._seed_servers(root)
         return self._workers.seed(root, static)
 
     def states(self) -> dict[int, WorkerState]:
@@ -85,4 +66,8 @@ class ServedStreams:
         """
         self._workers.resume(state)
         self._weights.resume(state)
-        self._server.seed(derived_seeds(1, state.entropy, state.batches, _SERVER)[0])
+        self._seed_servers(derived_seeds(1, state.entropy, state.batches, _SERVER)[0])
+
+    def _seed_servers(self, root: int) -> None:
+        for server in self._servers:
+            server.seed(root)

@@ -43,7 +43,7 @@ class WorkerGroup:
     A death is told to the flow: ledger, trajectories and their ids.
 
     Args:
-        server: calls the policy for them; None: they do, or it cannot die but with this process.
+        server: those who call the policy for them; None: nobody who can die without this process.
 
     Attributes:
         present: in the order in which they came.
@@ -95,7 +95,7 @@ class WorkerGroup:
         workers: list[WorkerRecord] = []
         try:
             for plan in plans:
-                workers.append(WorkerRecord(plan, self._started(plan)))
+                workers.append(self.begin(plan))
             self.await_built(workers)
         except BaseException:
             self._engine.wait_closed([worker.process for worker in workers])
@@ -105,6 +105,10 @@ class WorkerGroup:
         for text in dict.fromkeys(text for worker in workers for text in worker.info.warnings):
             warn_user(text)
         return workers
+
+    def begin(self, plan: WorkerPlan) -> WorkerRecord:
+        """Start one that is not present yet, and do not wait: once it is built, `take` it."""
+        return WorkerRecord(plan, self._started(plan))
 
     def _started(self, plan: WorkerPlan) -> StartingWorker:
         if plan.policy not in self._policies:
@@ -190,6 +194,15 @@ class WorkerGroup:
         self.give_all(worker)
         for request in worker.requests:
             worker.handle.submit(request)
+
+    def take(self, worker: WorkerRecord) -> None:
+        """One that was begun, or restarted, is built: it is asked through its handle from now on.
+
+        Raises:
+            WorkerDied: it is not; or what is raised while it is built.
+        """
+        _take_handle(worker)
+        self.give_all(worker)
 
     def give_all(self, worker: WorkerRecord) -> None:
         """Whoever took a worker's place gets what that one was given."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,11 +25,38 @@ from pycollect.worker.options import WorkerOptions
 
 if TYPE_CHECKING:  # imported once it is asked for
     from pycollect.inference.bell import Asker, ServingBell
+    from pycollect.inference.policy_worker import PolicyWorkerMaker
     from pycollect.inference.seats import Seats
     from pycollect.inference.server import InferenceServer
 
 _SERVER = -1  # the id of what is no worker of the collector
 _TIMEOUT = 0.01  # seconds, as TorchRL's
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """How the policy is called for workers on other nodes: by a server on each of them.
+
+    Attributes:
+        policy: to be copied; None where there is a factory.
+    """
+
+    policy: Any
+    factory: Callable[[], Any] | None
+    settings: ServerSettings
+
+    @property
+    def needs_gpu(self) -> bool:
+        """Whether the policy is called on one."""
+        device = self.settings.device
+        return device is not None and device.type == "cuda"
+
+    def plan(self) -> WorkerPlan:
+        """What a server is made from; TypeError where the policy does not pickle."""
+        from pycollect.inference.policy_worker import PolicyWorkerMaker
+
+        maker = PolicyWorkerMaker(self.settings)
+        return _plan(self.policy, self.factory, self.settings, maker)
 
 
 @dataclass(frozen=True)
@@ -41,11 +68,13 @@ class Central:
         seats: of the workers.
         server: calls the policy in this process; or what the process that does is made from.
         bell: on which this process waits for workers, and serves them; None where it does not.
+        elsewhere: for workers on other nodes.
     """
 
     given: Given
     seats: Seats
     server: InferenceServer | WorkerPlan
+    elsewhere: Elsewhere
     bell: ServingBell | None = None
 
     @classmethod
@@ -75,7 +104,12 @@ class Central:
             check.check_exploration("exploration_type", given["exploration_type"]),
             workers,
         )
-        return cls._here(given, settings) if sync else cls._in_a_process(given, settings)
+        # Nobody knows on another node who of its workers collects, so that none waits for all.
+        alone = replace(settings, options=_patient(options, given, sync=False))
+        policy = given["policy"]
+        elsewhere = Elsewhere(policy, factory, _unnumbered(_copied(alone, policy)))
+        own = cls._here if sync else cls._in_a_process
+        return own(given, settings, elsewhere)
 
     def serving(self, start_method: str) -> InferenceServer | ProcessPlan:
         """Who calls the policy, as a scheduler is told.
@@ -88,7 +122,7 @@ class Central:
         return self.server
 
     @classmethod
-    def _here(cls, given: Given, settings: ServerSettings) -> Central:
+    def _here(cls, given: Given, settings: ServerSettings, elsewhere: Elsewhere) -> Central:
         """Called by whoever awaits a batch."""
         from pycollect.inference.bell import ServingBell
         from pycollect.inference.seats import Seats
@@ -99,32 +133,52 @@ class Central:
         seats = Seats(Bell())
         server = InferenceServer(settings, policy, seats.slots, is_ours=factory is not None)
         own = given.instead(policy=policy, policy_factory=None)
-        return cls(own, seats, server, ServingBell(seats.bell, server))
+        return cls(own, seats, server, elsewhere, ServingBell(seats.bell, server))
 
     @classmethod
-    def _in_a_process(cls, given: Given, settings: ServerSettings) -> Central:
+    def _in_a_process(cls, given: Given, settings: ServerSettings, elsewhere: Elsewhere) -> Central:
         """Called by a process that does nothing else."""
         from pycollect.inference.policy_worker import PolicyWorkerMaker
         from pycollect.inference.seats import Seats
 
-        policy, factory = given["policy"], given["policy_factory"]
-        lies = device_of(policy)
-        if settings.device is None and lies is not None and lies != CPU:
-            settings = replace(settings, device=lies)
+        settings = _copied(settings, given["policy"])
         seats = Seats(Bell())
         addresses = seats.slots.address, seats.bell.address
-        spec = WorkerSpec(
-            _SERVER,
-            None,
-            None,
-            WorkerOptions(0, num_threads=torch.get_num_threads()),
-            builds_policy=factory is not None,
-            hides_gpus=settings.device == CPU,
-            team=PolicyWorkerMaker(settings, *addresses),
-            role="policy server",
-        )
-        (pickled,) = parse.pickled_policies([factory or policy], factory is not None)
-        return cls(given, seats, WorkerPlan(spec, pickled, {}))
+        maker = PolicyWorkerMaker(settings, addresses)
+        plan = _plan(given["policy"], given["policy_factory"], settings, maker)
+        return cls(given, seats, plan, elsewhere)
+
+
+def _copied(settings: ServerSettings, policy: Any) -> ServerSettings:
+    """The settings of who calls a copy of a policy: where that lies, if nobody named a device."""
+    lies = device_of(policy)
+    if settings.device is None and lies is not None and lies != CPU:
+        return replace(settings, device=lies)
+    return settings
+
+
+def _unnumbered(settings: ServerSettings) -> ServerSettings:
+    """The same on another machine, where an actor sees none but its own GPU."""
+    device = settings.device
+    return settings if device is None else replace(settings, device=torch.device(device.type))
+
+
+def _plan(
+    policy: Any, factory: Any, settings: ServerSettings, maker: PolicyWorkerMaker
+) -> WorkerPlan:
+    """What a server in another process is made from."""
+    spec = WorkerSpec(
+        _SERVER,
+        None,
+        None,
+        WorkerOptions(0, num_threads=torch.get_num_threads()),
+        builds_policy=factory is not None,
+        hides_gpus=settings.device == CPU,
+        team=maker,
+        role="policy server",
+    )
+    (pickled,) = parse.pickled_policies([factory or policy], factory is not None)
+    return WorkerPlan(spec, pickled, {})
 
 
 E = TypeVar("E", bound="Asker")

@@ -43,6 +43,10 @@ class Actor:
         """Ask it to serve a mailbox of this process, which is on that node."""
         return self._ringing(self.handle.serve.remote(node, mailbox, bell, os.getpid()))
 
+    def node(self) -> Future[str]:
+        """Ray's id of the node that it is on."""
+        return self._ringing(self.handle.node.remote())
+
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call one of RemoteWorker's methods, behind those that are queued."""
         return self._ringing(self.handle.call.remote(method, *arguments))

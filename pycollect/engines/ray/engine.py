@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -15,6 +16,12 @@ from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.driver import driver_address
 from pycollect.engines.ray.resources import check_resources
 from pycollect.engines.ray.serve import RayWorker
+from pycollect.engines.ray.servers import (
+    NodePolicies,
+    ServerActor,
+    ServerHandle,
+    server_handle,
+)
 from pycollect.engines.ray.session import SESSION, import_ray
 from pycollect.engines.ray.starting import starting_actor
 from pycollect.engines.shared_value import SharedValue
@@ -29,7 +36,8 @@ from pycollect.engines.waiting import (
 
 DEFAULT_ACTOR_OPTIONS: dict[str, Any] = {"num_cpus": 1, "memory": 2 * 1024**3}
 
-_PART_OF_A_GPU = 0.2
+PART_OF_A_GPU = 0.2
+"""That an actor asks for which uses one."""
 
 
 class RayEngine:
@@ -54,6 +62,7 @@ class RayEngine:
         self._driver = driver_address(self._ray, bell)
         self._waiter = AnswerWaiter(self._driver.bell)
         self._started: WeakSet[StartingEitherWay] = WeakSet()
+        self._policies: weakref.ref[NodePolicies] | None = None
 
     def leave(self) -> None:
         """Shut Ray down if a collector started it and this was the last one. Idempotent."""
@@ -87,9 +96,28 @@ class RayEngine:
         """
         handle = _actor_class().options(**options).remote()
         actor = Actor(self._ray, handle, self._driver.bell)
-        started = starting_actor(spec, policy, actor, self._driver)
+        own = self._policies
+        elsewhere = None if own is None else partial(_policy_at, own, options)
+        started = starting_actor(spec, policy, actor, self._driver, elsewhere)
         self._started.add(started)
         return started
+
+    def ask_for_policies(self, policies: NodePolicies) -> None:
+        """Workers on other nodes get their policy from there. It may hold this, not this it."""
+        self._policies = weakref.ref(policies)
+
+    def start_server(
+        self, spec: WorkerSpec, policy: SharedValue, options: Mapping[str, Any]
+    ) -> StartingEitherWay:
+        """Start an actor that calls the policy for workers of another node.
+
+        Args:
+            policy: the pickled policy or its factory.
+            options: as `ServerEngine.options_on` tells them.
+        """
+        actor = ServerActor(self._ray, server_handle(options), self._driver.bell)
+        by_calls = partial(ServerHandle, spec, policy, actor)
+        return StartingEitherWay(actor.handle, self._driver.bell, None, by_calls)
 
     @property
     def owing(self) -> int:
@@ -109,6 +137,14 @@ class RayEngine:
             return
         if self._ray.is_initialized():
             self._waiter.wait_closed(handles, timeout)
+
+
+def _policy_at(
+    policies: weakref.ref[NodePolicies], options: Mapping[str, Any], node: str, spec: WorkerSpec
+) -> bytes | None:
+    """What stands for the policy there, as long as the collector is there."""
+    own = policies()
+    return None if own is None else own.policy_at(node, spec, options)
 
 
 def _actor_class() -> Any:
@@ -133,5 +169,5 @@ def actor_options(
         devices: of its worker; one that uses a GPU asks for a part of it.
     """
     uses_gpu = devices is not None and "cuda" in devices.of_worker
-    gpus = _PART_OF_A_GPU if uses_gpu else 0
+    gpus = PART_OF_A_GPU if uses_gpu else 0
     return {**DEFAULT_ACTOR_OPTIONS, "num_gpus": gpus, **(config or {})}

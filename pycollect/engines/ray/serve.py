@@ -1,4 +1,4 @@
-"""The class that runs inside an actor."""
+"""The classes that run inside an actor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pycollect.batch.slab_rows import MemoryAddress
 from pycollect.engines.processes.serve import answer_all
 from pycollect.engines.ray.session import import_ray
 from pycollect.engines.remote_worker import RemoteWorker
+from pycollect.engines.serving_host import ServingHost
 
 
 class RayWorker:
@@ -32,7 +33,7 @@ class RayWorker:
         Returns:
             Why it cannot, at once; it is to be asked by `call` then. Else nothing.
         """
-        if import_ray().get_runtime_context().get_node_id() != node:
+        if self.node() != node:
             return "it is on another node"
         try:
             end = WorkerMailbox(mailbox, bell)
@@ -43,8 +44,28 @@ class RayWorker:
         answer_all(end)
         return ""
 
+    def node(self) -> str:
+        """Ray's id of the node that this is on."""
+        node: str = import_ray().get_runtime_context().get_node_id()
+        return node
+
     def call(self, method: str, *arguments: Any) -> Any:
         """Call one of RemoteWorker's methods: `build`, and others once that has answered."""
         if self._called is None:
             self._called = RemoteWorker()
         return getattr(self._called, method)(*arguments)
+
+
+class RayServer:
+    """Hosts what serves the workers of its node. As plain as RayWorker, for the same reason."""
+
+    def __init__(self) -> None:
+        self._host = ServingHost()
+
+    def attend(self) -> None:
+        """Serve until it is closed: one call for its whole life, behind `build`."""
+        self._host.attend()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call one of ServingHost's methods."""
+        return getattr(self._host, method)(*arguments)

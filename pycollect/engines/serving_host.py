@@ -1,0 +1,82 @@
+"""Hosts a worker that serves others, where it is asked by calls: it serves in a thread of its own.
+
+Through a mailbox it would look for questions between two rounds, see `engines.processes.serve`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from pycollect.engines.messages import ErrorReport
+from pycollect.engines.remote_worker import RemoteWorker
+from pycollect.engines.serving_worker import ServingWorker
+
+Task = tuple["Future[Any]", Callable[[], Any]]
+
+
+class ServingHost(RemoteWorker):
+    """A ServingWorker behind calls from another process.
+
+    One thread is for `build` and then `attend`, which serves until `close` is called in another
+    one. What else is to run in the serving thread is handed to it there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._tasks: SimpleQueue[Task] = SimpleQueue()
+        self._ending = threading.Event()
+        self._rounds = 0
+
+    def attend(self) -> None:
+        """Serve whoever asks, until `close`; at once at its end where nothing was built."""
+        worker = self._worker
+        if not isinstance(worker, ServingWorker):
+            return
+        while not self._ending.is_set():
+            worker.wait()
+            self._do_tasks()
+            self._take_weights(worker)
+            worker.serve(self._version)
+            self._rounds += 1
+
+    def _do_tasks(self) -> None:
+        while True:
+            try:
+                future, task = self._tasks.get_nowait()
+            except Empty:
+                return
+            try:
+                answer = task()
+            except Exception as error:  # carried to the driver, who raises it
+                answer = ErrorReport.of(error)
+            future.set_result(answer)
+
+    def _in_turn(self, task: Callable[[], Any]) -> Any:
+        """What a task returns that is done between two rounds, or an ErrorReport. Waits."""
+        future: Future[Any] = Future()
+        self._tasks.put((future, task))
+        return future.result()
+
+    def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
+        """What it draws follows from these from now on."""
+        answer: ErrorReport | None = self._in_turn(lambda: self._built.set_seed(seeds, root))
+        return answer
+
+    def seat(self, worker: int) -> bytes | ErrorReport:
+        """What stands for it in a worker that it is to serve, see :class:`ServingWorker`."""
+        serving = self._worker
+        assert isinstance(serving, ServingWorker), "seat: expected what serves workers"
+        stand_in: bytes | ErrorReport = self._in_turn(lambda: serving.seat(worker))
+        return stand_in
+
+    def steps(self) -> int:
+        """Rounds so far. May be asked at any time."""
+        return self._rounds
+
+    def close(self) -> None:
+        """End `attend`."""
+        self._ending.set()

@@ -1,0 +1,106 @@
+"""Who calls the policy for workers, in another process: watched, seeded, told of."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from pycollect.errors import WorkerDied
+from pycollect.scheduler.options import RemoteOptions
+from pycollect.scheduler.records import WorkerRecord
+from pycollect.scheduler.stalls import StallDetector
+
+DIED = "server_died"
+"""Why workers are replaced whose policy was called there."""
+
+_LOOK_SECONDS = 0.5  # from one look at whether it hangs to the next
+
+
+class PolicyServer(ABC):
+    """To its engine a worker.
+
+    Args:
+        place: tells its random stream from those of other servers; none for the first one.
+    """
+
+    def __init__(self, options: RemoteOptions, place: Sequence[int] = ()) -> None:
+        self._options, self._place = options, tuple(place)
+        self._stalls = StallDetector(options.timeout)
+        self._death: WorkerDied | None = None
+
+    @property
+    @abstractmethod
+    def record(self) -> WorkerRecord:
+        """What is known of it, once it was started."""
+
+    @abstractmethod
+    def replace(self, death: WorkerDied) -> None:
+        """See to it that those whom it served find another one, and can be replaced now.
+
+        After an interrupt it may be called again, and goes on.
+
+        Raises:
+            WorkerError: it died too often.
+        """
+
+    def death(self) -> WorkerDied | None:
+        """How it ended, or that it is given up, as a call takes too long; None: it serves.
+
+        It is told until `replaced` is.
+        """
+        if self._death is None:
+            self._death = self._new_death()
+        return self._death
+
+    def _new_death(self) -> WorkerDied | None:
+        record = self.record
+        if record.starting:
+            return None
+        if self._stalls.stalled([record]):
+            text = (
+                f"{record.plan.spec.name}: a call of the policy took longer than "
+                f"{self._options.timeout} s (worker_timeout)"
+            )
+            return WorkerDied(text, record.index, record.incarnation, "")
+        if not record.handle.is_dead:
+            return None
+        try:
+            record.handle.answer(record.handle.request("steps"))
+        except WorkerDied as death:
+            return death
+        raise AssertionError("a process that is gone has answered")
+
+    def last_words(self) -> str:
+        """The last lines that it logged, as far as they can be had."""
+        return self.record.process.last_words()
+
+    def replaced(self) -> None:
+        """Those whom it served were replaced, too."""
+        self._death = None
+
+    def seed(self, root: int) -> None:
+        """What the policy draws follows from that root from now on, also in another process.
+
+        Where it has ended, or hangs, whoever takes its place is seeded so.
+        """
+        record = self.record
+        record.initial_call = ("set_seed", self._place, root)
+        if record.starting:
+            return
+        call = record.handle.request(*record.initial_call)
+        while not record.handle.await_answer(call, self._stalls.next_check(_LOOK_SECONDS)):
+            if self.death() is not None:
+                return
+        with suppress(WorkerDied):
+            record.handle.answer(call)
+
+    def report(self) -> dict[str, Any]:
+        """Of `stats`."""
+        record = self.record
+        return {
+            "pid": record.info.pid,
+            "restarts": record.restarts,
+            "failure": record.failure,
+        }
