@@ -1,31 +1,391 @@
-"""Central inference on other nodes: the node's own server calls the policy for its workers."""
+"""Central inference on other nodes: a server on each calls the policy for the workers there.
+
+The other node is a second one of the session's Ray, on this machine: what decides is Ray's id.
+"""
 
 from __future__ import annotations
 
+import gc
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from collect_support import (
-    ASYNC,
+    PATIENCE,
     RAY_CENTRAL,
     RAY_CENTRAL_ASYNC,
     STACK,
     STEPS,
     Way,
     collecting,
+    is_gone,
     parity_policy,
 )
-from echo_envs import ENTRIES
+from echo_envs import ENTRIES, envs_of, wait_until
+from state_support import POLICIES, Loop, T, entry_of, env_fns, seeded, zeros
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModule
+from test_central import Watched, failing, watched
+from test_central_process import HangsIn, Sizes, Where
 from test_ray_nodes import ELSEWHERE, HERE, follow, other_node
+
+from pycollect import WorkerError
 
 __all__ = ["other_node"]
 
 pytestmark = pytest.mark.ray
+MIXED = {"remote_configs": [HERE, ELSEWHERE]}  # of worker 0 and of worker 1
+ASIDE = {"remote_configs": ELSEWHERE}
 WAYS = pytest.mark.parametrize("way", [RAY_CENTRAL, RAY_CENTRAL_ASYNC], ids=lambda way: way.name)
 
 
+def node_server(collector: Any) -> dict[str, Any]:
+    """What is told of the only one."""
+    (told,) = collector.stats()["node_servers"].values()
+    return dict(told)
+
+
+def killed(collector: Any) -> int:
+    """It is ended from outside; its former process."""
+    pid: int = node_server(collector)["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: is_gone(pid), PATIENCE)
+    return pid
+
+
+def number_of(frames: Any) -> int:
+    """The worker of a rollout."""
+    return int(frames["observation"].flatten()[0]) // 10
+
+
+def rollouts(way: Way, batch: Any) -> list[Any]:
+    """Of single environments, of each worker in the batch."""
+    return [*batch] if way.sync else [batch]
+
+
 @WAYS
-def test_frames(other_node: Any, way: Way) -> None:
-    seen, *_ = follow(way, "list", 12, remote_configs=[HERE, ELSEWHERE])
+@pytest.mark.parametrize("kind", ["one", "list"])
+def test_frames_of_workers_here_and_there(other_node: Any, way: Way, kind: str) -> None:
+    seen, *_ = follow(way, kind, 12, **MIXED)
     assert seen == ["shared memory", "object store"]
+
+
+@WAYS
+def test_the_policy_is_called_on_the_workers_node(other_node: Any, way: Way) -> None:
+    policy = TensorDictModule(Where(), ["observation"], ["action", "seen"])
+    with collecting(way, ENTRIES["one"], policy, frames=STEPS, **MIXED) as collector:
+        called = {}
+        while called.keys() != {0, 1}:
+            for own in rollouts(way, collector.next()):
+                (called[number_of(own)],) = own["seen"].unique().tolist()
+        told = collector.stats()
+        here = os.getpid() if way.sync else told["server"]["pid"]
+        assert called == {0: here, 1: node_server(collector)["pid"]}
+        workers = {own["pid"] for own in told["workers"].values()}
+        assert not {*called.values()} & workers
+
+
+@pytest.mark.parametrize("kind", ["one", "list"])
+def test_the_same_data_as_with_the_policy_in_the_workers(other_node: Any, kind: str) -> None:
+    envs, _ = envs_of(kind)
+    arguments = {"track_policy_version": True, **MIXED}
+    seen = []
+    for way in (STACK, RAY_CENTRAL):
+        policy = parity_policy()
+        with collecting(way, ENTRIES[kind], policy, frames=envs * STEPS, **arguments) as collector:
+            collector.set_seed(3)
+            seen.append([collector.next().clone() for _ in range(3)])
+    for ours, theirs in zip(*seen, strict=True):
+        assert (ours == theirs).all()
+        assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
+
+
+@pytest.mark.parametrize("kind", ["one", "list"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_states_follow_the_loop(other_node: Any, kind: str, name: str) -> None:
+    (policy, shapes), (entry, count, batched) = seeded(name), entry_of(kind)
+    initial = zeros(shapes, torch.float64 if name == "float64" else torch.float32)
+    loops = [Loop(env_fns(w, count), policy, initial, batched=batched) for w in range(2)]
+    with collecting(RAY_CENTRAL, entry, policy, frames=T * count, **MIXED) as collector:
+        for _ in range(2):
+            expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
+            batch = collector.next().select(*expected.keys(True, True))
+            torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size
+
+
+def test_one_call_for_the_workers_of_a_node(other_node: Any) -> None:
+    policy = TensorDictModule(Sizes(), ["observation"], ["action", "size"])
+    arguments = {"min_batch_size": 2, "server_timeout": PATIENCE, **ASIDE}
+    with collecting(
+        RAY_CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments
+    ) as collector:
+        assert all((collector.next()["size"] == 2).all() for _ in range(3))
+
+
+def tripled(policy: Any) -> Any:
+    return TensorDict.from_module(policy).data.apply(lambda own: 3 * own)
+
+
+@WAYS
+def test_each_frame_tells_the_version_that_acted(other_node: Any, way: Way) -> None:
+    _, policy = watched()
+    arguments = {"track_policy_version": True, **MIXED}
+    with collecting(way, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        for version in range(1, 4):
+            weights = TensorDict.from_module(policy).data.apply(
+                lambda own, version=version: torch.full_like(own, 1.0 + version)
+            )
+            collector.update_policy_weights_(weights, wait=True)
+            oldest = {}
+            while oldest.keys() != {0, 1} or min(oldest.values()) < version:
+                for own in rollouts(way, collector.next()):
+                    versions = own["collector", "policy_version"]
+                    assert torch.equal(own["seen"], own["observation"] * (1.0 + versions)[:, None])
+                    oldest[number_of(own)] = int(versions.min())
+        assert collector.policy_version == 3
+
+
+@WAYS
+def test_weights_are_sent_without_being_told(other_node: Any, way: Way) -> None:
+    module, policy = watched()
+    arguments = {"update_after_each_batch": True, **ASIDE}
+    with collecting(way, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
+        batch = collector.next()
+        with torch.no_grad():
+            module.scale.fill_(3.0)
+        while not torch.equal(batch["seen"], 3 * batch["observation"]):
+            batch = collector.next()
+        version = collector.policy_version
+        collector.next()
+        assert collector.policy_version == version
+
+
+@WAYS
+def test_a_server_that_dies_is_replaced_with_the_workers_of_its_node(
+    other_node: Any, way: Way
+) -> None:
+    _, policy = watched()
+    with collecting(way, ENTRIES["one"], policy, frames=STEPS, **MIXED) as collector:
+        collector.update_policy_weights_(tripled(policy))
+        collector.next()
+        collector.set_seed(3)
+        before = killed(collector)
+        while node_server(collector)["pid"] == before:
+            collector.next()
+        told = node_server(collector)
+        assert told["restarts"] == 1
+        assert "server_died: policy server on node" in told["failure"]
+        numbers: set[int] = set()
+        while numbers != {0, 1}:
+            for own in rollouts(way, collector.next()):
+                assert torch.equal(own["seen"], 3 * own["observation"])
+                numbers.add(number_of(own))
+        workers = collector.stats()["workers"]
+        assert [workers[index]["restarts"] for index in (0, 1)] == [0, 1]
+        assert workers[1]["failure"] == told["failure"]
+        ledger = collector.ledger()
+    assert ledger["total"]["reasons"].keys() == {"server_died"}
+    assert ledger["workers"][0]["lost"] == 0
+    total = ledger["total"]
+    assert total["issued"] == total["delivered"] + total["lost"] + total["in_flight"]
+
+
+@pytest.mark.slow
+def test_past_the_limit_the_servers_death_is_told(other_node: Any) -> None:
+    arguments = {"max_worker_restarts": 0, **MIXED}
+    policy = parity_policy()
+    with collecting(
+        RAY_CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments
+    ) as collector:
+        collector.next()
+        killed(collector)
+        with pytest.raises(WorkerError, match=r"policy server on node .* died"):
+            deque(collector, 0)
+
+
+@pytest.mark.slow
+def test_a_call_that_does_not_return_is_given_up(other_node: Any, tmp_path: Path) -> None:
+    """And not the workers that wait for it."""
+    policy = TensorDictModule(HangsIn(tmp_path / "hung", 10), ["observation"], ["action", "seen"])
+    arguments = {"worker_timeout": 3.0, **ASIDE}
+    with collecting(
+        RAY_CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments
+    ) as collector:
+        while node_server(collector)["restarts"] == 0:
+            collector.next()
+        assert "worker_timeout" in node_server(collector)["failure"]
+        collector.next()
+        assert collector.ledger()["total"]["reasons"].keys() == {"server_died"}
+
+
+@WAYS
+def test_what_the_policy_raises_is_the_callers(other_node: Any, way: Way) -> None:
+    module, policy = failing(ZeroDivisionError("by the policy"))
+    module.left = 10
+    with (
+        collecting(way, ENTRIES["one"], policy, frames=STEPS, **ASIDE) as collector,
+        pytest.raises(ZeroDivisionError, match="by the policy"),
+    ):
+        deque(collector, 0)
+
+
+class NotThere(Watched):
+    """It is built in this process alone."""
+
+    def __init__(self, driver: int) -> None:
+        if os.getpid() != driver:
+            raise ZeroDivisionError("of the factory")
+        super().__init__()
+
+
+def test_a_policy_that_cannot_be_built_there_is_the_callers_error(other_node: Any) -> None:
+    driver = os.getpid()
+
+    def factory() -> Any:
+        return TensorDictModule(NotThere(driver), ["observation"], ["action", "seen"])
+
+    with (
+        pytest.raises(ZeroDivisionError, match="of the factory") as raised,
+        collecting(RAY_CENTRAL, ENTRIES["one"], frames=STEPS, policy_factory=factory, **MIXED),
+    ):
+        pass
+    assert "policy server on node" in str(raised.value.__cause__)
+
+
+def test_a_factorys_policy_is_the_same_on_all_nodes(other_node: Any) -> None:
+    """That which was built here, whatever its factory makes there."""
+
+    def factory() -> Any:
+        module, policy = watched()
+        with torch.no_grad():
+            module.scale.fill_(float(os.getpid()))
+        return policy
+
+    with collecting(
+        RAY_CENTRAL, ENTRIES["one"], frames=STEPS, policy_factory=factory, **MIXED
+    ) as collector:
+        batch = collector.next()
+        assert torch.equal(batch["seen"], os.getpid() * batch["observation"])
+
+
+@pytest.mark.slow
+def test_workers_may_come_to_other_nodes(other_node: Any) -> None:
+    _, policy = watched()
+    arguments = {"remote_configs": HERE}
+    with collecting(
+        RAY_CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments
+    ) as collector:
+        collector.set_seed(3)
+        collector.update_policy_weights_(tripled(policy))
+        collector.next()
+        assert collector.stats()["node_servers"] == {}
+        collector.add_collectors([ENTRIES["one"](2)], remote_configs=ELSEWHERE)
+        assert node_server(collector)["restarts"] == 0
+        batch = collector.next()
+        while number_of(batch) != 2:
+            batch = collector.next()
+        assert torch.equal(batch["seen"], 3 * batch["observation"])
+
+
+@WAYS
+def test_a_state_goes_on_in_another_run(other_node: Any, way: Way) -> None:
+    module, policy = watched()
+    with torch.no_grad():
+        module.scale.fill_(2.0)
+    with collecting(way, ENTRIES["one"], policy, frames=STEPS, **ASIDE) as collector:
+        collector.set_seed(3)
+        collector.next()
+        state = collector.state_dict()
+    _, other = watched()
+    with collecting(way, ENTRIES["one"], other, frames=STEPS, **ASIDE) as collector:
+        collector.load_state_dict(state)
+        batch = collector.next()
+        assert torch.equal(batch["seen"], 2 * batch["observation"])
+
+
+@pytest.mark.parametrize("end", ["shutdown", "forgotten"])
+def test_nothing_is_left(other_node: Any, end: str) -> None:
+    collector = RAY_CENTRAL_ASYNC.collector(
+        [ENTRIES["one"](w) for w in range(2)], parity_policy(), frames_per_batch=STEPS, **MIXED
+    )
+    collector.next()
+    told = collector.stats()
+    pids = [node_server(collector)["pid"], told["server"]["pid"]]
+    pids += [own["pid"] for own in told["workers"].values()]
+    if end == "shutdown":
+        collector.shutdown()
+    del collector
+    gc.collect()
+    wait_until(lambda: all(is_gone(pid) for pid in pids), PATIENCE)
+
+
+# As in test_lost_node, whose cluster this is.
+LOST = """
+import logging
+import ray
+from ray.cluster_utils import Cluster
+from collect_support import RAY_CENTRAL, RAY_CENTRAL_ASYNC, collecting, parity_policy
+from test_restarts import check_ledger, endless
+
+HERE = {"num_cpus": 1, "memory": 1024**3}
+ELSEWHERE = {"num_cpus": 0, "memory": 0, "resources": {"elsewhere": 1}}
+NODE = {"num_cpus": 0, "resources": {"elsewhere": 1}, "object_store_memory": 100 * 1024**2}
+PATIENCE = {
+    "health_check_initial_delay_ms": 0,
+    "health_check_period_ms": 500,
+    "health_check_failure_threshold": 10,
+}
+if __name__ == "__main__":
+    head = {"num_cpus": 2, "memory": 4 * 1024**3, "object_store_memory": 200 * 1024**2}
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={**head, "include_dashboard": False, "_system_config": PATIENCE},
+    )
+    node = cluster.add_node(**NODE)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+    for way in (RAY_CENTRAL, RAY_CENTRAL_ASYNC):
+        arguments = {"remote_configs": [HERE, ELSEWHERE]}
+        with collecting(way, endless, parity_policy(), frames=5, **arguments) as collector:
+            collector.next()
+            (former,) = collector.stats()["node_servers"]
+            cluster.remove_node(node, allow_graceful=False)
+            node = cluster.add_node(**NODE)
+            while not collector.stats()["workers"][1]["restarts"]:
+                collector.next()
+            seen = set()
+            while seen != {0, 1}:
+                observed = collector.next()["observation"]
+                seen |= set((observed[..., 0].flatten() // 10).int().tolist())
+            ledger = check_ledger(collector)
+            reasons = set(ledger["workers"][1]["reasons"])
+            assert reasons and reasons <= {"worker_died", "server_died"}, reasons
+            assert ledger["workers"][0]["lost"] == 0
+            workers = collector.stats()["workers"]
+            assert [workers[w]["restarts"] for w in (0, 1)] == [0, 1]
+            servers = collector.stats()["node_servers"]
+            assert len(servers) == 2, servers
+            assert servers[former]["restarts"] == 0, servers
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_lost_node(tmp_path: Path) -> None:
+    script = tmp_path / "lost.py"
+    script.write_text(LOST)
+    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
+    result = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "PYTHONPATH": paths},
+    )
+    assert result.returncode == 0, result.stderr

@@ -151,10 +151,12 @@ class RayCollector(LaunchedCollector):
         prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 2,
             and 0 where sync. A batch is at most ``prefetch + 1`` versions old, of those that its
             worker was given.
-        inference: "central": one policy acts for all workers, which only step environments, and
-            are to be on this machine. Sync: it is called here, as
+        inference: "central": one policy acts for all workers, which only step environments. For
+            those of this node it is called here where they are sync, as
             :class:`MultiSyncDataCollector` has it; else in a process beside this one, as
-            :class:`MultiaSyncDataCollector`. None: each worker has a copy.
+            :class:`MultiaSyncDataCollector`. On each other node one more actor calls a copy for
+            the workers there; it is given weights as workers are, and replaced as that process is.
+            None: each worker has a copy.
         compress: rollouts of workers on other nodes travel compressed by LZ4, leaf by leaf (extra
             `lz4`); those of this node share memory.
         start_method: of the processes that workers have, where they have some: "forkserver", forks

@@ -150,3 +150,30 @@ class Engine(Protocol):
 
     def leave(self) -> None:
         """Give up what the engine itself holds. Idempotent."""
+
+
+class NodePolicies(Protocol):
+    """Knows what stands for the policy in workers on other nodes than this process's."""
+
+    def policy_at(self, node: str, spec: WorkerSpec, options: Mapping[str, Any]) -> bytes | None:
+        """What stands for it in that worker, which has come to that node, pickled; None: not yet.
+
+        Does not wait: whoever asks does so again and again.
+
+        Args:
+            node: its engine's id of it.
+            options: of that worker's process.
+
+        Raises:
+            WorkerDied: who was to call the policy there has ended.
+        """
+
+
+class NodeEngine(Engine, Protocol):
+    """Starts who calls a policy for the workers of a node, beside the engine of the workers."""
+
+    def serve_by(self, policies: NodePolicies) -> None:
+        """Have workers on other nodes ask there for their policy. It does not hold it."""
+
+    def options_on(self, node: str, of_worker: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Those of one on a node, for workers with these."""

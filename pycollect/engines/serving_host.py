@@ -29,6 +29,7 @@ class ServingHost(RemoteWorker):
         super().__init__()
         self._tasks: SimpleQueue[Task] = SimpleQueue()
         self._ending = threading.Event()
+        self._failure: Exception | None = None
         self._rounds = 0
 
     def attend(self) -> None:
@@ -36,6 +37,13 @@ class ServingHost(RemoteWorker):
         worker = self._worker
         if not isinstance(worker, ServingWorker):
             return
+        try:
+            self._attend(worker)
+        except Exception as error:  # whoever asks whether it serves is told
+            self._failure = error
+            raise
+
+    def _attend(self, worker: ServingWorker) -> None:
         while not self._ending.is_set():
             worker.wait()
             self._do_tasks()
@@ -74,7 +82,9 @@ class ServingHost(RemoteWorker):
         return stand_in
 
     def steps(self) -> int:
-        """Rounds so far. May be asked at any time."""
+        """Rounds so far; what has ended them, if that was not `close`. May be asked at any time."""
+        if self._failure is not None:
+            raise self._failure
         return self._rounds
 
     def close(self) -> None:

@@ -48,6 +48,7 @@ class StartingEitherWay:
         self._bell = bell
         self._by_calls = by_calls
         self._failure: Exception | None = None
+        self._is_to_close = False
         self._monitor: ServingMonitor | None = None  # of one that serves, as far as is known
         self._handle: MailboxHandle | CallHandle
         if mailbox is None:
@@ -71,8 +72,8 @@ class StartingEitherWay:
 
     @property
     def _is_undecided(self) -> bool:
-        """Whether it serves no mailbox, and has no handle of the other way yet."""
-        return self._monitor is not None and self._monitor.refused
+        """Whether it serves no mailbox, and is to have a handle of the other way."""
+        return self._monitor is not None and self._monitor.refused and not self._is_to_close
 
     @property
     def cpu_delay(self) -> float:
@@ -115,12 +116,15 @@ class StartingEitherWay:
 
     def ask_close(self) -> bool:
         """Ask it to close its environments; return whether it can still do so."""
-        return self._settled().ask_close()
+        if self._is_undecided:  # nothing is built there
+            return False
+        self._is_to_close = True
+        return self._handle.ask_close()
 
     @property
     def is_closing(self) -> bool:
         """Whether it has heard that it is to close. Does not wait."""
-        return self._settled().is_closing
+        return self._handle.is_closing
 
     def kill(self) -> None:
         """End its process."""

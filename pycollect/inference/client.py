@@ -57,7 +57,7 @@ class CentralPolicy(PolicyElsewhere):
         except SharedMemoryError as error:
             raise SharedMemoryError(
                 "inference: expected workers that share memory with whoever calls the policy for "
-                f"them, which is on the collector's machine; use inference=None here: {error}"
+                f"them, which is on the same machine; use inference=None here: {error}"
             ) from error
         batch = (env.num_envs,) if env.batched else ()
         first = {key: own if batch else own[None] for key, own in current.items()}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
+from pycollect._core import Uninterrupted
 from pycollect.batch.weights import Weights
 from pycollect.engines.messages import WorkerSpec
-from pycollect.engines.protocol import Engine
+from pycollect.engines.protocol import NodeEngine
 from pycollect.errors import WorkerDied
 from pycollect.scheduler.node_weights import Newest, NodeWeights
 from pycollect.scheduler.options import RemoteOptions
@@ -17,23 +18,6 @@ from pycollect.scheduler.policy_server import DIED, PolicyServer
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
 from pycollect.scheduler.workers import WorkerGroup
 from pycollect.stream.flow import Flow
-
-
-class PolicyPlaces(Protocol):
-    """Knows what stands for the policy in workers on other nodes."""
-
-    def policy_at(self, node: str, spec: WorkerSpec, options: Mapping[str, Any]) -> bytes | None:
-        """What stands for it in a worker that has come to a node, pickled; None: not yet."""
-
-
-class NodeEngine(Engine, Protocol):
-    """Starts servers on other nodes, beside the engine of the workers."""
-
-    def serve_by(self, places: PolicyPlaces) -> None:
-        """Have workers on other nodes ask there for their policy. It does not hold it."""
-
-    def options_on(self, node: str, of_worker: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Those of a server on a node, for workers with these."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +118,15 @@ class NodeServer(PolicyServer):
             return True
         if not (record.starting.has_answer or record.starting.is_dead):
             return False
-        try:
-            self._group.take(record)
-        except Exception as error:
-            self._end = _as_death(record, error)
-            record.process.kill()
-            raise
-        self.was_built = True
-        self._weights.begin(record)
+        with Uninterrupted():  # it is never there without its weights
+            try:
+                self._group.take(record)
+            except Exception as error:
+                self._end = _as_death(record, error)
+                record.process.kill()
+                raise
+            self.was_built = True
+            self._weights.begin(record)
         return True
 
     def _seat(self, worker: WorkerSpec) -> bytes | None:

@@ -11,13 +11,12 @@ from weakref import WeakSet
 
 from pycollect.devices import Devices
 from pycollect.engines.messages import Buffer, WorkerSpec
-from pycollect.engines.protocol import H
+from pycollect.engines.protocol import H, NodePolicies
 from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.driver import driver_address
 from pycollect.engines.ray.resources import check_resources
 from pycollect.engines.ray.serve import RayWorker
 from pycollect.engines.ray.servers import (
-    NodePolicies,
     ServerActor,
     ServerHandle,
     server_handle,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pycollect.engines.call_handle import CallHandle
 from pycollect.engines.messages import Buffer, WorkerSpec
-from pycollect.engines.protocol import H
+from pycollect.engines.protocol import H, NodePolicies
 from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.serve import RayServer
 from pycollect.engines.ray.session import import_ray
@@ -23,22 +23,6 @@ NODE = "node"
 """Among a server's options: Ray's id of the node that it is to be on."""
 
 _TAKEN_OVER = ("runtime_env",)  # from the options of the worker that needs it
-
-
-class NodePolicies(Protocol):
-    """Knows what stands for the policy in workers that share no memory with the driver."""
-
-    def policy_at(self, node: str, spec: WorkerSpec, options: Mapping[str, Any]) -> bytes | None:
-        """What stands for it in that worker, which has come to that node; None: not yet.
-
-        Does not wait: whoever asks does so again and again.
-
-        Args:
-            options: of an actor there.
-
-        Raises:
-            WorkerDied: who was to call the policy there has ended.
-        """
 
 
 class ServerActor(Actor):
