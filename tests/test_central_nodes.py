@@ -119,6 +119,7 @@ def test_states_follow_the_loop(other_node: Any, kind: str, name: str) -> None:
             torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size
 
 
+@pytest.mark.slow
 def test_one_call_for_the_workers_of_a_node(other_node: Any) -> None:
     policy = TensorDictModule(Sizes(), ["observation"], ["action", "size"])
     arguments = {"min_batch_size": 2, "server_timeout": PATIENCE, **ASIDE}
@@ -151,6 +152,7 @@ def test_each_frame_tells_the_version_that_acted(other_node: Any, way: Way) -> N
         assert collector.policy_version == 3
 
 
+@pytest.mark.slow
 @WAYS
 def test_weights_are_sent_without_being_told(other_node: Any, way: Way) -> None:
     module, policy = watched()
@@ -172,9 +174,9 @@ def test_a_server_that_dies_is_replaced_with_the_workers_of_its_node(
 ) -> None:
     _, policy = watched()
     with collecting(way, ENTRIES["one"], policy, frames=STEPS, **MIXED) as collector:
+        collector.set_seed(3)
         collector.update_policy_weights_(tripled(policy))
         collector.next()
-        collector.set_seed(3)
         before = killed(collector)
         while node_server(collector)["pid"] == before:
             collector.next()
@@ -224,6 +226,7 @@ def test_a_call_that_does_not_return_is_given_up(other_node: Any, tmp_path: Path
         assert collector.ledger()["total"]["reasons"].keys() == {"server_died"}
 
 
+@pytest.mark.slow
 @WAYS
 def test_what_the_policy_raises_is_the_callers(other_node: Any, way: Way) -> None:
     module, policy = failing(ZeroDivisionError("by the policy"))
@@ -258,6 +261,7 @@ def test_a_policy_that_cannot_be_built_there_is_the_callers_error(other_node: An
     assert "policy server on node" in str(raised.value.__cause__)
 
 
+@pytest.mark.slow
 def test_a_factorys_policy_is_the_same_on_all_nodes(other_node: Any) -> None:
     """That which was built here, whatever its factory makes there."""
 
@@ -293,6 +297,7 @@ def test_workers_may_come_to_other_nodes(other_node: Any) -> None:
         assert torch.equal(batch["seen"], 3 * batch["observation"])
 
 
+@pytest.mark.slow
 @WAYS
 def test_a_state_goes_on_in_another_run(other_node: Any, way: Way) -> None:
     module, policy = watched()
