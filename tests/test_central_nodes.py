@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from test_central_process import HangsIn, Sizes, Where
 from test_ray_nodes import ELSEWHERE, HERE, follow, other_node
 
 from pycollect import WorkerError
+from pycollect.collectors.arguments.devices import check_devices
+from pycollect.engines.ray.servers import ServerEngine
 
 __all__ = ["other_node"]
 
@@ -312,6 +315,35 @@ def test_a_state_goes_on_in_another_run(other_node: Any, way: Way) -> None:
         collector.load_state_dict(state)
         batch = collector.next()
         assert torch.equal(batch["seen"], 2 * batch["observation"])
+
+
+class Asked(Exception):
+    """For a server with these options."""
+
+
+@pytest.mark.parametrize(("device", "gpus"), [("cuda:1", 0.2), ("cpu", 0), (None, 0)])
+def test_what_a_servers_actor_asks_for(
+    device: str | None, gpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part of a GPU where the policy is called on one, and what its workers run in."""
+
+    def asked(engine: Any, gpus: float) -> None:
+        of_worker = {"num_cpus": 4, "runtime_env": {"env_vars": {}}}
+        raise Asked(ServerEngine(engine, gpus).options_on("there", of_worker))
+
+    monkeypatch.setattr("pycollect.collectors.ray.ServerEngine", asked)
+    there = partial(check_devices, elsewhere=True)  # there need not be one here
+    monkeypatch.setattr("pycollect.collectors.arguments.inference.check_devices", there)
+    with pytest.raises(Asked) as raised:
+        RAY_CENTRAL_ASYNC.collector(
+            [ENTRIES["one"](0)],
+            policy_factory=parity_policy,
+            policy_device=device,
+            frames_per_batch=STEPS,
+        )
+    (options,) = raised.value.args
+    assert (options["num_gpus"], options["num_cpus"]) == (gpus, 0)
+    assert options["runtime_env"] == {"env_vars": {}}
 
 
 @pytest.mark.parametrize("end", ["shutdown", "forgotten"])
