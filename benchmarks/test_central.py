@@ -1,7 +1,9 @@
 """One policy for all workers, called centrally, beside one in each worker, which share one device.
 
 The device stands for a GPU: whoever calls the policy has it for two milliseconds, whatever the
-batch. The limit is the device alone, called again and again for all environments.
+batch. The limit is the device alone, called again and again for all environments. In groups,
+environments take time, too: the limit is then the longer of both, a worker's environments stepped
+one after the other.
 """
 
 import fcntl
@@ -30,16 +32,20 @@ from benchmarks.race import Side
 from pycollect.bench.nature import nature_policy
 
 CALL_SECONDS = 0.002
+ENV_SECONDS = 0.001
 BARE = "two processes and a futex"
 ENVS = 4  # of each worker
 STEPS = 50
 HIDDEN = 256
+FRAME_BYTES = 2 * 3 * 4
+"""Of three numbers, before and after the step."""
 PROCESS = "pycollect, async, by a process"
 SAMPLE_FACTORY = "PYCOLLECT_SAMPLE_FACTORY"
 """The path of a Python that has Sample Factory 2.1, which needs Gymnasium before 1.0."""
 PEER = "TorchRL"
 WORKERS = "pycollect, a policy in each worker"
 ALONE = "the policy alone, for all environments"
+STEPPED = "the environments alone"
 
 
 class OnDevice(nn.Module):
@@ -104,7 +110,18 @@ class Still(workloads.FreePixels):
         self.frames = [np.zeros(3, np.float32)] * 4
 
 
-def ours(env: Any, policy: Any, lock: str, workers: int, inference: str | None) -> Iterator[int]:
+class Slow(Still):
+    """Each step waits for a millisecond."""
+
+    def step(self, action: Any) -> Any:
+        """Wait."""
+        time.sleep(ENV_SECONDS)
+        return super().step(action)
+
+
+def ours(
+    env: Any, policy: Any, lock: str, workers: int, inference: str | None, env_groups: int = 1
+) -> Iterator[int]:
     """MultiSyncDataCollector of pycollect."""
     from pycollect import MultiSyncDataCollector
 
@@ -113,12 +130,15 @@ def ours(env: Any, policy: Any, lock: str, workers: int, inference: str | None) 
         policy(lock),
         frames_per_batch=workers * ENVS * STEPS,
         inference=inference,
+        env_groups=env_groups,
     ) as running:
         for batch in running:
             yield batch.numel()
 
 
-def by_a_process(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
+def by_a_process(
+    env: Any, policy: Any, lock: str, workers: int, env_groups: int = 1
+) -> Iterator[int]:
     """MultiaSyncDataCollector of pycollect, whose policy a process calls for whoever is ready."""
     from pycollect import MultiaSyncDataCollector
 
@@ -127,6 +147,7 @@ def by_a_process(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int
         policy(lock),
         frames_per_batch=ENVS * STEPS,
         inference="central",
+        env_groups=env_groups,
     ) as running:
         for batch in running:
             yield batch.numel()
@@ -193,6 +214,17 @@ def alone(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
             for _ in range(STEPS):
                 module(observation)
             yield envs * STEPS
+
+
+def stepped_alone(workers: int) -> Iterator[int]:
+    """A worker's environments, one after the other, as all workers do at the same time."""
+    envs = [Slow() for _ in range(ENVS)]
+    action = np.zeros(1, np.float32)
+    while True:
+        for _ in range(STEPS):
+            for env in envs:
+                env.step(action)
+        yield workers * ENVS * STEPS
 
 
 def through_a_slot(trips: int) -> Iterator[int]:
@@ -288,6 +320,29 @@ def test_central(
         ],
         frame_bytes=2 * env().observation_space.sample().nbytes,
         wanted={ALONE: 0.9, WORKERS: 4.0} if held and workers > 1 else {},
+    )
+
+
+@pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.full)])
+def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -> None:
+    """`env_groups=2`: half of the environments step while the policy is called for the others."""
+    lock = tmp_path / "device"
+    lock.touch()
+    shared = {"env": Slow, "policy": on_device, "lock": str(lock), "workers": workers}
+    central = {**shared, "inference": "central"}
+    ones = "pycollect, central, one group", f"{PROCESS}, one group"
+    compare(
+        f"central inference, 2 ms device, {workers} processes of {ENVS} environments of 1 ms, "
+        f"T={STEPS}",
+        [
+            Side("pycollect, central, env_groups=2", ours, {**central, "env_groups": 2}),
+            Side(ones[0], ours, central),
+            Side(f"{PROCESS}, env_groups=2", by_a_process, {**shared, "env_groups": 2}),
+            Side(ones[1], by_a_process, shared),
+            Side(STEPPED, stepped_alone, {"workers": workers}),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={ones[0]: 1.3, STEPPED: 0.85},
     )
 
 

@@ -762,6 +762,16 @@ class Recorder:
         The header keeps that of the rollout's first frame.
         """
 
+    def stop(self, beside: Sequence[Recorder]) -> bool:
+        """End a rollout that was stopped with the step that is next; return whether it was so.
+
+        Recorders of all of a worker's envs end themselves; those of some do not, so that all end
+        with the same step.
+
+        Args:
+            beside: the recorders of the other envs.
+        """
+
     def take(self, values: tuple[_Array, ...]) -> Any:
         """Keep what the policy returned for the step that is recorded next.
 

@@ -98,12 +98,15 @@ class Way:
 
     def collector(self, entries: Sequence[Any], policy: Any = None, **arguments: Any) -> Any:
         """A collector of that class over these workers, with these arguments besides."""
-        arguments = {**self.arguments, **arguments}
+        own = dict(self.arguments)
+        if policy is None and arguments.get("policy_factory") is None:
+            own.pop("inference", None)  # workers draw random actions
+        if "inference" not in own or not all(isinstance(entry, list) for entry in entries):
+            own.pop("env_groups", None)  # one environment is one group
+        arguments = {**own, **arguments}
         if not self.remote:
             return SyncDataCollector(entries, policy, **arguments)
         arguments.setdefault("worker_init_timeout", PATIENCE)
-        if policy is None and arguments.get("policy_factory") is None:
-            arguments.pop("inference", None)  # workers draw random actions
         if self.multi:
             cls = MultiSyncDataCollector if self.sync else MultiaSyncDataCollector
             return cls(list(entries), policy, **arguments)
@@ -181,6 +184,10 @@ MULTI_AHEAD = Way("multi sync ahead", ACTORS, {"prefetch": 1})
 CENTRAL = Way("multi sync central", ACTORS, {"inference": "central"})
 CENTRAL_ASYNC = Way("multi async central", ACTORS, {"prefetch": 1, "inference": "central"})
 RAY_CENTRAL = Way("ray sync central", ACTORS, {"sync": True, "inference": "central"})
+GROUPS = Way("multi sync central in groups", ACTORS, {**CENTRAL.arguments, "env_groups": 2})
+GROUPS_ASYNC = Way(
+    "multi async central in groups", ACTORS, {**CENTRAL_ASYNC.arguments, "env_groups": 2}
+)
 RAY_CENTRAL_ASYNC = Way("ray async central", ACTORS, {"prefetch": 1, "inference": "central"})
 MULTI_ASYNC = [Way(f"multi async {n}", ACTORS, {"prefetch": n}) for n in (0, 1, 2)]
 
@@ -221,8 +228,8 @@ def marked(*ways: Way, central: bool = True, many: bool = False) -> list[Any]:
     every += [own for way in ways if way.multi for own in of_ranks(way)]
     every += [own for way in ways if way.multi and many for own in of_four(way)]
     if central:
-        every += [CENTRAL] if MULTI_STACK in ways else []
-        every += [CENTRAL_ASYNC] if any(way in ways for way in MULTI_ASYNC) else []
+        every += [CENTRAL, GROUPS] if MULTI_STACK in ways else []
+        every += [CENTRAL_ASYNC, GROUPS_ASYNC] if any(way in ways for way in MULTI_ASYNC) else []
         every += [RAY_CENTRAL] if STACK in ways else []
         every += [RAY_CENTRAL_ASYNC] if any(way in ways for way in ASYNC) else []
     return [pytest.param(way, id=way.name, marks=marks_of(way)) for way in every]

@@ -25,7 +25,7 @@ from envs_for_tests import CompactVectorEnv, CountingVectorEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from tensordict.nn import TensorDictModule
 
-from pycollect import MultiSyncDataCollector, SyncDataCollector
+from pycollect import SyncDataCollector
 
 STEPS = 7
 SIZES = (2, 3)
@@ -285,24 +285,6 @@ def test_what_is_in_flight_is_dropped_with_its_rollout() -> None:
 def test_what_is_refused(entry: Any, groups: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         SyncDataCollector(entry, None, frames_per_batch=10, env_groups=groups)
-
-
-@pytest.mark.parametrize(
-    ("more", "text"),
-    [
-        ({"inference": "central"}, "env_groups: expected 1 with inference"),
-        ({"preemptive_threshold": 0.5}, "env_groups: expected 1 with preemptive_threshold"),
-    ],
-)
-def test_what_does_not_go_with_it_is_refused_before_anything_starts(more: Any, text: str) -> None:
-    with pytest.raises(ValueError, match=text):
-        MultiSyncDataCollector(
-            [partial(LateSync, [EchoEnv])] * 2,
-            parity_policy(),
-            frames_per_batch=10,
-            env_groups=2,
-            **more,
-        )
 
 
 @pytest.mark.slow

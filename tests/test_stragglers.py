@@ -13,6 +13,7 @@ import torch
 from collect_support import STEPS, FrameOracle, collected_frames, parity_policy
 from echo_envs import LENGTHS, EchoEnv, wait_until
 from envs_for_tests import CountingEnv
+from test_env_groups import LateSync, counting_groups
 from test_ledger import check as check_ledger
 
 from pycollect import MultiSyncDataCollector, RayCollector
@@ -40,9 +41,18 @@ class MeetingEnv(EchoEnv):
 
 @contextmanager
 def one_straggler(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, cls: Any, envs: int, **arguments: Any
+    monkeypatch: pytest.MonkeyPatch,
+    folder: Path,
+    cls: Any,
+    envs: int,
+    vector: Any = None,
+    **arguments: Any,
 ) -> Iterator[Any]:
-    """Worker 1 is in step END until it was stopped, worker 0 in its last until 1 is there."""
+    """Worker 1 is in step END until it was stopped, worker 0 in its last until 1 is there.
+
+    Args:
+        vector: makes the first of its environments one group, and the others another one.
+    """
     stopped, first, second = (folder / name for name in ("stopped", "first", "second"))
     fast = partial(MeetingEnv, first, second, STEPS, number=0, length=LENGTHS)
     slow = partial(MeetingEnv, second, stopped, END, number=10, length=LENGTHS)
@@ -52,6 +62,8 @@ def one_straggler(
             [meets, *(partial(EchoEnv, 10 * w + p, LENGTHS) for p in range(1, envs))]
             for w, meets in enumerate(entries)
         ]
+    if vector is not None:
+        entries = [[partial(vector, own[:1]), partial(vector, own[1:])] for own in entries]
     open_once_stopped(monkeypatch, stopped)
     monkeypatch.setenv("PYCOLLECT_POISON", "1")
     with cls(
@@ -108,16 +120,17 @@ def assert_empty(cells: Any) -> None:
         assert not value.any(), key
 
 
-def check_batches(collector: Any, envs: int, cat: Any, least: int) -> None:
-    """The first one's straggler had END steps, or the least; of later ones nobody knows."""
+def check_batches(collector: Any, envs: int, cat: Any, least: int, end: int = END) -> None:
+    """The first one's straggler had `end` steps, or the least; of later ones nobody knows."""
     oracle = FrameOracle()
     frames = 0
     for batch in range(5):
         td = collector.next()
         parts = rows(td, envs, cat)
         lengths = [len(part) for _, _, part in parts[::envs]]
+        assert [len(part) for _, _, part in parts] == [own for own in lengths for _ in range(envs)]
         if batch == 0:
-            assert lengths == [STEPS, max(END, least)]
+            assert lengths == [STEPS, max(end, least)]
         assert max(lengths) == STEPS
         assert min(lengths) >= max(least, 1)
         if cat == "stack":
@@ -155,6 +168,52 @@ def test_a_straggler_is_stopped(
         monkeypatch, tmp_path, MultiSyncDataCollector, envs, cat_results=cat, **arguments
     ) as collector:
         check_batches(collector, envs, cat, least)
+
+
+@pytest.mark.processes(usual=2)
+@pytest.mark.parametrize("cat", ["stack", -1])
+@pytest.mark.parametrize(
+    "arguments",
+    [{"inference": "central"}, {"vector": LateSync}],
+    ids=["central", "here"],
+)
+def test_groups_of_a_straggler_end_with_the_same_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arguments: dict[str, Any], cat: Any
+) -> None:
+    """Each group has a step on the way when their worker sees that it is stopped."""
+    with one_straggler(
+        monkeypatch,
+        tmp_path,
+        MultiSyncDataCollector,
+        3,
+        cat_results=cat,
+        env_groups=2,
+        **arguments,
+    ) as collector:
+        check_batches(collector, 3, cat, 0, end=END + 1)
+
+
+@pytest.mark.processes
+def test_groups_whose_rows_fall_behind_end_with_the_same_step() -> None:
+    """All are stopped at once, whichever rows have reset themselves meanwhile."""
+    oracle, lengths = FrameOracle(), set()
+    with MultiSyncDataCollector(
+        [counting_groups("falls behind", worker) for worker in range(2)],
+        parity_policy(),
+        frames_per_batch=2 * 5 * 50,
+        preemptive_threshold=0,
+        min_fraction=0.1,
+        env_groups=2,
+    ) as collector:
+        for _ in range(10):
+            parts = rows(collector.next(), 5, "stack")
+            oracle.check(parts)
+            each = [len(part) for _, _, part in parts]
+            assert each == [own for own in each[::5] for _ in range(5)]
+            lengths.update(each)
+        check_ledger(collector.ledger())
+    assert min(lengths) >= 5
+    assert min(lengths) < 50
 
 
 @pytest.mark.ray

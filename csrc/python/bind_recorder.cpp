@@ -291,6 +291,14 @@ py::array_t<bool> behind_of(const py::object& self) {
   return lent(self.cast<BoundRecorder&>().recorder().behind(), self);
 }
 
+std::vector<Recorder*> recorders(const std::vector<BoundRecorder*>& bound) {
+  std::vector<Recorder*> result;
+  for (BoundRecorder* own : bound) {
+    result.push_back(&own->recorder());
+  }
+  return result;
+}
+
 std::vector<py::tuple> take_episodes(BoundRecorder& self) {
   std::vector<py::tuple> result;
   for (const Episode& episode : self.recorder().take_episodes()) {
@@ -355,6 +363,12 @@ void bind_recorder(py::module_& module) {
             self.recorder().set_policy_version(version);
           },
           py::arg("version"))
+      .def(
+          "stop",
+          [](BoundRecorder& self, const std::vector<BoundRecorder*>& beside) {
+            return self.recorder().stop(recorders(beside));
+          },
+          py::arg("beside"))
       .def("take", &BoundRecorder::take, py::arg("values"))
       .def("record", &BoundRecorder::record, py::arg("result"))
       .def("step_env", &BoundRecorder::step_env, py::arg("env"), py::arg("values"))
@@ -366,11 +380,7 @@ void bind_recorder(py::module_& module) {
           "finish",
           [](BoundRecorder& self, std::int64_t worker, std::int64_t incarnation,
              std::int64_t sequence, const std::vector<BoundRecorder*>& beside) {
-            std::vector<Recorder*> others;
-            for (BoundRecorder* other : beside) {
-              others.push_back(&other->recorder());
-            }
-            return self.recorder().finish({worker, incarnation, sequence}, others);
+            return self.recorder().finish({worker, incarnation, sequence}, recorders(beside));
           },
           py::arg("worker"), py::arg("incarnation"), py::arg("sequence"),
           py::arg("beside") = py::tuple())

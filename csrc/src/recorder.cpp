@@ -110,6 +110,25 @@ void Recorder::set_policy_version(std::int64_t version) {
   }
 }
 
+bool Recorder::stop(std::span<Recorder* const> beside) {
+  if (!control_.is_stopped()) {
+    return false;
+  }
+  std::int64_t steps = most_steps();
+  for (const Recorder* recorder : beside) {
+    steps = std::max(steps, recorder->most_steps());
+  }
+  ++steps;
+  if (steps < control_.min_steps || steps >= steps_) {
+    return false;
+  }
+  steps_ = steps;
+  for (Recorder* recorder : beside) {
+    recorder->steps_ = steps;
+  }
+  return true;
+}
+
 // What is the same in all frames, or in all but a few, which are written when they come.
 void Recorder::write_constants() {
   if (leaves_.standard) {
@@ -211,6 +230,7 @@ RolloutHeader Recorder::finish(const RolloutName& name, std::span<Recorder* cons
     }
     recorder->clear_after_end();
     header.frames += recorder->collected_;
+    header.policy_version = std::min(header.policy_version, recorder->policy_version_);
   }
   const std::vector<std::int64_t> lengths(static_cast<std::size_t>(all_envs()), steps_);
   write_header(slab_->data(), slab_->placement(), row_, header, lengths);

@@ -183,6 +183,12 @@ void Recorder::choose_envs() {
   }
 }
 
+// The steps that there are, of the env that has most.
+std::int64_t Recorder::most_steps() const {
+  return options_.leaves_out_dummies ? *std::max_element(apart_.at.begin(), apart_.at.end())
+                                     : step_;
+}
+
 // The steps that there are with this one, of the env that has most.
 std::int64_t Recorder::reached() const {
   if (!options_.leaves_out_dummies) {
@@ -196,7 +202,7 @@ std::int64_t Recorder::reached() const {
 }
 
 bool Recorder::is_stopped(std::int64_t reached) const {
-  return reached >= control_.min_steps && reached < steps_ && control_.is_stopped();
+  return is_alone() && reached >= control_.min_steps && reached < steps_ && control_.is_stopped();
 }
 
 // Into the step that each env comes to with this one, or `ahead` steps behind it.

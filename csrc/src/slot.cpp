@@ -106,7 +106,7 @@ std::size_t ServerSlots::count() const {
 std::size_t ServerSlots::add() {
   const std::size_t slot = count();
   if (slot == kMostSlots) {
-    throw std::length_error("workers: expected at most " + std::to_string(kMostSlots) +
+    throw std::length_error("slots: expected at most " + std::to_string(kMostSlots) +
                             " in the life of one server, got one more");
   }
   table().count.store(slot + 1, std::memory_order_release);

@@ -18,7 +18,13 @@ _SINGLE = WorkerKind()
 
 
 class PolicyServer(Protocol):
-    """Calls the policy for workers."""
+    """Calls the policy for workers.
+
+    Attributes:
+        groups: of each worker's environments.
+    """
+
+    groups: int
 
     def policies(self, count: int) -> Sequence[Any]:
         """What stands for the policy in so many more workers; pickles."""
@@ -83,6 +89,13 @@ class NewWorkers:
         kind, elsewhere = template.kind, template.elsewhere
         entries = kind.entries(self.create_env_fn, None if many else 1, self.num_envs, "num_envs")
         arguments = template.arguments(self.collector_kwargs, len(entries))
+        for entry, own in zip(entries, arguments, strict=True):
+            parse.check_groups(
+                entry,
+                own["env_groups"],
+                server=None if template.server is None else template.server.groups,
+                teams=kind.team is not None,
+            )
         devices = [check_devices(own, elsewhere=elsewhere) for own in arguments]
         factory = any(own["policy_factory"] is not None for own in arguments)
         given = policy if self.policy is None and not factory else self.policy

@@ -73,6 +73,8 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         policy_version: where it begins to count.
         policy_version_key: of the version of the policy that each frame was acted by; None: it is
             left out.
+        env_groups: 2: a process steps one half of its `envs_per_worker` environments while the
+            policy is called for the other half.
 
     Yields:
         TensorDicts, [frames_per_batch]: rollouts of [T] of single environments, one after the
@@ -119,6 +121,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         device_config: Any = None,
         policy_version: int = 0,
         policy_version_key: Any = "policy_version",
+        env_groups: int = 1,
     ) -> None:
         if policy is None and policy_factory is None:
             raise TypeError("policy: expected one, or a policy_factory, got neither")
@@ -158,6 +161,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             if weight_sync is None
             else {weight_sync_model_id: weight_sync},
             inference="central",
+            env_groups=env_groups,
             **server,
         )
         self.set_post_collect_hook(hook)

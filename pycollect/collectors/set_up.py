@@ -89,8 +89,7 @@ class SetUp:
             parse.check_groups(
                 entry,
                 own["env_groups"],
-                central=server is not None,
-                preempted=remote.preemption is not None,
+                server=None if server is None else server.groups,
                 teams=kind.team is not None,
             )
         plans = parse.worker_plans(

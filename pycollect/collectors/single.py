@@ -104,7 +104,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         env_groups: 2: while one half of the environments steps, the policy is called for the other.
             For each half the callable is called (or there is a list of two callables), and returns
             a vector environment that steps elsewhere: Gymnasium's AsyncVectorEnv, an EnvPool, ALE's
-            AtariVectorEnv. P is the number of environments of both.
+            AtariVectorEnv. P is the number of environments of both. Where one policy is called for
+            all workers (``inference="central"``), they may step in their worker, too, and a longer
+            list is cut in two.
         info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
             recorded under "next". What the first step shows as a number or an array of numbers is
             a tensor, zeros where an info does not have it; anything else, and what that step does

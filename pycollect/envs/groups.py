@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ _POSSIBLE = (
     "a callable that returns a vector environment which steps elsewhere (Gymnasium's "
     "AsyncVectorEnv, an EnvPool, ALE's AtariVectorEnv)"
 )
+_SEVERAL = "a list of at least two callables, or a callable that returns a vector environment"
 
 
 def check_env_groups(name: str, value: Any) -> int:
@@ -28,8 +30,12 @@ def check_env_groups(name: str, value: Any) -> int:
     return number
 
 
-def group_entries(entry: Any, count: int) -> list[Any]:
+def group_entries(entry: Any, count: int, policy_elsewhere: bool = False) -> list[Any]:
     """The entry of each group: of a list its own, else the callable itself for each.
+
+    Args:
+        policy_elsewhere: environments may step in this thread, as the policy is called in another
+            process; a longer list is then cut in `count` parts.
 
     Raises:
         ValueError: a list of another length, or an environment that is made already.
@@ -38,16 +44,32 @@ def group_entries(entry: Any, count: int) -> list[Any]:
     if is_env(entry):
         raise ValueError(
             "env_groups: expected 1 with an environment that is made already, as each group is one "
-            f"of its own; give {_POSSIBLE}, which is called for each group; got {entry}"
+            f"of its own; give {_SEVERAL if policy_elsewhere else _POSSIBLE}, which is called for "
+            f"each group; got {entry}"
         )
     if not isinstance(entry, list):
         return [entry] * count
+    if policy_elsewhere:
+        return _parts(entry, count)
     if len(entry) != count:
         raise ValueError(
             "env_groups: expected 1 with environments that are stepped one after the other in one "
             f"process, or a list of {count}, each {_POSSIBLE}; got a list of {len(entry)}"
         )
     return entry
+
+
+def _parts(entry: list[Any], count: int) -> list[Any]:
+    """A list in parts of which none has two more than another; single callables by themselves."""
+    if len(entry) < count:
+        raise ValueError(
+            f"env_groups: expected 1 with {len(entry)} environment in a worker, or {_SEVERAL}, got "
+            f"{count}"
+        )
+    if len(entry) == count:
+        return entry
+    ends = [len(entry) * place // count for place in range(count + 1)]
+    return [entry[begin:end] for begin, end in pairwise(ends)]
 
 
 class EnvGroups:
@@ -91,7 +113,10 @@ class EnvGroups:
     def original(self) -> Any:
         """What the user passed, or the callable returned; a list where there are several groups."""
         originals = [group.original for group in self.groups]
-        return originals[0] if len(originals) == 1 else originals
+        if len(originals) == 1:
+            return originals[0]
+        lists = [own if isinstance(own, list) else [own] for own in originals]
+        return [own for part in lists for own in part]
 
     def close(self) -> None:
         """Close the environments. Idempotent."""
@@ -99,24 +124,33 @@ class EnvGroups:
             group.close()
 
 
-def make_groups(entry: Any, count: int, make: Callable[[Any], EnvBatch]) -> EnvGroups:
+def make_groups(
+    entry: Any, count: int, make: Callable[[Any], EnvBatch], policy_elsewhere: bool = False
+) -> EnvGroups:
     """Make one worker's environments.
 
     Args:
         entry: the worker's; see `group_entries`.
         count: of the groups.
         make: makes the environments of one of these entries.
+        policy_elsewhere: see `group_entries`.
 
     Raises:
-        ValueError: several groups of environments that step in this thread, or are not alike.
+        ValueError: several groups of environments that step in this thread while the policy is
+            called in it, too, or that are not alike; or one environment alone.
     """
     if count == 1:
         return EnvGroups([make(entry)])
     groups: list[EnvBatch] = []
     try:
-        for own in group_entries(entry, count):
+        for own in group_entries(entry, count, policy_elsewhere):
             groups.append(make(own))
-            _check_group(groups)
+            _check_group(groups, policy_elsewhere)
+            if not isinstance(entry, (list, tuple)) and not groups[-1].batched:
+                raise ValueError(
+                    f"env_groups: expected 1 with one environment in a worker, or {_SEVERAL}, got "
+                    f"{groups[-1].original}"
+                )
     except BaseException:
         for group in groups:
             group.close()
@@ -124,10 +158,10 @@ def make_groups(entry: Any, count: int, make: Callable[[Any], EnvBatch]) -> EnvG
     return EnvGroups(groups)
 
 
-def _check_group(groups: Sequence[EnvBatch]) -> None:
+def _check_group(groups: Sequence[EnvBatch], policy_elsewhere: bool) -> None:
     """Check the last of them."""
     first, last = groups[0], groups[-1]
-    if not last.overlaps:
+    if not last.overlaps and not policy_elsewhere:
         raise ValueError(
             f"env_groups: expected 1, or {_POSSIBLE}, got {last.original}, during whose steps "
             "nothing else can be done"

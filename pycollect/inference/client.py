@@ -29,7 +29,7 @@ class CentralPolicy(PolicyElsewhere):
 
     Args:
         slots: of all workers.
-        slot: the number of the one through which it asks.
+        slot: the number of the one through which it asks, or of the first of the worker's.
         bell: of the server.
     """
 
@@ -39,6 +39,10 @@ class CentralPolicy(PolicyElsewhere):
     def __call__(self, *inputs: Any) -> Any:
         """It is asked through `runner`."""
         raise NotImplementedError("policy: it is called centrally, not in the workers")
+
+    def of_group(self, place: int) -> CentralPolicy:
+        """Each group of the worker's environments asks through a slot of its own."""
+        return CentralPolicy(self._slots, self._slot + place, self._bell)
 
     def runner(
         self,
@@ -88,6 +92,7 @@ class CentralRunner(RunnerElsewhere):
         batch: tuple[int, ...],
     ) -> None:
         self._slot = slot
+        self._has_asked = False  # and was not answered yet, as far as this process knows
         self._control = _NO_CONTROL
         self._tell_version: Callable[[int], None] = _nobody
         self._version = -1
@@ -110,14 +115,22 @@ class CentralRunner(RunnerElsewhere):
     def begin(self, control: RolloutControl, tell_version: Callable[[int], None]) -> None:
         """See :meth:`RunnerElsewhere.begin`."""
         self._control, self._tell_version, self._version = control, tell_version, -1
+        if self._has_asked:  # for a step that was given up
+            self._wait(answered=False)
+
+    def ask(self) -> None:
+        """See :meth:`RunnerElsewhere.ask`."""
+        self._has_asked = True
+        self._slot.ask()
 
     def act(self) -> tuple[torch.Tensor, ...]:
         """What the policy says; what it raised is raised here."""
         slot = self._slot
-        answered = slot.ask(b"", _BEAT_SECONDS)
-        while not answered:
-            self._control.count_step()
-            answered = slot.wait_answer(_BEAT_SECONDS)
+        if self._has_asked:
+            self._wait(answered=slot.wait_answer(_BEAT_SECONDS))
+        else:
+            self._has_asked = True
+            self._wait(answered=slot.ask(b"", _BEAT_SECONDS))
         failure = slot.answer()
         if failure:
             report: ErrorReport = unpack(failure)
@@ -126,6 +139,12 @@ class CentralRunner(RunnerElsewhere):
             self._version = slot.note
             self._tell_version(self._version)
         return self._answer
+
+    def _wait(self, answered: bool) -> None:
+        while not answered:
+            self._control.count_step()
+            answered = self._slot.wait_answer(_BEAT_SECONDS)
+        self._has_asked = False
 
 
 def _nobody(version: int) -> None:

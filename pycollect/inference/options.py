@@ -66,9 +66,11 @@ class ServerSettings:
         device: where; None: where it lies, nobody named one.
         exploration: how actions are drawn.
         workers: how many are expected at first.
+        groups: of each worker's environments, which ask each for itself.
     """
 
     options: InferenceOptions
     device: torch.device | None
     exploration: InteractionType
     workers: int
+    groups: int = 1

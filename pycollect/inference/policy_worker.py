@@ -41,7 +41,7 @@ class PolicyWorkerMaker:
         given = cloudpickle.loads(policy)
         made = build(given) if spec.builds_policy else given
         if self.driver is None:
-            seats = Seats(Bell())
+            seats = Seats(Bell(), self.settings.groups)
             server = InferenceServer(self.settings, made, seats.slots, is_ours=True)
             return PolicyWorker(spec.index, server, seats.bell, seats)
         slots, bell = self.driver

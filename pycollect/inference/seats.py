@@ -13,27 +13,27 @@ class Seats:
 
     Args:
         bell: that workers ring when they ask.
+        groups: of each worker's environments.
 
     Attributes:
-        bell: this one.
-        slots: one for each worker that there ever was, but for those that took another's place.
+        bell, groups: these.
+        slots: one for each group of each worker that there ever was, but for those that took
+            another's place; a worker's follow each other.
     """
 
-    def __init__(self, bell: Bell) -> None:
+    def __init__(self, bell: Bell, groups: int) -> None:
         self.slots = ServerSlots()
-        self.bell = bell
+        self.bell, self.groups = bell, groups
         self._by_worker: dict[int, CentralPolicy] = {}
 
     def policies(self, count: int) -> list[CentralPolicy]:
         """What stands for the policy in so many more workers.
 
         Raises:
-            ValueError: there were 1024 already.
+            ValueError: there are 1024 slots already.
         """
-        return [
-            CentralPolicy(self.slots.address, self.slots.add(), self.bell.address)
-            for _ in range(count)
-        ]
+        each = [[self.slots.add() for _ in range(self.groups)] for _ in range(count)]
+        return [CentralPolicy(self.slots.address, own[0], self.bell.address) for own in each]
 
     def policy_of(self, worker: int) -> CentralPolicy:
         """What stands for it in the worker of that id, and in whoever takes its place.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict.nn.probabilistic import set_interaction_type
 
-from pycollect._core import Memory, ServerSlots
+from pycollect._core import ServerSlots
 from pycollect.batch.weights import Weights, device_of, load_weights, placed, weights_from
 from pycollect.devices import CPU, indexed
 from pycollect.engines.messages import ErrorReport
@@ -20,25 +18,11 @@ from pycollect.engines.processes.wire import pack, unpack
 from pycollect.inference.group import Group, ServedPolicy
 from pycollect.inference.messages import Joined, Joining
 from pycollect.inference.options import ServerSettings
+from pycollect.inference.table import Seat, Table
 from pycollect.stream.version import PolicyVersion
 from pycollect.worker.generators import Generators
 
 _OWN_STREAM = 2**32 - 1  # of random numbers: workers have those of their ids
-
-
-@dataclass
-class _Seat:
-    """A worker, as the server knows it.
-
-    Attributes:
-        number: of its slot.
-        group: in which it has a row, once it has joined.
-        kept: what a long answer lies in, until the next one.
-    """
-
-    number: int
-    group: Group | None = None
-    kept: Memory | None = None
 
 
 class InferenceServer:
@@ -62,17 +46,17 @@ class InferenceServer:
         is_ours: bool = False,
     ) -> None:
         self.is_ours = is_ours
-        self._options, self._exploration = settings.options, settings.exploration
-        self._slots, self._workers = slots, settings.workers
+        self._exploration = settings.exploration
+        self._slots, self._parts = slots, settings.groups
         self._version = PolicyVersion()
         device = settings.device
         there = indexed(device or device_of(policy) or CPU)
         self.policy = placed(policy, there)
         self._served = ServedPolicy(self.policy, there, told=device is not None)
         self._generators: Generators | None = None
-        self._seats: list[_Seat] = []
-        self._groups: list[Group] = []
-        self._held_since: float | None = None  # somebody waits for others since then
+        self._seats: list[Seat] = []
+        self._tables = _tables(settings, self._served)
+        self._turn = 0  # which table is to be served next
 
     @property
     def device(self) -> torch.device:
@@ -98,8 +82,8 @@ class InferenceServer:
 
     def refresh(self) -> None:
         """Look whether the policy has changed, before the next calls."""
-        for group in self._groups:
-            group.refresh()
+        for table in self._tables:
+            table.refresh()
 
     def serve(self, owing: int | None = None) -> None:
         """Call the policy for those who wait, unless they wait for others.
@@ -108,48 +92,41 @@ class InferenceServer:
             owing: workers that were asked for something and have not answered yet; None: nobody
                 knows, it may be all.
         """
-        owing = len(self._slots) if owing is None else owing
-        asking = [self._seat(number) for number in self._slots.asking()]
-        stepping = [seat for seat in asking if not self._joins(seat) and seat.group is not None]
-        if not stepping or self._holds_back(stepping, owing):
-            return
-        self._held_since = None
-        for group in {id(seat.group): seat.group for seat in stepping}.values():
-            assert group is not None, "slot: expected a worker that has joined"
-            for part in self._parts(group, [own for own in stepping if own.group is group]):
-                self._call(group, part)
+        owing = len(self._slots) // self._parts if owing is None else owing
+        # A worker asks at one table after the other. So who is seen at a table now has asked before
+        # at the one whose turn is before it, which is looked at later.
+        *before, newest = [self._asking() for _ in self._tables]
+        turns = [(self._turn + later) % len(self._tables) for later in range(len(self._tables))]
+        for turn, look in zip(turns, (newest, *reversed(before)), strict=True):
+            table = self._tables[turn]
+            asking = [seat for seat in look if seat.table is table and seat in newest]
+            if not asking or table.holds_back(asking, owing):
+                continue
+            for group, seats in table.calls(asking):
+                self._call(group, seats)
+            self._turn = (turn + 1) % len(self._tables)
 
-    def _seat(self, number: int) -> _Seat:
+    def _asking(self) -> list[Seat]:
+        """Those who ask what is to be done; who comes to a table is given a row."""
+        asking = [self._seat(number) for number in self._slots.asking()]
+        return [seat for seat in asking if not self._joins(seat) and seat.group is not None]
+
+    def _seat(self, number: int) -> Seat:
         """That of a slot; workers come while others are served."""
         while number >= len(self._seats):
-            self._seats.append(_Seat(len(self._seats)))
+            own = len(self._seats)
+            tables = len(self._tables)
+            table = self._tables[own % tables]
+            self._seats.append(Seat(own, own % self._parts, table, own // tables))
         return self._seats[number]
 
     @property
     def patience(self) -> float | None:
         """Seconds until those who are held back are served in any case; None: there are none."""
-        timeout, since = self._options.server_timeout, self._held_since
-        if since is None or timeout is None:
-            return None
-        return max(since + timeout - time.monotonic(), 0.0)
+        each = [own for table in self._tables if (own := table.patience) is not None]
+        return min(each, default=None)
 
-    def _holds_back(self, stepping: Sequence[_Seat], owing: int) -> bool:
-        """Whether these wait for others that may come."""
-        least = self._options.min_batch_size
-        if len(stepping) >= owing or (least is not None and _envs(stepping) >= least):
-            return False
-        if self._held_since is None:
-            self._held_since = time.monotonic()
-        return self.patience != 0.0
-
-    def _parts(self, group: Group, seats: Sequence[_Seat]) -> Iterator[Sequence[_Seat]]:
-        """Those whom one call is for, each."""
-        most = self._options.max_batch_size
-        count = len(seats) if most is None else max(most // group.needs.env.num_envs, 1)
-        for begin in range(0, len(seats), count):
-            yield seats[begin : begin + count]
-
-    def _joins(self, seat: _Seat) -> bool:
+    def _joins(self, seat: Seat) -> bool:
         """Take in a worker that asks for that; return whether it did.
 
         One that asks for more and never joined here had joined a server that is gone. So is it.
@@ -161,29 +138,17 @@ class InferenceServer:
         try:
             joining: Joining = unpack(question)
             with self._settings():
-                answer = self._joined(seat, joining)
+                answer = seat.table.join(seat, joining)
         except Exception as error:  # raised where the worker is built
             answer = ErrorReport.of(error)
         self._answer(seat, answer)
         return True
 
-    def _joined(self, seat: _Seat, joining: Joining) -> Joined:
-        if seat.group is not None and not seat.group.needs.are(joining.needs):
-            seat.group.leave(seat.number)
-        fitting = (own for own in self._groups if own.needs.are(joining.needs))
-        group = next((own for own in fitting if own.has_room(seat.number)), None)
-        if group is None:
-            rows = max(self._workers - sum(own.group is not None for own in self._seats), 1)
-            group = Group(self._served, joining.needs, rows, joining.first)
-            self._groups.append(group)
-        seat.group = group
-        return group.join(seat.number)
-
-    def _call(self, group: Group, seats: Sequence[_Seat]) -> None:
+    def _call(self, group: Group, seats: Sequence[Seat]) -> None:
         version = self._version.number  # before: new weights may come meanwhile
         try:
             with self._settings():
-                group.call([seat.number for seat in seats])
+                group.call([seat.place for seat in seats])
         except Exception as error:  # raised in each of these workers
             report = ErrorReport.of(error)
             for seat in seats:
@@ -192,7 +157,7 @@ class InferenceServer:
         for seat in seats:
             self._slots.answer(seat.number, note=version)
 
-    def _answer(self, seat: _Seat, value: Joined | ErrorReport) -> None:
+    def _answer(self, seat: Seat, value: Joined | ErrorReport) -> None:
         message, seat.kept = pack(value, ServerSlots.BYTES)
         self._slots.answer(seat.number, message)
 
@@ -208,6 +173,13 @@ class InferenceServer:
             yield
 
 
-def _envs(seats: Sequence[_Seat]) -> int:
-    """Environments of these workers."""
-    return sum(seat.group.needs.env.num_envs for seat in seats if seat.group is not None)
+def _tables(settings: ServerSettings, policy: ServedPolicy) -> list[Table]:
+    """One; or, where a call waits for all workers, one for each group of their environments.
+
+    So all workers' first groups are served while their second ones step, and a seed decides what
+    the policy draws; where nobody is waited for, a call is for whichever there are.
+    """
+    options, parts = settings.options, settings.groups
+    tables = parts if options.min_batch_size is None else 1
+    seats = settings.workers * parts // tables
+    return [Table(policy, options, seats) for _ in range(tables)]

@@ -37,8 +37,12 @@ class RunnerElsewhere(ABC):
     current: dict[Key, torch.Tensor]
 
     @abstractmethod
+    def ask(self) -> None:
+        """Begin the call that the next `act` waits for: the current observation is there."""
+
+    @abstractmethod
     def act(self) -> tuple[torch.Tensor, ...]:
-        """What the policy says to the current observation. Waits."""
+        """What the policy says to the current observation. Waits; asks, unless `ask` did."""
 
     @abstractmethod
     def begin(self, control: RolloutControl, tell_version: Callable[[int], None]) -> None:
@@ -63,6 +67,10 @@ class RunnerElsewhere(ABC):
 
 class PolicyElsewhere(ABC):
     """Stands for a policy in a worker's process, in its place; pickles."""
+
+    @abstractmethod
+    def of_group(self, place: int) -> PolicyElsewhere:
+        """What stands for it in that group of the worker's environments, by its place."""
 
     @abstractmethod
     def runner(

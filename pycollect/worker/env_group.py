@@ -44,7 +44,7 @@ class EnvGroup:
         recorder: writes them; `beside`, where there is one, what stays on the environments' device.
 
     Args:
-        policy: where it is to be called.
+        policy: where it is to be called; or what stands for it in this group.
         device: where that is.
         cut: a trajectory is truncated after so many steps; 0: never.
     """
@@ -78,8 +78,6 @@ class EnvGroup:
         self._extras.outputs = self.runner.extra_outputs
         self.random = self._random_runner()
         self.leaves = self._leaves()
-        # Extras are kept step by step, for all environments at once.
-        self._falls_behind = env.steps_rows and not self.leaves.extras
 
     def _random_runner(self) -> RandomRunner:
         if isinstance(self.runner, RandomRunner):
@@ -153,6 +151,7 @@ class EnvGroup:
     ) -> Recorder:
         env, runner, leaves = self.env, self.runner, self._on_host
         direct = env.direct
+        falls_behind = self._falls_behind(alone=envs == env.num_envs)
         live = set(runner.inputs)
         observations: list[tuple[Key, Any, bool]] = [
             (leaf.key, self._current[leaf.key], leaf.key in live) for leaf in leaves.observation
@@ -167,8 +166,8 @@ class EnvGroup:
             envs=env.num_envs,
             batched=env.batched,
             max_frames_per_traj=self._cut,
-            skips_after_done=env.skips_after_done or self._falls_behind,
-            leaves_out_dummies=self._falls_behind,
+            skips_after_done=env.skips_after_done or falls_behind,
+            leaves_out_dummies=falls_behind,
             set_truncated=self._options.set_truncated,
             states=[(state.leaf.key, state.current, state.initial) for state in states],
             is_init=runner.is_init,
@@ -182,6 +181,20 @@ class EnvGroup:
             all_envs=envs,
             first_env=first,
         )
+
+    def _falls_behind(self, alone: bool) -> bool:
+        """Whether what ended is left to reset itself, and steps on alone at the rollout's end.
+
+        Not where extras are kept step by step, for all environments at once; nor where groups ask
+        a policy elsewhere in turns, which those steps would break.
+        """
+        in_turns = self.acts_elsewhere and not alone
+        return self.env.steps_rows and not self.leaves.extras and not in_turns
+
+    @property
+    def acts_elsewhere(self) -> bool:
+        """Whether the policy is called elsewhere."""
+        return isinstance(self.runner, RunnerElsewhere)
 
     # A rollout
 
@@ -220,10 +233,13 @@ class EnvGroup:
         return Calls(act, self._take, step, record, records.done, reset_done, records.reset, whole)
 
     @property
-    def overlapping_calls(self) -> Calls:
-        """The same for others than the environments that wait for a step that was begun."""
-        calls = self.calls
-        if self._acting.reuses_memory or isinstance(self._acting, RandomRunner):
+    def calls_in_turns(self) -> Calls:
+        """The same where another group's are between those of a step."""
+        env, runner = self.env, self._acting
+        calls = self.calls._replace(overlapped=(env.send, env.receive) if env.overlaps else None)
+        if isinstance(runner, RunnerElsewhere):
+            return calls._replace(ask=runner.ask)
+        if runner.reuses_memory or isinstance(runner, RandomRunner):
             return calls
         return calls._replace(act=_copying(calls.act))
 

@@ -6,11 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pycollect.envs.base import Arrays, BoolArray, EnvBatch
+from pycollect.envs.base import Arrays, BoolArray
 from pycollect.worker.step_timer import StepTimer
 
 STOPPED = -1
 """What the recorder says of a last step after which no environment is reset."""
+
+
+def _nothing() -> None:
+    """The policy is called here."""
 
 
 class Calls(NamedTuple):
@@ -26,6 +30,8 @@ class Calls(NamedTuple):
         record_reset: writes what they show then.
         whole: all of that but `act` at once, given what it returned, where the environments can be
             stepped so; says what `record` does.
+        ask: begins the call that `act` waits for, where the policy is called elsewhere.
+        overlapped: `step` in two parts, where the environments step elsewhere: begun, awaited.
     """
 
     act: Callable[[], tuple[Any, ...]]
@@ -36,11 +42,13 @@ class Calls(NamedTuple):
     reset_done: Callable[..., Arrays]
     record_reset: Callable[..., None]
     whole: Callable[[tuple[Any, ...]], int] | None = None
+    ask: Callable[[], None] = _nothing
+    overlapped: tuple[Callable[[Arrays], None], Callable[[], Sequence[Any]]] | None = None
 
 
 def roll(calls: Calls, timer: StepTimer, steps: int) -> None:
     """Make so many steps, or fewer where the rollout is stopped."""
-    act, take, step, record, done, reset_done, record_reset, whole = calls
+    act, take, step, record, done, reset_done, record_reset, whole, *_ = calls
     for plain, then_timed in timer.stretches(steps):
         if whole is not None:
             if any(whole(act()) < 0 for _ in range(plain)):
@@ -75,45 +83,3 @@ def _timed_step(calls: Calls, timer: StepTimer) -> int:
     timer.env += stepped - chosen + end - recorded
     timer.record += recorded - stepped
     return resets
-
-
-def roll_in_turns(groups: Sequence[tuple[EnvBatch, Calls]], timer: StepTimer, steps: int) -> None:
-    """Make so many steps of each group: while one steps, the policy is called for another."""
-    for env, calls in groups:
-        env.send(calls.take(calls.act()))
-    for plain, then_timed in timer.stretches(steps - 1):
-        for _ in range(plain):
-            for env, calls in groups:
-                _receive(env, calls)
-                env.send(calls.take(calls.act()))
-        if then_timed:
-            for env, calls in groups:
-                _timed_turn(env, calls, timer)
-    for env, calls in groups:
-        _receive(env, calls)
-
-
-def _receive(env: EnvBatch, calls: Calls) -> None:
-    if calls.record(env.receive()):
-        calls.record_reset(calls.reset_done(calls.done))
-
-
-def _timed_turn(env: EnvBatch, calls: Calls, timer: StepTimer) -> None:
-    """One turn as all others, with a look at the clock between its parts."""
-    clock = time.perf_counter
-    start = clock()
-    result = env.receive()
-    received = clock()
-    resets = calls.record(result)
-    end = recorded = clock()
-    if resets:
-        observation = calls.reset_done(calls.done)
-        end = clock()
-        calls.record_reset(observation)
-    began = clock()
-    values = calls.act()
-    chosen = clock()
-    env.send(calls.take(values))
-    timer.env += received - start + end - recorded + clock() - chosen
-    timer.policy += chosen - began
-    timer.record += recorded - received

@@ -28,8 +28,9 @@ from pycollect.worker.memory import placement_of
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.packed import Packed
 from pycollect.worker.report import RolloutReport
-from pycollect.worker.rolling import roll, roll_in_turns
+from pycollect.worker.rolling import roll
 from pycollect.worker.step_timer import StepTimer, WorkerSeconds
+from pycollect.worker.turns import Moves, Order, roll_in_turns, timed_calls
 
 _NO_CONTROL = RolloutControl()
 _AS_IT_IS = nullcontext()
@@ -74,7 +75,9 @@ class Worker:
         if options.init_fn is not None:
             options.init_fn()
         register(options.registered)
-        self.env = make_groups(entry, options.env_groups, partial(self._make_envs, env_kwargs))
+        make = partial(self._make_envs, env_kwargs)
+        elsewhere = isinstance(policy, PolicyElsewhere)
+        self.env = make_groups(entry, options.env_groups, make, policy_elsewhere=elsewhere)
         try:
             first = self.env.groups[0]
             policy = told_of_actions(policy, first)
@@ -108,14 +111,19 @@ class Worker:
             )
         with self._settings():
             self.groups = tuple(
-                EnvGroup(env, self.policy, options, self._policy_device, cut)
-                for env, cut in zip(envs, cuts, strict=True)
+                EnvGroup(env, self._policy_of(place), options, self._policy_device, cut)
+                for place, (env, cut) in enumerate(zip(envs, cuts, strict=True))
             )
         self.leaves = self.groups[0].leaves
         self.slab_leaves = self.groups[0].slab_leaves
         self.set_share(options.frames)
         for group, first in zip(self.groups, self._firsts, strict=True):
             group.record_into(self.placement.layout, first, self.env.num_envs)
+
+    def _policy_of(self, place: int) -> Any:
+        """The policy, or what stands for it in that group."""
+        policy = self.policy
+        return policy.of_group(place) if isinstance(policy, PolicyElsewhere) else policy
 
     @property
     def _firsts(self) -> list[int]:
@@ -193,7 +201,7 @@ class Worker:
                 self._must_reset, self._fresh = True, False
                 for group in groups:
                     group.begin(slab, row, policy_version, control, self.steps, random)
-                self._roll()
+                self._roll(control)
             recorder, *beside = (group.recorder for group in groups)
             header = recorder.finish(self.index, self.incarnation, self._sequence, beside)
         finally:
@@ -221,14 +229,33 @@ class Worker:
         extras = {key: np.concatenate([own[key] for own in each]) for key in each[0]}
         return Packed(extras, pickled_extras)
 
-    def _roll(self) -> None:
+    def _roll(self, control: RolloutControl) -> None:
         if len(self.groups) == 1:
             roll(self.groups[0].calls, self._timer, self.steps)
         else:
-            turns = [(group.env, group.overlapping_calls) for group in self.groups]
-            roll_in_turns(turns, self._timer, self.steps)
+            self._roll_in_turns(control)
         for group in self.groups:
             group.catch_up()
+
+    def _roll_in_turns(self, control: RolloutControl) -> None:
+        recorder, *beside = (group.recorder for group in self.groups)
+        calls = [group.calls_in_turns for group in self.groups]
+        timed = [timed_calls(own, self._timer) for own in calls]
+        plain_order, timed_order = (
+            Order.of(
+                [Moves.of(own) for own in each],
+                envs_elsewhere=all(group.env.overlaps for group in self.groups),
+                policy_elsewhere=self.groups[0].acts_elsewhere,
+            )
+            for each in (calls, timed)
+        )
+        roll_in_turns(
+            plain_order,
+            timed_order,
+            self._timer,
+            self.steps,
+            lambda: control.is_stopped and recorder.stop(beside),
+        )
 
     def _restart(self, seeds: Sequence[int] | None = None) -> None:
         for group, first in zip(self.groups, self._firsts, strict=True):

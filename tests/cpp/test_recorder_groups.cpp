@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <stdexcept>
@@ -94,4 +95,47 @@ TEST_CASE("a slab has all environments") {
   Recording other({.envs = 1, .batched = true}, 2);
   other.begin();
   CHECK(contains(error_of([&] { groups.one.recorder.begin(other.slab, 0, 0); }), "3 envs"));
+}
+
+TEST_CASE("a rollout that is stopped ends with the same step for all groups") {
+  Groups groups{{Placement(Layout(usual_leaves()), {1, 3, 4, Order::stack}), 1, true}};
+  const auto stop = std::make_shared<std::atomic<std::uint64_t>>(0);
+  const RolloutControl control{.stop = stop, .number = 1, .min_steps = 2};
+  groups.one.slab = groups.two.slab = groups.pool.acquire();
+  groups.one.recorder.begin(groups.one.slab, 0, 4, control);
+  groups.two.recorder.begin(groups.two.slab, 0, 4, control);
+  const std::array<Recorder*, 1> beside{&groups.two.recorder};
+  CHECK_FALSE(groups.one.recorder.stop(beside));
+  stop->store(1);
+  CHECK_FALSE(groups.one.recorder.stop(beside));  // before it has its least steps
+  CHECK(groups.one.step(10) == 0);
+  CHECK(groups.one.step(11) == 0);  // by itself it does not end
+  CHECK(groups.two.step(20) == 0);
+  CHECK(groups.one.recorder.stop(beside));
+  CHECK_FALSE(groups.one.recorder.stop(beside));  // once
+  CHECK(groups.one.recorder.steps_left() == 1);
+  CHECK(groups.two.recorder.steps_left() == 2);
+  CHECK(groups.one.step(12) == 0);
+  CHECK(groups.two.step(21) == 0);
+  CHECK(groups.two.step(22) == 0);
+  CHECK(groups.one.recorder.finish({}, beside).frames == 9);
+  for (std::int64_t p = 0; p < 3; ++p) {
+    CHECK(groups.one.number(kNextObservation, 2, p) == (p == 0 ? 12 : 22));
+    CHECK(groups.one.integer(kIds, 2, p) >= 0);
+    CHECK(groups.one.number(kNextObservation, 3, p) == 0);
+    CHECK(groups.one.integer(kIds, 3, p) == -1);
+  }
+}
+
+TEST_CASE("a rollout is as old as the oldest of its groups' first frames") {
+  Groups groups;
+  groups.begin();
+  const std::array<Recorder*, 1> beside{&groups.two.recorder};
+  groups.one.recorder.set_policy_version(7);
+  groups.two.recorder.set_policy_version(6);
+  for (int t = 0; t < 2; ++t) {
+    groups.one.step(1);
+    groups.two.step(1);
+  }
+  CHECK(groups.one.recorder.finish({}, beside).policy_version == 6);
 }

@@ -70,7 +70,8 @@ struct RolloutName {
 struct RolloutControl {
   // Once this has come to `number`, the rollout ends with the step that is being recorded, but not
   // before it has `min_steps`. It is short then: the header has its valid lengths, and the cells
-  // behind them are uncollected (zeros, trajectory ids -1).
+  // behind them are uncollected (zeros, trajectory ids -1). Of recorders beside each other, see
+  // Recorder::stop().
   SharedNumber stop = nullptr;
   std::uint64_t number = 0;
   std::int64_t min_steps = 1;
@@ -118,6 +119,11 @@ class Recorder {
   // The frames from the next step on were acted by that version of the policy; the header keeps
   // that of the first frame, which is the oldest.
   void set_policy_version(std::int64_t version);
+
+  // Where the rollout is of some of the worker's environments, and `beside` are the recorders of
+  // the others: if it was stopped, it ends for all of them one step behind what the one that has
+  // come furthest has. Returns whether it was so.
+  bool stop(std::span<Recorder* const> beside);
 
   // Records a step and returns how many environments must be reset now (see done()); -1 minus that
   // number if the rollout was stopped and ends here. Throws std::logic_error where no step is left,
@@ -207,6 +213,8 @@ class Recorder {
   std::int64_t all_envs() const {
     return options_.all_envs == 0 ? options_.envs : options_.all_envs;
   }
+  bool is_alone() const { return all_envs() == options_.envs; }
+  std::int64_t most_steps() const;
   void check_complete(const std::vector<Recorder*>& all) const;
   void flag_last_frames();
   bool is_stopped(std::int64_t reached) const;

@@ -17,6 +17,7 @@ from pycollect.collectors.arguments.given import Given
 from pycollect.devices import CPU
 from pycollect.engines.messages import WorkerSpec
 from pycollect.engines.processes.engine import ProcessEngine
+from pycollect.envs.groups import check_env_groups
 from pycollect.inference.options import InferenceOptions, ServerSettings
 from pycollect.policy import build, device_of
 from pycollect.scheduler.policy_process import ProcessPlan
@@ -103,6 +104,7 @@ class Central:
             device,
             check.check_exploration("exploration_type", given["exploration_type"]),
             workers,
+            check_env_groups("env_groups", given["env_groups"]),
         )
         # Nobody knows on another node who of its workers collects, so that none waits for all.
         alone = replace(settings, options=_patient(options, given, sync=False))
@@ -130,7 +132,7 @@ class Central:
 
         factory = given["policy_factory"]
         policy = given["policy"] if factory is None else build(factory)
-        seats = Seats(Bell())
+        seats = Seats(Bell(), settings.groups)
         server = InferenceServer(settings, policy, seats.slots, is_ours=factory is not None)
         own = given.instead(policy=policy, policy_factory=None)
         return cls(own, seats, server, elsewhere, ServingBell(seats.bell, server))
@@ -142,7 +144,7 @@ class Central:
         from pycollect.inference.seats import Seats
 
         settings = _copied(settings, given["policy"])
-        seats = Seats(Bell())
+        seats = Seats(Bell(), settings.groups)
         addresses = seats.slots.address, seats.bell.address
         maker = PolicyWorkerMaker(settings, addresses)
         plan = _plan(given["policy"], given["policy_factory"], settings, maker)

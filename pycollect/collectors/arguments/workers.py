@@ -144,8 +144,7 @@ def check_groups(
     entry: Any,
     groups: Any,
     *,
-    central: bool = False,
-    preempted: bool = False,
+    server: int | None = None,
     teams: bool = False,
 ) -> None:
     """Raise ValueError where a worker cannot have its environments in so many groups.
@@ -153,25 +152,19 @@ def check_groups(
     Args:
         entry: the worker's.
         groups: the value of `env_groups`.
-        central: the policy is called for all workers.
-        preempted: its rollouts may be stopped.
+        server: where the policy is called for all workers, how many groups each of them has.
         teams: the entry is of several processes.
     """
     count = check_env_groups("env_groups", groups)
+    if server not in (None, count):
+        raise ValueError(
+            f"env_groups: expected {server}, as for the collector itself, with inference='central'"
+            f", where the same group of all workers is served at a time, got {count}"
+        )
     if count == 1:
         return
-    if central:
-        raise ValueError(
-            "env_groups: expected 1 with inference='central', where others' environments step "
-            f"while the policy is called for some, got {count}"
-        )
-    if preempted:
-        raise ValueError(
-            "env_groups: expected 1 with preemptive_threshold, which stops all environments of a "
-            f"worker at one step, got {count}"
-        )
     for own in entry if teams else [entry]:
-        group_entries(own, count)
+        group_entries(own, count, policy_elsewhere=server is not None)
 
 
 def worker_plans(

@@ -1,10 +1,10 @@
 // Slots: how workers ask a server again and again, and sleep until each answer.
 //
-// Each worker has one: two numbers in shared memory, on cache lines of their own, and room for a
-// short message in each direction. Mostly messages are empty: what a question is about lies in
-// other memory that both have mapped, and which belongs to the worker but between question and
-// answer. Who takes a dead worker's place goes on with its slot, and so does a server with all of
-// them.
+// Each worker has one, or one for each group of its environments: two numbers in shared memory, on
+// cache lines of their own, and room for a short message in each direction. Mostly messages are
+// empty: what a question is about lies in other memory that both have mapped, and which belongs to
+// the worker but between question and answer. Who takes a dead worker's place goes on with its
+// slot, and so does a server with all of them.
 //
 // All workers ring the one Bell on which their server sleeps. Waits end as a Mailbox's do.
 #pragma once
@@ -24,7 +24,7 @@ namespace pycollect::inline PYCOLLECT_ABI {
 // What is longer has to go another way.
 inline constexpr std::size_t kSlotBytes = 496;
 
-// More workers cannot ask one server.
+// More cannot ask one server.
 inline constexpr std::size_t kMostSlots = 1024;
 
 struct SlotTable;  // in shared memory, see slot.cpp
