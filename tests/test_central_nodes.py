@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,11 @@ from tensordict.nn import TensorDictModule
 from test_central import Watched, failing, watched
 from test_central_process import HangsIn, Sizes, Where
 from test_ray_nodes import ELSEWHERE, HERE, follow, other_node
+from test_restarts import kill
 
 from pycollect import WorkerError
 from pycollect.collectors.arguments.devices import check_devices
-from pycollect.engines.ray.servers import ServerEngine
+from pycollect.engines.ray.servers import ServerActor, ServerEngine
 
 __all__ = ["other_node"]
 
@@ -199,6 +201,47 @@ def test_a_server_that_dies_is_replaced_with_the_workers_of_its_node(
     assert ledger["workers"][0]["lost"] == 0
     total = ledger["total"]
     assert total["issued"] == total["delivered"] + total["lost"] + total["in_flight"]
+
+
+def after_its_end(note: Path, worker: int) -> Any:
+    """An environment that is built once the process is gone whose number is noted there."""
+    if note.exists():
+        pid = int(note.read_text())
+        note.unlink()
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: is_gone(pid), PATIENCE)
+    return ENTRIES["one"](worker)()
+
+
+@pytest.mark.slow
+def test_a_worker_that_comes_when_its_server_dies(
+    other_node: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its seat, and finds the memory gone before anybody else has heard of it."""
+    note, policy = tmp_path / "pid", parity_policy()
+    gone, news = vars(ServerActor)["is_gone"].fget, {}
+
+    def is_gone_later(actor: ServerActor) -> bool:
+        if not gone(actor):
+            return False
+        return time.monotonic() - news.setdefault(actor, time.monotonic()) > 5.0
+
+    monkeypatch.setattr(ServerActor, "is_gone", property(is_gone_later))
+
+    def entry(worker: int) -> Any:
+        return partial(after_its_end, note, worker) if worker else ENTRIES["one"](worker)
+
+    with collecting(RAY_CENTRAL_ASYNC, entry, policy, frames=STEPS, **MIXED) as collector:
+        collector.next()
+        note.write_text(str(node_server(collector)["pid"]))
+        kill(collector, 1)
+        while node_server(collector)["restarts"] == 0:
+            collector.next()
+        while number_of(collector.next()) != 1:
+            pass
+        ledger = collector.ledger()
+    assert ledger["workers"][1]["reasons"].keys() <= {"worker_died", "server_died"}
+    assert ledger["workers"][0]["lost"] == 0
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typing import Any
 
 import cloudpickle
 
+from pycollect._core import SharedMemoryError
 from pycollect.engines.messages import Rollout
 from pycollect.errors import WorkerDied, WorkerError, warn_user
 from pycollect.scheduler.options import RemoteOptions
@@ -84,12 +85,19 @@ class Awaiting:
         except WorkerDied as death:
             self._group.replace(worker, death, "worker_died")
         except Exception as error:
+            if self._is_servers_fault(worker, error):
+                return None  # it is replaced with its server, before anything is waited for
             if not self._options.restart_on_error:
                 self._flow.ledger.lose(worker.index, worker.frames_in_flight, "env_error")
                 raise
             text = f"worker {worker.index} raised {type(error).__name__}: {error}"
             self._group.replace(worker, _end_of(worker, text, error), "env_error")
         return None
+
+    def _is_servers_fault(self, worker: WorkerRecord, error: Exception) -> bool:
+        """Whether a worker could not be built as its server, and its memory, was gone just then."""
+        starting = worker.starting is not None
+        return starting and isinstance(error, SharedMemoryError) and self._servers.have_lost(worker)
 
     def _give_up(self, worker: WorkerRecord) -> None:
         """End a worker from which nothing comes any more, and replace it."""

@@ -16,6 +16,7 @@ DIED = "server_died"
 """Why workers are replaced whose policy was called there."""
 
 _LOOK_SECONDS = 0.5  # from one look at whether it hangs to the next
+_NEWS_SECONDS = 10.0  # until one that lives has answered, or is known to be dead
 
 
 class PolicyServer(ABC):
@@ -53,6 +54,18 @@ class PolicyServer(ABC):
         if self._death is None:
             self._death = self._new_death()
         return self._death
+
+    def has_died(self) -> bool:
+        """Whether it has. Others may see that before this process does: it waits until it knows."""
+        record = self.record
+        if self.death() is None and not record.starting:
+            call = record.handle.request("steps")
+            if record.handle.await_answer(call, _NEWS_SECONDS):
+                try:
+                    record.handle.answer(call)
+                except WorkerDied as death:
+                    self._death = death
+        return self.death() is not None
 
     def _new_death(self) -> WorkerDied | None:
         record = self.record

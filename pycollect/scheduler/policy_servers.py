@@ -51,6 +51,11 @@ class PolicyServers:
         nodes = () if self.nodes is None else self.nodes.servers
         return next((own for own in nodes if own.serves(worker)), self.process)
 
+    def have_lost(self, worker: WorkerRecord) -> bool:
+        """Whether whoever serves that worker has died. Waits a moment for the news of it."""
+        server = self._server_of(worker)
+        return server is not None and server.has_died()
+
     def death(self) -> WorkerDied | None:
         """How one of them ended; None: all serve."""
         for server, death in self.dead():
