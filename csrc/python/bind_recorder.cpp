@@ -311,7 +311,7 @@ std::vector<py::tuple> take_episodes(BoundRecorder& self) {
 
 void bind_recorder(py::module_& module) {
   py::class_<RolloutControl>(module, "RolloutControl", "What others do to and see of a rollout.")
-      .def(py::init<SharedNumber, std::uint64_t, std::int64_t, SharedNumber>(),
+      .def(py::init<RolloutControl::Number, std::uint64_t, std::int64_t, RolloutControl::Number>(),
            py::arg("stop") = nullptr, py::arg("number") = 0, py::arg("min_steps") = 1,
            py::arg("steps") = nullptr)
       .def_property_readonly("is_stopped", &RolloutControl::is_stopped)

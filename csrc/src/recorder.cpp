@@ -3,15 +3,20 @@
 #include <algorithm>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "pycollect/copy.h"
+#include "recorder_state.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
-Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observations,
-                   const std::vector<Key>& outputs, RecorderOptions options,
-                   const std::vector<StateSpec>& states, const std::optional<TensorView>& is_init,
-                   const std::optional<TensorView>& step_count, const std::vector<Key>& elsewhere)
+
+Recorder::State::State(Layout layout, const std::vector<ObservationSpec>& observations,
+                       const std::vector<Key>& outputs, const RecorderOptions& options,
+                       const std::vector<StateSpec>& states,
+                       const std::optional<TensorView>& is_init,
+                       const std::optional<TensorView>& step_count,
+                       const std::vector<Key>& elsewhere)
     : layout_(std::move(layout)),
       options_(options),
       leaves_(layout_, observations, outputs, options, states, is_init, step_count, elsewhere) {
@@ -35,7 +40,7 @@ Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observatio
   }
 }
 
-void Recorder::restart(std::span<const TensorView> observation) {
+void Recorder::State::restart(std::span<const TensorView> observation) {
   check_observation(observation, false);
   if (slab_) {
     throw std::logic_error("restart: expected finish() or abandon() of the rollout before it");
@@ -54,8 +59,9 @@ void Recorder::restart(std::span<const TensorView> observation) {
   restarted_ = true;
 }
 
-void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
-                     RolloutControl control, std::int64_t steps) {
+void Recorder::State::begin(std::shared_ptr<Slab> slab, std::int64_t row,
+                            std::int64_t policy_version, RolloutControl control,
+                            std::int64_t steps) {
   if (!restarted_) {
     throw std::logic_error("begin: expected restart() before the first rollout");
   }
@@ -96,7 +102,7 @@ void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t 
   write_first_roots();
 }
 
-void Recorder::set_policy_version(std::int64_t version) {
+void Recorder::State::set_policy_version(std::int64_t version) {
   if (collected_ == 0) {
     policy_version_ = version;
   }
@@ -110,12 +116,12 @@ void Recorder::set_policy_version(std::int64_t version) {
   }
 }
 
-bool Recorder::stop(std::span<Recorder* const> beside) {
+bool Recorder::State::stop(std::span<State* const> beside) {
   if (!control_.is_stopped()) {
     return false;
   }
   std::int64_t steps = most_steps();
-  for (const Recorder* recorder : beside) {
+  for (const State* recorder : beside) {
     steps = std::max(steps, recorder->most_steps());
   }
   ++steps;
@@ -123,14 +129,14 @@ bool Recorder::stop(std::span<Recorder* const> beside) {
     return false;
   }
   steps_ = steps;
-  for (Recorder* recorder : beside) {
+  for (State* recorder : beside) {
     recorder->steps_ = steps;
   }
   return true;
 }
 
 // What is the same in all frames, or in all but a few, which are written when they come.
-void Recorder::write_constants() {
+void Recorder::State::write_constants() {
   if (leaves_.standard) {
     const RecorderLeaves::Standard& flags = *leaves_.standard;
     for (const LeafRows* flag : {&flags.done, &flags.terminated, &flags.truncated}) {
@@ -152,7 +158,7 @@ void Recorder::write_constants() {
   }
 }
 
-void Recorder::write_first_roots() {
+void Recorder::State::write_first_roots() {
   for (RecorderLeaves::Observation& observation : leaves_.observations) {
     if (observation.root) {
       observation.root->write(0, observation.view, Fit::plain);
@@ -168,7 +174,7 @@ void Recorder::write_first_roots() {
   }
 }
 
-void Recorder::flag_last_frames() {
+void Recorder::State::flag_last_frames() {
   std::vector<const LeafRows*> flags;
   if (leaves_.standard) {
     flags = {&leaves_.standard->done, &leaves_.standard->truncated};
@@ -203,7 +209,7 @@ void Recorder::flag_last_frames() {
 }
 
 // The cells that the rollout has not come to.
-void Recorder::clear_after_end() {
+void Recorder::State::clear_after_end() {
   const std::int64_t left = slab_->placement().geometry().steps - steps_;
   for (std::int64_t p = 0; left > 0 && p < options_.envs; ++p) {
     for (const LeafRows* leaf : leaves_.all) {
@@ -213,8 +219,8 @@ void Recorder::clear_after_end() {
   }
 }
 
-RolloutHeader Recorder::finish(const RolloutName& name, std::span<Recorder* const> beside) {
-  std::vector<Recorder*> all{this};
+RolloutHeader Recorder::State::finish(const RolloutName& name, std::span<State* const> beside) {
+  std::vector<State*> all{this};
   all.insert(all.end(), beside.begin(), beside.end());
   check_complete(all);
   RolloutHeader header;
@@ -223,7 +229,7 @@ RolloutHeader Recorder::finish(const RolloutName& name, std::span<Recorder* cons
   header.sequence = name.sequence;
   header.policy_version = policy_version_;
   header.generation = slab_->generation();
-  for (Recorder* recorder : all) {
+  for (State* recorder : all) {
     recorder->leaves_.flush();
     if (recorder->options_.set_truncated) {
       recorder->flag_last_frames();
@@ -237,16 +243,16 @@ RolloutHeader Recorder::finish(const RolloutName& name, std::span<Recorder* cons
   header = read_header({slab_->data(), static_cast<std::size_t>(slab_->bytes())},
                        slab_->placement(), row_);
   stream_fence();
-  for (Recorder* recorder : all) {
+  for (State* recorder : all) {
     recorder->slab_.reset();
   }
   return header;
 }
 
 // These are the recorders of all environments, and each step of them was recorded.
-void Recorder::check_complete(const std::vector<Recorder*>& all) const {
+void Recorder::State::check_complete(const std::vector<State*>& all) const {
   std::int64_t envs = 0;
-  for (const Recorder* recorder : all) {
+  for (const State* recorder : all) {
     if (!recorder->slab_ || recorder->steps_left() > 0) {
       throw std::logic_error("finish: expected a rollout whose every step was recorded, " +
                              std::to_string(recorder->steps_left()) + " are left");
@@ -262,18 +268,62 @@ void Recorder::check_complete(const std::vector<Recorder*>& all) const {
   }
 }
 
-void Recorder::abandon() {
+void Recorder::State::abandon() {
   if (slab_) {
     episodes_.resize(episodes_before_);  // they ended in frames that nobody will see
     slab_.reset();
   }
 }
 
-std::vector<Episode> Recorder::take_episodes() {
+std::vector<Episode> Recorder::State::take_episodes() {
   std::vector<Episode> taken = episodes_;
   episodes_.clear();
   episodes_before_ = 0;
   return taken;
 }
+
+Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observations,
+                   const std::vector<Key>& outputs, RecorderOptions options,
+                   const std::vector<StateSpec>& states, const std::optional<TensorView>& is_init,
+                   const std::optional<TensorView>& step_count, const std::vector<Key>& elsewhere)
+    : state_(std::make_unique<State>(std::move(layout), observations, outputs, options, states,
+                                     is_init, step_count, elsewhere)) {}
+
+Recorder::~Recorder() = default;
+
+void Recorder::restart(std::span<const TensorView> observation) { state_->restart(observation); }
+
+void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
+                     RolloutControl control, std::int64_t steps) {
+  state_->begin(std::move(slab), row, policy_version, std::move(control), steps);
+}
+
+void Recorder::set_policy_version(std::int64_t version) { state_->set_policy_version(version); }
+
+std::vector<Recorder::State*> Recorder::states_of(std::span<Recorder* const> recorders) {
+  std::vector<State*> states;
+  for (const Recorder* recorder : recorders) {
+    states.push_back(recorder->state_.get());
+  }
+  return states;
+}
+
+bool Recorder::stop(std::span<Recorder* const> beside) { return state_->stop(states_of(beside)); }
+
+RolloutHeader Recorder::finish(const RolloutName& name, std::span<Recorder* const> beside) {
+  return state_->finish(name, states_of(beside));
+}
+
+void Recorder::abandon() { state_->abandon(); }
+
+std::vector<Episode> Recorder::take_episodes() { return state_->take_episodes(); }
+
+std::span<const std::uint8_t> Recorder::done() const { return state_->done(); }
+
+std::span<const std::uint8_t> Recorder::behind() const { return state_->behind(); }
+
+std::int64_t Recorder::steps_left() const { return state_->steps_left(); }
+
+std::int64_t Recorder::frames() const { return state_->frames(); }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "pycollect/copy.h"
-#include "pycollect/recorder.h"
+#include "recorder_state.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
@@ -77,7 +77,7 @@ void for_each_set(const std::vector<std::uint8_t>& flags, const Visit& visit) {
 
 }  // namespace
 
-std::int64_t Recorder::step(const StepData& data) {
+std::int64_t Recorder::State::step(const StepData& data) {
   check_step_is_due();
   if (!leaves_.summary) {
     read_flat("reward", data.reward, DType::float64, rewards_);
@@ -87,7 +87,7 @@ std::int64_t Recorder::step(const StepData& data) {
   return record(data.observation, data.outputs, data.states);
 }
 
-std::int64_t Recorder::step(const OneStep& data) {
+std::int64_t Recorder::State::step(const OneStep& data) {
   check_step_is_due();
   if (options_.envs != 1) {
     throw std::logic_error("step: expected arrays of " + std::to_string(options_.envs) +
@@ -101,7 +101,7 @@ std::int64_t Recorder::step(const OneStep& data) {
   return record(data.observation, data.outputs, data.states);
 }
 
-void Recorder::check_step_is_due() const {
+void Recorder::State::check_step_is_due() const {
   if (!slab_ || step_ >= steps_) {
     throw std::logic_error("step: expected a rollout with steps left");
   }
@@ -114,9 +114,9 @@ void Recorder::check_step_is_due() const {
 
 // Reward and flags stand in rewards_, terminated_ and truncated_, unless the observations have
 // them.
-std::int64_t Recorder::record(std::span<const TensorView> observation,
-                              std::span<const TensorView> outputs,
-                              std::span<const TensorView> states) {
+std::int64_t Recorder::State::record(std::span<const TensorView> observation,
+                                     std::span<const TensorView> outputs,
+                                     std::span<const TensorView> states) {
   check_observation(observation, true);
   check_outputs(outputs);
   check_states(states);
@@ -147,7 +147,7 @@ std::int64_t Recorder::record(std::span<const TensorView> observation,
 }
 
 // Those of a step go to other leaves than those of a reset.
-void Recorder::check_observation(std::span<const TensorView> values, bool stepped) {
+void Recorder::State::check_observation(std::span<const TensorView> values, bool stepped) {
   check_count("observation", leaves_.observations.size(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     const RecorderLeaves::Observation& observation = leaves_.observations[i];
@@ -157,14 +157,14 @@ void Recorder::check_observation(std::span<const TensorView> values, bool steppe
   }
 }
 
-void Recorder::check_outputs(std::span<const TensorView> values) {
+void Recorder::State::check_outputs(std::span<const TensorView> values) {
   check_count("outputs", leaves_.outputs.size(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     output_fits_[i] = leaves_.outputs[i].check(values[i], true);
   }
 }
 
-void Recorder::check_states(std::span<const TensorView> values) {
+void Recorder::State::check_states(std::span<const TensorView> values) {
   check_count("states", leaves_.states.size(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     state_fits_[i] = leaves_.states[i].written().check(values[i], true);
@@ -172,7 +172,7 @@ void Recorder::check_states(std::span<const TensorView> values) {
 }
 
 // Where dummies are left out: which envs this step is a frame of, and of which it is a dummy.
-void Recorder::choose_envs() {
+void Recorder::State::choose_envs() {
   if (!options_.leaves_out_dummies) {
     return;
   }
@@ -184,13 +184,13 @@ void Recorder::choose_envs() {
 }
 
 // The steps that there are, of the env that has most.
-std::int64_t Recorder::most_steps() const {
+std::int64_t Recorder::State::most_steps() const {
   return options_.leaves_out_dummies ? *std::max_element(apart_.at.begin(), apart_.at.end())
                                      : step_;
 }
 
 // The steps that there are with this one, of the env that has most.
-std::int64_t Recorder::reached() const {
+std::int64_t Recorder::State::reached() const {
   if (!options_.leaves_out_dummies) {
     return step_ + 1;
   }
@@ -201,13 +201,13 @@ std::int64_t Recorder::reached() const {
   return most;
 }
 
-bool Recorder::is_stopped(std::int64_t reached) const {
+bool Recorder::State::is_stopped(std::int64_t reached) const {
   return is_alone() && reached >= control_.min_steps && reached < steps_ && control_.is_stopped();
 }
 
 // Into the step that each env comes to with this one, or `ahead` steps behind it.
-void Recorder::write_ahead(LeafRows& leaf, std::int64_t ahead, const TensorView& value,
-                           Fit fit) const {
+void Recorder::State::write_ahead(LeafRows& leaf, std::int64_t ahead, const TensorView& value,
+                                  Fit fit) const {
   if (!options_.leaves_out_dummies) {
     if (step_ + ahead < steps_) {
       leaf.write(step_ + ahead, value, fit);
@@ -222,7 +222,7 @@ void Recorder::write_ahead(LeafRows& leaf, std::int64_t ahead, const TensorView&
 }
 
 // Into the memory that the next action is chosen on.
-void Recorder::write_now(LeafRows& current, const TensorView& value, Fit fit) const {
+void Recorder::State::write_now(LeafRows& current, const TensorView& value, Fit fit) const {
   if (current.is_memory_of(value, fit)) {
     return;
   }
@@ -234,7 +234,7 @@ void Recorder::write_now(LeafRows& current, const TensorView& value, Fit fit) co
 }
 
 template <typename T>
-void Recorder::put_numbers(LeafRows& leaf, const std::vector<T>& values) const {
+void Recorder::State::put_numbers(LeafRows& leaf, const std::vector<T>& values) const {
   if (!options_.leaves_out_dummies) {
     leaf.put_all(step_, values);
     return;
@@ -244,13 +244,13 @@ void Recorder::put_numbers(LeafRows& leaf, const std::vector<T>& values) const {
   });
 }
 
-void Recorder::write_outputs(std::span<const TensorView> values) {
+void Recorder::State::write_outputs(std::span<const TensorView> values) {
   for (std::size_t i = 0; i < leaves_.outputs.size(); ++i) {
     write_ahead(leaves_.outputs[i], 0, values[i], output_fits_[i]);
   }
 }
 
-void Recorder::write_observations(std::span<const TensorView> values) {
+void Recorder::State::write_observations(std::span<const TensorView> values) {
   const bool is_current_due = step_ + 1 == steps_ || options_.leaves_out_dummies;
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     RecorderLeaves::Observation& observation = leaves_.observations[i];
@@ -270,7 +270,7 @@ void Recorder::write_observations(std::span<const TensorView> values) {
   }
 }
 
-void Recorder::write_states(std::span<const TensorView> values) {
+void Recorder::State::write_states(std::span<const TensorView> values) {
   for (std::size_t i = 0; i < leaves_.states.size(); ++i) {
     RecorderLeaves::State& state = leaves_.states[i];
     const Fit fit = state_fits_[i];
@@ -285,7 +285,7 @@ void Recorder::write_states(std::span<const TensorView> values) {
 }
 
 // What the recorder itself knows of the step's frames.
-void Recorder::count_frames() {
+void Recorder::State::count_frames() {
   put_numbers(leaves_.ids, open_.ids);
   if (leaves_.step_count) {
     put_numbers(*leaves_.step_count, open_.lengths);
@@ -320,7 +320,7 @@ void Recorder::count_frames() {
 }
 
 // Which flags count: a trajectory is cut where it is as long as it may be, and a dummy has none.
-void Recorder::complete_flags() {
+void Recorder::State::complete_flags() {
   if (options_.leaves_out_dummies) {
     for (std::size_t p = 0; p < truncated_.size(); ++p) {
       if (!is_recorded(p)) {
@@ -341,7 +341,7 @@ void Recorder::complete_flags() {
   }
 }
 
-void Recorder::cut_trajectories() {
+void Recorder::State::cut_trajectories() {
   for (std::size_t p = 0; p < truncated_.size(); ++p) {
     const bool is_cut = is_recorded(p) && open_.lengths[p] == options_.max_frames_per_traj;
     if (options_.leaves_out_dummies) {
@@ -352,7 +352,7 @@ void Recorder::cut_trajectories() {
 }
 
 // Ends are rare: the rollout's flags are zeros, and only those that are set are written.
-void Recorder::end_episodes() {
+void Recorder::State::end_episodes() {
   const std::uint8_t* const terminated = terminated_.data();
   const std::uint8_t* const truncated = truncated_.data();
   std::uint8_t* const done = done_.data();
@@ -367,7 +367,7 @@ void Recorder::end_episodes() {
   }
 }
 
-void Recorder::end_episode(std::int64_t p) {
+void Recorder::State::end_episode(std::int64_t p) {
   const auto i = static_cast<std::size_t>(p);
   if (leaves_.standard) {
     const RecorderLeaves::Standard& flags = *leaves_.standard;
@@ -387,7 +387,7 @@ void Recorder::end_episode(std::int64_t p) {
 }
 
 // The cells of dummies are uncollected; a trajectory begins behind each.
-void Recorder::drop_dummies() {
+void Recorder::State::drop_dummies() {
   if (!options_.skips_after_done) {
     return;
   }
@@ -402,7 +402,7 @@ void Recorder::drop_dummies() {
   });
 }
 
-void Recorder::advance() {
+void Recorder::State::advance() {
   if (!options_.leaves_out_dummies) {
     ++step_;
     return;
@@ -416,7 +416,7 @@ void Recorder::advance() {
 }
 
 // A trajectory whose first action is chosen at this step (of the rollout, if there is one).
-void Recorder::start_trajectory(std::int64_t p, std::int64_t step) {
+void Recorder::State::start_trajectory(std::int64_t p, std::int64_t step) {
   const auto i = static_cast<std::size_t>(p);
   ++open_.ids[i];
   open_.lengths[i] = 0;
@@ -439,7 +439,7 @@ void Recorder::start_trajectory(std::int64_t p, std::int64_t step) {
   }
 }
 
-void Recorder::reset(std::span<const TensorView> observation) {
+void Recorder::State::reset(std::span<const TensorView> observation) {
   check_observation(observation, false);
   start_at(done_, observation);
   std::fill(done_.begin(), done_.end(), std::uint8_t{0});
@@ -447,8 +447,8 @@ void Recorder::reset(std::span<const TensorView> observation) {
 }
 
 // Trajectories of these envs begin at that observation, which was checked.
-void Recorder::start_at(const std::vector<std::uint8_t>& envs,
-                        std::span<const TensorView> observation) {
+void Recorder::State::start_at(const std::vector<std::uint8_t>& envs,
+                               std::span<const TensorView> observation) {
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     const RecorderLeaves::Observation& target = leaves_.observations[i];
     if (!target.current) {
@@ -470,5 +470,11 @@ void Recorder::start_at(const std::vector<std::uint8_t>& envs,
     start_trajectory(p, step_of(p));
   });
 }
+
+std::int64_t Recorder::step(const StepData& data) { return state_->step(data); }
+
+std::int64_t Recorder::step(const OneStep& data) { return state_->step(data); }
+
+void Recorder::reset(std::span<const TensorView> observation) { state_->reset(observation); }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

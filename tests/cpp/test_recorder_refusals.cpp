@@ -140,7 +140,7 @@ TEST_CASE("a step of an environment that was not reset is refused by its number"
 
 TEST_CASE("a step that is refused can be recorded anew, also the last one of a stopped rollout") {
   Recording r({.envs = 2}, 4, all_leaves());
-  const SharedNumber stop = std::make_shared<std::atomic<std::uint64_t>>(0);
+  const RolloutControl::Number stop = std::make_shared<std::atomic<std::uint64_t>>(0);
   r.begin(0, {stop, 1});
   r.step(1);
   stop->store(1);

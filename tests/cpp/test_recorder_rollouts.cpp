@@ -49,8 +49,8 @@ TEST_CASE("rows of several workers share a slab, in either order of memory") {
 TEST_CASE("a rollout that is stopped ends with the step that is being recorded") {
   for (bool live : {true, false}) {
     Recording r({.envs = 2, .batched = true, .set_truncated = true}, 5, all_leaves(), live);
-    const SharedNumber stop = std::make_shared<std::atomic<std::uint64_t>>(6);
-    const SharedNumber steps = std::make_shared<std::atomic<std::uint64_t>>(0);
+    const RolloutControl::Number stop = std::make_shared<std::atomic<std::uint64_t>>(6);
+    const RolloutControl::Number steps = std::make_shared<std::atomic<std::uint64_t>>(0);
     r.begin(4, {stop, 7, 2, steps});
     CHECK(r.step(1) == 0);
     CHECK(r.step(2) == 0);
@@ -167,7 +167,7 @@ TEST_CASE("a rollout may have fewer steps than the slab") {
 
 TEST_CASE("a stopped rollout has at least one step, and as many as it must have") {
   Recording r({}, 4, all_leaves());
-  const SharedNumber stop = std::make_shared<std::atomic<std::uint64_t>>(1);
+  const RolloutControl::Number stop = std::make_shared<std::atomic<std::uint64_t>>(1);
   r.begin(0, {stop, 1});
   CHECK(r.step(1) == -1);
   CHECK(r.finish().frames == 1);

@@ -18,6 +18,7 @@
 #include "pycollect/memory_pool.h"
 #include "pycollect/multistep.h"
 #include "pycollect/recorder.h"
+#include "pycollect/recorder_options.h"
 #include "pycollect/shared_memory.h"
 #include "pycollect/shared_slab_pool.h"
 #include "pycollect/slab.h"

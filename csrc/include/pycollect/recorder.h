@@ -11,18 +11,19 @@
 // a step that was refused can be recorded anew.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
-#include "pycollect/detail/recorder_leaves.h"
-#include "pycollect/detail/shared_number.h"
 #include "pycollect/header.h"
+#include "pycollect/key.h"
 #include "pycollect/layout.h"
+#include "pycollect/recorder_options.h"
 #include "pycollect/slab.h"
+#include "pycollect/tensor_view.h"
 #include "pycollect/version.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
@@ -68,14 +69,16 @@ struct RolloutName {
 // What others may do to a rollout while it runs, and see of it. Each number may be null. Looking at
 // them costs a step nothing that could be measured.
 struct RolloutControl {
+  using Number = std::shared_ptr<std::atomic<std::uint64_t>>;
+
   // Once this has come to `number`, the rollout ends with the step that is being recorded, but not
   // before it has `min_steps`. It is short then: the header has its valid lengths, and the cells
   // behind them are uncollected (zeros, trajectory ids -1). Of recorders beside each other, see
   // Recorder::stop().
-  SharedNumber stop = nullptr;
+  Number stop = nullptr;
   std::uint64_t number = 0;
   std::int64_t min_steps = 1;
-  SharedNumber steps = nullptr;  // counted up with each step
+  Number steps = nullptr;  // counted up with each step
 
   bool is_stopped() const { return stop && stop->load(std::memory_order_acquire) >= number; }
   void count_step() const {
@@ -102,6 +105,7 @@ class Recorder {
            const std::vector<Key>& elsewhere = {});
   Recorder(const Recorder&) = delete;
   Recorder& operator=(const Recorder&) = delete;
+  ~Recorder();
 
   // Every environment was reset: open trajectories just end, new ones begin at this observation.
   // Throws std::logic_error within a rollout.
@@ -141,9 +145,9 @@ class Recorder {
   void reset(std::span<const TensorView> observation);
 
   // After step(): one byte per env, 1 where it must be reset.
-  std::span<const std::uint8_t> done() const { return done_; }
+  std::span<const std::uint8_t> done() const;
   // One byte per env, 1 where the rollout lacks frames of it; of use where dummies are left out.
-  std::span<const std::uint8_t> behind() const { return apart_.behind; }
+  std::span<const std::uint8_t> behind() const;
 
   // Completes the rollout and lets the slab go; the header stands in the slab too. Where it is of
   // some of the worker's environments, `beside` are the recorders of the others, which let it go,
@@ -155,97 +159,18 @@ class Recorder {
   void abandon();
 
   // How many steps the rollout needs at least.
-  std::int64_t steps_left() const { return slab_ ? steps_ - step_ : 0; }
+  std::int64_t steps_left() const;
   // Steps of single environments recorded since construction, dummies not counted.
-  std::int64_t frames() const { return frames_; }
+  std::int64_t frames() const;
   // Episodes that ended since the last call.
   std::vector<Episode> take_episodes();
 
  private:
-  // The trajectory that each env is in, as arrays that are stored like any other.
-  struct Trajectories {
-    std::vector<std::int64_t> ids;      // local, each grows by one with each trajectory
-    std::vector<std::int64_t> lengths;  // frames so far
-    std::vector<double> returns;        // their rewards, added up
-  };
+  class State;
 
-  // Environments that are not at the same step, since their dummies are left out.
-  struct Apart {
-    std::vector<std::int64_t> at;       // frames that the rollout has of each
-    std::vector<std::uint8_t> records;  // is this step a frame of it
-    std::vector<std::uint8_t> behind;
-    std::vector<std::uint8_t> cut;  // was it this recorder that ended its trajectory
-  };
+  static std::vector<State*> states_of(std::span<Recorder* const> recorders);
 
-  std::int64_t record(std::span<const TensorView> observation, std::span<const TensorView> outputs,
-                      std::span<const TensorView> states);
-  void check_step_is_due() const;
-  void check_observation(std::span<const TensorView> observation, bool stepped);
-  void check_outputs(std::span<const TensorView> outputs);
-  void check_states(std::span<const TensorView> states);
-  void choose_envs();
-  std::int64_t reached() const;
-  bool is_recorded(std::size_t env) const {
-    return !options_.leaves_out_dummies || apart_.records[env];
-  }
-  // The step of the rollout that an env comes to next.
-  std::int64_t step_of(std::int64_t env) const {
-    return options_.leaves_out_dummies ? apart_.at[static_cast<std::size_t>(env)] : step_;
-  }
-  void write_ahead(LeafRows& leaf, std::int64_t ahead, const TensorView& value, Fit fit) const;
-  void write_now(LeafRows& current, const TensorView& value, Fit fit) const;
-  template <typename T>
-  void put_numbers(LeafRows& leaf, const std::vector<T>& values) const;
-  void write_outputs(std::span<const TensorView> outputs);
-  void write_observations(std::span<const TensorView> observation);
-  void write_states(std::span<const TensorView> states);
-  void count_frames();
-  void complete_flags();
-  void cut_trajectories();
-  void end_episodes();
-  void end_episode(std::int64_t env);
-  void drop_dummies();
-  void advance();
-  void start_at(const std::vector<std::uint8_t>& envs, std::span<const TensorView> observation);
-  void start_trajectory(std::int64_t env, std::int64_t step);
-  void write_constants();
-  void write_first_roots();
-  std::int64_t all_envs() const {
-    return options_.all_envs == 0 ? options_.envs : options_.all_envs;
-  }
-  bool is_alone() const { return all_envs() == options_.envs; }
-  std::int64_t most_steps() const;
-  void check_complete(const std::vector<Recorder*>& all) const;
-  void flag_last_frames();
-  bool is_stopped(std::int64_t reached) const;
-  void clear_after_end();
-
-  Layout layout_;
-  RecorderOptions options_;
-  RecorderLeaves leaves_;
-
-  // How the arrays fit that are being recorded.
-  std::vector<Fit> observation_fits_, output_fits_, state_fits_;
-  // A number or a flag of each env.
-  Trajectories open_;
-  std::vector<double> rewards_;
-  std::vector<float> reward_row_;  // the same as it is stored
-  std::vector<std::uint8_t> terminated_, truncated_, done_;
-  std::vector<std::uint8_t> skips_, skipped_;  // is the next step a dummy, was the last one
-  Apart apart_;
-  std::int64_t resets_due_ = 0;
-  std::vector<Episode> episodes_;
-
-  std::shared_ptr<Slab> slab_;
-  std::int64_t row_ = 0;
-  RolloutControl control_;
-  std::int64_t steps_ = 0;  // of the rollout, which ends earlier once it was stopped
-  std::int64_t step_ = 0;   // that all envs have come to
-  std::int64_t policy_version_ = 0;
-  std::int64_t collected_ = 0;
-  std::size_t episodes_before_ = 0;  // of episodes_, when the rollout began
-  std::int64_t frames_ = 0;
-  bool restarted_ = false;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

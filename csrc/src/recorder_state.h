@@ -1,0 +1,128 @@
+// Recorder::State: what a Recorder is behind its pointer. recorder.cpp has what it does with each
+// rollout, recorder_step.cpp what with each step.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "pycollect/detail/recorder_leaves.h"
+#include "pycollect/recorder.h"
+
+namespace pycollect::inline PYCOLLECT_ABI {
+
+// Methods are those of Recorder, which says what they do.
+class Recorder::State {
+ public:
+  State(Layout layout, const std::vector<ObservationSpec>& observations,
+        const std::vector<Key>& outputs, const RecorderOptions& options,
+        const std::vector<StateSpec>& states, const std::optional<TensorView>& is_init,
+        const std::optional<TensorView>& step_count, const std::vector<Key>& elsewhere);
+
+  void restart(std::span<const TensorView> observation);
+  void begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
+             RolloutControl control, std::int64_t steps);
+  void set_policy_version(std::int64_t version);
+  bool stop(std::span<State* const> beside);
+  std::int64_t step(const StepData& data);
+  std::int64_t step(const OneStep& data);
+  void reset(std::span<const TensorView> observation);
+  RolloutHeader finish(const RolloutName& name, std::span<State* const> beside);
+  void abandon();
+  std::vector<Episode> take_episodes();
+
+  std::span<const std::uint8_t> done() const { return done_; }
+  std::span<const std::uint8_t> behind() const { return apart_.behind; }
+  std::int64_t steps_left() const { return slab_ ? steps_ - step_ : 0; }
+  std::int64_t frames() const { return frames_; }
+
+ private:
+  // The trajectory that each env is in, as arrays that are stored like any other.
+  struct Trajectories {
+    std::vector<std::int64_t> ids;      // local, each grows by one with each trajectory
+    std::vector<std::int64_t> lengths;  // frames so far
+    std::vector<double> returns;        // their rewards, added up
+  };
+
+  // Environments that are not at the same step, since their dummies are left out.
+  struct Apart {
+    std::vector<std::int64_t> at;       // frames that the rollout has of each
+    std::vector<std::uint8_t> records;  // is this step a frame of it
+    std::vector<std::uint8_t> behind;
+    std::vector<std::uint8_t> cut;  // was it this recorder that ended its trajectory
+  };
+
+  std::int64_t record(std::span<const TensorView> observation, std::span<const TensorView> outputs,
+                      std::span<const TensorView> states);
+  void check_step_is_due() const;
+  void check_observation(std::span<const TensorView> observation, bool stepped);
+  void check_outputs(std::span<const TensorView> outputs);
+  void check_states(std::span<const TensorView> states);
+  void choose_envs();
+  std::int64_t reached() const;
+  bool is_recorded(std::size_t env) const {
+    return !options_.leaves_out_dummies || apart_.records[env];
+  }
+  // The step of the rollout that an env comes to next.
+  std::int64_t step_of(std::int64_t env) const {
+    return options_.leaves_out_dummies ? apart_.at[static_cast<std::size_t>(env)] : step_;
+  }
+  void write_ahead(LeafRows& leaf, std::int64_t ahead, const TensorView& value, Fit fit) const;
+  void write_now(LeafRows& current, const TensorView& value, Fit fit) const;
+  template <typename T>
+  void put_numbers(LeafRows& leaf, const std::vector<T>& values) const;
+  void write_outputs(std::span<const TensorView> outputs);
+  void write_observations(std::span<const TensorView> observation);
+  void write_states(std::span<const TensorView> states);
+  void count_frames();
+  void complete_flags();
+  void cut_trajectories();
+  void end_episodes();
+  void end_episode(std::int64_t env);
+  void drop_dummies();
+  void advance();
+  void start_at(const std::vector<std::uint8_t>& envs, std::span<const TensorView> observation);
+  void start_trajectory(std::int64_t env, std::int64_t step);
+  void write_constants();
+  void write_first_roots();
+  std::int64_t all_envs() const {
+    return options_.all_envs == 0 ? options_.envs : options_.all_envs;
+  }
+  bool is_alone() const { return all_envs() == options_.envs; }
+  std::int64_t most_steps() const;
+  void check_complete(const std::vector<State*>& all) const;
+  void flag_last_frames();
+  bool is_stopped(std::int64_t reached) const;
+  void clear_after_end();
+
+  Layout layout_;
+  RecorderOptions options_;
+  RecorderLeaves leaves_;
+
+  // How the arrays fit that are being recorded.
+  std::vector<Fit> observation_fits_, output_fits_, state_fits_;
+  // A number or a flag of each env.
+  Trajectories open_;
+  std::vector<double> rewards_;
+  std::vector<float> reward_row_;  // the same as it is stored
+  std::vector<std::uint8_t> terminated_, truncated_, done_;
+  std::vector<std::uint8_t> skips_, skipped_;  // is the next step a dummy, was the last one
+  Apart apart_;
+  std::int64_t resets_due_ = 0;
+  std::vector<Episode> episodes_;
+
+  std::shared_ptr<Slab> slab_;
+  std::int64_t row_ = 0;
+  RolloutControl control_;
+  std::int64_t steps_ = 0;  // of the rollout, which ends earlier once it was stopped
+  std::int64_t step_ = 0;   // that all envs have come to
+  std::int64_t policy_version_ = 0;
+  std::int64_t collected_ = 0;
+  std::size_t episodes_before_ = 0;  // of episodes_, when the rollout began
+  std::int64_t frames_ = 0;
+  bool restarted_ = false;
+};
+
+}  // namespace pycollect::inline PYCOLLECT_ABI
