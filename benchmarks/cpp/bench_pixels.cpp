@@ -93,7 +93,8 @@ struct Recording {
 
   std::shared_ptr<Slab> roll() {
     const Dims each{kEnvs};
-    const std::array outputs{TensorView::contiguous(action.data(), DType::int64, each)};
+    const std::array<ConstTensorView, 1> outputs{
+        TensorView::contiguous(action.data(), DType::int64, each)};
     const TensorView flags = TensorView::contiguous(flag.data(), DType::boolean, each);
     const StepData data{observation, TensorView::contiguous(reward.data(), DType::float32, each),
                         flags, flags, outputs};
@@ -108,7 +109,7 @@ struct Recording {
 
   SlabPool pool;
   Frames pixels;
-  std::array<TensorView, 1> observation;
+  std::array<ConstTensorView, 1> observation;
   std::array<std::int64_t, kEnvs> action{};
   std::array<float, kEnvs> reward{};
   std::array<std::uint8_t, kEnvs> flag{};
@@ -167,7 +168,7 @@ void moved(benchmark::State& state, const Dims& shape, const Move& move) {
   ThreadPool pool(1);
   const Frames source(with_frame({kEnvs, state.range(0)}));
   const Frames target(shape);
-  const std::array sources{source.view()};
+  const std::array<ConstTensorView, 1> sources{source.view()};
   const std::array targets{target.view()};
   for (auto _ : state) {
     move(pool, sources, targets);

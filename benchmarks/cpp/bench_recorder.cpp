@@ -125,7 +125,7 @@ struct Recorded {
         reward(view(poles.reward.data(), DType::float32, {})),
         terminated(view(poles.terminated.data(), DType::boolean, {})),
         truncated(view(poles.truncated.data(), DType::boolean, {})),
-        recorder(layout(), {{{"observation"}, observation[0]}},
+        recorder(layout(), {{{"observation"}, view(poles.observation.data(), DType::float32, {4})}},
                  {{"action"}, {"log_prob"}, {"value"}}, {.envs = envs}) {
     recorder.restart(observation);
   }
@@ -170,8 +170,8 @@ struct Recorded {
   std::int64_t envs;
   CartPoles poles;
   SlabPool pool;
-  std::array<TensorView, 1> observation;
-  std::array<TensorView, 3> outputs;
+  std::array<ConstTensorView, 1> observation;
+  std::array<ConstTensorView, 3> outputs;
   TensorView reward, terminated, truncated;
   Recorder recorder;
 };

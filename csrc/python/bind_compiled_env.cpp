@@ -74,7 +74,7 @@ void bind_compiled_env(py::module_& module) {
       .def(
           "step",
           [](CompiledEnv& self, const std::vector<py::object>& actions) {
-            self.step(borrow_all(actions, "actions", false));
+            self.step(borrow_sources(actions, "actions"));
           },
           py::arg("actions"));
 }

@@ -20,15 +20,15 @@ cuda::Workspace workspace_from(const py::object& array) {
   return {reinterpret_cast<cuda::DevicePointer>(view.data), view.bytes()};
 }
 
-using Form = void (DeviceGather::*)(const SplitPlan&, std::span<const TensorView>,
+using Form = void (DeviceGather::*)(const SplitPlan&, std::span<const ConstTensorView>,
                                     std::span<const TensorView>, cuda::Workspace, Stream) const;
 
 template <Form form>
 void split(const DeviceGather& gather, const SplitPlan& plan,
            const std::vector<py::object>& sources, const std::vector<py::object>& targets,
            const py::object& workspace, Stream stream) {
-  const std::vector<TensorView> from = borrow_all(sources, "sources", false);
-  const std::vector<TensorView> to = borrow_all(targets, "targets", true);
+  const std::vector<ConstTensorView> from = borrow_sources(sources, "sources");
+  const std::vector<TensorView> to = borrow_targets(targets, "targets");
   const cuda::Workspace room = workspace_from(workspace);
   const py::gil_scoped_release release;
   (gather.*form)(plan, from, to, room, stream);
@@ -38,10 +38,10 @@ void ahead(const DeviceGather& gather, const MultiStepPlan& plan, double gamma,
            const std::vector<py::object>& moved, const std::vector<py::object>& moved_to,
            const std::vector<py::object>& summed, const std::vector<py::object>& summed_to,
            const py::object& workspace, Stream stream) {
-  const std::vector<TensorView> from = borrow_all(moved, "moved", false);
-  const std::vector<TensorView> to = borrow_all(moved_to, "moved_to", true);
-  const std::vector<TensorView> terms = borrow_all(summed, "summed", false);
-  const std::vector<TensorView> sums = borrow_all(summed_to, "summed_to", true);
+  const std::vector<ConstTensorView> from = borrow_sources(moved, "moved");
+  const std::vector<TensorView> to = borrow_targets(moved_to, "moved_to");
+  const std::vector<ConstTensorView> terms = borrow_sources(summed, "summed");
+  const std::vector<TensorView> sums = borrow_targets(summed_to, "summed_to");
   const cuda::Workspace room = workspace_from(workspace);
   const py::gil_scoped_release release;
   gather.ahead(plan, {from, to, terms, sums, gamma}, room, stream);

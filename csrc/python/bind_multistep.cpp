@@ -10,16 +10,16 @@ namespace {
 
 void shift(const MultiStepPlan& plan, const std::vector<py::object>& sources,
            const std::vector<py::object>& targets) {
-  const std::vector<TensorView> from = borrow_all(sources, "sources", false);
-  const std::vector<TensorView> to = borrow_all(targets, "targets", true);
+  const std::vector<ConstTensorView> from = borrow_sources(sources, "sources");
+  const std::vector<TensorView> to = borrow_targets(targets, "targets");
   py::gil_scoped_release release;
   plan.shift(ThreadPool::shared(), from, to);
 }
 
 void sum(const MultiStepPlan& plan, double gamma, const std::vector<py::object>& sources,
          const std::vector<py::object>& targets) {
-  const std::vector<TensorView> from = borrow_all(sources, "sources", false);
-  const std::vector<TensorView> to = borrow_all(targets, "targets", true);
+  const std::vector<ConstTensorView> from = borrow_sources(sources, "sources");
+  const std::vector<TensorView> to = borrow_targets(targets, "targets");
   py::gil_scoped_release release;
   plan.sum(ThreadPool::shared(), gamma, from, to);
 }

@@ -23,7 +23,7 @@ class Views {
  public:
   Views(std::size_t size, const char* what) : views_(size), borrowers_(size), what_(what) {}
 
-  std::span<const TensorView> borrow_from(py::handle arrays) {
+  std::span<const ConstTensorView> borrow_from(py::handle arrays) {
     if (!py::isinstance<py::tuple>(arrays)) {
       return borrow_one(arrays);
     }
@@ -37,7 +37,7 @@ class Views {
   }
 
   // Of the tuple's entries from `first` on, which are as many.
-  std::span<const TensorView> borrow_from(const py::tuple& tuple, std::size_t first) {
+  std::span<const ConstTensorView> borrow_from(const py::tuple& tuple, std::size_t first) {
     for (std::size_t i = 0; i < views_.size(); ++i) {
       views_[i] = borrowers_[i](tuple[first + i], what_);
     }
@@ -49,10 +49,10 @@ class Views {
     return borrowers_.size() == 1 && borrowers_[0].is_like_array(array);
   }
 
-  std::span<const TensorView> views() const { return views_; }
+  std::span<const ConstTensorView> views() const { return views_; }
 
  private:
-  std::span<const TensorView> borrow_one(py::handle array) {
+  std::span<const ConstTensorView> borrow_one(py::handle array) {
     if (views_.size() != 1) {
       throw std::invalid_argument(std::string(what_) + ": expected a tuple of " +
                                   std::to_string(views_.size()) + " arrays, got one");
@@ -61,7 +61,7 @@ class Views {
     return views_;
   }
 
-  std::vector<TensorView> views_;
+  std::vector<ConstTensorView> views_;
   std::vector<Borrower> borrowers_;
   const char* what_;
 };

@@ -33,14 +33,14 @@ SplitPlan make_plan(py::handle done, py::handle ids, py::handle mask, int batch_
   return SplitPlan(done_view, ids_view, mask_view, batch_dims);
 }
 
-using Form = void (SplitPlan::*)(ThreadPool&, std::span<const TensorView>,
+using Form = void (SplitPlan::*)(ThreadPool&, std::span<const ConstTensorView>,
                                  std::span<const TensorView>) const;
 
 template <Form form>
 void gather(const SplitPlan& plan, const std::vector<py::object>& sources,
             const std::vector<py::object>& targets) {
-  const std::vector<TensorView> from = borrow_all(sources, "sources", false);
-  const std::vector<TensorView> to = borrow_all(targets, "targets", true);
+  const std::vector<ConstTensorView> from = borrow_sources(sources, "sources");
+  const std::vector<TensorView> to = borrow_targets(targets, "targets");
   py::gil_scoped_release release;
   (plan.*form)(ThreadPool::shared(), from, to);
 }

@@ -293,7 +293,7 @@ bool Borrower::is_like_tensor(py::handle object, const char* what) {
   return true;
 }
 
-py::object copied_to_numpy(const TensorView& view, const char* what) {
+py::object copied_to_numpy(const ConstTensorView& view, const char* what) {
   const auto& numpy = py::detail::npy_api::get();
   PyObject* dtype = numpy.PyArray_DescrFromType_(type_of_numpy(view.dtype, what));
   auto array = py::reinterpret_steal<py::object>(numpy.PyArray_NewFromDescr_(
@@ -330,12 +330,21 @@ std::optional<bool> plain_flag(py::handle object) {
   return std::nullopt;
 }
 
-std::vector<TensorView> borrow_all(const std::vector<py::object>& objects, const char* what,
-                                   bool writable) {
+std::vector<ConstTensorView> borrow_sources(const std::vector<py::object>& objects,
+                                            const char* what) {
+  std::vector<ConstTensorView> views;
+  views.reserve(objects.size());
+  for (const py::object& object : objects) {
+    views.push_back(borrow(object, what));
+  }
+  return views;
+}
+
+std::vector<TensorView> borrow_targets(const std::vector<py::object>& objects, const char* what) {
   std::vector<TensorView> views;
   views.reserve(objects.size());
   for (const py::object& object : objects) {
-    views.push_back(borrow(object, what, nullptr, writable));
+    views.push_back(borrow(object, what, nullptr, true));
   }
   return views;
 }

@@ -45,14 +45,15 @@ class Borrower {
 };
 
 // A new numpy array of these values; TypeError that names `what` where numpy has no such dtype.
-py::object copied_to_numpy(const TensorView& view, const char* what);
+py::object copied_to_numpy(const ConstTensorView& view, const char* what);
 
 // A number's value, where it takes no view to read: Python's own, and numpy's bools.
 std::optional<double> plain_number(py::handle object);
 std::optional<bool> plain_flag(py::handle object);
 
 // Views of several, in their order.
-std::vector<TensorView> borrow_all(const std::vector<py::object>& objects, const char* what,
-                                   bool writable);
+std::vector<ConstTensorView> borrow_sources(const std::vector<py::object>& objects,
+                                            const char* what);
+std::vector<TensorView> borrow_targets(const std::vector<py::object>& objects, const char* what);
 
 }  // namespace pycollect::python

@@ -148,7 +148,7 @@ void CompiledEnv::reset(std::span<const std::uint8_t> mask) {
 }
 
 // Environments read where the action lies, if it lies as they want it.
-void CompiledEnv::take(std::size_t place, const TensorView& action) {
+void CompiledEnv::take(std::size_t place, const ConstTensorView& action) {
   const TensorView& room = room_[place];
   if (action.dtype == room.dtype && action.shape == room.shape && action.is_contiguous() &&
       action.device == room.device) {
@@ -159,7 +159,7 @@ void CompiledEnv::take(std::size_t place, const TensorView& action) {
   }
 }
 
-void CompiledEnv::step(std::span<const TensorView> actions) {
+void CompiledEnv::step(std::span<const ConstTensorView> actions) {
   if (actions.size() != actions_.size()) {
     throw std::invalid_argument("actions: expected " + std::to_string(actions_.size()) +
                                 " arrays, got " + std::to_string(actions.size()));
@@ -171,8 +171,8 @@ void CompiledEnv::step(std::span<const TensorView> actions) {
 }
 
 std::int64_t CompiledEnv::step(Recorder& recorder, const std::vector<std::size_t>& given,
-                               std::span<const TensorView> outputs,
-                               std::span<const TensorView> states) {
+                               std::span<const ConstTensorView> outputs,
+                               std::span<const ConstTensorView> states) {
   if (given.size() != actions_.size()) {
     throw std::invalid_argument("given: expected the places of " + std::to_string(actions_.size()) +
                                 " actions, got " + std::to_string(given.size()));

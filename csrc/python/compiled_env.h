@@ -30,17 +30,18 @@ class CompiledEnv {
   void reset_all();
   void reset(std::span<const std::uint8_t> mask);
   // Actions [P, *shape] of any strides, in the order of their leaves.
-  void step(std::span<const TensorView> actions);
+  void step(std::span<const ConstTensorView> actions);
   // As detail::SteppedEnvs; `given` are the places of the actions among the outputs.
   std::int64_t step(Recorder& recorder, const std::vector<std::size_t>& given,
-                    std::span<const TensorView> outputs, std::span<const TensorView> states);
+                    std::span<const ConstTensorView> outputs,
+                    std::span<const ConstTensorView> states);
 
  private:
   struct Description;
   explicit CompiledEnv(const Description& described, py::object owner);
   template <typename Call>
   void released(const Call& call);
-  void take(std::size_t place, const TensorView& action);
+  void take(std::size_t place, const ConstTensorView& action);
 
   py::object owner_;
   detail::SteppedEnvs envs_;

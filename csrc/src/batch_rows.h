@@ -20,7 +20,8 @@ inline constexpr std::int64_t kParallelBytes = std::int64_t{1} << 20;
 inline constexpr std::int64_t kGrainBytes = std::int64_t{256} << 10;
 
 // How far into an array a row lies: `row` counts all batch dimensions but the last as one.
-inline std::int64_t row_offset(const TensorView& view, const Dims& batch, std::int64_t row) {
+template <typename View>
+std::int64_t row_offset(const View& view, const Dims& batch, std::int64_t row) {
   std::int64_t offset = 0;
   for (int i = batch.size() - 2; i >= 0; --i) {
     offset += row % batch[i] * view.strides[i];
@@ -35,12 +36,14 @@ inline std::int64_t row_count(const Dims& batch) {
 }
 
 // The view from dimension `first` on, which stays there as the first.
-inline TensorView from_dimension(const TensorView& view, int first) {
+template <typename View>
+View from_dimension(const View& view, int first) {
   return {view.data, view.dtype, Dims(view.shape.from(first)), Dims(view.strides.from(first)),
           view.device};
 }
 
-inline void expect_on_host(const char* what, const TensorView& view) {
+template <typename View>
+void expect_on_host(const char* what, const View& view) {
   if (view.device.kind != DeviceKind::cpu) {
     throw std::invalid_argument(std::string(what) +
                                 ": expected an array in host memory, got one on a device");
@@ -48,8 +51,8 @@ inline void expect_on_host(const char* what, const TensorView& view) {
 }
 
 // Sources and targets: as many of each, every source of the batch's shape.
-inline void check_batch(std::span<const TensorView> sources, std::span<const TensorView> targets,
-                        const Dims& batch) {
+inline void check_batch(std::span<const ConstTensorView> sources,
+                        std::span<const TensorView> targets, const Dims& batch) {
   if (sources.size() != targets.size()) {
     throw std::invalid_argument("targets: expected " + std::to_string(sources.size()) + ", got " +
                                 std::to_string(targets.size()));
@@ -65,8 +68,8 @@ inline void check_batch(std::span<const TensorView> sources, std::span<const Ten
 }
 
 // The same, on the host.
-inline void check_leaves(std::span<const TensorView> sources, std::span<const TensorView> targets,
-                         const Dims& batch) {
+inline void check_leaves(std::span<const ConstTensorView> sources,
+                         std::span<const TensorView> targets, const Dims& batch) {
   check_batch(sources, targets, batch);
   for (std::size_t i = 0; i < sources.size(); ++i) {
     expect_on_host("source", sources[i]);

@@ -31,24 +31,21 @@ Worker::Worker(const CollectorOptions& options, std::int64_t index,
       environments_(std::move(environments)),
       layout_(standard_layout(environments_.observation_leaves(),
                               joined(environments_.action_leaves(), outputs))),
-      outputs_(environments_.envs(), joined(environments_.action_leaves(), outputs)) {
+      outputs_(environments_.envs(), joined(environments_.action_leaves(), outputs)),
+      chosen_(outputs_.views().begin(), outputs_.views().end()),
+      actions_(environments_.action_leaves().size()) {
   if (environments_.envs() != options.envs) {
     throw std::invalid_argument("envs: expected " + std::to_string(options.envs) +
                                 " environments of each worker, got " +
                                 std::to_string(environments_.envs()));
   }
-  const std::vector<Leaf>& actions = environments_.action_leaves();
   const std::span<const TensorView> observed = environments_.observations();
-  seen_.assign(observed.begin(), observed.end());
-  actions_.assign(outputs_.views().begin(),
-                  outputs_.views().begin() + static_cast<std::ptrdiff_t>(actions.size()));
-
   std::vector<ObservationSpec> specs;
   for (std::size_t i = 0; i < observed.size(); ++i) {
     specs.push_back({environments_.observation_leaves()[i].key, observed[i]});
   }
   std::vector<Key> keys;
-  for (const Leaf& leaf : joined(actions, outputs)) {
+  for (const Leaf& leaf : joined(environments_.action_leaves(), outputs)) {
     keys.push_back(leaf.key);
   }
   RecorderOptions recording;
@@ -68,7 +65,7 @@ void Worker::take(const std::shared_ptr<const Version>& version) {
 
 void Worker::reset_all() {
   environments_.reset_all();
-  recorder_->restart(environments_.observations());
+  recorder_->restart(environments_.seen());
   running_ = true;
 }
 
@@ -104,8 +101,8 @@ bool Worker::record(const std::atomic<bool>& stopping) {
     if (stopping.load(std::memory_order_relaxed)) {
       return false;
     }
-    act_(seen_, outputs_.views());
-    environments_.step(*recorder_, actions_, outputs_.views());
+    act_(environments_.seen(), outputs_.views());
+    environments_.step(*recorder_, std::span(chosen_).first(actions_), chosen_);
   }
   return true;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -53,8 +54,9 @@ class Worker {
   std::int64_t index_;
   SteppedEnvs environments_;
   Layout layout_;
-  StepArrays outputs_;  // of the policy: actions first
-  std::vector<ConstTensorView> seen_, actions_;
+  StepArrays outputs_;                   // of the policy: actions first
+  std::vector<ConstTensorView> chosen_;  // the same, as who reads them has them
+  std::size_t actions_;                  // how many of them are actions
   std::unique_ptr<Recorder> recorder_;
   std::shared_ptr<const Version> version_;
   Act act_;

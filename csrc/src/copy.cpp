@@ -138,7 +138,7 @@ RunKernel block_kernel(std::int64_t block) {
   }
 }
 
-void check(const TensorView& dst, const TensorView& src) {
+void check(const TensorView& dst, const ConstTensorView& src) {
   if (!(dst.shape == src.shape)) {
     throw std::invalid_argument("copy: expected a source of shape " + to_string(dst.shape) +
                                 ", as the target's, got " + to_string(src.shape));
@@ -163,9 +163,9 @@ int widest(const TensorView& dst, std::int64_t wanted) {
   return best;
 }
 
-TensorView moved_to_front(const TensorView& view, int axis) {
-  TensorView moved{view.data, view.dtype, Dims{view.shape[axis]}, Dims{view.strides[axis]},
-                   view.device};
+template <typename View>
+View moved_to_front(const View& view, int axis) {
+  View moved{view.data, view.dtype, Dims{view.shape[axis]}, Dims{view.strides[axis]}, view.device};
   for (int i = 0; i < view.rank(); ++i) {
     if (i != axis) {
       moved.shape.push_back(view.shape[i]);
@@ -215,14 +215,14 @@ Stores stores_for(std::int64_t bytes) {
   return bytes > from ? Stores::streamed : Stores::cached;
 }
 
-RunCopy::RunCopy(const TensorView& dst, const TensorView& src, Stores stores)
+RunCopy::RunCopy(const TensorView& dst, const ConstTensorView& src, Stores stores)
     : RunCopy(dst, src, 1, stores) {}
 
-RunCopy RunCopy::whole(const TensorView& dst, const TensorView& src, Stores stores) {
+RunCopy RunCopy::whole(const TensorView& dst, const ConstTensorView& src, Stores stores) {
   return {dst, src, 0, stores};
 }
 
-RunCopy::RunCopy(const TensorView& dst, const TensorView& src, int first, Stores stores) {
+RunCopy::RunCopy(const TensorView& dst, const ConstTensorView& src, int first, Stores stores) {
   if (dst.rank() < first || dst.rank() != src.rank() ||
       !(Dims(dst.shape.from(first)) == Dims(src.shape.from(first)))) {
     throw std::invalid_argument("copy: expected runs of frames of one shape, got " +
@@ -301,12 +301,13 @@ void RunCopy::walk(int axis, std::int64_t extent, std::byte* dst, const std::byt
   }
 }
 
-void copy(const TensorView& dst, const TensorView& src, Stores stores) {
+void copy(const TensorView& dst, const ConstTensorView& src, Stores stores) {
   check(dst, src);
   RunCopy::whole(dst, src, stores)(dst.data, src.data, 1);
 }
 
-void parallel_copy(ThreadPool& pool, const TensorView& dst, const TensorView& src, Stores stores) {
+void parallel_copy(ThreadPool& pool, const TensorView& dst, const ConstTensorView& src,
+                   Stores stores) {
   const std::int64_t bytes = std::max(dst.bytes(), src.bytes());
   if (bytes < kParallelBytes || pool.threads() == 1) {
     copy(dst, src, stores);
@@ -315,7 +316,7 @@ void parallel_copy(ThreadPool& pool, const TensorView& dst, const TensorView& sr
   check(dst, src);
   const int axis = widest(dst, 4 * pool.threads());
   const TensorView to = moved_to_front(dst, axis);
-  const TensorView from = moved_to_front(src, axis);
+  const ConstTensorView from = moved_to_front(src, axis);
   const RunCopy run(to, from, stores);
   const std::int64_t n = to.shape[0];
   pool.parallel_for(n, std::max<std::int64_t>(1, kGrainBytes / (bytes / n)),

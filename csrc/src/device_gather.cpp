@@ -89,15 +89,15 @@ std::string named(const char* what, std::size_t i) {
   return std::string(what).append(" ").append(std::to_string(i));
 }
 
-void expect_on_device(const std::string& what, const TensorView& view, int device) {
-  if (!(view.device == pycollect::Device{DeviceKind::cuda, device})) {
+void expect_on_device(const std::string& what, const pycollect::Device& given, int device) {
+  if (!(given == pycollect::Device{DeviceKind::cuda, device})) {
     throw std::invalid_argument(what + ": expected an array on CUDA device " +
                                 std::to_string(device) + ", got one elsewhere");
   }
 }
 
 // How far the batch's rows lie from each other; throws where that is not one distance.
-std::int64_t row_stride(const std::string& what, const TensorView& source, const Dims& batch) {
+std::int64_t row_stride(const std::string& what, const ConstTensorView& source, const Dims& batch) {
   std::optional<std::int64_t> stride;
   std::int64_t next = 0;  // the stride that a further dimension outwards has to have
   for (int i = batch.size() - 2; i >= 0; --i) {
@@ -123,12 +123,12 @@ class DeviceGather::Tables {
 
   // Frames of `source`, which begins with the batch's dimensions, to `target`, which begins with
   // `lead`.
-  void add(const char* name, std::size_t i, const TensorView& source, const TensorView& target,
+  void add(const char* name, std::size_t i, const ConstTensorView& source, const TensorView& target,
            const Dims& lead, bool summed) {
     const std::string what = named(name, i);
-    const TensorView frame = from_dimension(source, batch_.size());
-    expect_on_device(what, source, device_);
-    expect_on_device(named("target", i), target, device_);
+    const ConstTensorView frame = from_dimension(source, batch_.size());
+    expect_on_device(what, source.device, device_);
+    expect_on_device(named("target", i), target.device, device_);
     check_target(i, target, joined(lead, source.shape.from(batch_.size())));
     const std::int64_t bytes = frame.bytes();
     if (bytes == 0 || runs_.empty()) {
@@ -252,7 +252,7 @@ std::int64_t DeviceGather::workspace_bytes(const MultiStepPlan& plan, std::size_
   return table_bytes(most_runs(plan), count, most_tiles(count, target_bytes));
 }
 
-void DeviceGather::padded(const SplitPlan& plan, std::span<const TensorView> sources,
+void DeviceGather::padded(const SplitPlan& plan, std::span<const ConstTensorView> sources,
                           std::span<const TensorView> targets, Workspace workspace,
                           Stream stream) const {
   check_batch(sources, targets, plan.batch());
@@ -263,7 +263,7 @@ void DeviceGather::padded(const SplitPlan& plan, std::span<const TensorView> sou
   launch(tables, workspace, stream);
 }
 
-void DeviceGather::flat(const SplitPlan& plan, std::span<const TensorView> sources,
+void DeviceGather::flat(const SplitPlan& plan, std::span<const ConstTensorView> sources,
                         std::span<const TensorView> targets, Workspace workspace,
                         Stream stream) const {
   check_batch(sources, targets, plan.batch());

@@ -92,7 +92,7 @@ void LeafRows::bind(const TensorView& step) {
   streams_ = false;
 }
 
-Fit LeafRows::check_cast(const TensorView& source, bool exact) const {
+Fit LeafRows::check_cast(const ConstTensorView& source, bool exact) const {
   const bool fits = exact ? source.dtype == leaf_.dtype : castable(source.dtype, leaf_.dtype);
   if (fits && source.shape == step_.shape && source.device.kind == DeviceKind::cpu) {
     return Fit::converted;
@@ -138,7 +138,7 @@ void LeafRows::store_all(std::int64_t step, const std::byte* source) {
   }
 }
 
-void LeafRows::convert(std::int64_t step, const TensorView& source) {
+void LeafRows::convert(std::int64_t step, const ConstTensorView& source) {
   const Room to = room(step);
   TensorView target = step_;
   target.data = to.data;
@@ -148,7 +148,7 @@ void LeafRows::convert(std::int64_t step, const TensorView& source) {
   copy(target, source);
 }
 
-void LeafRows::write_env(std::int64_t env, std::int64_t step, const TensorView& source,
+void LeafRows::write_env(std::int64_t env, std::int64_t step, const ConstTensorView& source,
                          Fit fit) const {
   if (fit == Fit::plain) {
     const auto move = streams_ ? stream_frame : copy_frame;

@@ -15,12 +15,14 @@ namespace {
 constexpr std::int64_t kSumFrames = 1024;
 
 // Address of a cell.
-std::byte* cell_of(const TensorView& view, const Dims& batch, std::int64_t row, std::int64_t t) {
+template <typename View>
+auto cell_of(const View& view, const Dims& batch, std::int64_t row, std::int64_t t) {
   return view.data + row_offset(view, batch, row) + t * view.strides[batch.size() - 1];
 }
 
 // The view of one row, from dimension time on; its address is not used.
-TensorView row_of(const TensorView& view, const Dims& batch) {
+template <typename View>
+View row_of(const View& view, const Dims& batch) {
   return from_dimension(view, batch.size() - 1);
 }
 
@@ -95,7 +97,7 @@ void MultiStepPlan::walk(std::int64_t begin, std::int64_t end, const Visit& visi
 // One leaf whose frames are moved.
 class MultiStepPlan::Shift {
  public:
-  Shift(const MultiStepPlan& plan, const TensorView& source, const TensorView& target,
+  Shift(const MultiStepPlan& plan, const ConstTensorView& source, const TensorView& target,
         Stores stores)
       : plan_(plan),
         source_(source),
@@ -112,27 +114,30 @@ class MultiStepPlan::Shift {
       const Segment& cells = piece.cells;
       // Those that lead to the last frame or beyond it begin here.
       const std::int64_t tail = std::clamp(cells.length - ahead, from, to);
-      std::byte* target = at(target_, cells, from);
+      std::byte* target = target_at(cells, from);
       if (from < tail) {
-        run_(target, at(source_, cells, from + ahead), tail - from);
+        run_(target, source_at(cells, from + ahead), tail - from);
       }
       repeat_(target + (tail - from) * target_.strides[plan_.batch_.size() - 1],
-              at(source_, cells, cells.length - 1), to - tail);
+              source_at(cells, cells.length - 1), to - tail);
     });
   }
 
  private:
-  static TensorView repeated(TensorView row) {
+  static ConstTensorView repeated(ConstTensorView row) {
     row.strides[0] = 0;
     return row;
   }
 
-  std::byte* at(const TensorView& view, const Segment& cells, std::int64_t t) const {
-    return cell_of(view, plan_.batch_, cells.row, cells.start + t);
+  const std::byte* source_at(const Segment& cells, std::int64_t t) const {
+    return cell_of(source_, plan_.batch_, cells.row, cells.start + t);
+  }
+  std::byte* target_at(const Segment& cells, std::int64_t t) const {
+    return cell_of(target_, plan_.batch_, cells.row, cells.start + t);
   }
 
   const MultiStepPlan& plan_;
-  TensorView source_;
+  ConstTensorView source_;
   TensorView target_;
   RunCopy run_;
   RunCopy repeat_;
@@ -143,7 +148,7 @@ class MultiStepPlan::Shift {
 // has its first cell: a chunk looks n cells behind its own, and must not be much shorter than that.
 class MultiStepPlan::Sum {
  public:
-  Sum(const MultiStepPlan& plan, std::span<const double> powers, const TensorView& source,
+  Sum(const MultiStepPlan& plan, std::span<const double> powers, const ConstTensorView& source,
       const TensorView& target)
       : plan_(plan),
         powers_(powers),
@@ -168,10 +173,10 @@ class MultiStepPlan::Sum {
         if (piece.collected) {
           const std::int64_t given = std::min(chunk + n - 1, piece.cells.length - t);
           in.resize(static_cast<std::size_t>(given * width_));
-          load_(bytes_of(in), at(source_, piece.cells, t), given);
+          load_(bytes_of(in), source_at(piece.cells, t), given);
           sum_ahead(in.data(), given, out.data(), wanted, width_, n, powers_, running);
         }
-        store_(at(target_, piece.cells, t), bytes_of(out), wanted);
+        store_(target_at(piece.cells, t), bytes_of(out), wanted);
       }
     });
   }
@@ -186,8 +191,11 @@ class MultiStepPlan::Sum {
     return TensorView::contiguous(nullptr, DType::float64, shape);
   }
 
-  std::byte* at(const TensorView& view, const Segment& cells, std::int64_t t) const {
-    return cell_of(view, plan_.batch_, cells.row, cells.start + t);
+  const std::byte* source_at(const Segment& cells, std::int64_t t) const {
+    return cell_of(source_, plan_.batch_, cells.row, cells.start + t);
+  }
+  std::byte* target_at(const Segment& cells, std::int64_t t) const {
+    return cell_of(target_, plan_.batch_, cells.row, cells.start + t);
   }
 
   static std::byte* bytes_of(std::vector<double>& values) {
@@ -196,7 +204,7 @@ class MultiStepPlan::Sum {
 
   const MultiStepPlan& plan_;
   std::span<const double> powers_;
-  TensorView source_;
+  ConstTensorView source_;
   TensorView target_;
   std::int64_t width_;
   RunCopy load_;
@@ -231,7 +239,7 @@ void MultiStepPlan::add(std::int64_t row, std::int64_t start, std::int64_t end, 
 
 std::int64_t MultiStepPlan::cells() const { return element_count({batch_.begin(), batch_.end()}); }
 
-void MultiStepPlan::shift(ThreadPool& pool, std::span<const TensorView> sources,
+void MultiStepPlan::shift(ThreadPool& pool, std::span<const ConstTensorView> sources,
                           std::span<const TensorView> targets) const {
   check_leaves(sources, targets, batch_);
   const Stores stores = stores_for(total_bytes(targets));
@@ -245,7 +253,7 @@ void MultiStepPlan::shift(ThreadPool& pool, std::span<const TensorView> sources,
   share_out(pool, leaves, cells());
 }
 
-void MultiStepPlan::sum(ThreadPool& pool, double gamma, std::span<const TensorView> sources,
+void MultiStepPlan::sum(ThreadPool& pool, double gamma, std::span<const ConstTensorView> sources,
                         std::span<const TensorView> targets) const {
   check_leaves(sources, targets, batch_);
   const std::vector<double> powers = powers_of(gamma, std::min(n_steps_, longest_));
@@ -292,7 +300,8 @@ void MultiStepPlan::discounts(double gamma, const TensorView& target) const {
   const std::vector<double> powers = powers_of(gamma, std::min(n_steps_, longest_) + 1);
   constexpr auto kSize = static_cast<std::int64_t>(sizeof(double));
   const auto run_of = [&](std::int64_t stride) {
-    return RunCopy(row_of(target, batch_), {nullptr, DType::float64, Dims{1}, Dims{stride}, {}});
+    return RunCopy(row_of(target, batch_),
+                   ConstTensorView(nullptr, DType::float64, Dims{1}, Dims{stride}, Device{}));
   };
   const RunCopy repeat = run_of(0);
   const RunCopy descend = run_of(-kSize);

@@ -40,7 +40,7 @@ Recorder::State::State(Layout layout, const std::vector<ObservationSpec>& observ
   }
 }
 
-void Recorder::State::restart(std::span<const TensorView> observation) {
+void Recorder::State::restart(std::span<const ConstTensorView> observation) {
   check_observation(observation, false);
   if (slab_) {
     throw std::logic_error("restart: expected finish() or abandon() of the rollout before it");
@@ -291,7 +291,9 @@ Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observatio
 
 Recorder::~Recorder() = default;
 
-void Recorder::restart(std::span<const TensorView> observation) { state_->restart(observation); }
+void Recorder::restart(std::span<const ConstTensorView> observation) {
+  state_->restart(observation);
+}
 
 void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
                      RolloutControl control, std::int64_t steps) {

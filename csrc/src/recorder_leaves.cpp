@@ -111,7 +111,7 @@ RecorderLeaves::State state_of(const StateSpec& spec, const std::vector<Key>& ou
   std::optional<LeafRows> next = rows.if_any(next_of(spec.key));
   LeafRows current = rows.bound_beside(root, spec.key, spec.current);
   expect_one_form(next, current);
-  TensorView initial = spec.initial;
+  ConstTensorView initial = spec.initial;
   if (rows.batched && initial.shape == current.leaf().shape) {  // one frame for all envs
     Dims strides{0};
     for (std::int64_t stride : initial.strides) {

@@ -21,14 +21,14 @@ class Recorder::State {
         const std::vector<StateSpec>& states, const std::optional<TensorView>& is_init,
         const std::optional<TensorView>& step_count, const std::vector<Key>& elsewhere);
 
-  void restart(std::span<const TensorView> observation);
+  void restart(std::span<const ConstTensorView> observation);
   void begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
              RolloutControl control, std::int64_t steps);
   void set_policy_version(std::int64_t version);
   bool stop(std::span<State* const> beside);
   std::int64_t step(const StepData& data);
   std::int64_t step(const OneStep& data);
-  void reset(std::span<const TensorView> observation);
+  void reset(std::span<const ConstTensorView> observation);
   RolloutHeader finish(const RolloutName& name, std::span<State* const> beside);
   void abandon();
   std::vector<Episode> take_episodes();
@@ -54,12 +54,13 @@ class Recorder::State {
     std::vector<std::uint8_t> cut;  // was it this recorder that ended its trajectory
   };
 
-  std::int64_t record(std::span<const TensorView> observation, std::span<const TensorView> outputs,
-                      std::span<const TensorView> states);
+  std::int64_t record(std::span<const ConstTensorView> observation,
+                      std::span<const ConstTensorView> outputs,
+                      std::span<const ConstTensorView> states);
   void check_step_is_due() const;
-  void check_observation(std::span<const TensorView> observation, bool stepped);
-  void check_outputs(std::span<const TensorView> outputs);
-  void check_states(std::span<const TensorView> states);
+  void check_observation(std::span<const ConstTensorView> observation, bool stepped);
+  void check_outputs(std::span<const ConstTensorView> outputs);
+  void check_states(std::span<const ConstTensorView> states);
   void choose_envs();
   std::int64_t reached() const;
   bool is_recorded(std::size_t env) const {
@@ -69,13 +70,13 @@ class Recorder::State {
   std::int64_t step_of(std::int64_t env) const {
     return options_.leaves_out_dummies ? apart_.at[static_cast<std::size_t>(env)] : step_;
   }
-  void write_ahead(LeafRows& leaf, std::int64_t ahead, const TensorView& value, Fit fit) const;
-  void write_now(LeafRows& current, const TensorView& value, Fit fit) const;
+  void write_ahead(LeafRows& leaf, std::int64_t ahead, const ConstTensorView& value, Fit fit) const;
+  void write_now(LeafRows& current, const ConstTensorView& value, Fit fit) const;
   template <typename T>
   void put_numbers(LeafRows& leaf, const std::vector<T>& values) const;
-  void write_outputs(std::span<const TensorView> outputs);
-  void write_observations(std::span<const TensorView> observation);
-  void write_states(std::span<const TensorView> states);
+  void write_outputs(std::span<const ConstTensorView> outputs);
+  void write_observations(std::span<const ConstTensorView> observation);
+  void write_states(std::span<const ConstTensorView> states);
   void count_frames();
   void complete_flags();
   void cut_trajectories();
@@ -83,7 +84,8 @@ class Recorder::State {
   void end_episode(std::int64_t env);
   void drop_dummies();
   void advance();
-  void start_at(const std::vector<std::uint8_t>& envs, std::span<const TensorView> observation);
+  void start_at(const std::vector<std::uint8_t>& envs,
+                std::span<const ConstTensorView> observation);
   void start_trajectory(std::int64_t env, std::int64_t step);
   void write_constants();
   void write_first_roots();

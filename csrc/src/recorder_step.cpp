@@ -23,13 +23,13 @@ void check_count(const char* what, std::size_t expected, std::size_t came) {
 }
 
 // Whether it is a [P] array without gaps, or one number where P is 1: what is most often given.
-bool is_dense(const TensorView& view, std::size_t n, std::size_t item) {
+bool is_dense(const ConstTensorView& view, std::size_t n, std::size_t item) {
   const bool is_row = view.rank() == 1 && view.shape[0] == static_cast<std::int64_t>(n) &&
                       view.strides[0] == static_cast<std::int64_t>(item);
   return view.device == Device{} && (is_row || (view.rank() == 0 && n == 1));
 }
 
-void convert_flat(const char* name, const TensorView& view, const TensorView& target) {
+void convert_flat(const char* name, const ConstTensorView& view, const TensorView& target) {
   const std::int64_t n = target.shape[0];
   if (view.count() != n || (view.rank() > 0 && n > 1 && view.shape[0] != n)) {
     throw std::invalid_argument(std::string(name) + ": expected one number for each of " +
@@ -40,7 +40,7 @@ void convert_flat(const char* name, const TensorView& view, const TensorView& ta
 
 // The values of a [P] array (or [P, 1], or one number) of any numeric type.
 template <typename T>
-void read_flat(const char* name, const TensorView& view, DType dtype, std::vector<T>& values) {
+void read_flat(const char* name, const ConstTensorView& view, DType dtype, std::vector<T>& values) {
   const std::size_t n = values.size();
   if (view.dtype == dtype && is_dense(view, n, sizeof(T))) {
     if (n == 1) {  // no call for a few bytes
@@ -114,9 +114,9 @@ void Recorder::State::check_step_is_due() const {
 
 // Reward and flags stand in rewards_, terminated_ and truncated_, unless the observations have
 // them.
-std::int64_t Recorder::State::record(std::span<const TensorView> observation,
-                                     std::span<const TensorView> outputs,
-                                     std::span<const TensorView> states) {
+std::int64_t Recorder::State::record(std::span<const ConstTensorView> observation,
+                                     std::span<const ConstTensorView> outputs,
+                                     std::span<const ConstTensorView> states) {
   check_observation(observation, true);
   check_outputs(outputs);
   check_states(states);
@@ -147,7 +147,7 @@ std::int64_t Recorder::State::record(std::span<const TensorView> observation,
 }
 
 // Those of a step go to other leaves than those of a reset.
-void Recorder::State::check_observation(std::span<const TensorView> values, bool stepped) {
+void Recorder::State::check_observation(std::span<const ConstTensorView> values, bool stepped) {
   check_count("observation", leaves_.observations.size(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     const RecorderLeaves::Observation& observation = leaves_.observations[i];
@@ -157,14 +157,14 @@ void Recorder::State::check_observation(std::span<const TensorView> values, bool
   }
 }
 
-void Recorder::State::check_outputs(std::span<const TensorView> values) {
+void Recorder::State::check_outputs(std::span<const ConstTensorView> values) {
   check_count("outputs", leaves_.outputs.size(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     output_fits_[i] = leaves_.outputs[i].check(values[i], true);
   }
 }
 
-void Recorder::State::check_states(std::span<const TensorView> values) {
+void Recorder::State::check_states(std::span<const ConstTensorView> values) {
   check_count("states", leaves_.states.size(), values.size());
   for (std::size_t i = 0; i < values.size(); ++i) {
     state_fits_[i] = leaves_.states[i].written().check(values[i], true);
@@ -206,7 +206,7 @@ bool Recorder::State::is_stopped(std::int64_t reached) const {
 }
 
 // Into the step that each env comes to with this one, or `ahead` steps behind it.
-void Recorder::State::write_ahead(LeafRows& leaf, std::int64_t ahead, const TensorView& value,
+void Recorder::State::write_ahead(LeafRows& leaf, std::int64_t ahead, const ConstTensorView& value,
                                   Fit fit) const {
   if (!options_.leaves_out_dummies) {
     if (step_ + ahead < steps_) {
@@ -222,7 +222,7 @@ void Recorder::State::write_ahead(LeafRows& leaf, std::int64_t ahead, const Tens
 }
 
 // Into the memory that the next action is chosen on.
-void Recorder::State::write_now(LeafRows& current, const TensorView& value, Fit fit) const {
+void Recorder::State::write_now(LeafRows& current, const ConstTensorView& value, Fit fit) const {
   if (current.is_memory_of(value, fit)) {
     return;
   }
@@ -244,13 +244,13 @@ void Recorder::State::put_numbers(LeafRows& leaf, const std::vector<T>& values) 
   });
 }
 
-void Recorder::State::write_outputs(std::span<const TensorView> values) {
+void Recorder::State::write_outputs(std::span<const ConstTensorView> values) {
   for (std::size_t i = 0; i < leaves_.outputs.size(); ++i) {
     write_ahead(leaves_.outputs[i], 0, values[i], output_fits_[i]);
   }
 }
 
-void Recorder::State::write_observations(std::span<const TensorView> values) {
+void Recorder::State::write_observations(std::span<const ConstTensorView> values) {
   const bool is_current_due = step_ + 1 == steps_ || options_.leaves_out_dummies;
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     RecorderLeaves::Observation& observation = leaves_.observations[i];
@@ -270,7 +270,7 @@ void Recorder::State::write_observations(std::span<const TensorView> values) {
   }
 }
 
-void Recorder::State::write_states(std::span<const TensorView> values) {
+void Recorder::State::write_states(std::span<const ConstTensorView> values) {
   for (std::size_t i = 0; i < leaves_.states.size(); ++i) {
     RecorderLeaves::State& state = leaves_.states[i];
     const Fit fit = state_fits_[i];
@@ -439,7 +439,7 @@ void Recorder::State::start_trajectory(std::int64_t p, std::int64_t step) {
   }
 }
 
-void Recorder::State::reset(std::span<const TensorView> observation) {
+void Recorder::State::reset(std::span<const ConstTensorView> observation) {
   check_observation(observation, false);
   start_at(done_, observation);
   std::fill(done_.begin(), done_.end(), std::uint8_t{0});
@@ -448,7 +448,7 @@ void Recorder::State::reset(std::span<const TensorView> observation) {
 
 // Trajectories of these envs begin at that observation, which was checked.
 void Recorder::State::start_at(const std::vector<std::uint8_t>& envs,
-                               std::span<const TensorView> observation) {
+                               std::span<const ConstTensorView> observation) {
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     const RecorderLeaves::Observation& target = leaves_.observations[i];
     if (!target.current) {
@@ -475,6 +475,6 @@ std::int64_t Recorder::step(const StepData& data) { return state_->step(data); }
 
 std::int64_t Recorder::step(const OneStep& data) { return state_->step(data); }
 
-void Recorder::reset(std::span<const TensorView> observation) { state_->reset(observation); }
+void Recorder::reset(std::span<const ConstTensorView> observation) { state_->reset(observation); }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -12,7 +12,7 @@ namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 // One of done, ids and mask: the batch's shape, then nothing but ones.
-void check_signal(const char* what, const TensorView& view, DType dtype, const Dims& batch) {
+void check_signal(const char* what, const ConstTensorView& view, DType dtype, const Dims& batch) {
   expect_on_host(what, view);
   bool fits = view.dtype == dtype && view.rank() >= batch.size();
   for (int i = 0; fits && i < view.rank(); ++i) {
@@ -67,8 +67,8 @@ void cut_row(const Signal& done, const Signal& ids, const Signal& mask, std::int
 // One leaf on its way from the batch to its target.
 class SplitPlan::Gather {
  public:
-  Gather(const SplitPlan& plan, const TensorView& source, const TensorView& target, bool padded,
-         Stores stores)
+  Gather(const SplitPlan& plan, const ConstTensorView& source, const TensorView& target,
+         bool padded, Stores stores)
       : plan_(plan),
         source_(source),
         target_(target),
@@ -123,7 +123,7 @@ class SplitPlan::Gather {
   }
 
   const SplitPlan& plan_;
-  TensorView source_;
+  ConstTensorView source_;
   TensorView target_;
   bool padded_;
   RunCopy run_;
@@ -131,12 +131,13 @@ class SplitPlan::Gather {
   bool dense_ = false;
 };
 
-SplitPlan::SplitPlan(const std::optional<TensorView>& done, const std::optional<TensorView>& ids,
-                     const std::optional<TensorView>& mask, int batch_dims) {
+SplitPlan::SplitPlan(const std::optional<ConstTensorView>& done,
+                     const std::optional<ConstTensorView>& ids,
+                     const std::optional<ConstTensorView>& mask, int batch_dims) {
   if (!done && !ids) {
     throw std::invalid_argument("split: expected done or ids, got neither");
   }
-  const TensorView& given = done ? *done : *ids;
+  const ConstTensorView& given = done ? *done : *ids;
   if (batch_dims < 1 || batch_dims > given.rank()) {
     throw std::invalid_argument("batch_dims: expected 1 to " + std::to_string(given.rank()) +
                                 ", the dimensions of " + (done ? "done" : "ids") + ", got " +
@@ -144,7 +145,8 @@ SplitPlan::SplitPlan(const std::optional<TensorView>& done, const std::optional<
   }
   batch_ = Dims(given.shape.from(0).first(static_cast<std::size_t>(batch_dims)));
   const int time = batch_dims - 1;
-  const auto check = [&](const char* what, const std::optional<TensorView>& view, DType dtype) {
+  const auto check = [&](const char* what, const std::optional<ConstTensorView>& view,
+                         DType dtype) {
     if (view) {
       check_signal(what, *view, dtype, batch_);
     }
@@ -153,7 +155,7 @@ SplitPlan::SplitPlan(const std::optional<TensorView>& done, const std::optional<
   check("ids", ids, DType::int64);
   check("mask", mask, DType::boolean);
 
-  const auto signal = [&](const std::optional<TensorView>& view, std::int64_t row) {
+  const auto signal = [&](const std::optional<ConstTensorView>& view, std::int64_t row) {
     return view ? Signal{view->data + row_offset(*view, batch_, row), view->strides[time]}
                 : Signal{};
   };
@@ -182,17 +184,17 @@ std::vector<std::int64_t> SplitPlan::lengths() const {
   return lengths;
 }
 
-void SplitPlan::padded(ThreadPool& pool, std::span<const TensorView> sources,
+void SplitPlan::padded(ThreadPool& pool, std::span<const ConstTensorView> sources,
                        std::span<const TensorView> targets) const {
   gather(pool, sources, targets, true);
 }
 
-void SplitPlan::flat(ThreadPool& pool, std::span<const TensorView> sources,
+void SplitPlan::flat(ThreadPool& pool, std::span<const ConstTensorView> sources,
                      std::span<const TensorView> targets) const {
   gather(pool, sources, targets, false);
 }
 
-void SplitPlan::gather(ThreadPool& pool, std::span<const TensorView> sources,
+void SplitPlan::gather(ThreadPool& pool, std::span<const ConstTensorView> sources,
                        std::span<const TensorView> targets, bool padded) const {
   check_leaves(sources, targets, batch_);
   const Stores stores = stores_for(total_bytes(targets));
@@ -218,7 +220,7 @@ void SplitPlan::mask(const TensorView& target) const {
   }
   zero(target);
   constexpr std::byte yes{1};
-  const TensorView source{const_cast<std::byte*>(&yes), DType::boolean, Dims{1}, Dims{0}, Device{}};
+  const ConstTensorView source(&yes, DType::boolean, Dims{1}, Dims{0}, Device{});
   const RunCopy run(from_dimension(target, 1), source);
   for (std::size_t i = 0; i < segments_.size(); ++i) {
     run(target.data + static_cast<std::int64_t>(i) * target.strides[0], &yes, segments_[i].length);
@@ -233,7 +235,7 @@ void SplitPlan::pad(const TensorView& target, std::int64_t value) const {
                                 to_string(target.shape));
   }
   const TensorView tail = from_dimension(target, 1);
-  TensorView source = TensorView::contiguous(&value, DType::int64, tail.shape);
+  ConstTensorView source = ConstTensorView::contiguous(&value, DType::int64, tail.shape);
   for (int i = 0; i < source.rank(); ++i) {
     source.strides[i] = 0;
   }

@@ -8,7 +8,7 @@ namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 template <typename T>
-std::span<const T> cast(const TensorView& view, DType dtype, std::vector<T>& room) {
+std::span<const T> cast(const ConstTensorView& view, DType dtype, std::vector<T>& room) {
   copy(TensorView::contiguous(room.data(), dtype, view.shape), view);
   return room;
 }
@@ -38,7 +38,7 @@ void StepSummary::add_reward(std::size_t place, const LeafRows& leaf) {
   make_room(numbers_, envs_ * rewards_.back().count);
 }
 
-void StepSummary::read(std::span<const TensorView> values, std::span<double> earned,
+void StepSummary::read(std::span<const ConstTensorView> values, std::span<double> earned,
                        std::span<std::uint8_t> ended) {
   std::fill(earned.begin(), earned.end(), 0.0);
   std::fill(ended.begin(), ended.end(), std::uint8_t{0});

@@ -31,7 +31,11 @@ SteppedEnvs::SteppedEnvs(std::unique_ptr<AnyEnvBatch> environments)
       outcomes_(envs_, {{"reward", DType::float64, {}},
                         {"terminated", DType::boolean, {}},
                         {"truncated", DType::boolean, {}}}),
-      data_{observations(), reward(), terminated(), truncated(), {}, {}} {}
+      seen_(observations().begin(), observations().end()),
+      rewards_(reward().as<double>(), static_cast<std::size_t>(envs_)),
+      terminated_(flags(terminated())),
+      truncated_(flags(truncated())),
+      data_{seen_, reward(), terminated(), truncated(), {}, {}} {}
 
 void SteppedEnvs::reset_all() {
   const std::vector<std::uint8_t> all(static_cast<std::size_t>(envs_), 1);
@@ -43,20 +47,19 @@ void SteppedEnvs::reset(std::span<const std::uint8_t> mask) {
 }
 
 void SteppedEnvs::step(std::span<const ConstTensorView> actions) {
-  const std::span<double> rewards(reward().as<double>(), static_cast<std::size_t>(envs_));
-  environments_->step(actions, observations(), rewards, flags(terminated()), flags(truncated()));
+  environments_->step(actions, observations(), rewards_, terminated_, truncated_);
 }
 
 std::int64_t SteppedEnvs::step(Recorder& recorder, std::span<const ConstTensorView> actions,
-                               std::span<const TensorView> outputs,
-                               std::span<const TensorView> states) {
+                               std::span<const ConstTensorView> outputs,
+                               std::span<const ConstTensorView> states) {
   step(actions);
   data_.outputs = outputs;
   data_.states = states;
   const std::int64_t due = recorder.step(data_);
   if (due != 0 && due != -1) {  // -1: it was stopped, and no environment has ended
     reset(recorder.done());
-    recorder.reset(observations());
+    recorder.reset(seen_);
   }
   return due;
 }

@@ -54,11 +54,9 @@ std::int64_t TensorView::bytes() const {
   return checked_mul(count(), static_cast<std::int64_t>(item_size(dtype)));
 }
 
-void TensorView::expect(DType wanted) const {
-  if (dtype != wanted) {
-    throw std::invalid_argument("dtype: expected " + std::string(name_of(wanted)) +
-                                ", the array is " + std::string(name_of(dtype)));
-  }
+void detail::refuse_dtype(DType wanted, DType came) {
+  throw std::invalid_argument("dtype: expected " + std::string(name_of(wanted)) +
+                              ", the array is " + std::string(name_of(came)));
 }
 
 void detail::expect_count(std::size_t numbers, const Dims& shape) {

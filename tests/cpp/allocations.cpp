@@ -103,7 +103,7 @@ class Loop {
     recorder_->restart(observation_);
   }
 
-  TensorView& observation(std::size_t i) { return observation_[i]; }
+  ConstTensorView& observation(std::size_t i) { return observation_[i]; }
   TensorView& reward() { return reward_; }
 
   // How many allocations the steps and resets of a rollout make.
@@ -140,7 +140,7 @@ class Loop {
   std::vector<std::vector<std::byte>> memory_;
   std::array<float, 3> initial_{1, 2, 3};
   std::optional<Recorder> recorder_;
-  std::vector<TensorView> observation_, outputs_, states_;
+  std::vector<ConstTensorView> observation_, outputs_, states_;
   TensorView reward_, ends_, none_;
 };
 
@@ -187,7 +187,7 @@ TEST_CASE("steps and resets allocate nothing where numbers are cast or have gaps
     loop.reward() = loop.array<std::int32_t>(DType::int32, {});
   }
   SUBCASE("axes in another order") {
-    TensorView& pixels = loop.observation(1);
+    ConstTensorView& pixels = loop.observation(1);
     pixels.strides = {24, 1, 2, 6};
   }
   SUBCASE("gaps") {

@@ -102,7 +102,7 @@ class Recording {
 
   void restart(float n) {
     auto observation = observe(n);
-    const std::array views{observation.view()};
+    const std::array<ConstTensorView, 1> views{observation.view()};
     recorder.restart(views);
   }
 
@@ -124,8 +124,8 @@ class Recording {
     Array<std::int64_t> action{with_envs(P, batched, {}),
                                std::vector<std::int64_t>(count, static_cast<std::int64_t>(10 * n))};
     Array<float> log_prob{with_envs(P, batched, {1}), std::vector<float>(count, -n)};
-    const std::array observations{observation.view()};
-    const std::array outputs{action.view(), log_prob.view()};
+    const std::array<ConstTensorView, 1> observations{observation.view()};
+    const std::array<ConstTensorView, 2> outputs{action.view(), log_prob.view()};
     if (as_numbers) {
       return recorder.step(
           OneStep{observations, n, terminated[0] != 0, truncated[0] != 0, outputs});
@@ -142,7 +142,7 @@ class Recording {
         observation.values[2 * p] = observation.values[2 * p + 1] = -999;
       }
     }
-    const std::array views{observation.view()};
+    const std::array<ConstTensorView, 1> views{observation.view()};
     recorder.reset(views);
   }
 

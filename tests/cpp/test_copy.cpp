@@ -338,6 +338,16 @@ TEST_CASE("runs of frames") {
   CHECK_THROWS_AS(RunCopy(dst, view_of(source, DType::int16, {10, 4})), std::invalid_argument);
 }
 
+TEST_CASE("a source may be constant") {
+  const std::array<std::int16_t, 6> source{1, 2, 3, 4, 5, 6};
+  std::array<float, 6> target{};
+  const ConstTensorView from = view(std::span(source), {2, 3});
+  copy(view(std::span(target), {2, 3}), from);
+  CHECK(target == std::array<float, 6>{1, 2, 3, 4, 5, 6});
+  copy(view(std::span(target).first<3>(), {3}), from[1]);
+  CHECK(target == std::array<float, 6>{4, 5, 6, 4, 5, 6});
+}
+
 TEST_CASE("what is streamed past the caches is the same copy, wherever it begins and ends") {
   ThreadPool pool(3);
   std::vector<std::uint8_t> source(3 << 20), plain(source.size()), streamed(source.size());

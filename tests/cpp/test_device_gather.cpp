@@ -57,6 +57,10 @@ std::vector<TensorView> devices(const std::vector<Array>& arrays) {
   return views;
 }
 
+std::vector<ConstTensorView> read(const std::vector<TensorView>& views) {
+  return {views.begin(), views.end()};
+}
+
 // Leaves of all unit sizes, an empty one, and one with a frame of several tiles.
 const std::vector<std::pair<DType, Dims>> kFrames{
     {DType::boolean, {}},   {DType::int16, {3}},      {DType::float32, {5}},
@@ -142,11 +146,11 @@ TEST_CASE("padded and flat are those of the host, by one launch") {
     const std::vector<Array> targets = Batch::targets(lead, 2);
     const int launches = fake.calls("cuLaunchKernel");
     if (padded) {
-      plan.padded(pool, hosts(batch.leaves), hosts(expected));
-      gather.padded(plan, devices(batch.leaves), devices(targets), workspace, 0);
+      plan.padded(pool, read(hosts(batch.leaves)), hosts(expected));
+      gather.padded(plan, read(devices(batch.leaves)), devices(targets), workspace, 0);
     } else {
-      plan.flat(pool, hosts(batch.leaves), hosts(expected));
-      gather.flat(plan, devices(batch.leaves), devices(targets), workspace, 0);
+      plan.flat(pool, read(hosts(batch.leaves)), hosts(expected));
+      gather.flat(plan, read(devices(batch.leaves)), devices(targets), workspace, 0);
     }
     CHECK(fake.calls("cuLaunchKernel") == launches + 1);
     for (std::size_t i = 0; i < kFrames.size(); ++i) {
@@ -177,15 +181,15 @@ TEST_CASE("what lies ahead and its sums are those of the host, by one launch") {
     }
     const std::vector<Array> moved = Batch::targets({kRows, kSteps}, 2);
     const std::vector<Array> expected = Batch::targets({kRows, kSteps}, 1);
-    plan.shift(pool, hosts(batch.leaves), hosts(expected));
-    plan.sum(pool, 0.5, hosts(rewards), hosts(expected_sums));
+    plan.shift(pool, read(hosts(batch.leaves)), hosts(expected));
+    plan.sum(pool, 0.5, read(hosts(rewards)), hosts(expected_sums));
 
     const Lent workspace(cuda::DeviceGather::workspace_bytes(plan, kFrames.size() + 2,
                                                              bytes_of(moved) + bytes_of(sums)));
-    const auto from = devices(batch.leaves), to = devices(moved);
-    const auto summed = devices(rewards), summed_to = devices(sums);
+    const auto from = read(devices(batch.leaves)), terms = read(devices(rewards));
+    const auto to = devices(moved), summed_to = devices(sums);
     const int launches = fake.calls("cuLaunchKernel");
-    gather.ahead(plan, {from, to, summed, summed_to, 0.5}, workspace, 0);
+    gather.ahead(plan, {from, to, terms, summed_to, 0.5}, workspace, 0);
     CHECK(fake.calls("cuLaunchKernel") == launches + 1);
     for (std::size_t i = 0; i < kFrames.size(); ++i) {
       CAPTURE(i);

@@ -57,12 +57,14 @@ TEST_CASE("frames look n steps ahead, not beyond a done, a row's end or an uncol
   Ids numbers(12);
   for (std::size_t i = 0; i < 12; ++i) numbers[i] = static_cast<std::int64_t>(i);
   Ids moved(12);
-  plan.shift(pool, std::vector{ids(numbers, {2, 6})}, std::vector{ids(moved, {2, 6})});
+  plan.shift(pool, std::vector<ConstTensorView>{ids(numbers, {2, 6})},
+             std::vector{ids(moved, {2, 6})});
   CHECK(moved == Ids{2, 3, 3, 3, 5, 5, 8, 8, 8, 9, 11, 11});
 
   std::vector<double> rewards{1, 1, 1, 1, 1, 1, 1, 1, 1, 99, 1, 1};
   std::vector<double> sums(12, -9);
-  plan.sum(pool, 0.5, std::vector{doubles(rewards, {2, 6})}, std::vector{doubles(sums, {2, 6})});
+  plan.sum(pool, 0.5, std::vector<ConstTensorView>{doubles(rewards, {2, 6})},
+           std::vector{doubles(sums, {2, 6})});
   CHECK(sums == std::vector<double>{1.75, 1.75, 1.5, 1, 1.5, 1, 1.75, 1.5, 1, 0, 1.5, 1});
 }
 
@@ -73,7 +75,8 @@ TEST_CASE("one step leads nowhere") {
   ThreadPool pool(1);
   std::vector<double> rewards{1, 2, 3};
   std::vector<double> sums(3);
-  plan.sum(pool, 0.5, std::vector{doubles(rewards, {3})}, std::vector{doubles(sums, {3})});
+  plan.sum(pool, 0.5, std::vector<ConstTensorView>{doubles(rewards, {3})},
+           std::vector{doubles(sums, {3})});
   CHECK(sums == rewards);
   plan.discounts(0.5, doubles(sums, {3}));
   CHECK(sums == std::vector<double>{0.5, 0.5, 0.5});
@@ -94,7 +97,7 @@ TEST_CASE("long segments are the same in one thread and in several, for every n"
     const Ids steps = steps_of(plan, {kFrames});
     std::vector<double> sums(kFrames);
     std::vector<double> shared(kFrames);
-    const std::vector source{doubles(rewards, {kFrames})};
+    const std::vector<ConstTensorView> source{doubles(rewards, {kFrames})};
     plan.sum(one, 1.0, source, std::vector{doubles(sums, {kFrames})});
     plan.sum(four, 1.0, source, std::vector{doubles(shared, {kFrames})});
     CHECK(sums == shared);
@@ -122,7 +125,8 @@ TEST_CASE("a huge or infinite value is in the sums that look at it and in no oth
   for (double odd : {1e300, std::numeric_limits<double>::infinity()}) {
     std::vector<double> rewards{1, 1, 1, 1, odd, 1, 1, 1, 1};
     std::vector<double> sums(9);
-    plan.sum(pool, 1.0, std::vector{doubles(rewards, {9})}, std::vector{doubles(sums, {9})});
+    plan.sum(pool, 1.0, std::vector<ConstTensorView>{doubles(rewards, {9})},
+             std::vector{doubles(sums, {9})});
     CHECK(sums == std::vector<double>{3, 3, odd, odd, odd, 3, 3, 2, 1});
   }
 }
@@ -136,10 +140,10 @@ TEST_CASE("several lanes, types and strides") {
   TensorView source = TensorView::contiguous(rewards.data(), DType::float32, {4, 2});
   source.strides = Dims{4, 16};
   std::vector<double> sums(8);
-  plan.sum(pool, 0.5, std::vector{source}, std::vector{doubles(sums, {4, 2})});
+  plan.sum(pool, 0.5, std::vector<ConstTensorView>{source}, std::vector{doubles(sums, {4, 2})});
   CHECK(sums == std::vector<double>{2, 20, 3.5, 35, 3, 30, 4, 40});
   std::vector<double> moved(8);
-  plan.shift(pool, std::vector{source}, std::vector{doubles(moved, {4, 2})});
+  plan.shift(pool, std::vector<ConstTensorView>{source}, std::vector{doubles(moved, {4, 2})});
   CHECK(moved == std::vector<double>{2, 20, 3, 30, 3, 30, 4, 40});
 }
 
@@ -149,17 +153,21 @@ TEST_CASE("batches without a cell or a frame") {
   std::vector<double> nothing;
   for (const Dims& shape : {Dims{0}, Dims{3, 0}, Dims{0, 3}}) {
     const MultiStepPlan plan(SplitPlan(flags(none, shape), {}, {}, shape.size()), 3);
-    plan.shift(pool, std::vector{doubles(nothing, shape)}, std::vector{doubles(nothing, shape)});
-    plan.sum(pool, 1, std::vector{doubles(nothing, shape)}, std::vector{doubles(nothing, shape)});
+    plan.shift(pool, std::vector<ConstTensorView>{doubles(nothing, shape)},
+               std::vector{doubles(nothing, shape)});
+    plan.sum(pool, 1, std::vector<ConstTensorView>{doubles(nothing, shape)},
+             std::vector{doubles(nothing, shape)});
     CHECK(steps_of(plan, shape).empty());
   }
   Ids uncollected{-1, -1};
   const MultiStepPlan plan(SplitPlan({}, ids(uncollected, {2}), {}, 1), 3);
   std::vector<double> values{1, 2};
   std::vector<double> out{7, 7};
-  plan.shift(pool, std::vector{doubles(values, {2})}, std::vector{doubles(out, {2})});
+  plan.shift(pool, std::vector<ConstTensorView>{doubles(values, {2})},
+             std::vector{doubles(out, {2})});
   CHECK(out == values);
-  plan.sum(pool, 1, std::vector{doubles(values, {2})}, std::vector{doubles(out, {2})});
+  plan.sum(pool, 1, std::vector<ConstTensorView>{doubles(values, {2})},
+           std::vector{doubles(out, {2})});
   CHECK(out == std::vector<double>{0, 0});
   CHECK(steps_of(plan, {2}) == Ids{0, 0});
 }
@@ -174,9 +182,9 @@ TEST_CASE("what does not fit is refused") {
   std::vector<double> values(6);
   const std::vector three{doubles(values, {3})};
   const std::vector six{doubles(values, {6})};
-  CHECK_THROWS_AS(plan.shift(pool, six, six), std::invalid_argument);
-  CHECK_THROWS_AS(plan.shift(pool, three, six), std::invalid_argument);
-  CHECK_THROWS_AS(plan.sum(pool, 1, three, {}), std::invalid_argument);
+  CHECK_THROWS_AS(plan.shift(pool, {{six[0]}}, six), std::invalid_argument);
+  CHECK_THROWS_AS(plan.shift(pool, {{three[0]}}, six), std::invalid_argument);
+  CHECK_THROWS_AS(plan.sum(pool, 1, {{three[0]}}, {}), std::invalid_argument);
   CHECK_THROWS_AS(plan.steps(three[0]), std::invalid_argument);
   CHECK_THROWS_AS(plan.discounts(1, six[0]), std::invalid_argument);
   CHECK_THROWS_AS(plan.nonterminal(flags(done, {1, 3})), std::invalid_argument);

@@ -322,7 +322,7 @@ TEST_CASE("numbers are cast to what the layout says") {
   Array<std::uint8_t> bytes{{2, 2}, {1, 2, 3, 255}};
   TensorView transposed = bytes.view();
   std::swap(transposed.strides[0], transposed.strides[1]);
-  const std::array observation{wide.view(), transposed};
+  const std::array<ConstTensorView, 2> observation{wide.view(), transposed};
   recorder.restart(observation);
   CHECK(current.values == std::vector<float>{0.5F, 1.5F});
   CHECK(pixels.values == std::vector<float>{1, 3, 2, 255});
@@ -333,7 +333,7 @@ TEST_CASE("numbers are cast to what the layout says") {
   Array<std::uint8_t> flag{{}, {2}};
   Array<std::int64_t> action{{}, {4}};
   Array<float> log_prob{{1}, {0}};
-  const std::array outputs{action.view(), log_prob.view()};
+  const std::array<ConstTensorView, 2> outputs{action.view(), log_prob.view()};
   // A flag of another type is true where it is not zero; an array of one number is one, too.
   TensorView terminated = flag.view();
   terminated.shape = {1};
@@ -360,8 +360,8 @@ TEST_CASE("a wrong array is refused, by its key, with what was expected and what
   Array<std::int64_t> action{{2}, {0, 0}};
   Array<float> log_prob{{2, 1}, {0, 0}};
   const auto step = [&](TensorView o, TensorView w, TensorView e, TensorView a) {
-    const std::array observations{o};
-    const std::array outputs{a, log_prob.view()};
+    const std::array<ConstTensorView, 1> observations{o};
+    const std::array<ConstTensorView, 2> outputs{a, log_prob.view()};
     return error_of([&] { r.recorder.step({observations, w, e, flag.view(), outputs}); });
   };
   const TensorView o = observation.view(), w = reward.view(), e = flag.view(), a = action.view();
@@ -380,13 +380,13 @@ TEST_CASE("a wrong array is refused, by its key, with what was expected and what
   Array<std::int64_t> one{{}, {0}};
   CHECK(contains(step(o, w, e, one.view()), "action: expected int64 of shape [2], got int64 of"));
 
-  const std::array two{o, o};
+  const std::array<ConstTensorView, 2> two{o, o};
   CHECK(contains(error_of([&] { r.recorder.restart(two); }), "observation: expected 1 arrays"));
-  const std::array actions{a};
-  const std::array observations{o};
+  const std::array<ConstTensorView, 1> actions{a};
+  const std::array<ConstTensorView, 1> observations{o};
   CHECK(contains(error_of([&] { r.recorder.step({observations, w, e, e, actions}); }),
                  "outputs: expected 2 arrays, got 1"));
-  const std::array bad{three.view()};
+  const std::array<ConstTensorView, 1> bad{three.view()};
   CHECK(contains(error_of([&] { r.recorder.restart(bad); }), "observation: expected float32"));
   CHECK(contains(error_of([&] { r.recorder.reset(bad); }), "observation: expected float32"));
   CHECK(r.recorder.steps_left() == 2);  // none of these was recorded
@@ -399,10 +399,10 @@ TEST_CASE("a float where integers are promised is refused") {
   Recorder recorder(Layout(leaves), {{kObservation, current.view(), true}},
                     {{"action"}, {"log_prob"}}, {});
   Array<float> floats{{2}, {0.5, 1.5}};
-  const std::array bad{floats.view()};
+  const std::array<ConstTensorView, 1> bad{floats.view()};
   CHECK(contains(error_of([&] { recorder.restart(bad); }), "expected int64 of shape [2], got"));
   Array<std::int32_t> narrow{{2}, {1, 2}};
-  const std::array good{narrow.view()};
+  const std::array<ConstTensorView, 1> good{narrow.view()};
   recorder.restart(good);
   CHECK(current.values == std::vector<std::int64_t>{1, 2});
 }

@@ -86,7 +86,7 @@ TEST_CASE("a begin that is refused opens nothing, and touches no batch that was 
 
 TEST_CASE("a fresh recorder whose begin was refused takes no step") {
   Array<float> current{{2}, {0, 0}};
-  const std::array views{current.view()};
+  const std::array<ConstTensorView, 1> views{current.view()};
   Recorder recorder(Layout(usual_leaves()), {{kObservation, current.view()}},
                     {{"action"}, {"log_prob"}}, {});
   recorder.restart(views);
@@ -95,7 +95,7 @@ TEST_CASE("a fresh recorder whose begin was refused takes no step") {
   CHECK(recorder.steps_left() == 0);
   Array<std::int64_t> action{{}, {0}};
   Array<float> log_prob{{1}, {0}};
-  const std::array outputs{action.view(), log_prob.view()};
+  const std::array<ConstTensorView, 2> outputs{action.view(), log_prob.view()};
   CHECK_THROWS_AS(recorder.step(OneStep{views, 0, false, false, outputs}), std::logic_error);
   CHECK(pool.stats().lent == 0);
 }
@@ -152,8 +152,8 @@ TEST_CASE("a step that is refused can be recorded anew, also the last one of a s
   Array<std::int64_t> action{{2}, {9, 9}};
   Array<float> log_prob{{2, 1}, {9, 9}};
   const auto refused = [&](TensorView o, TensorView a, TensorView l) {
-    const std::array observations{o};
-    const std::array outputs{a, l};
+    const std::array<ConstTensorView, 1> observations{o};
+    const std::array<ConstTensorView, 2> outputs{a, l};
     CHECK_THROWS_AS(
         r.recorder.step({observations, reward.view(), flag.view(), flag.view(), outputs}),
         std::invalid_argument);
@@ -176,7 +176,7 @@ TEST_CASE("a reset that is refused leaves the environments due") {
   r.step(1, {0, 1});
   const std::vector<std::byte> before = bytes_of(*r.slab);
   Array<float> narrow{{2, 1}, {9, 9}};
-  const std::array bad{narrow.view()};
+  const std::array<ConstTensorView, 1> bad{narrow.view()};
   CHECK_THROWS_AS(r.recorder.reset(bad), std::invalid_argument);
   CHECK(bytes_of(*r.slab) == before);
   CHECK(r.recorder.done()[1] == 1);

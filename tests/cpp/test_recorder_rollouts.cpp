@@ -210,10 +210,29 @@ TEST_CASE("what others write has its place, and is cleared behind a rollout's en
                  "observation is written by several"));
 }
 
+TEST_CASE("what is recorded may be constant") {
+  Recording r({.envs = 2}, 1);
+  const std::array<float, 4> observed{1, 2, 3, 4};
+  const std::array<double, 2> reward{5, 6};
+  const std::array<bool, 2> none{};
+  const std::array<std::int64_t, 2> action{7, 8};
+  const std::array<float, 2> log_prob{-1, -2};
+  const std::array<ConstTensorView, 1> observations{view(std::span(observed), {2, 2})};
+  const std::array<ConstTensorView, 2> outputs{view(std::span(action), {2}),
+                                               view(std::span(log_prob), {2, 1})};
+  const ConstTensorView flags = view(std::span(none), {2});
+  r.begin();
+  r.recorder.step({observations, view(std::span(reward), {2}), flags, flags, outputs});
+  r.finish();
+  CHECK(r.number(kNextObservation, 0, 1) == 3.0F);
+  CHECK(r.at<std::int64_t>({"action"}, 0, 1) == 8);
+  CHECK(r.number({"next", "reward"}, 0, 0) == 5.0F);
+}
+
 TEST_CASE("environments may write where the policy reads: the source is the current observation") {
   for (bool live : {true, false}) {
     Recording r({.envs = 2}, 3, usual_leaves(), live);
-    const std::array source{r.current.view()};
+    const std::array<ConstTensorView, 1> source{r.current.view()};
     const auto observe = [&](std::vector<float> values) {
       std::copy(values.begin(), values.end(), r.current.values.begin());
     };
@@ -221,7 +240,7 @@ TEST_CASE("environments may write where the policy reads: the source is the curr
     Array<std::uint8_t> none{{2}, {0, 0}}, ends{{2}, {0, 1}};
     Array<std::int64_t> action{{2}, {0, 0}};
     Array<float> log_prob{{2, 1}, {0, 0}};
-    const std::array outputs{action.view(), log_prob.view()};
+    const std::array<ConstTensorView, 2> outputs{action.view(), log_prob.view()};
     r.begin();
     observe({1, 2, 3, 4});
     CHECK(r.recorder.step({source, reward.view(), ends.view(), none.view(), outputs}) == 1);

@@ -76,7 +76,7 @@ struct Recurrent {
                    view_of(initial, DType::float32, {1})}},
                  view_of(is_init, DType::boolean, {kEnvs, 1})) {
     std::vector<float> first{100, 200};
-    const std::array views{view_of(first, DType::float32, {kEnvs, 1})};
+    const std::array<ConstTensorView, 1> views{view_of(first, DType::float32, {kEnvs, 1})};
     recorder.restart(views);
     slab = pool.acquire();
     recorder.begin(slab, 0, 0);
@@ -85,15 +85,15 @@ struct Recurrent {
   std::int64_t step(float h, std::vector<std::uint8_t> ends) {
     std::vector<float> x{h, h}, hidden{h, h}, reward{0, 0};
     std::vector<std::uint8_t> cuts{0, 0};
-    const std::array observations{view_of(x, DType::float32, {kEnvs, 1})};
-    const std::array states{view_of(hidden, DType::float32, {kEnvs, 1})};
+    const std::array<ConstTensorView, 1> observations{view_of(x, DType::float32, {kEnvs, 1})};
+    const std::array<ConstTensorView, 1> states{view_of(hidden, DType::float32, {kEnvs, 1})};
     std::vector<float> tenfold, hundredfold;
     for (std::size_t p = 0; p < kEnvs; ++p) {
       tenfold.insert(tenfold.end(), 2, 10 * observation[p]);
       hundredfold.push_back(100 * state[p]);
     }
-    std::vector<TensorView> written{view_of(tenfold, DType::float32, {kEnvs, 2}),
-                                    view_of(hundredfold, DType::float32, {kEnvs, 1})};
+    std::vector<ConstTensorView> written{view_of(tenfold, DType::float32, {kEnvs, 2}),
+                                         view_of(hundredfold, DType::float32, {kEnvs, 1})};
     written.resize(outputs.size());
     return recorder.step({observations, view_of(reward, DType::float32, {kEnvs}),
                           view_of(ends, DType::boolean, {kEnvs}),
@@ -102,7 +102,7 @@ struct Recurrent {
 
   void reset() {
     std::vector<float> first{300, 400};
-    const std::array views{view_of(first, DType::float32, {kEnvs, 1})};
+    const std::array<ConstTensorView, 1> views{view_of(first, DType::float32, {kEnvs, 1})};
     recorder.reset(views);
   }
 };
@@ -193,14 +193,15 @@ TEST_CASE("an environment's own reward and flags are copied as they are") {
       {}, RecorderOptions{.set_truncated = true});
   std::vector<float> o{5}, reward{1, 2};
   std::vector<std::uint8_t> flags{0, 1};
-  const std::array views{view_of(o, DType::float32, {1}), view_of(flags, DType::boolean, {2}),
-                         view_of(truncated, DType::boolean, {2}),
-                         view_of(root, DType::boolean, {1}), view_of(reward, DType::float32, {2})};
+  const std::array<ConstTensorView, 5> views{
+      view_of(o, DType::float32, {1}), view_of(flags, DType::boolean, {2}),
+      view_of(truncated, DType::boolean, {2}), view_of(root, DType::boolean, {1}),
+      view_of(reward, DType::float32, {2})};
   recorder.restart(views);
   SlabPool pool(Placement(layout, {1, 1, 1}), 1, true);
   auto slab = pool.acquire();
   recorder.begin(slab, 0, 0);
-  const std::array<TensorView, 0> none{};
+  const std::array<ConstTensorView, 0> none{};
   CHECK(recorder.step(StepData{views, {}, {}, {}, none}) == 1);
   recorder.finish();
   const std::vector<Episode> episodes = recorder.take_episodes();
@@ -239,13 +240,13 @@ TEST_CASE("each environment of a batch ends by any of its flags and earns the su
   std::vector<std::uint8_t> done{0, 1, 0}, agents{0, 0, 0, 0, 0, 1};
   std::vector<float> reward{1, 2, 4};
   std::vector<double> shares{8, 16, 32, 64, 128, 256};
-  const std::array views{
+  const std::array<ConstTensorView, 4> views{
       view_of(done, DType::boolean, {3, 1}), view_of(agents, DType::boolean, {3, 2}),
       view_of(reward, DType::float32, {3, 1}), view_of(shares, DType::float64, {3, 2})};
   recorder.restart(views);
   SlabPool pool(Placement(layout, {1, 3, 1}), 1, true);
   recorder.begin(pool.acquire(), 0, 0);
-  const std::array<TensorView, 0> none{};
+  const std::array<ConstTensorView, 0> none{};
   CHECK(recorder.step(StepData{views, {}, {}, {}, none}) == 2);
   CHECK(recorder.done()[0] == 0);
   const std::vector<Episode> episodes = recorder.take_episodes();
@@ -263,7 +264,7 @@ TEST_CASE("own flags count alone, whoever gives others") {
   std::vector<std::uint8_t> now{0}, done{0};
   const ObservationSpec flag{{"done"}, view_of(now, DType::boolean, {1}), true, true, Meaning::end};
   Recorder recorder(layout, {flag}, {}, {});
-  const std::array views{view_of(done, DType::boolean, {1})};
+  const std::array<ConstTensorView, 1> views{view_of(done, DType::boolean, {1})};
   recorder.restart(views);
   SlabPool pool(Placement(layout, {1, 1, 2}), 1, true);
   recorder.begin(pool.acquire(), 0, 0);

@@ -1,9 +1,11 @@
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <optional>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <vector>
 
@@ -47,6 +49,16 @@ TEST_CASE("a row is cut after each done and at its end") {
   CHECK(plan.count() == 4);
   CHECK(plan.longest() == 2);
   CHECK(plan.frames() == 8);
+}
+
+TEST_CASE("a constant batch is cut and gathered") {
+  const std::array<std::uint8_t, 4> done{0, 1, 0, 0};
+  const std::array<float, 4> values{1, 2, 3, 4};
+  const SplitPlan plan(ConstTensorView::contiguous(done.data(), DType::boolean, {1, 4}), {}, {}, 2);
+  std::array<float, 4> flat{};
+  ThreadPool pool(1);
+  plan.flat(pool, {{view(std::span(values), {1, 4})}}, {{view(std::span(flat), {4})}});
+  CHECK(flat == values);
 }
 
 TEST_CASE("a row is cut where the id changes, and repeated ids do not merge") {
@@ -153,7 +165,7 @@ TEST_CASE("large gathers are shared out and equal to small ones") {
     wide[i] = static_cast<float>(i);
     narrow[i % narrow.size()] = static_cast<std::uint8_t>(random());
   }
-  const std::vector<TensorView> sources{
+  const std::vector<ConstTensorView> sources{
       TensorView::contiguous(wide.data(), DType::float32, {kRows, kSteps, 7}),
       TensorView::contiguous(nothing.data(), DType::uint8, {kRows, kSteps, 0}),
       TensorView::contiguous(narrow.data(), DType::uint8, {kRows, kSteps})};

@@ -82,5 +82,9 @@ TEST_CASE("C++'s own numbers as an array of a shape, and back") {
   const std::array<double, 2> constant{7, 8};
   const ConstTensorView read = view(std::span(constant), {2});
   CHECK(read.as<double>()[1] == 8);
+  CHECK(read.bytes() == 16);
+  CHECK(read.is_contiguous());
+  CHECK(read[1].as<double>()[0] == 8);
+  CHECK_THROWS_AS(read[2], std::out_of_range);
   CHECK(ConstTensorView(whole).shape == whole.shape);
 }

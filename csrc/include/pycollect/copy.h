@@ -36,10 +36,10 @@ enum class Stores : std::uint8_t { cached, streamed };
 Stores stores_for(std::int64_t bytes);
 
 // Allocates nothing. What is streamed goes past the caches in pieces of 4 kB and more.
-void copy(const TensorView& dst, const TensorView& src, Stores stores = Stores::cached);
+void copy(const TensorView& dst, const ConstTensorView& src, Stores stores = Stores::cached);
 
 // The same; arrays of a megabyte and more are shared out between the threads of the pool.
-void parallel_copy(ThreadPool& pool, const TensorView& dst, const TensorView& src,
+void parallel_copy(ThreadPool& pool, const TensorView& dst, const ConstTensorView& src,
                    Stores stores = Stores::cached);
 
 // Sets every element of an array to zero.
@@ -64,10 +64,10 @@ class RunCopy {
  public:
   // dst and src stand for all runs: [any, *frame], each run along the first dimension. Their
   // addresses and first extents are not used.
-  RunCopy(const TensorView& dst, const TensorView& src, Stores stores = Stores::cached);
+  RunCopy(const TensorView& dst, const ConstTensorView& src, Stores stores = Stores::cached);
 
   // For arrays that are one frame each, of any rank: a run of one.
-  static RunCopy whole(const TensorView& dst, const TensorView& src,
+  static RunCopy whole(const TensorView& dst, const ConstTensorView& src,
                        Stores stores = Stores::cached);
 
   // Other threads see what it wrote as they see any other store.
@@ -84,7 +84,7 @@ class RunCopy {
   };
 
   // The frame's dimensions are those from `first`, 0 or 1, on.
-  RunCopy(const TensorView& dst, const TensorView& src, int first, Stores stores);
+  RunCopy(const TensorView& dst, const ConstTensorView& src, int first, Stores stores);
   void sort_axes();
   void merge_axes();
   void absorb_block(bool same_type, std::int64_t item);

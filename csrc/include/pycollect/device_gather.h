@@ -48,17 +48,17 @@ class DeviceGather {
   static std::int64_t workspace_bytes(const MultiStepPlan& plan, std::size_t leaves,
                                       std::int64_t target_bytes);
 
-  void padded(const SplitPlan& plan, std::span<const TensorView> sources,
+  void padded(const SplitPlan& plan, std::span<const ConstTensorView> sources,
               std::span<const TensorView> targets, Workspace workspace, Stream stream) const;
-  void flat(const SplitPlan& plan, std::span<const TensorView> sources,
+  void flat(const SplitPlan& plan, std::span<const ConstTensorView> sources,
             std::span<const TensorView> targets, Workspace workspace, Stream stream) const;
 
   // Which leaves of a batch become what, by one launch: those that shift, and those that are
   // summed.
   struct Ahead {
-    std::span<const TensorView> moved;
+    std::span<const ConstTensorView> moved;
     std::span<const TensorView> moved_to;
-    std::span<const TensorView> summed;
+    std::span<const ConstTensorView> summed;
     std::span<const TensorView> summed_to;
     double gamma = 1.0;
   };

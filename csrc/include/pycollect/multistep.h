@@ -41,7 +41,7 @@ class MultiStepPlan {
   // cell that it leads to. Values are cast to the target's type, as by copy(). Throws
   // std::invalid_argument, before anything is written, where a shape does not fit. Linear in the
   // targets' size, shared between the threads of the pool.
-  void shift(ThreadPool& pool, std::span<const TensorView> sources,
+  void shift(ThreadPool& pool, std::span<const ConstTensorView> sources,
              std::span<const TensorView> targets) const;
 
   // The same with, at each cell, the sum of gamma^k times what lies k cells further, up to the one
@@ -49,7 +49,7 @@ class MultiStepPlan {
   // Linear in the sources' size, whatever n: each sum consists of two running ones, of the rest of
   // its block of n frames and of the beginning of the next. Nothing is ever subtracted, so that a
   // huge or infinite value is in the sums that look at it and in no other.
-  void sum(ThreadPool& pool, double gamma, std::span<const TensorView> sources,
+  void sum(ThreadPool& pool, double gamma, std::span<const ConstTensorView> sources,
            std::span<const TensorView> targets) const;
 
   // By how many steps each cell looks ahead, its own included: int64 of the batch's shape, 1 to n,

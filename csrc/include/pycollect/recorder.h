@@ -41,22 +41,23 @@ struct Episode {
 // `current`, so that environments write where the policy reads: nothing is copied there then. It
 // may not overlap that memory in any other way.
 struct StepData {
-  std::span<const TensorView> observation;  // the true successor, in the order of `observations`
-  TensorView reward;
-  TensorView terminated;
-  TensorView truncated;
-  std::span<const TensorView> outputs;      // in the order of `outputs`
-  std::span<const TensorView> states = {};  // for the next step, in the order of `states`
+  std::span<const ConstTensorView>
+      observation;  // the true successor, in the order of `observations`
+  ConstTensorView reward;
+  ConstTensorView terminated;
+  ConstTensorView truncated;
+  std::span<const ConstTensorView> outputs;      // in the order of `outputs`
+  std::span<const ConstTensorView> states = {};  // for the next step, in the order of `states`
 };
 
 // The same of one environment, whose reward and flags are plain numbers.
 struct OneStep {
-  std::span<const TensorView> observation;
+  std::span<const ConstTensorView> observation;
   double reward = 0;
   bool terminated = false;
   bool truncated = false;
-  std::span<const TensorView> outputs;
-  std::span<const TensorView> states = {};
+  std::span<const ConstTensorView> outputs;
+  std::span<const ConstTensorView> states = {};
 };
 
 // Which rollout it is, as its header says: whose, and the how many-th.
@@ -109,7 +110,7 @@ class Recorder {
 
   // Every environment was reset: open trajectories just end, new ones begin at this observation.
   // Throws std::logic_error within a rollout.
-  void restart(std::span<const TensorView> observation);
+  void restart(std::span<const ConstTensorView> observation);
 
   // The next steps go to `row` of this slab, which the recorder holds until finish() or abandon().
   // The rollout has `steps` of them, or as many as the slab where that is 0. Where it has fewer,
@@ -142,7 +143,7 @@ class Recorder {
   // then not done(): what its next step shows is where its next trajectory begins.
 
   // The environments that done() names were reset: only their rows are read.
-  void reset(std::span<const TensorView> observation);
+  void reset(std::span<const ConstTensorView> observation);
 
   // After step(): one byte per env, 1 where it must be reset.
   std::span<const std::uint8_t> done() const;

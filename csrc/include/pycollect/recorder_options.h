@@ -59,8 +59,8 @@ struct ObservationSpec {
 // ("next", key). Both are leaves; the latter may be missing, and the former one of its outputs.
 struct StateSpec {
   Key key;
-  TensorView current;  // as in ObservationSpec; live
-  TensorView initial;  // at a trajectory's first step: one frame, or one per env as in current
+  TensorView current;       // as in ObservationSpec; live
+  ConstTensorView initial;  // at a trajectory's first step: one frame, or one per env as in current
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

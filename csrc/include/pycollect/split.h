@@ -32,8 +32,8 @@ class SplitPlan {
   // `done` is bool, `ids` int64, `mask` bool, each of the batch's shape, or with dimensions of
   // extent 1 behind it. `batch_dims` is the number of batch dimensions, at least 1. Throws
   // std::invalid_argument where neither done nor ids is given, or where one does not fit.
-  SplitPlan(const std::optional<TensorView>& done, const std::optional<TensorView>& ids,
-            const std::optional<TensorView>& mask, int batch_dims);
+  SplitPlan(const std::optional<ConstTensorView>& done, const std::optional<ConstTensorView>& ids,
+            const std::optional<ConstTensorView>& mask, int batch_dims);
 
   // The shape of the batch, time last.
   const Dims& batch() const { return batch_; }
@@ -50,9 +50,9 @@ class SplitPlan {
   // trajectory's end; or [frames, *frame], all of them one after the other. Values are cast to the
   // target's type, as by copy(). Throws std::invalid_argument, before anything is written, where a
   // shape does not fit. Linear in the targets' size, shared between the threads of the pool.
-  void padded(ThreadPool& pool, std::span<const TensorView> sources,
+  void padded(ThreadPool& pool, std::span<const ConstTensorView> sources,
               std::span<const TensorView> targets) const;
-  void flat(ThreadPool& pool, std::span<const TensorView> sources,
+  void flat(ThreadPool& pool, std::span<const ConstTensorView> sources,
             std::span<const TensorView> targets) const;
 
   // Which cells of the padded form hold a frame: bool [N, longest].
@@ -64,7 +64,7 @@ class SplitPlan {
  private:
   class Gather;
 
-  void gather(ThreadPool& pool, std::span<const TensorView> sources,
+  void gather(ThreadPool& pool, std::span<const ConstTensorView> sources,
               std::span<const TensorView> targets, bool padded) const;
   // Cells [start, end) of a row are a segment, or nothing where there are none.
   void add(std::int64_t row, std::int64_t start, std::int64_t end);

@@ -63,6 +63,31 @@ std::string to_string(const Dims& dims);
 // The number of elements of that shape; throws std::length_error where it does not fit.
 std::int64_t element_count(std::span<const std::int64_t> shape);
 
+namespace detail {
+
+inline bool is_contiguous(DType dtype, const Dims& shape, const Dims& strides) {
+  auto expected = static_cast<std::int64_t>(item_size(dtype));
+  for (int i = shape.size() - 1; i >= 0; --i) {
+    if (shape[i] == 0) {
+      return true;
+    }
+    if (shape[i] != 1 && strides[i] != expected) {
+      return false;
+    }
+    expected *= shape[i];
+  }
+  return true;
+}
+
+[[noreturn]] void refuse_dtype(DType wanted, DType came);
+inline void expect_dtype(DType wanted, DType came) {
+  if (wanted != came) {
+    refuse_dtype(wanted, came);
+  }
+}
+
+}  // namespace detail
+
 enum class DeviceKind : std::uint8_t { cpu, cuda };
 
 struct Device {
@@ -84,33 +109,18 @@ struct TensorView {
   int rank() const { return shape.size(); }
   std::int64_t count() const { return element_count({shape.begin(), shape.end()}); }
   std::int64_t bytes() const;
-  bool is_contiguous() const {
-    std::int64_t expected = static_cast<std::int64_t>(item_size(dtype));
-    for (int i = rank() - 1; i >= 0; --i) {
-      if (shape[i] == 0) {
-        return true;
-      }
-      if (shape[i] != 1 && strides[i] != expected) {
-        return false;
-      }
-      expected *= shape[i];
-    }
-    return true;
-  }
+  bool is_contiguous() const { return detail::is_contiguous(dtype, shape, strides); }
   // The view of element i of the first dimension.
   TensorView operator[](std::int64_t i) const;
   // Its numbers; throws std::invalid_argument where they are of another type.
   template <typename T>
   T* as() const {
-    expect(dtype_of<T>);
+    detail::expect_dtype(dtype_of<T>, dtype);
     return reinterpret_cast<T*>(data);
   }
-
- private:
-  void expect(DType wanted) const;
 };
 
-// The same over memory that is only read.
+// The same over memory that is only read: what a source is. Every TensorView is one, too.
 struct ConstTensorView {
   const std::byte* data = nullptr;
   DType dtype = DType::uint8;
@@ -125,15 +135,22 @@ struct ConstTensorView {
         shape(view.shape),
         strides(view.strides),
         device(view.device) {}
+  ConstTensorView(const std::byte* address, DType type, const Dims& extents, const Dims& steps,
+                  Device where)
+      : data(address), dtype(type), shape(extents), strides(steps), device(where) {}
   static ConstTensorView contiguous(const void* data, DType dtype, const Dims& shape) {
     return TensorView::contiguous(const_cast<void*>(data), dtype, shape);
   }
 
   int rank() const { return shape.size(); }
   std::int64_t count() const { return element_count({shape.begin(), shape.end()}); }
+  std::int64_t bytes() const { return writable().bytes(); }
+  bool is_contiguous() const { return detail::is_contiguous(dtype, shape, strides); }
+  ConstTensorView operator[](std::int64_t i) const { return writable()[i]; }
   template <typename T>
   const T* as() const {
-    return writable().as<T>();
+    detail::expect_dtype(dtype_of<T>, dtype);
+    return reinterpret_cast<const T*>(data);
   }
 
  private:

@@ -72,13 +72,13 @@ class LeafRows {
 
   // How an array of one step fits; what has another kind of number or another shape is refused by
   // std::invalid_argument, which names the leaf. With `exact`, the dtype has to be the leaf's.
-  Fit check(const TensorView& source, bool exact = false) const {
+  Fit check(const ConstTensorView& source, bool exact = false) const {
     return is_plain(source) ? Fit::plain : check_cast(source, exact);
   }
   // One step of all envs, in an array that was checked for this leaf or another one of its form.
   // Large frames of a large slab go past the caches: whoever hands the slab to another thread calls
   // stream_fence() before.
-  void write(std::int64_t step, const TensorView& source, Fit fit) {
+  void write(std::int64_t step, const ConstTensorView& source, Fit fit) {
     if (fit == Fit::plain) {
       store(step, source.data);
     } else {
@@ -88,19 +88,19 @@ class LeafRows {
   // What was written stands in the rows then, all of it; before, only where there is no window.
   void flush();
   // One env of such an array.
-  void write_env(std::int64_t env, std::int64_t step, const TensorView& source, Fit fit) const;
+  void write_env(std::int64_t env, std::int64_t step, const ConstTensorView& source, Fit fit) const;
   // Whether these rows are bound to that very array, so that nothing of it has to be written.
-  bool is_memory_of(const TensorView& source, Fit fit) const {
+  bool is_memory_of(const ConstTensorView& source, Fit fit) const {
     return source.data == base_ && fit == Fit::plain;
   }
 
  private:
-  bool is_plain(const TensorView& source) const {
+  bool is_plain(const ConstTensorView& source) const {
     return source.dtype == leaf_.dtype && source.device == step_.device &&
            source.shape == step_.shape &&
            (source.strides == step_.strides || source.is_contiguous());
   }
-  Fit check_cast(const TensorView& source, bool exact) const;
+  Fit check_cast(const ConstTensorView& source, bool exact) const;
   void store(std::int64_t step, const std::byte* source) {
     if (envs_ == 1 && !streams_) {
       store_one(base_ + step * frame_bytes_, source);
@@ -125,7 +125,7 @@ class LeafRows {
     }
   }
   void store_all(std::int64_t step, const std::byte* source);
-  void convert(std::int64_t step, const TensorView& source);
+  void convert(std::int64_t step, const ConstTensorView& source);
 
   // Where one step of all envs goes, and how far apart they lie there.
   struct Room {

@@ -23,14 +23,14 @@ struct RecorderLeaves {
     std::optional<LeafRows> root;
     std::optional<LeafRows> next;
     std::optional<LeafRows> current;
-    TensorView view;  // of current
+    ConstTensorView view;  // of current
     bool live;
 
     // The leaf that tells what has to come; none where nothing is recorded of it.
     const std::optional<LeafRows>& written() const { return next ? next : current; }
 
     // What was checked, where the next action is chosen on it; it may lie there already.
-    void write_current(const TensorView& value, Fit fit) {
+    void write_current(const ConstTensorView& value, Fit fit) {
       if (!current->is_memory_of(value, fit)) {
         current->write(0, value, fit);
       }
@@ -40,8 +40,8 @@ struct RecorderLeaves {
     std::optional<LeafRows> root;
     std::optional<LeafRows> next;
     LeafRows current;
-    TensorView view;     // of current
-    TensorView initial;  // of the shape of current
+    ConstTensorView view;     // of current
+    ConstTensorView initial;  // of the shape of current
     Fit initial_fit;
 
     const LeafRows& written() const { return next ? *next : current; }
@@ -53,7 +53,7 @@ struct RecorderLeaves {
   struct IsInit {
     LeafRows root;
     LeafRows current;
-    TensorView view;
+    ConstTensorView view;
   };
 
   // As Recorder's constructor, which says what it throws.

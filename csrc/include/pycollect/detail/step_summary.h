@@ -25,7 +25,7 @@ class StepSummary {
 
   // `values` are a step's arrays, [P, *frame] or [*frame], in the shapes of their leaves. Allocates
   // nothing.
-  void read(std::span<const TensorView> values, std::span<double> earned,
+  void read(std::span<const ConstTensorView> values, std::span<double> earned,
             std::span<std::uint8_t> ended);
 
  private:

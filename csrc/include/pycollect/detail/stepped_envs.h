@@ -30,6 +30,7 @@ class SteppedEnvs {
   // What the environments wrote last, the same memory each time: observations [P, *shape], float64
   // and bool [P].
   std::span<const TensorView> observations() const { return observations_.views(); }
+  std::span<const ConstTensorView> seen() const { return seen_; }
   const TensorView& reward() const { return outcomes_[0]; }
   const TensorView& terminated() const { return outcomes_[1]; }
   const TensorView& truncated() const { return outcomes_[2]; }
@@ -42,13 +43,17 @@ class SteppedEnvs {
   // all that the policy gave, the actions among them. Returns what Recorder::step does; allocates
   // nothing of its own.
   std::int64_t step(Recorder& recorder, std::span<const ConstTensorView> actions,
-                    std::span<const TensorView> outputs, std::span<const TensorView> states = {});
+                    std::span<const ConstTensorView> outputs,
+                    std::span<const ConstTensorView> states = {});
 
  private:
   std::unique_ptr<AnyEnvBatch> environments_;
   std::int64_t envs_;
   std::vector<Leaf> observation_leaves_, action_leaves_;
   StepArrays observations_, outcomes_;
+  std::vector<ConstTensorView> seen_;  // the observations, as who reads them has them
+  std::span<double> rewards_;          // the outcomes, as environments write them
+  std::span<std::uint8_t> terminated_, truncated_;
   StepData data_;  // of all steps: they differ in the policy's part alone
 };
 
