@@ -342,7 +342,7 @@ def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -
             Side(STEPPED, stepped_alone, {"workers": workers}),
         ],
         frame_bytes=FRAME_BYTES,
-        wanted={ones[0]: 1.3, STEPPED: 0.85},
+        wanted={ones[0]: 1.2},
     )
 
 
