@@ -13,7 +13,7 @@ import pycollect
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
-    from programs import ON_RAY, PROGRAMS, Program
+    from programs import BATCHES, FRAMES, ON_RAY, PROGRAMS, Program
     from torchrl.collectors import Collector
     from torchrl_support import assert_alike
 
@@ -61,7 +61,7 @@ def test_on_ray(program: Program, arguments: dict[str, Any], ray_cluster: Any) -
     actors = arguments["num_collectors"]
     counts = {
         name: actors * program.arguments.get(name, default)
-        for name, default in (("frames_per_batch", 60), ("total_frames", 180))
+        for name, default in (("frames_per_batch", FRAMES), ("total_frames", BATCHES * FRAMES))
     }
     remote = {"num_cpus": 1, "memory": 1024**3}
     ours = program.collected_by(
