@@ -17,7 +17,7 @@ from torchrl.data import MultiStep
 from torchrl.envs import ExplorationType, Reward2GoTransform, RewardScaling
 from torchrl_support import IDS
 
-FRAMES = 40
+FRAMES = 60
 BATCHES = 3
 SEED = 5
 
