@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
@@ -13,7 +11,7 @@ from pycollect.engines.distributed.address import RankAddress
 from pycollect.engines.distributed.children import ChildRank
 from pycollect.engines.distributed.executors import DEBUG
 from pycollect.engines.distributed.interrupts import unheard_by_children
-from pycollect.engines.distributed.rank import run_rank
+from pycollect.engines.distributed.rank import end_child, run_rank
 from pycollect.engines.other_process import OtherProcess, kill_tree
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.start import start_child
@@ -66,9 +64,7 @@ def _ask_for_result(job: Any, log: int) -> None:
     """
     log_to(log)
     job.result()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)  # as a rank does that is a child
+    end_child()
 
 
 def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobMonitor:

@@ -23,7 +23,14 @@ def run_child(address: RankAddress, log: int) -> None:
     """
     log_to(log)
     run_rank(address)
-    # All is closed. To take down an interpreter that has torch in it takes a second.
+    end_child()
+
+
+def end_child() -> None:
+    """End a child of the driver that has closed all.
+
+    To take down an interpreter that has torch in it would take a second.
+    """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
