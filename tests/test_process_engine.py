@@ -29,6 +29,7 @@ from pycollect.engines.processes.handle import MailboxHandle
 from pycollect.engines.waiting import AnswerWaiter
 from pycollect.errors import WorkerDied, WorkerError
 from pycollect.worker.options import WorkerOptions
+from tests.collect_support import is_gone
 from tests.echo_envs import GateEnv, wait_until
 from tests.envs_for_tests import CountingEnv, EnvBrokeError
 
@@ -121,14 +122,6 @@ class Started:
 def started(engine: ProcessEngine, entry: Any, index: int = 0, **options: Any) -> Started:
     handle = start(engine, entry, index, **options)
     return Started(handle, handle.read_info())
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process runs no more (it may wait for its parent to take note)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def await_gone(pid: int) -> None:
