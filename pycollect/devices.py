@@ -306,33 +306,6 @@ class _CopyEnd:
         self._upload.wait()
 
 
-class Fetch:
-    """Brings tensors from a device to the host, into pinned memory that is used again each time."""
-
-    def __init__(self, accelerator: Accelerator) -> None:
-        self._accelerator = accelerator
-        self._rooms: tuple[torch.Tensor, ...] = ()
-
-    def __call__(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """The tensors on the host, valid until the next call; waits once, for one event."""
-        rooms = self.ask(tensors)
-        self.wait()
-        return rooms
-
-    def ask(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Where the tensors will be on the host once `wait` has returned."""
-        forms = [(own.shape, own.dtype) for own in tensors]
-        if forms != [(room.shape, room.dtype) for room in self._rooms]:
-            self._rooms = tuple(self._accelerator.pinned(*form) for form in forms)
-        for room, own in zip(self._rooms, tensors, strict=True):
-            room.copy_(own, non_blocking=True)
-        return self._rooms
-
-    def wait(self) -> None:
-        """Wait until the current stream has done what it was given."""
-        self._accelerator.mark().synchronize()
-
-
 class _Done:
     """The event of what is done when it is asked for."""
 

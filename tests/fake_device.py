@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 
 from pycollect._core import SharedSlabPool
@@ -47,11 +48,33 @@ class FakeDevice:
         self.fails: Exception | None = None
         self.is_lost = False
         self._events: deque[FakeEvent] = deque()
+        self._rooms: list[range] = []  # addresses of pinned memory
+
+    def note_copies(self, patch: pytest.MonkeyPatch) -> None:
+        """From now on asynchronous copies from and into pinned memory are noted, with their bytes.
+
+        They are what torch is asked for: "up 12", "down 8". They are made at once.
+        """
+        plain = torch.Tensor.copy_
+
+        def copied(own: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+            if non_blocking:
+                is_up = any(source.data_ptr() in room for room in self._rooms)
+                self.log.append(f"{'up' if is_up else 'down'} {own.nbytes}")
+            return plain(own, source)
+
+        patch.setattr(torch.Tensor, "copy_", copied)
+
+    @property
+    def copies(self) -> list[str]:
+        """Those that were noted."""
+        return [entry for entry in self.log if entry.startswith(("up", "down"))]
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         self.log.append(f"pinned {tuple(shape)}")
         room = torch.empty(torch.Size(shape).numel() * dtype.itemsize + 64, dtype=torch.uint8)
         start = -room.data_ptr() % 64
+        self._rooms.append(range(room.data_ptr(), room.data_ptr() + room.numel()))
         return room[start : room.numel() - 64 + start].view(dtype).view(tuple(shape))
 
     def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:

@@ -194,6 +194,36 @@ def test_a_step_there_and_back_is_one_graph(
     assert len(Graph.captured.calls) == 3
 
 
+def test_so_is_a_step_with_several_inputs_and_outputs(
+    modes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = {("observation",): torch.zeros(2), ("count",): torch.zeros(1, dtype=torch.int64)}
+    staged = {own.data_ptr() for own in sources.values()}
+    plain = torch.Tensor.copy_
+
+    def copied(own: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        """What is staged is staged before the graph begins."""
+        if hasattr(Graph, "captured") and source.data_ptr() not in staged:
+            Graph.captured.calls.append(lambda: plain(own, source))
+        return plain(own, source)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copied)
+    monkeypatch.delattr(Graph, "captured", raising=False)
+    device = OnTheHost()
+    crossing = Elsewhere(CPU, CPU)
+    crossing.uses(device)
+    mirrors = crossing.mirrors(sources)
+    act = crossing.captured(lambda: tuple(double(own)[0] for own in mirrors.values()), warmup=1)
+    for step in range(4):
+        for source in sources.values():
+            source.fill_(step)
+        seen, count = act()
+        assert (seen.tolist(), count.tolist()) == ([2 * step] * 2, [2 * step])
+    assert device.log.count("host waits") == 4
+    # Over, the work, side by side, back.
+    assert len(Graph.captured.calls) == 1 + 2 + 2 + 1
+
+
 def test_what_is_drawn_is_not_captured() -> None:
     crossing = Crossing(CPU, CPU)
     assert not crossing.can_capture  # nothing crosses

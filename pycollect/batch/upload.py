@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -19,11 +18,10 @@ from pycollect.batch.slab_views import to_tensordict
 from pycollect.batch.tensordicts import flatten, refuse, restore_nested
 from pycollect.devices import Accelerator, Begun, Event, accelerator
 from pycollect.errors import warn_user
+from pycollect.one_copy import Packing, view_at
 
 Tensors = dict[Key, torch.Tensor]
 Allocate = Callable[[int], npt.NDArray[np.uint8]]
-
-_ALIGNMENT = 64  # of any dtype's items, and of a cache line
 
 MOST_IN_FLIGHT = 2
 """Slabs whose copies may be under way; past that, the host waits for the oldest."""
@@ -132,9 +130,10 @@ class DeviceUploader:
         first, they go in one copy, as a slab does.
         """
         self._retire()
-        ends = list(accumulate((_aligned(own.nbytes) for own in tensors.values()), initial=0))
-        host = self._accelerator.pinned([ends.pop()], torch.uint8)
-        places = {key: (at, own) for at, (key, own) in zip(ends, tensors.items(), strict=True)}
+        packing = Packing(tensors.values())
+        host = self._accelerator.pinned([packing.bytes], torch.uint8)
+        pairs = zip(packing.offsets, tensors.items(), strict=True)
+        places = {key: (at, own) for at, (key, own) in pairs}
         for key, view in _views(host, places).items():
             view.copy_(tensors[key])
         return self._upload(host, host, places)
@@ -178,16 +177,9 @@ class DeviceUploader:
         self._accelerator.drain()  # parts hold their slabs, too
 
 
-def _aligned(bytes: int) -> int:
-    return -(-bytes // _ALIGNMENT) * _ALIGNMENT
-
-
 def _views(memory: torch.Tensor, places: Mapping[Key, tuple[int, torch.Tensor]]) -> Tensors:
     """Tensors in that memory, of bytes, each at its offset and of another one's form."""
-    return {
-        key: memory[at : at + own.nbytes].view(own.dtype).view(own.shape)
-        for key, (at, own) in places.items()
-    }
+    return {key: view_at(memory, at, own.shape, own.dtype) for key, (at, own) in places.items()}
 
 
 class Uploads:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from pycollect.batch.layout import Key
-from pycollect.devices import Accelerator, Event, Fetch, accelerator
+from pycollect.devices import Accelerator, Event, accelerator
+from pycollect.one_copy import Fetch, Send
 from pycollect.policy.graphs import CapturedWork
 from pycollect.policy.program.compile import Act
 
@@ -16,7 +17,7 @@ class Crossing:
     """Carries a policy's inputs to its device, and its outputs to where they are recorded.
 
     Nothing but these crosses. Where one side is the CPU, a step waits once, for one event, when the
-    outputs have been asked for; what crosses goes through pinned memory.
+    outputs have been asked for; what crosses goes through pinned memory, in one copy each way.
 
     Args:
         there: the policy's device.
@@ -30,7 +31,8 @@ class Crossing:
     def __init__(self, there: torch.device, home: torch.device, told: bool = False) -> None:
         self.there, self.home = there, home
         self.shown = there if told or there.type != "cpu" else None
-        self._inputs: list[_Inward] = []
+        self._send: Send | None = None  # of the inputs on the host
+        self._others: list[tuple[torch.Tensor, torch.Tensor]] = []  # mirrors, and what they mirror
         self._accelerator: Accelerator | None = None
         self._fetch: Fetch | None = None
         self._carried: Event | None = None  # the end of the copies from pinned memory
@@ -40,7 +42,7 @@ class Crossing:
     def uses(self, accelerator: Accelerator) -> None:
         """Cross to and from that device."""
         self._accelerator = accelerator
-        self._fetch = Fetch(accelerator) if self.home.type == "cpu" else None
+        self._fetch = Fetch(accelerator, self.there) if self.home.type == "cpu" else None
 
     def is_needed(self, inputs: Iterable[torch.Tensor]) -> bool:
         """Whether the policy, or anything that it is given, lies elsewhere than the rest."""
@@ -58,18 +60,26 @@ class Crossing:
 
         Those that are there already stand for themselves.
         """
-        self._inputs = [
-            _Inward(source, self._accelerator, self.there)
-            for source in tensors.values()
-            if not self._is_there(source)
-        ]
-        copies = {id(inward.source): inward.mirror for inward in self._inputs}
-        return {key: copies.get(id(source), source) for key, source in tensors.items()}
+        away = list({id(own): own for own in tensors.values() if not self._is_there(own)}.values())
+        staged = [own for own in away if self._is_staged(own)]
+        others = [own for own in away if not self._is_staged(own)]
+        self._send = None
+        if staged and self._accelerator is not None:
+            self._send = Send(staged, self._accelerator, self.there)
+        self._others = [(torch.empty_like(own, device=self.there), own) for own in others]
+        copies = [] if self._send is None else list(self._send.mirrors)
+        copies += [mirror for mirror, _ in self._others]
+        by_source = {id(own): copy for own, copy in zip((*staged, *others), copies, strict=True)}
+        return {key: by_source.get(id(source), source) for key, source in tensors.items()}
+
+    def _is_staged(self, source: torch.Tensor) -> bool:
+        """Whether it goes through pinned memory."""
+        return source.device.type == "cpu" and self._accelerator is not None
 
     @property
     def can_capture(self) -> bool:
         """Whether a step from the host to a device and back can be one graph."""
-        return self._fetch is not None and all(own.is_staged for own in self._inputs)
+        return self._fetch is not None and not self._others
 
     def captured(self, act: Act, warmup: int = 2) -> Act:
         """As `around`, all that the device does captured as one graph: inputs over, `act`, outputs
@@ -78,19 +88,19 @@ class Crossing:
         Args:
             warmup: steps before it is captured, at least one.
         """
-        fetch, inputs = self._fetch, self._inputs
+        fetch, inputs = self._fetch, self._send
         assert fetch is not None, "captured: expected outputs that go to the host"
 
         def step() -> tuple[torch.Tensor, ...]:
-            for inward in inputs:
-                inward.send()
+            if inputs is not None:
+                inputs.send()
             return fetch.ask(act())
 
         work = CapturedWork(step, self.there, max(warmup, 1))
 
         def act_there() -> tuple[torch.Tensor, ...]:
-            for inward in inputs:
-                inward.stage()
+            if inputs is not None:
+                inputs.stage()
             rooms: tuple[torch.Tensor, ...] = work()
             fetch.wait()
             return rooms
@@ -110,45 +120,17 @@ class Crossing:
         """Bring the inputs over. Pinned memory is written again when its last copy has ended."""
         if self._carried is not None:
             self._carried.synchronize()
-        for inward in self._inputs:
-            inward.carry()
+        if self._send is not None:
+            self._send.stage()
+            self._send.send()
+        for mirror, source in self._others:
+            mirror.copy_(source)
         # Where outputs are fetched, they are waited for, and so are the inputs before them.
         if self._accelerator is not None and self._fetch is None:
-            self._carried = self._accelerator.mark() if self._inputs else None
+            self._carried = self._accelerator.mark() if self._send is not None else None
 
     def back(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs at home, when the device has come to them."""
         if self._fetch is not None:
             return self._fetch(outputs)
         return tuple(out.to(self.home, non_blocking=True) for out in outputs)
-
-
-class _Inward:
-    """One input and its mirror on the policy's device, through pinned memory where that helps."""
-
-    def __init__(
-        self, source: torch.Tensor, accelerator: Accelerator | None, there: torch.device
-    ) -> None:
-        self.source = source
-        self.mirror = torch.empty_like(source, device=there)
-        self._staging: torch.Tensor | None = None
-        if source.device.type == "cpu" and accelerator is not None:
-            self._staging = accelerator.pinned(source.shape, source.dtype)
-
-    @property
-    def is_staged(self) -> bool:
-        return self._staging is not None
-
-    def carry(self) -> None:
-        self.stage()
-        self.send()
-
-    def stage(self) -> None:
-        if self._staging is not None:
-            self._staging.copy_(self.source)
-
-    def send(self) -> None:
-        if self._staging is None:
-            self.mirror.copy_(self.source)  # to the CPU, where it is needed at once
-        else:
-            self.mirror.copy_(self._staging, non_blocking=True)

@@ -14,9 +14,10 @@ from pycollect.batch.extras import Extra, ExtraValues, Kind
 from pycollect.batch.extras_in_batches import read_values, write_values
 from pycollect.batch.frame import FLAGS
 from pycollect.batch.layout import Key, torch_dtype
-from pycollect.devices import CPU, Fetch, accelerator
+from pycollect.devices import CPU, accelerator
 from pycollect.envs.base import Arrays, BoolArray, EnvBatch, check_seeds
 from pycollect.envs.single import close_quietly
+from pycollect.one_copy import Fetch
 
 from .hooks import changed_by_hooks, has_hooks
 from .specs import (
@@ -117,7 +118,7 @@ class TorchRLEnv(EnvBatch):
         gather = self._gather_there(leaves)
         if not self._is_elsewhere:
             return gather
-        fetch = Fetch(accelerator(self.device))
+        fetch = Fetch(accelerator(self.device), self.device)
         places = [at for at, leaf in enumerate(leaves) if leaf.key not in self.staying]
 
         def gather_and_fetch(td: TensorDictBase) -> tuple[torch.Tensor, ...]:
