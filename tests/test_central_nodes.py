@@ -35,7 +35,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_central import Watched, failing, watched
 from test_central_process import HangsIn, Sizes, Where
-from test_ray_nodes import ELSEWHERE, HERE, follow, other_node
+from test_ray_nodes import ELSEWHERE, HERE, follow, one_more_node, other_node
 from test_restarts import kill
 
 from pycollect import WorkerError
@@ -343,6 +343,67 @@ def test_workers_may_come_to_other_nodes(other_node: Any) -> None:
         assert torch.equal(batch["seen"], 3 * batch["observation"])
 
 
+def frames_of(collector: Any, worker: int) -> Any:
+    """The next ones that this worker delivers."""
+    while True:
+        for own in rollouts(RAY_CENTRAL_ASYNC, collector.next()):
+            if number_of(own) == worker:
+                return own
+
+
+@pytest.mark.parametrize("end", ["removed", "stopped"])
+def test_a_server_ends_with_the_last_worker_of_its_node(other_node: Any, end: str) -> None:
+    """Another one is started once a worker comes there again."""
+    _, policy = watched()
+    with collecting(RAY_CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **MIXED) as collector:
+        collector.set_seed(3)
+        collector.next()
+        former = node_server(collector)["pid"]
+        if end == "removed":
+            collector.remove_collectors(1)
+        else:
+            collector.stop_remote_collectors()
+            collector.add_collectors([ENTRIES["one"](2)], remote_configs=HERE)
+        while collector.stats()["node_servers"]:
+            collector.next()
+        wait_until(lambda: is_gone(former), PATIENCE)
+        collector.update_policy_weights_(tripled(policy))
+        (added,) = collector.add_collectors([ENTRIES["one"](4)], remote_configs=ELSEWHERE)
+        own = frames_of(collector, 4)
+        assert torch.equal(own["seen"], 3 * own["observation"])
+        assert node_server(collector)["pid"] != former
+        assert node_server(collector)["restarts"] == 0
+        assert collector.ledger()["workers"][added]["lost"] == 0
+
+
+@pytest.mark.slow
+def test_a_server_ends_when_its_workers_go_on_elsewhere(other_node: Any, ray_cluster: Any) -> None:
+    """As another actor has the place of the one that died."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    whole = {**ELSEWHERE, "resources": {"elsewhere": 4}}  # of a node
+    arguments = {"remote_configs": [HERE, whole]}
+    policy = parity_policy()
+    with (
+        collecting(
+            RAY_CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments
+        ) as collector,
+        one_more_node(ray_cluster),
+    ):
+        frames_of(collector, 1)
+        ((node, former),) = collector.stats()["node_servers"].items()
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        other = ray_cluster.remote(Sizes).options(**whole, scheduling_strategy=there).remote()
+        kill(collector, 1)
+        while node in (servers := collector.stats()["node_servers"]):
+            collector.next()
+        wait_until(lambda: is_gone(former["pid"]), PATIENCE)
+        assert servers.keys() != {node}
+        frames_of(collector, 1)
+        collector.shutdown()
+        ray_cluster.kill(other)
+
+
 @pytest.mark.slow
 @WAYS
 def test_a_state_goes_on_in_another_run(other_node: Any, way: Way) -> None:
@@ -449,8 +510,7 @@ if __name__ == "__main__":
             workers = collector.stats()["workers"]
             assert [workers[w]["restarts"] for w in (0, 1)] == [0, 1]
             servers = collector.stats()["node_servers"]
-            assert len(servers) == 2, servers
-            assert servers[former]["restarts"] == 0, servers
+            assert len(servers) == 1 and former not in servers, servers
     ray.shutdown()
     cluster.shutdown()
 """

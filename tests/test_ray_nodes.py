@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,19 +46,27 @@ ELSEWHERE = {"num_cpus": 0, "memory": 0, "resources": {"elsewhere": 1}}
 AHEAD = Way("ray sync ahead", 2, {"sync": True, "prefetch": 1})
 
 
-@pytest.fixture(scope="module")
-def other_node(ray_cluster: Any) -> Iterator[Any]:
-    """A second node, without CPUs, which has the resource "elsewhere"."""
+@contextmanager
+def one_more_node(ray: Any) -> Iterator[Any]:
+    """A node without CPUs, which has the resource "elsewhere"."""
     from ray.cluster_utils import Cluster
 
+    before = ray.cluster_resources().get("elsewhere", 0)
     cluster = Cluster()
-    cluster.head_node = ray_cluster._private.worker._global_node
+    cluster.head_node = ray._private.worker._global_node
     cluster.redis_address = cluster.head_node.redis_address
     node = cluster.add_node(wait=False, num_cpus=0, resources={"elsewhere": 4})
-    wait_until(lambda: ray_cluster.cluster_resources().get("elsewhere"))
+    wait_until(lambda: ray.cluster_resources().get("elsewhere", 0) > before)
     yield node
     if node in cluster.worker_nodes:
         cluster.remove_node(node)
+
+
+@pytest.fixture(scope="module")
+def other_node(ray_cluster: Any) -> Iterator[Any]:
+    """A second node."""
+    with one_more_node(ray_cluster) as node:
+        yield node
 
 
 def transports(collector: RayCollector) -> list[str]:

@@ -75,6 +75,10 @@ class NodeServer(PolicyServer):
         """Whether that worker, in its present incarnation, was told to ask here."""
         return self._seated.get(worker.index) == worker.incarnation
 
+    def may_serve(self, worker: WorkerRecord) -> bool:
+        """Whether it does so, or may do so soon: where one that starts will be is not known."""
+        return worker.starting is not None or self.serves(worker)
+
     def death(self) -> WorkerDied | None:
         """See :meth:`PolicyServer.death`; None also where all know of it."""
         return None if self._end is not None else super().death()
@@ -164,7 +168,8 @@ class NodeServers:
         self._plan: WorkerPlan | None = None
         self._group = WorkerGroup(flow, plan.engine, options)
         self._weights = NodeWeights(self._group.weights, newest)
-        self._servers: dict[str, NodeServer] = {}  # a new one where one more comes: others read it
+        self._servers: dict[str, NodeServer] = {}  # a new one for each change: others read it
+        self._started = 0
         self._root: int | None = None
         plan.engine.serve_by(self)
 
@@ -174,12 +179,13 @@ class NodeServers:
         The node's server is started where there is none. Raises as `NodeServer.policy_for`.
         """
         if node not in self._servers:
-            self._servers = {**self._servers, node: self._started(node, options)}
+            self._servers = {**self._servers, node: self._start(node, options)}
         return self._servers[node].policy_for(spec)
 
-    def _started(self, node: str, options: Mapping[str, Any]) -> NodeServer:
+    def _start(self, node: str, options: Mapping[str, Any]) -> NodeServer:
         self._plan = self._plan or self._make_plan()
-        index = self._plan.spec.index - 1 - len(self._servers)
+        self._started += 1  # each has an id and a random stream of its own
+        index = self._plan.spec.index - self._started
         role = f"policy server on node {node[:8]}"
         plan = self._plan.named(index, role, self._engine.options_on(node, options))
         record = self._group.begin(plan)
@@ -188,9 +194,21 @@ class NodeServers:
             server.seed(self._root)
         return server
 
+    def end_idle(self, workers: Sequence[WorkerRecord]) -> None:
+        """End those that none of these workers needs, which are all that there are."""
+        served = {
+            node: own
+            for node, own in self._servers.items()
+            if any(own.may_serve(worker) for worker in workers)
+        }
+        idle = [own for own in self.servers if own not in served.values()]
+        self._servers = served
+        for server in idle:  # what it holds ends with its process
+            server.record.process.kill()
+
     @property
     def servers(self) -> Sequence[NodeServer]:
-        """One for each node on which there ever was a worker."""
+        """One for each node on which there are workers, or may be soon."""
         return list(self._servers.values())
 
     @property

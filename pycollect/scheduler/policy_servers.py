@@ -67,6 +67,11 @@ class PolicyServers:
         """The last lines that this one logged, as far as they can be had."""
         return "" if self._dead is None else self._dead.last_words()
 
+    def end_idle(self, workers: Sequence[WorkerRecord]) -> None:
+        """End those of nodes on which none of these workers is, which are all that there are."""
+        if self.nodes is not None:
+            self.nodes.end_idle(workers)
+
     def have_failed(self, failure: str | None) -> bool:
         """Whether that is why one of them was last replaced."""
         return failure is not None and any(own.record.failure == failure for own in self._all)

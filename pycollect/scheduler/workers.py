@@ -27,14 +27,17 @@ _LOOK_SECONDS = 0.5  # from one look at whether the policy's server lives to the
 _BATCHES_REMEMBERED = 100  # a death is forgotten after so many delivered batches
 
 
-class Mortal(Protocol):
-    """Somebody without whom workers do nothing."""
+class Servers(Protocol):
+    """Those without whom workers do nothing."""
 
     def death(self) -> WorkerDied | None:
-        """How it ended; None: it lives."""
+        """How one of them ended; None: all live."""
 
     def last_words(self) -> str:
-        """The last lines that it logged, as far as they can be had."""
+        """The last lines that this one logged, as far as they can be had."""
+
+    def end_idle(self, workers: Sequence[WorkerRecord]) -> None:
+        """End those whom none of these workers needs, which are all that there are."""
 
 
 class WorkerGroup:
@@ -43,7 +46,7 @@ class WorkerGroup:
     A death is told to the flow: ledger, trajectories and their ids.
 
     Args:
-        server: those who call the policy for them; None: nobody who can die without this process.
+        servers: those who call the policy for them; None: nobody who can die without this process.
 
     Attributes:
         present: in the order in which they came.
@@ -57,10 +60,10 @@ class WorkerGroup:
         flow: Flow,
         engine: Engine,
         options: RemoteOptions,
-        server: Mortal | None = None,
+        servers: Servers | None = None,
     ) -> None:
         self._flow, self._engine, self._options = flow, engine, options
-        self._server = server
+        self._servers = servers
         self._policies: dict[bytes, SharedValue] = {}
         self.weights = WeightSender(engine.put)
         self.hooks = HookSender(engine.put)
@@ -98,7 +101,7 @@ class WorkerGroup:
                 workers.append(self.begin(plan))
             self.await_built(workers)
         except BaseException:
-            self._engine.wait_closed([worker.process for worker in workers])
+            self._end_processes(workers)
             raise
         self.present = [*self.present, *workers]
         self.line = [*self.line, *workers]
@@ -128,8 +131,8 @@ class WorkerGroup:
             ready = self.wait_any(waiting, min(start.left(waiting), _LOOK_SECONDS))
             if ready is not None:
                 waiting = [worker for worker in waiting if worker is not ready]
-            elif self._server is not None and (death := self._server.death()):
-                raise _with_words(death, str(death), self._server.last_words()) from death
+            elif self._servers is not None and (death := self._servers.death()):
+                raise _with_words(death, str(death), self._servers.last_words()) from death
             else:
                 start.check(waiting)
         for worker in workers:
@@ -194,6 +197,7 @@ class WorkerGroup:
         self.give_all(worker)
         for request in worker.requests:
             worker.handle.submit(request)
+        self._end_idle_servers()  # it may be on another node now
 
     def take(self, worker: WorkerRecord) -> None:
         """One that was begun, or restarted, is built: it is asked through its handle from now on.
@@ -230,14 +234,23 @@ class WorkerGroup:
         """End workers that were started and do not fit: they never were here."""
         for worker in workers:
             self._forget(worker)
-        self._engine.wait_closed([worker.process for worker in workers])
+        self._end_processes(workers)
 
     def end(self, workers: Sequence[WorkerRecord]) -> None:
         """Release these, and wait until they are gone. What they have not delivered is lost."""
         for worker in workers:
             self._flow.lose_worker(worker.index, 0, "incomplete")
             self.release(worker)
+        self._end_processes(workers)
+
+    def _end_processes(self, workers: Sequence[WorkerRecord]) -> None:
+        """End those of workers that are not present, and who served nobody else."""
         self._engine.wait_closed([worker.process for worker in workers])
+        self._end_idle_servers()
+
+    def _end_idle_servers(self) -> None:
+        if self._servers is not None:
+            self._servers.end_idle(self.present)
 
     def close(self, timeout: float | None = None) -> None:
         """End all workers. They have that many seconds to close their environments."""

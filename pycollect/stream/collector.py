@@ -365,8 +365,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             first; "seconds" by phase; "frames_stepped" in the workers, best effort; "slow_paths" by
             name; "workers" by id: pid, node, version, restarts, frames, seconds; "workers_alive",
             their number; "server", where a process calls the policy for them: pid, restarts,
-            failure; "node_servers", where actors do so for workers of other nodes: the same and
-            the host, by Ray's id of the node.
+            failure; "node_servers", where actors do so for workers of other nodes, of those that
+            there are: the same and the host, by Ray's id of the node.
 
         Raises:
             ValueError: another value of `workers`.
