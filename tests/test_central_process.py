@@ -29,6 +29,7 @@ from echo_envs import ENTRIES, TallyEnv, wait_until
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_central import failing, watched
+from test_ledger import check
 from torch import nn
 
 from pycollect import WorkerError
@@ -185,32 +186,44 @@ def test_calls_of_workers_whose_server_died() -> None:
         collector.next()
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        ("restart", "before"),
+        ("await_built", "before"),
+        ("await_built", "after"),
+        ("replace", "before"),  # of the first worker
+        ("replace", "after"),
+    ],
+)
 def test_an_interrupt_while_a_server_is_replaced(
-    moment: str, monkeypatch: pytest.MonkeyPatch
+    name: str, when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original, interrupted = WorkerGroup.await_built, []
+    """It and its workers are replaced all the same, each of them once."""
+    original, interrupted = getattr(WorkerGroup, name), []
 
-    def await_built(group: WorkerGroup, workers: Any) -> None:
-        if not interrupted:
-            interrupted.append(moment)
-            if moment == "after":
-                original(group, workers)
-            raise KeyboardInterrupt
-        original(group, workers)
+    def with_interrupt(group: WorkerGroup, *arguments: Any) -> None:
+        is_first = not interrupted
+        interrupted.append(when)
+        if is_first and when == "before":
+            signal.raise_signal(signal.SIGINT)
+        original(group, *arguments)
+        if is_first and when == "after":
+            signal.raise_signal(signal.SIGINT)
 
     _, policy = watched()
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
         collector.next()
-        monkeypatch.setattr(WorkerGroup, "await_built", await_built)
+        monkeypatch.setattr(WorkerGroup, name, with_interrupt)
         killed(collector)
         with pytest.raises(KeyboardInterrupt):
             deque(collector, 0)
-        assert interrupted
         for _ in range(6):
             collector.next()
-        workers = collector.stats()["workers"]
-        assert all(own["restarts"] > 0 for own in workers.values())
+        told = collector.stats()
+        assert server(collector)["restarts"] == 1
+        assert [own["restarts"] for own in told["workers"].values()] == [1, 1]
+        check(collector.ledger())
 
 
 def test_past_the_limit_the_servers_death_is_told() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections import deque
 from typing import Any
 
 import pytest
@@ -18,9 +19,11 @@ from collect_support import (
     parity_policy,
 )
 from echo_envs import echo_fns
+from test_restarts import check_ledger, endless, kill
 
 from pycollect._core import Uninterrupted
 from pycollect.scheduler import assembly
+from pycollect.scheduler.workers import WorkerGroup
 from pycollect.stream import collector as base
 from pycollect.stream import in_process
 
@@ -107,6 +110,25 @@ def test_a_batch_of_this_process_that_was_interrupted_comes_next(
 ) -> None:
     name = "Batch" if module is in_process else "assembled"
     check_interrupted(monkeypatch, IN_PROCESS, module, name)
+
+
+@pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[0]))
+def test_a_worker_whose_replacement_was_interrupted(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """It is replaced once, and what was asked of it is lost once."""
+    with collecting(way, endless, parity_policy(), frames=STEPS) as collector:
+        collector.next()
+        kill(collector, 1)
+        with monkeypatch.context() as patch:
+            patch_once(patch, WorkerGroup, "restart")
+            with pytest.raises(KeyboardInterrupt):
+                deque(collector, 0)
+        for _ in range(6):
+            collector.next()
+        check_ledger(collector)
+        workers = collector.stats()["workers"]
+        assert [workers[index]["restarts"] for index in (0, 1)] == [0, 1]
 
 
 def patch_once(patch: pytest.MonkeyPatch, module: Any, name: str) -> None:

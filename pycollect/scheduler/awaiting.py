@@ -8,7 +8,7 @@ from typing import Any
 
 import cloudpickle
 
-from pycollect._core import SharedMemoryError
+from pycollect._core import SharedMemoryError, Uninterrupted
 from pycollect.engines.messages import Rollout
 from pycollect.errors import WorkerDied, WorkerError, warn_user
 from pycollect.scheduler.options import RemoteOptions
@@ -115,8 +115,11 @@ class Awaiting:
             theirs = self._servers.served_by(server, self._group.present)
             server.replace(death)
             for worker in theirs:
-                self._group.replace(worker, death, DIED)
-            server.replaced()
+                worker.process.kill()
+            with Uninterrupted():  # each of them once
+                for worker in theirs:
+                    self._group.replace(worker, death, DIED)
+                server.replaced()
         return bool(dead)
 
     def ask(self, questions: Mapping[int, Call]) -> list[Any]:

@@ -52,9 +52,10 @@ class PolicyProcess(PolicyServer):
         """
         record = self.record
         self._stalls.heard_of(record)
-        if record.starting is None or record.process.is_dead:
+        if record.incarnation == death.incarnation or record.process.is_dead:
             self.group.restart(record, death, DIED)
-        self.group.await_built([record])
+        if record.starting:
+            self.group.await_built([record])
         self.group.give_all(record)
 
     def close(self, timeout: float | None) -> None:

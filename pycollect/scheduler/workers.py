@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from pycollect._core import Leaf
+from pycollect._core import Leaf, Uninterrupted
 from pycollect.batch.extras import Extra
 from pycollect.batch.layout import dotted
 from pycollect.engines.messages import WorkerInfo
@@ -157,20 +157,24 @@ class WorkerGroup:
         flow = self._flow
         # As text: whoever keeps the record would keep the exception's frames, and slabs by them.
         _LOGGER.warning("%s; %d frames in flight are lost", str(death), worker.frames_in_flight)
-        flow.lose_worker(worker.index, worker.frames_in_flight, reason)
-        forget_ids(flow.ids, worker.index, worker.info)
-        self.restart(worker, death, reason)
-        generators = worker.generators
-        if generators is not None:
-            moment = worker.incarnation
-            worker.initial_call = worker.resumption(generators, flow.entropy, moment)
-        flow.ledger.issue(worker.index, worker.frames_in_flight)
+        worker.process.kill()  # it may wait for the end, and so is not in what follows
+        with Uninterrupted():  # once, and whole: it would be lost twice
+            flow.lose_worker(worker.index, worker.frames_in_flight, reason)
+            forget_ids(flow.ids, worker.index, worker.info)
+            self.restart(worker, death, reason)
+            generators = worker.generators
+            if generators is not None:
+                moment = worker.incarnation
+                worker.initial_call = worker.resumption(generators, flow.entropy, moment)
+            flow.ledger.issue(worker.index, worker.frames_in_flight)
 
     def restart(self, worker: WorkerRecord, death: WorkerDied, reason: str) -> None:
         """Start its process anew, and nothing else; errors are those of `replace`."""
+        worker.process.kill()
         worker.failure = f"{reason}: {death}"
         try:
-            self._start_anew(worker, death, self._flow.statistics.batches)
+            with Uninterrupted():
+                self._start_anew(worker, death, self._flow.statistics.batches)
         except WorkerError as error:
             worker.requests.clear()
             self._flow.failing = self._flow.failing or error
@@ -178,7 +182,6 @@ class WorkerGroup:
 
     def _start_anew(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
         words = worker.process.last_words()
-        worker.process.kill()
         recent = [before for before in worker.deaths if before > batches - _BATCHES_REMEMBERED]
         worker.deaths = [*recent, batches]
         if len(worker.deaths) > self._options.max_restarts:
