@@ -6,8 +6,9 @@ Through a mailbox it would look for questions between two rounds, see `engines.p
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -29,19 +30,22 @@ class ServingHost(RemoteWorker):
         super().__init__()
         self._tasks: SimpleQueue[Task] = SimpleQueue()
         self._ending = threading.Event()
+        self._is_over = threading.Event()
         self._failure: Exception | None = None
         self._rounds = 0
 
     def attend(self) -> None:
         """Serve whoever asks, until `close`; at once at its end where nothing was built."""
         worker = self._worker
-        if not isinstance(worker, ServingWorker):
-            return
         try:
-            self._attend(worker)
+            if isinstance(worker, ServingWorker):
+                self._attend(worker)
         except Exception as error:  # whoever asks whether it serves is told
             self._failure = error
             raise
+        finally:
+            self._is_over.set()
+            self._refuse_tasks()
 
     def _attend(self, worker: ServingWorker) -> None:
         while not self._ending.is_set():
@@ -51,22 +55,33 @@ class ServingHost(RemoteWorker):
             worker.serve(self._version)
             self._rounds += 1
 
+    def _taken_tasks(self) -> Iterator[Task]:
+        """Those that wait, which nobody else has then."""
+        with suppress(Empty):
+            while True:
+                yield self._tasks.get_nowait()
+
     def _do_tasks(self) -> None:
-        while True:
-            try:
-                future, task = self._tasks.get_nowait()
-            except Empty:
-                return
+        for future, task in self._taken_tasks():
             try:
                 answer = task()
             except Exception as error:  # carried to the driver, who raises it
                 answer = ErrorReport.of(error)
             future.set_result(answer)
 
+    def _refuse_tasks(self) -> None:
+        for future, _ in self._taken_tasks():
+            future.set_exception(self._failure or RuntimeError("it serves nobody any more"))
+
     def _in_turn(self, task: Callable[[], Any]) -> Any:
-        """What a task returns that is done between two rounds, or an ErrorReport. Waits."""
+        """What a task returns that is done between two rounds, or an ErrorReport. Waits.
+
+        Raises what has ended `attend`, also while it waits, or RuntimeError where `close` has.
+        """
         future: Future[Any] = Future()
         self._tasks.put((future, task))
+        if self._is_over.is_set():  # else it is set later, and the task is found after that
+            self._refuse_tasks()
         return future.result()
 
     def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
