@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,20 @@ def worker_of(**factories: Any) -> CWorker:
 
 def steps_seen(data: dict[str, Any], row: int, env: int) -> list[float]:
     return data["Observation"][row, env].tolist()
+
+
+def telling_envs(closed: list[str]) -> Callable[..., GymEnvs]:
+    """Makes environments that write there when they are closed."""
+
+    class Envs(GymEnvs):
+        def close(self) -> None:
+            closed.append("closed")
+            super().close()
+
+    def make(device: torch.device, *place: int) -> GymEnvs:
+        return Envs([Counting], device)
+
+    return make
 
 
 class TestData:
@@ -219,15 +234,7 @@ class TestComponents:
         first, _ = worker.collect_data()
         last = first["Observation"][-1].clone()
         closed: list[str] = []
-
-        class Envs(GymEnvs):
-            def close(self) -> None:
-                closed.append("closed")
-                super().close()
-
-        def make(device: torch.device, *place: int) -> Envs:
-            return Envs([Counting], device)
-
+        make = telling_envs(closed)
         with pytest.raises(ValueError, match=r"expected one that makes 2 training .*, got 1"):
             worker.replace_agent_component("TrainEnvironment", make)
         assert closed == ["closed"]
@@ -239,15 +246,7 @@ class TestComponents:
 
     def test_what_was_made_is_closed_where_the_rest_cannot_be(self) -> None:
         closed: list[str] = []
-
-        class Envs(GymEnvs):
-            def close(self) -> None:
-                closed.append("closed")
-                super().close()
-
-        def make(device: torch.device, *place: int) -> Envs:
-            return Envs([Counting], device)
-
+        make = telling_envs(closed)
         factories = {**on_policy(), "train_envs_factory": make}
         factories["actor_factory"] = lambda device: 1 / 0
         with pytest.raises(ZeroDivisionError):
