@@ -23,7 +23,6 @@ Call = tuple[str, Sequence[Any], Mapping[str, Any]]
 """A method by name, and its arguments."""
 
 _SILENCE_SECONDS = 60.0
-_LOOK_SECONDS = 0.5  # from one look at whether another thread shut the collector down to the next
 
 
 class Awaiting:
@@ -57,7 +56,7 @@ class Awaiting:
                         self._stalls.heard_of(worker)
                     else:
                         self._give_up(worker)
-                ready = self._group.wait_any(waiting, self._stalls.next_check(_LOOK_SECONDS))
+                ready = self._group.wait_any(waiting, self._stalls.next_check)
                 if ready is not None:
                     return ready
                 silence.look()
@@ -178,7 +177,7 @@ class Awaiting:
             return False
         self._stalls.heard_of(worker)
         silence = _Silence([worker])
-        while not worker.handle.await_answer(call, self._stalls.next_check(_LOOK_SECONDS)):
+        while not worker.handle.await_answer(call, self._stalls.next_check):
             self._flow.check_not_closed()
             if self._look_after_servers() and worker.starting:
                 return False

@@ -15,7 +15,6 @@ from pycollect.scheduler.stalls import StallDetector
 DIED = "server_died"
 """Why workers are replaced whose policy was called there."""
 
-_LOOK_SECONDS = 0.5  # from one look at whether it hangs to the next
 _NEWS_SECONDS = 10.0  # until one that lives has answered, or is known to be dead
 
 
@@ -103,7 +102,7 @@ class PolicyServer(ABC):
         if record.starting:
             return
         call = record.handle.request(*record.initial_call)
-        while not record.handle.await_answer(call, self._stalls.next_check(_LOOK_SECONDS)):
+        while not record.handle.await_answer(call, self._stalls.next_check):
             if self.death() is not None:
                 return
         with suppress(WorkerDied):

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 
 from pycollect.scheduler.records import WorkerRecord
 
+CHECK_SECONDS = 0.5
+"""How long whoever waits sleeps at the most before it looks what else has happened.
+
+A worker or a server may hang, and another thread may have shut the collector down.
+"""
+
 
 @dataclass
 class _Seen:
@@ -28,9 +34,10 @@ class StallDetector:
         self._seen: dict[int, _Seen] = {}
         self._looked = time.monotonic()
 
-    def next_check(self, most: float) -> float:
+    @property
+    def next_check(self) -> float:
         """How long to wait before the workers are looked at again, seconds."""
-        return most if self._timeout is None else min(most, self._timeout / 4)
+        return CHECK_SECONDS if self._timeout is None else min(CHECK_SECONDS, self._timeout / 4)
 
     def heard_of(self, worker: WorkerRecord) -> None:
         """A worker delivered something, or was replaced."""

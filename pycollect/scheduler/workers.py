@@ -18,12 +18,12 @@ from pycollect.scheduler.assembly import forget_ids
 from pycollect.scheduler.hooks import HookSender
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
+from pycollect.scheduler.stalls import CHECK_SECONDS
 from pycollect.scheduler.start_timer import StartTimer
 from pycollect.scheduler.weight_sender import WeightSender
 from pycollect.stream.flow import Flow
 
 _LOGGER = logging.getLogger(__name__)
-_LOOK_SECONDS = 0.5  # from one look at whether the policy's server lives to the next
 _BATCHES_REMEMBERED = 100  # a death is forgotten after so many delivered batches
 
 
@@ -128,7 +128,7 @@ class WorkerGroup:
         start = StartTimer(self._options.init_timeout)
         waiting = list(workers)
         while waiting:
-            ready = self.wait_any(waiting, min(start.left(waiting), _LOOK_SECONDS))
+            ready = self.wait_any(waiting, min(start.left(waiting), CHECK_SECONDS))
             if ready is not None:
                 waiting = [worker for worker in waiting if worker is not ready]
             elif self._servers is not None and (death := self._servers.death()):
