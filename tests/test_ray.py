@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from functools import partial
@@ -13,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from collect_support import ASYNC, CAT_0, CAT_TIME, STACK, Way, collecting
+from collect_support import ASYNC, CAT_0, CAT_TIME, PATIENCE, STACK, Way, collecting
 from echo_envs import ENTRIES, GateEnv, TallyEnv, echo_fns, wait_until
 from envs_for_tests import CountingEnv, NestedEnv, PixelEnv
 
@@ -245,6 +246,30 @@ def test_a_forgotten_collector_ends_its_actors() -> None:
     collector.next()
     pid = collector.stats()["workers"][0]["pid"]
     del collector
+    wait_until(lambda: not psutil.pid_exists(pid))
+
+
+def test_a_collector_that_one_of_rays_threads_forgets(ray_cluster: Any) -> None:
+    """Garbage is collected by whichever thread has made enough of it."""
+    collected = threading.Event()
+
+    def collect(answer: Any) -> None:
+        gc.collect()
+        collected.set()
+
+    collector = RayCollector([CountingEnv], None, frames_per_batch=T, remote_configs=CONFIG)
+    collector.next()
+    pid = collector.stats()["workers"][0]["pid"]
+    gc.disable()
+    try:
+        circle = [collector]
+        circle.append(circle)
+        del circle, collector
+        answer = ray_cluster.remote(lambda: None).remote()
+        answer.future().add_done_callback(collect)
+        assert collected.wait(PATIENCE)
+    finally:
+        gc.enable()
     wait_until(lambda: not psutil.pid_exists(pid))
 
 

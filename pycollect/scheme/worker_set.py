@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from pycollect.checks import check_count, check_integer, check_positive
 from pycollect.engines.ray.actor import end_of
+from pycollect.engines.ray.forgotten import when_forgotten
 from pycollect.engines.ray.resources import check_amounts, check_resources
 from pycollect.engines.ray.session import SESSION, import_ray
 from pycollect.errors import WorkerDied, WorkerError, warn_user
@@ -137,8 +138,7 @@ class WorkerSet:
         """Join Ray, or start it, until `stop` or the end of this object."""
         if self._session is None:
             SESSION.enter(None)
-            self._session = weakref.finalize(self, SESSION.leave)
-            self._session.atexit = False  # at exit Ray ends by itself
+            self._session = when_forgotten(self, SESSION.leave)
 
     def _made(self, indices: Sequence[int]) -> list[Any]:
         if self._local_worker is not None:
@@ -172,8 +172,8 @@ class WorkerSet:
         workers, self._remote_workers = self._remote_workers, []
         if workers and import_ray().is_initialized():
             _end(workers)
-        if self._session is not None:
-            self._session()
+        if self._session is not None and self._session.detach():
+            SESSION.leave()
 
 
 def _remote_config(given: Mapping[str, Any], local_device: Any) -> dict[str, Any]:

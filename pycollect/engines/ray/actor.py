@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import weakref
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pycollect.batch.slab_rows import MemoryAddress
+from pycollect.engines.ray.forgotten import when_forgotten
 from pycollect.engines.waiting import Rung
 
 _LOG_CHARACTERS = 2000
@@ -32,7 +32,7 @@ class Actor:
         self.ray = ray
         self.handle = handle
         self._bell = bell
-        weakref.finalize(self, _kill, ray, handle).atexit = False
+        when_forgotten(self, _kill, ray, handle)
 
     @property
     def native(self) -> Any:

@@ -14,6 +14,7 @@ from pycollect.engines.messages import Buffer, WorkerSpec
 from pycollect.engines.protocol import H, NodePolicies
 from pycollect.engines.ray.actor import Actor
 from pycollect.engines.ray.driver import driver_address
+from pycollect.engines.ray.forgotten import when_forgotten
 from pycollect.engines.ray.resources import check_resources
 from pycollect.engines.ray.serve import RayWorker
 from pycollect.engines.ray.servers import (
@@ -55,9 +56,8 @@ class RayEngine:
     ) -> None:
         SESSION.enter(init_config)
         self._ray = import_ray()
-        # Also for a collector that is dropped without shutdown(). At exit Ray ends by itself.
-        self._leave = weakref.finalize(self, SESSION.leave)
-        self._leave.atexit = False
+        # Also for a collector that is dropped without shutdown().
+        self._session = when_forgotten(self, SESSION.leave)
         self._driver = driver_address(self._ray, bell)
         self._waiter = AnswerWaiter(self._driver.bell)
         self._started: WeakSet[StartingEitherWay] = WeakSet()
@@ -65,7 +65,8 @@ class RayEngine:
 
     def leave(self) -> None:
         """Shut Ray down if a collector started it and this was the last one. Idempotent."""
-        self._leave()
+        if self._session.detach():
+            SESSION.leave()
 
     def check_resources(self, options: Sequence[Mapping[str, Any]]) -> None:
         """Raise ValueError that names a resource of which the cluster has too little in total."""
