@@ -36,6 +36,7 @@ from gymnasium.vector import AsyncVectorEnv
 from tensordict.nn import TensorDictModule
 
 from pycollect import RayCollector, SyncDataCollector, WorkerError
+from pycollect.errors import WorkerDied
 
 T = 5
 REMOTE_WAYS = marked(STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
@@ -253,8 +254,16 @@ def test_a_killed_actor(way: Way) -> None:
             list(collector)
         assert time.monotonic() - start < 30
         assert caught.value.worker == 1
-        assert ("SIGKILL" if way.children else "exit") in str(caught.value)
         assert str(pid) in caught.value.remote_traceback
+        told = str(caught.value).splitlines()[0]
+        if way.children:
+            assert f"worker 1 died: its process {pid} was ended by SIGKILL" in told
+        else:  # and not what may be done about it
+            assert f"worker 1 died: it was killed, or it crashed (process {pid} on node " in told
+            assert "Worker exit type" not in told
+            death = caught.value.__cause__
+            assert isinstance(death, WorkerDied)
+            assert "Worker exit type" in str(death.__cause__)
         with pytest.raises(WorkerError):
             collector.next()
         assert collector.stats()["frames"] >= T

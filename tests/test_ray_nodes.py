@@ -6,6 +6,7 @@ The other node is a second one of the session's Ray, on this machine: what decid
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -130,6 +131,11 @@ def test_both_kinds_have_the_newest_weights_and_are_replaced(other_node: Any, wa
                 td = collector.next()
                 new = td["bias"].flatten() == worker + 1.0
                 seen |= set((td["observation"][..., 0].flatten()[new] // 10).int().tolist())
+            told = collector.stats()["workers"][worker]["failure"]
+            cause = (
+                rf"worker {worker} died: it was killed, or it crashed \(process \d+ on node \S+\)"
+            )
+            assert re.fullmatch(f"worker_died: {cause}", told)
         collector.reset()
         collector.next()
         check_ledger(collector)

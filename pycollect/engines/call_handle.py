@@ -20,6 +20,7 @@ from pycollect.engines.messages import (
     pickled_spec,
     unpacked_report,
 )
+from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.shared_value import SharedValue
 from pycollect.errors import WorkerDied
 
@@ -41,11 +42,8 @@ class Caller(Protocol):
     def call_beside(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method that may run beside a rollout: past the queue."""
 
-    def loss(self, error: Exception) -> tuple[str, str] | None:
-        """What a call raised, where its process was lost: how it ended, and all that is known.
-
-        None: it is another error.
-        """
+    def loss(self, error: Exception) -> ProcessEnd | None:
+        """How its process ended, where that is why a call raised this; None: it is not."""
 
     def log_of(self, pid: int | None) -> str:
         """The last lines that its process logged, as far as they can be had."""
@@ -181,9 +179,7 @@ class CallHandle:
             loss = self._caller.loss(error)
             if loss is None:
                 raise
-            end, account = loss
-            text = f"{self.spec.name} died: {end}"
-            raise WorkerDied(text, self.spec.index, self.spec.incarnation, account) from error
+            raise loss.death_of(self.spec) from error
         if isinstance(answer, ErrorReport):
             raise answer.rebuild(self.spec)
         return answer

@@ -213,8 +213,9 @@ def _await(ready: dict[Any, int]) -> None:
 
 
 def lost(index: int, error: Exception) -> WorkerError:
-    """The error for a remote worker that ended: how, as Ray tells it."""
-    return WorkerDied(f"worker {index} died: {end_of(error)}\n{error}", index, 0, str(error))
+    """The error for a remote worker that ended."""
+    end = end_of(error)
+    return WorkerDied(f"worker {index} died: {end.line}", index, 0, end.account)
 
 
 def _end(workers: Sequence[Any]) -> None:

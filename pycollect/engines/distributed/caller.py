@@ -12,6 +12,7 @@ from typing import Any
 from pycollect._core import Uninterrupted
 from pycollect.engines.distributed.link import Link, LinkBrokenError, Sent
 from pycollect.engines.distributed.serve import CLOSE, END
+from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.processes.handle import ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS, Rung
 
@@ -151,14 +152,14 @@ class RankCaller:
             self._lose("it has not connected")
         return self._lost is not None
 
-    def loss(self, error: Exception) -> tuple[str, str] | None:
-        """How the process ended, and all that is known, where a call raised that it is lost."""
+    def loss(self, error: Exception) -> ProcessEnd | None:
+        """How the process ended, where a call raised that it is lost."""
         if not isinstance(error, RankLostError):
             return None
         if not self._has_ended():
-            return f"the connection to it is broken: {error}", str(error)
-        end, account = self._monitor.end()
-        return end, f"{account}; {error}"
+            return ProcessEnd(f"the connection to it is broken: {error}", str(error))
+        end = self._monitor.end()
+        return ProcessEnd(end.line, f"{end.account}; {error}")
 
     def _has_ended(self) -> bool:
         """Whether its process is gone; a connection may be known to be broken a little sooner."""

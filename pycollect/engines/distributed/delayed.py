@@ -32,6 +32,7 @@ from pycollect.engines.distributed.interrupts import heard_again
 from pycollect.engines.distributed.jobs import JobWatch, run_beside, submit
 from pycollect.engines.distributed.rank import run_rank
 from pycollect.engines.distributed.rendezvous import check_port
+from pycollect.engines.process_end import ProcessEnd
 
 DEFAULT_SLURM_CONF_MAIN: dict[str, Any] = {**DEFAULT_SLURM_CONF, "slurm_gpus_per_node": 1}
 """Of the job that has the collector."""
@@ -168,10 +169,10 @@ class WaitingJobMonitor(JobWatch):
         super().__init__(lambda: board.has_ended(place), _LOOK_SECONDS)
         self.native = place
 
-    def end(self) -> tuple[str, str]:
+    def end(self) -> ProcessEnd:
         """That it ended: no more is known here."""
         end = f"job {self.native} of those that waited has ended"
-        return end, end
+        return ProcessEnd(end, end)
 
     def last_words(self) -> str:
         """Nothing: its log is with whoever submitted it."""

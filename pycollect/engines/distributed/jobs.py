@@ -13,6 +13,7 @@ from pycollect.engines.distributed.executors import DEBUG
 from pycollect.engines.distributed.interrupts import unheard_by_children
 from pycollect.engines.distributed.rank import end_child, run_rank
 from pycollect.engines.other_process import OtherProcess, kill_tree
+from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.start import start_child
 from pycollect.engines.waiting import LOOK_SECONDS
@@ -114,7 +115,7 @@ class JobMonitor(JobWatch):
         super().__init__(lambda: bool(job.done()), _ASK_SECONDS)
         self.native = job
 
-    def end(self) -> tuple[str, str]:
+    def end(self) -> ProcessEnd:
         """How it ended, as far as its executor knows by now."""
         job = self.native
         if job.done():
@@ -122,7 +123,7 @@ class JobMonitor(JobWatch):
         else:  # it has not heard yet
             pid = self._process and self._process.pid
             end = f"the process {pid} of its job {job.job_id} is gone"
-        return end, end
+        return ProcessEnd(end, end)
 
     def await_end(self, seconds: float) -> None:
         """Give it that time to end by itself."""

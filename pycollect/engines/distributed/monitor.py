@@ -6,6 +6,7 @@ import time
 from typing import Any, Protocol
 
 from pycollect.engines.distributed.rendezvous import Meeting
+from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.processes.handle import ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS
 
@@ -28,7 +29,7 @@ class RankMonitor:
         self._process = process
         self._meeting: Meeting | None = meeting
         self._looked = 0.0
-        self._end: tuple[str, str] | None = None  # of one that was ended
+        self._end: ProcessEnd | None = None  # of one that was ended
 
     @property
     def native(self) -> Any:
@@ -64,8 +65,8 @@ class RankMonitor:
         """Seconds for which it was ready to run and had no CPU; 0.0 where that is not known."""
         return self._process.cpu_delay
 
-    def end(self) -> tuple[str, str]:
-        """How it ended: in a line, and all that is known of it."""
+    def end(self) -> ProcessEnd:
+        """How it ended."""
         return self._end or self._process.end()
 
     def last_words(self) -> str:
@@ -75,6 +76,7 @@ class RankMonitor:
     def kill(self) -> None:
         """End it, and all that its environments started; it is gone then. Idempotent."""
         if self._end is None:
-            self._end = self._process.end() if self._process.is_over else ("it was ended", "")
+            is_over = self._process.is_over
+            self._end = self._process.end() if is_over else ProcessEnd("it was ended", "")
             self._meeting = None
             self._process.kill()

@@ -8,6 +8,7 @@ import signal
 from typing import Any, Protocol
 
 from pycollect.engines.cpu_delay import seconds_without_cpu
+from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.processes.log import WorkerLog
 
 
@@ -59,8 +60,8 @@ class ChildMonitor:
         """Seconds for which it, or what it has started, was ready to run and had no CPU."""
         return seconds_without_cpu(self.native.pid)
 
-    def end(self) -> tuple[str, str]:
-        """How it ended, and the same again: no more is known."""
+    def end(self) -> ProcessEnd:
+        """How it ended; no more is known."""
         pid, code = self.native.pid, self._child.exit_code()
         if code is None:
             end = f"its process {pid} is gone"
@@ -68,7 +69,7 @@ class ChildMonitor:
             end = f"its process {pid} was ended by {signal.Signals(-code).name}"
         else:
             end = f"its process {pid} ended with exit code {code}"
-        return end, end
+        return ProcessEnd(end, end)
 
     def last_words(self) -> str:
         """The end of what it wrote to its standard error."""

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 from pycollect._core import Mailbox, Memory, SharedMemoryError
@@ -20,6 +21,7 @@ from pycollect.engines.messages import (
     WorkerSpec,
     unpacked_report,
 )
+from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.processes.serve import QUESTIONS
 from pycollect.engines.processes.wire import pack, unpack
 from pycollect.engines.shared_value import SharedValue
@@ -42,8 +44,8 @@ class ProcessMonitor(Protocol):
     def cpu_delay(self) -> float:
         """Seconds for which it was ready to run and had no CPU; 0.0 where that is not known."""
 
-    def end(self) -> tuple[str, str]:
-        """How it ended, once it is over: in a line, and all that is known of it."""
+    def end(self) -> ProcessEnd:
+        """How it ended, once it is over."""
 
     def last_words(self) -> str:
         """The last lines that it logged, as far as they can be had."""
@@ -312,11 +314,12 @@ class MailboxHandle:
         self._answers.pop(number, None)
 
     def _death(self) -> WorkerDied:
-        end, account = self.monitor.end()
-        if self._taken == 0 and end.endswith("exit code 1") and not self.monitor.last_words():
-            end += (
-                " before it was one: if the program starts processes while it is imported, which "
-                'they do, too, put what it does under if __name__ == "__main__":'
+        end = self.monitor.end()
+        if self._taken == 0 and end.line.endswith("exit code 1") and not self.monitor.last_words():
+            line = (
+                f"{end.line} before it was one: if the program starts processes while it is "
+                "imported, which they do, too, put what it does under "
+                'if __name__ == "__main__":'
             )
-        text = f"{self.spec.name} died: {end}"
-        return WorkerDied(text, self.spec.index, self.spec.incarnation, account)
+            end = replace(end, line=line)
+        return end.death_of(self.spec)

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pycollect.batch.slab_rows import MemoryAddress
+from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.ray.forgotten import when_forgotten
 from pycollect.engines.waiting import Rung
 
 _LOG_CHARACTERS = 2000
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_PID = re.compile(r"\bpid[:=] ?(\d+)")
+_NODE = re.compile(r"\bip[:=] ?([\w.:]*\w)", re.IGNORECASE)
+_EXIT_CODE = re.compile(r"\bexit code (\d+)")
 
 
 class Actor:
@@ -63,11 +67,9 @@ class Actor:
         future.add_done_callback(lambda _: bell.ring())
         return future
 
-    def loss(self, error: Exception) -> tuple[str, str] | None:
-        """What a call raised where the actor has died: how it ended, and all that Ray knows."""
-        if not isinstance(error, self.ray.exceptions.RayError):
-            return None
-        return end_of(error), str(error)
+    def loss(self, error: Exception) -> ProcessEnd | None:
+        """How the actor ended, where that is why a call raised this; None: it is not."""
+        return end_of(error) if isinstance(error, self.ray.exceptions.RayError) else None
 
     def log_of(self, pid: int | None) -> str:
         """The end of what its process logged, if that ran on this machine."""
@@ -88,7 +90,26 @@ def _kill(ray: Any, handle: Any) -> None:
             ray.kill(handle)
 
 
-def end_of(error: BaseException) -> str:
-    """The line of Ray's text that says how a process ended: its exit, or an exception. The last."""
-    lines = [line.strip() for line in _COLOURS.sub("", str(error)).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+def end_of(error: BaseException) -> ProcessEnd:
+    """How an actor's process ended, which process on which node, by what Ray raises then."""
+    text = _COLOURS.sub("", str(error))
+    pid, node = _PID.search(text), _NODE.search(text)
+    places = [pid and f"process {pid[1]}", node and f"on node {node[1]}"]
+    place = " ".join(filter(None, places))
+    cause = _cause(type(error).__name__, text)
+    return ProcessEnd(f"{cause} ({place})" if place else cause, text)
+
+
+def _cause(kind: str, text: str) -> str:
+    """Why it ended: in Ray's text, beside paragraphs on what a reader may do about it."""
+    if kind == "OutOfMemoryError":
+        return "its node was low on memory, so that Ray ended it"
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    last = lines[-1] if lines else kind
+    _, of_process, detail = last.partition("Worker exit detail: ")
+    exit_code = _EXIT_CODE.search(detail)
+    if exit_code:
+        return f"it ended with exit code {exit_code[1]}"
+    if "connection error" in detail:  # Ray's end of the connection saw it go, and no more
+        return "it was killed, or it crashed"
+    return (detail.partition(". ")[0] if of_process else last).removesuffix(".")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pycollect.engines.other_process import OtherProcess
+from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.ray.actor import Actor, end_of
 
 _ACCOUNT_SECONDS = 2.0  # in which Ray tells how an actor's process ended
@@ -47,15 +49,15 @@ class ActorMonitor:
 
     cpu_delay: ClassVar[float] = 0.0  # its process is not known before it is built
 
-    def end(self) -> tuple[str, str]:
-        """How it ended, and all that Ray knows of it, for which it waits a little."""
+    def end(self) -> ProcessEnd:
+        """How it ended, as Ray knows it, for which it waits a little."""
         wait_futures([self._serving], _ACCOUNT_SECONDS)
         error = self._serving.exception() if self._serving.done() else None
         if error is not None:
-            return end_of(error), str(error)
+            return replace(end_of(error), error=error)
         number = "" if self._process is None else f" {self._process.pid}"
-        end = f"its process{number} is gone"
-        return end, end
+        end = f"its process{number} on this node is gone"
+        return ProcessEnd(end, end)
 
     def last_words(self) -> str:
         """The end of what the process logged."""

@@ -16,7 +16,6 @@ from pycollect.engines.ray.monitor import ActorMonitor
 from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.starting import StartingEitherWay
 from pycollect.engines.waiting import ThreadBell
-from pycollect.errors import WorkerDied
 
 PolicyAt = Callable[[str, WorkerSpec], "bytes | None"]
 """What stands for the policy in a worker on a node, as `NodePolicies.policy_at` tells it."""
@@ -85,6 +84,4 @@ class _Elsewhere:
             loss = self._actor.loss(error)
             if loss is None:
                 raise
-            spec, (end, account) = self._spec, loss
-            text = f"{spec.name} died: {end}"
-            raise WorkerDied(text, spec.index, spec.incarnation, account) from error
+            raise loss.death_of(self._spec) from error
