@@ -8,8 +8,6 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import deque
 from functools import partial
@@ -464,68 +462,3 @@ def test_nothing_is_left(other_node: Any, end: str) -> None:
     del collector
     gc.collect()
     wait_until(lambda: all(is_gone(pid) for pid in pids), PATIENCE)
-
-
-# As in test_lost_node, whose cluster this is.
-LOST = """
-import logging
-import ray
-from ray.cluster_utils import Cluster
-from collect_support import RAY_CENTRAL, RAY_CENTRAL_ASYNC, collecting, parity_policy
-from test_restarts import check_ledger, endless
-
-HERE = {"num_cpus": 1, "memory": 1024**3}
-ELSEWHERE = {"num_cpus": 0, "memory": 0, "resources": {"elsewhere": 1}}
-NODE = {"num_cpus": 0, "resources": {"elsewhere": 1}, "object_store_memory": 100 * 1024**2}
-PATIENCE = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 500,
-    "health_check_failure_threshold": 10,
-}
-if __name__ == "__main__":
-    head = {"num_cpus": 2, "memory": 4 * 1024**3, "object_store_memory": 200 * 1024**2}
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={**head, "include_dashboard": False, "_system_config": PATIENCE},
-    )
-    node = cluster.add_node(**NODE)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-    for way in (RAY_CENTRAL, RAY_CENTRAL_ASYNC):
-        arguments = {"remote_configs": [HERE, ELSEWHERE]}
-        with collecting(way, endless, parity_policy(), frames=5, **arguments) as collector:
-            collector.next()
-            (former,) = collector.stats()["node_servers"]
-            cluster.remove_node(node, allow_graceful=False)
-            node = cluster.add_node(**NODE)
-            while not collector.stats()["workers"][1]["restarts"]:
-                collector.next()
-            seen = set()
-            while seen != {0, 1}:
-                observed = collector.next()["observation"]
-                seen |= set((observed[..., 0].flatten() // 10).int().tolist())
-            ledger = check_ledger(collector)
-            reasons = set(ledger["workers"][1]["reasons"])
-            assert reasons and reasons <= {"worker_died", "server_died"}, reasons
-            assert ledger["workers"][0]["lost"] == 0
-            workers = collector.stats()["workers"]
-            assert [workers[w]["restarts"] for w in (0, 1)] == [0, 1]
-            servers = collector.stats()["node_servers"]
-            assert len(servers) == 1 and former not in servers, servers
-    ray.shutdown()
-    cluster.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_a_lost_node(tmp_path: Path) -> None:
-    script = tmp_path / "lost.py"
-    script.write_text(LOST)
-    paths = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])])
-    result = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "PYTHONPATH": paths},
-    )
-    assert result.returncode == 0, result.stderr
