@@ -213,15 +213,18 @@ def test_so_is_a_step_with_several_inputs_and_outputs(
     crossing = Elsewhere(CPU, CPU)
     crossing.uses(device)
     mirrors = crossing.mirrors(sources)
+    kept = torch.zeros(1, dtype=torch.int64)
+    crossing.keep({1: kept})
     act = crossing.captured(lambda: tuple(double(own)[0] for own in mirrors.values()), warmup=1)
     for step in range(4):
         for source in sources.values():
             source.fill_(step)
         seen, count = act()
         assert (seen.tolist(), count.tolist()) == ([2 * step] * 2, [2 * step])
+        assert torch.equal(kept, count)
     assert device.log.count("host waits") == 4
-    # Over, the work, side by side, back.
-    assert len(Graph.captured.calls) == 1 + 2 + 2 + 1
+    # Over, the work, side by side, back; what is kept.
+    assert len(Graph.captured.calls) == 1 + 2 + 2 + 1 + 1
 
 
 def test_what_is_drawn_is_not_captured() -> None:

@@ -9,9 +9,11 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.batch.layout import Key, dtype_name
+from pycollect.devices import CPU
 from pycollect.inference.board import Board, BoardForm
 from pycollect.inference.env_form import FormedEnv
 from pycollect.inference.messages import Joined, PolicyNeeds
+from pycollect.inference.states import StatesBeside
 from pycollect.policy import PolicyRunner, make_policy_runner, told_of_actions
 from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
 
@@ -56,6 +58,13 @@ class Group:
         self._shape = self._runner(rows, alike)
         self._form = self._form_of(self._shape)
         self._board, self._memory = Board.shared(self._form)
+        self._states: StatesBeside | None = None
+        if self._shape.keeps_states and self._shape.states:
+            for key, own in first.items():  # the policy is called to learn its outputs
+                self._board.read[key].copy_(own)
+            runner, observed = self._bound(rows)
+            self._states = StatesBeside(self._board, runner)
+            self._calls[rows] = Call(runner, observed, self._board, self._states)
 
     def _runner(self, rows: int, current: Mapping[Key, torch.Tensor]) -> PolicyRunner:
         """The policy bound to observations of so many workers."""
@@ -71,6 +80,7 @@ class Group:
             device=device,
             told=told,
             cast=needs.cast,
+            keeps_states=True,
         )
         _check_runner(runner)
         assert isinstance(runner, PolicyRunner)
@@ -109,7 +119,7 @@ class Group:
             row,
             runner.inputs,
             runner.outputs,
-            tuple((state.leaf, state.initial) for state in runner.states),
+            tuple((state.leaf, state.initial.to(CPU)) for state in runner.states),
             runner.through_env,
             tuple(leaf.key for leaf in self._form.read if leaf.key in (IS_INIT, STEP_COUNT)),
         )
@@ -139,13 +149,16 @@ class Group:
         call(rows)
 
     def _call_for(self, rows: int) -> Call:
-        """The call for so many workers; for all of them it reads the board itself."""
+        return Call(*self._bound(rows), self._board, self._states)
+
+    def _bound(self, rows: int) -> tuple[PolicyRunner, dict[Key, torch.Tensor]]:
+        """The policy for so many workers, and what it reads; for all of them it is the board."""
         keys = [leaf.key for leaf in self.needs.env.observation]
         observed = {key: self._board.read[key].flatten(0, 1) for key in keys}
         if rows < self._rows:
             count = rows * self.needs.env.num_envs
             observed = {key: own[:count].clone() for key, own in observed.items()}
-        return Call(self._runner(rows, observed), observed, self._board)
+        return self._runner(rows, observed), observed
 
 
 class Call:
@@ -154,22 +167,29 @@ class Call:
     Args:
         runner: bound to the tensors of `observed`, which are all of the board's, or memory of its
             own for fewer.
+        states: where they are kept on the policy's device; None: they are read from the board.
     """
 
     def __init__(
-        self, runner: PolicyRunner, observed: Mapping[Key, torch.Tensor], board: Board
+        self,
+        runner: PolicyRunner,
+        observed: Mapping[Key, torch.Tensor],
+        board: Board,
+        states: StatesBeside | None,
     ) -> None:
         self.runner = runner
+        self._states = states
         own: dict[Key, torch.Tensor | None] = {
             **observed,
-            **{state.leaf.key: state.current for state in runner.states},
             IS_INIT: runner.is_init,
             STEP_COUNT: runner.step_count,
         }
+        if states is None:
+            own.update((state.leaf.key, state.current) for state in runner.states)
         self._copied = [
             (source, target)
             for key, source in board.read.items()
-            if (target := own[key]) is not None and target.data_ptr() != source.data_ptr()
+            if (target := own.get(key)) is not None and target.data_ptr() != source.data_ptr()
         ]
         self._written = list(board.written.values())
         self._rows = self._written[0].shape[0]
@@ -183,6 +203,8 @@ class Call:
                 target.copy_(source.flatten(0, 1))
             else:
                 torch.index_select(source, 0, index, out=target.view(count, *source.shape[1:]))
+        if self._states is not None:
+            self._states.load(rows, runner)
         runner.forget()  # what one worker's policy noted is not for the next one's
         outs = runner.act()
         for out, target in zip(outs, self._written, strict=True):
@@ -191,6 +213,8 @@ class Call:
                 target.copy_(rows_of_out)
             else:
                 target.index_copy_(0, index, rows_of_out.to(target.dtype))
+        if self._states is not None:
+            self._states.store(rows, runner)
 
 
 def _check_runner(runner: Any) -> None:

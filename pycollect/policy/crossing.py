@@ -35,6 +35,7 @@ class Crossing:
         self._others: list[tuple[torch.Tensor, torch.Tensor]] = []  # mirrors, and what they mirror
         self._accelerator: Accelerator | None = None
         self._fetch: Fetch | None = None
+        self._kept: list[tuple[int, torch.Tensor]] = []  # places among the outputs, and where to
         self._carried: Event | None = None  # the end of the copies from pinned memory
         if there.type != "cpu":
             self.uses(accelerator(there))
@@ -44,9 +45,22 @@ class Crossing:
         self._accelerator = accelerator
         self._fetch = Fetch(accelerator, self.there) if self.home.type == "cpu" else None
 
+    @property
+    def is_apart(self) -> bool:
+        """Whether the policy lies elsewhere than what it returns is recorded."""
+        return self.there != self.home
+
+    def keep(self, places: Mapping[int, torch.Tensor]) -> None:
+        """From now on a step also writes its outputs at these places there, for the next one.
+
+        Args:
+            places: tensors on the policy's device, by the place among what `act` returns.
+        """
+        self._kept = list(places.items())
+
     def is_needed(self, inputs: Iterable[torch.Tensor]) -> bool:
         """Whether the policy, or anything that it is given, lies elsewhere than the rest."""
-        return self.there != self.home or not all(map(self._is_there, inputs))
+        return self.is_apart or not all(map(self._is_there, inputs))
 
     def _is_there(self, tensor: torch.Tensor) -> bool:
         return tensor.device == self.there
@@ -54,6 +68,17 @@ class Crossing:
     def over(self, tensor: torch.Tensor) -> torch.Tensor:
         """A copy of its own on the policy's device."""
         return tensor.detach().to(self.there, copy=True)
+
+    def bring(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Copies of tensors of the host on the policy's device, in one copy by its current stream.
+
+        Nobody waits: torch lends the pinned memory again only when the copy has ended.
+        """
+        assert self._accelerator is not None, "bring: expected a policy on another device"
+        send = Send(tensors, self._accelerator, self.there)
+        send.stage()
+        send.send()
+        return send.mirrors
 
     def mirrors(self, tensors: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         """Tensors on the policy's device that `around` keeps equal to these.
@@ -94,7 +119,10 @@ class Crossing:
         def step() -> tuple[torch.Tensor, ...]:
             if inputs is not None:
                 inputs.send()
-            return fetch.ask(act())
+            outputs = act()
+            rooms = fetch.ask(outputs)
+            self._keep(outputs)
+            return rooms
 
         work = CapturedWork(step, self.there, max(warmup, 1))
 
@@ -131,6 +159,16 @@ class Crossing:
 
     def back(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs at home, when the device has come to them."""
-        if self._fetch is not None:
-            return self._fetch(outputs)
-        return tuple(out.to(self.home, non_blocking=True) for out in outputs)
+        if self._fetch is None:
+            rooms = tuple(out.to(self.home, non_blocking=True) for out in outputs)
+            self._keep(outputs)
+            return rooms
+        rooms = self._fetch.ask(outputs)
+        self._keep(outputs)
+        self._fetch.wait()
+        return rooms
+
+    def _keep(self, outputs: Sequence[torch.Tensor]) -> None:
+        """Write what is kept, once all outputs are on their way: they may share its memory."""
+        for place, target in self._kept:
+            target.copy_(outputs[place])

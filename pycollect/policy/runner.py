@@ -55,6 +55,8 @@ class PolicyRunner:
         through_env: next values of states that are the env's own (see `passes_states_on`), with the
             keys ("next", ...); `act` returns them last, for the env alone.
         extra_outputs: what it returns without a fixed shape and numeric dtype, see `said`.
+        keeps_states: `act` itself makes the states that it returned the current ones, which lie on
+            the policy's device; what is returned is at home, as ever.
     """
 
     inputs: tuple[Key, ...]
@@ -79,6 +81,7 @@ class PolicyRunner:
         home: torch.device | None = None,
         told: bool = False,
         cast: ObservationCast | None = None,
+        keeps_states: bool = False,
     ) -> None:
         self.policy = policy
         self._env = env
@@ -86,7 +89,9 @@ class PolicyRunner:
         device = CPU if device is None else device
         home = CPU if home is None else home
         self._crossing = Crossing(device, home, told)
-        self._given = PolicyInputs(env, current, extras, counts_steps, home, cast)
+        self.keeps_states = keeps_states and self._crossing.is_apart
+        beside = device if self.keeps_states else home
+        self._given = PolicyInputs(env, current, extras, counts_steps, beside, cast)
         self._call = TensorDictCall(self._given, self._crossing)
         check_on_device(policy, device)
         with torch.no_grad():
@@ -99,6 +104,9 @@ class PolicyRunner:
             self.inputs = tuple(key for key in read if key in self._given.observation)
             self._others = () if program is None else program.others
             self._sort(values)
+            if self.keeps_states:
+                places = enumerate(self.states, len(self.outputs))
+                self._crossing.keep({place: state.current for place, state in places})
             self._bind(program)
 
     @property
@@ -138,6 +146,10 @@ class PolicyRunner:
     def forget(self) -> None:
         """Drop what the policy noted for its next call under keys that begin with "_"."""
         self._call.forget()
+
+    def bring(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Copies of tensors of the host where the policy is, in one copy; where it is elsewhere."""
+        return self._crossing.bring(tensors)
 
     def said(self) -> ExtraValues:
         """The extra outputs of the last call of `act`, a value per env."""
@@ -255,6 +267,7 @@ def make_policy_runner(
     home: torch.device | None = None,
     told: bool = False,
     cast: ObservationCast | None = None,
+    keeps_states: bool = False,
 ) -> PolicyRunner | RandomRunner | RunnerElsewhere:
     """A runner for a policy in any of the accepted forms.
 
@@ -276,6 +289,8 @@ def make_policy_runner(
         home: where the policy's states and what `act` returns lie; None: on the CPU.
         told: the caller named that device, so that TensorDicts for the policy say it.
         cast: of observations, which the policy reads as they are delivered; None: as they are.
+        keeps_states: states pass from call to call on the policy's device, where that is not home;
+            whoever collects writes into them where they are to be others.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often
@@ -297,7 +312,18 @@ def make_policy_runner(
             f"but {policy!r} came"
         )
     return PolicyRunner(
-        policy, env, current, policy_state, extras, counts_steps, calling, device, home, told, cast
+        policy,
+        env,
+        current,
+        policy_state,
+        extras,
+        counts_steps,
+        calling,
+        device,
+        home,
+        told,
+        cast,
+        keeps_states,
     )
 
 

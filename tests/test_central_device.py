@@ -1,0 +1,250 @@
+"""Central inference with a policy on another device: what crosses, and states that stay there.
+
+The device is none: its memory is the host's, and what is copied to and from it is noted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from collect_support import CENTRAL, GROUPS, STEPS, Way, collecting
+from echo_envs import ENTRIES, LENGTHS, EchoEnv, GateEnv, echo_fns, envs_of
+from fake_device import FakeDevice
+from state_support import POLICIES, Loop, T, entry_of, env_fns, seeded, zeros
+from tensordict.nn import TensorDictModule
+from test_restarts import killing_when
+from torch import nn
+
+from pycollect.policy.crossing import Crossing
+
+pytestmark = pytest.mark.processes(usual=2)
+
+FIRST = 5  # what a trajectory's count begins with
+
+
+class Apart(Crossing):
+    """The policy is on a device, and so is what it keeps, though it is the same memory."""
+
+    is_apart = True
+
+    def _is_there(self, tensor: torch.Tensor) -> bool:
+        return any(tensor is own for _, own in self._kept)
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
+    """Every policy of this process is on another device than its environments."""
+    device = FakeDevice()
+
+    def crossing(there: torch.device, home: torch.device, told: bool = False) -> Crossing:
+        own = Apart(there, home)
+        own.uses(device)
+        return own
+
+    monkeypatch.setattr("pycollect.policy.runner.Crossing", crossing)
+    return device
+
+
+class Counting(nn.Module):
+    """Counts the steps of each trajectory in a state; raises at a call, where it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raises_at, self.error = 0, BaseException()
+
+    def forward(self, observation: torch.Tensor, count: torch.Tensor) -> Any:
+        self.raises_at -= 1
+        if self.raises_at == 0:
+            raise self.error
+        return (count[..., 0] % 2).long(), count + 1
+
+
+def counting() -> tuple[Counting, dict[str, Any]]:
+    """It, and the arguments of a collector with it."""
+    module = Counting()
+    policy = TensorDictModule(module, ["observation", "count"], ["action", ("next", "count")])
+    return module, {"policy": policy, "policy_state": {"count": torch.tensor([float(FIRST)])}}
+
+
+def check_counts(batch: Any) -> None:
+    """An observation tells the step of its episode, and so of its trajectory."""
+    mask = batch.get(("collector", "mask"), None)
+    frames = batch[mask] if mask is not None else batch.flatten()
+    assert len(frames)
+    steps = frames["observation"][..., 2:].float()
+    assert torch.equal(frames["count"], steps + FIRST)
+    assert torch.equal(frames["next", "count"], steps + FIRST + 1)
+
+
+def side_by_side(*sizes: int) -> int:
+    """Bytes of tensors of which each begins at a multiple of 64."""
+    return sum(-(-own // 64) * 64 for own in sizes[:-1]) + sizes[-1]
+
+
+@pytest.mark.parametrize("kind", ["one", "list"])
+@pytest.mark.parametrize("name", POLICIES)
+def test_states_follow_the_loop(kind: str, name: str, apart: FakeDevice) -> None:
+    (policy, shapes), (entry, count, batched) = seeded(name), entry_of(kind)
+    initial = zeros(shapes, torch.float64 if name == "float64" else torch.float32)
+    loops = [
+        Loop(env_fns(w, count), policy, initial, batched=batched) for w in range(CENTRAL.workers)
+    ]
+    with collecting(CENTRAL, entry, policy, frames=T * count) as collector:
+        for _ in range(2):
+            expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
+            batch = collector.next().select(*expected.keys(True, True))
+            torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size
+
+
+def test_what_crosses_in_a_step(apart: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Observations go up in one copy; a state only where an environment begins anew."""
+    policy, _ = seeded("LSTMCell")
+    with (
+        monkeypatch.context() as patch,
+        collecting(CENTRAL, ENTRIES["list"], policy, frames=3 * STEPS) as collector,
+    ):
+        apart.note_copies(patch)
+        batches = [collector.next().clone() for _ in range(2)]
+        copies, waits = list(apart.copies), apart.log.count("host waits")
+    begin = torch.cat([own["observation"][..., 2] == 0 for own in batches], -1).sum((0, 1))
+    assert begin[0] == 6
+    assert 0 < sum(begin[1:] > 0) < 2 * STEPS - 1
+    expected = []
+    for count in begin.tolist():
+        if count:  # which environments these are, and four numbers of either state
+            expected.append(f"up {side_by_side(8 * count, 16 * count, 16 * count)}")
+        expected += [f"up {6 * 12}", f"down {side_by_side(6 * 8, 6 * 16, 6 * 16)}"]
+    assert copies == expected
+    assert waits == 2 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("way", "kind", "arguments"),
+    [
+        (CENTRAL, "one", {}),
+        (CENTRAL, "list", {"max_frames_per_traj": 2}),
+        (CENTRAL, "list", {"reset_at_each_iter": True}),
+        (CENTRAL, "list", {"max_batch_size": 3}),
+        (CENTRAL, "list", {"min_batch_size": 1}),
+        (CENTRAL, "list", {"preemptive_threshold": 0.5}),
+        (CENTRAL, "SyncVectorEnv NEXT_STEP", {}),
+        (CENTRAL, "SyncVectorEnv SAME_STEP", {}),
+        (CENTRAL, "ignores masks", {}),
+        (CENTRAL, "ignores masks", {"drop_uncollected": True}),
+        (CENTRAL, "pool of 3", {}),
+        (CENTRAL, "pool of 3", {"max_frames_per_traj": 2}),
+        (GROUPS, "list", {}),
+        (GROUPS, "list", {"min_batch_size": 1, "max_frames_per_traj": 2}),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:create_env_fn")
+def test_states_of_every_kind_of_environment(
+    way: Way, kind: str, arguments: dict[str, Any], apart: FakeDevice
+) -> None:
+    envs, _ = envs_of(kind)
+    _, own = counting()
+    frames = envs * STEPS
+    with collecting(way, ENTRIES[kind], frames=frames, **own, **arguments) as collector:
+        for _ in range(4):
+            check_counts(collector.next())
+        collector.reset()
+        check_counts(collector.next())
+        collector.set_seed(1)
+        check_counts(collector.next())
+
+
+def test_random_actions_come_first(apart: FakeDevice) -> None:
+    """They pass zeros on, which are no first values."""
+    _, own = counting()
+    arguments = {**own, "init_random_frames": 6 * STEPS, "reset_at_each_iter": True}
+    with collecting(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **arguments) as collector:
+        assert not collector.next()["next", "count"].any()
+        for _ in range(2):
+            check_counts(collector.next())
+
+
+@pytest.mark.parametrize("way", [CENTRAL, GROUPS], ids=lambda way: way.name)
+def test_states_of_a_worker_that_takes_anothers_place(
+    way: Way, apart: FakeDevice, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+
+    def entry(worker: int) -> Any:
+        fns: list[Any] = [partial(EchoEnv, 10 * worker + p, LENGTHS) for p in range(2)]
+        waits = partial(GateEnv, gate, STEPS + 3, number=11, length=LENGTHS)
+        return [fns[0], waits] if worker else fns
+
+    _, own = counting()
+    with collecting(way, entry, frames=2 * STEPS, **own) as collector:
+        check_counts(collector.next())
+        pid = collector.stats()["workers"][1]["pid"]
+        killer = killing_when(gate.with_suffix(".reached"), pid, then=gate)
+        for _ in range(3):
+            check_counts(collector.next())
+        killer.join()
+        assert collector.stats()["workers"][1]["restarts"] == 1
+        os.kill(collector.stats()["workers"][0]["pid"], signal.SIGKILL)
+        for _ in range(3):
+            check_counts(collector.next())
+        assert collector.stats()["workers"][0]["restarts"] == 1
+
+
+def test_states_of_a_policy_that_raised(apart: FakeDevice) -> None:
+    module, own = counting()
+    arguments = {**own, "restart_on_error": True}
+    with collecting(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **arguments) as collector:
+        check_counts(collector.next())
+        for error in (ZeroDivisionError("by the policy"), KeyboardInterrupt()):
+            module.raises_at, module.error = 3, error
+            try:
+                check_counts(collector.next())
+            except KeyboardInterrupt:
+                check_counts(collector.next())
+            check_counts(collector.next())
+        assert collector.stats()["workers"][0]["restarts"] == 1
+
+
+def test_an_answer_that_was_not_given_is_not_gone_on_from(apart: FakeDevice) -> None:
+    """What the policy returns does not fit, when the device has kept its state already.
+
+    The answer before was what a trajectory begins with, so that the board does not show it.
+    """
+    calls_left = [0]
+
+    def toggle(observation: torch.Tensor, is_odd: torch.Tensor) -> Any:
+        calls_left[0] -= 1
+        part = observation[..., : 2 if calls_left[0] == 0 else 1]
+        return is_odd[..., 0].long(), part, 1 - is_odd
+
+    outs = ["action", "part", ("next", "is_odd")]
+    policy = TensorDictModule(toggle, ["observation", "is_odd"], outs)
+    arguments = {"policy_state": {"is_odd": (1,)}, "restart_on_error": True}
+    with collecting(
+        CENTRAL, lambda worker: partial(EchoEnv, 10 * worker, (9,)), policy, frames=6, **arguments
+    ) as collector:
+        collector.next()
+        calls_left[0] = 1  # the first one of a rollout, after an even number of them
+        for _ in range(2):
+            batch = collector.next()
+            assert torch.equal(batch["is_odd"], batch["observation"][..., 2:] % 2)
+        assert collector.stats()["workers"][0]["restarts"] == 1
+
+
+def test_states_where_workers_come_and_go(apart: FakeDevice) -> None:
+    _, own = counting()
+    with collecting(CENTRAL, echo_fns, frames=3 * STEPS, **own) as collector:
+        check_counts(collector.next())
+        collector.add_collectors([echo_fns(2)])
+        with pytest.warns(UserWarning, match="3 workers from the next batch on"):
+            check_counts(collector.next())
+        with pytest.warns(UserWarning, match="2 workers from the next batch on"):
+            collector.remove_collectors([0])
+        for _ in range(2):
+            check_counts(collector.next())
