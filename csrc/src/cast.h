@@ -37,7 +37,7 @@ inline float to_float(Half half) {
   const std::uint32_t magnitude = static_cast<std::uint32_t>(half.bits & 0x7fffu) << 13;
   const std::uint32_t exponent = magnitude & 0x0f800000u;
   std::uint32_t bits = magnitude + (112u << 23);
-  float value;
+  float value = 0;
   if (exponent == 0x0f800000u) {
     value = std::bit_cast<float>(bits + (112u << 23));
   } else if (exponent == 0) {
@@ -57,7 +57,7 @@ inline Half to_half(float value) {
   const std::uint32_t all = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (all >> 16) & 0x8000u;
   const std::uint32_t bits = all & 0x7fffffffu;
-  std::uint32_t half;
+  std::uint32_t half = 0;
   if (bits >= 0x47800000u) {  // 65536 and more, infinity, NaN
     half = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
   } else if (bits < 0x38800000u) {
@@ -111,7 +111,8 @@ template <std::integral D, std::floating_point S>
 D saturate(S value) {
   // Both bounds are powers of two (or zero), so S holds them exactly.
   constexpr S low = static_cast<S>(std::numeric_limits<D>::min());
-  constexpr S high = static_cast<S>(std::numeric_limits<D>::max() / 2 + 1) * 2;
+  constexpr D half = std::numeric_limits<D>::max() / 2 + 1;
+  constexpr S high = static_cast<S>(half) * 2;
   if (value >= high) {
     return std::numeric_limits<D>::max();
   }
@@ -129,7 +130,7 @@ D narrow(S value) {
   } else if constexpr (is_complex<D>) {
     return {narrow<typename D::value_type>(value), 0};
   } else if constexpr (std::is_same_v<D, Half> || std::is_same_v<D, BFloat>) {
-    float rounded;
+    float rounded = 0;
     if constexpr (std::is_same_v<S, float>) {
       rounded = value;
     } else {

@@ -84,12 +84,12 @@ struct Collection::State {
 
   void make_workers(const MakeEnvironments& make);
   void start_threads();
-  void serve(Desk& desk, std::int64_t worker);
-  Answer answer(Desk& desk, Order order);
-  void ask(std::int64_t worker, std::shared_ptr<Slab> slab, std::int64_t row);
+  void serve(Desk& desk, std::int64_t w);
+  Answer answer(Desk& desk, Order order) const;
+  void ask(std::int64_t w, std::shared_ptr<Slab> target, std::int64_t row);
   // The answer of a desk that has one: its episodes, or its error by a throw.
-  Answer taken(std::int64_t worker);
-  Batch delivered(std::shared_ptr<Slab> slab, std::vector<Batch::Episode> episodes);
+  Answer taken(std::int64_t w);
+  Batch delivered(std::shared_ptr<Slab> whole, std::vector<Batch::Episode> ended);
   Batch next_of_all();
   Batch next_of_first();
   void run_first_worker_here(std::unique_lock<std::mutex>& lock);
@@ -180,7 +180,7 @@ void Collection::State::serve(Desk& desk, std::int64_t w) {
   }
 }
 
-Answer Collection::State::answer(Desk& desk, Order order) {
+Answer Collection::State::answer(Desk& desk, Order order) const {
   Answer result;
   result.slab = order.slab;
   try {

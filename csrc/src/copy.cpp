@@ -314,7 +314,7 @@ void parallel_copy(ThreadPool& pool, const TensorView& dst, const ConstTensorVie
     return;
   }
   check(dst, src);
-  const int axis = widest(dst, 4 * pool.threads());
+  const int axis = widest(dst, std::int64_t{4} * pool.threads());
   const TensorView to = moved_to_front(dst, axis);
   const ConstTensorView from = moved_to_front(src, axis);
   const RunCopy run(to, from, stores);

@@ -204,7 +204,7 @@ Event::~Event() {
 }
 
 Event::Event(Event&& other) noexcept
-    : context_(other.context_), handle_(std::exchange(other.handle_, nullptr)) {}
+    : context_(std::move(other.context_)), handle_(std::exchange(other.handle_, nullptr)) {}
 
 Event& Event::operator=(Event&& other) noexcept {
   std::swap(context_, other.context_);

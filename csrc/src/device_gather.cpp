@@ -37,7 +37,7 @@ std::int64_t table_bytes(std::int64_t runs, std::int64_t leaves, std::int64_t ti
 // Of leaves whose targets have so many bytes in all. Sums have a tile for 1,024 numbers, of four
 // bytes at least.
 std::int64_t most_tiles(std::int64_t leaves, std::int64_t bytes) {
-  constexpr std::int64_t kLeast = gather::kTileNumbers * 4;
+  constexpr std::int64_t kLeast = std::int64_t{gather::kTileNumbers} * 4;
   return checked_add(bytes / kLeast, leaves);
 }
 

@@ -43,7 +43,7 @@ struct Lent {
 };
 
 template <typename ManagedType>
-ManagedType* lend(std::shared_ptr<const void> lease, const TensorView& view) {
+ManagedType* lend(const std::shared_ptr<const void>& lease, const TensorView& view) {
   const auto item = static_cast<std::int64_t>(item_size(view.dtype));
   auto lent = std::make_unique<Lent<ManagedType>>();
   for (int i = 0; i < view.rank(); ++i) {
@@ -54,7 +54,7 @@ ManagedType* lend(std::shared_ptr<const void> lease, const TensorView& view) {
     lent->shape[static_cast<std::size_t>(i)] = view.shape[i];
     lent->strides[static_cast<std::size_t>(i)] = view.strides[i] / item;
   }
-  lent->lease = std::move(lease);
+  lent->lease = lease;
   lent->managed.tensor = {
       view.data,
       {view.device.kind == DeviceKind::cpu ? dlpack::kCpu : dlpack::kCuda, view.device.index},
@@ -72,13 +72,13 @@ ManagedType* lend(std::shared_ptr<const void> lease, const TensorView& view) {
 
 }  // namespace
 
-dlpack::Managed* to_dlpack(std::shared_ptr<const void> lease, const TensorView& view) {
-  return lend<dlpack::Managed>(std::move(lease), view);
+dlpack::Managed* to_dlpack(const std::shared_ptr<const void>& lease, const TensorView& view) {
+  return lend<dlpack::Managed>(lease, view);
 }
 
-dlpack::ManagedVersioned* to_dlpack_versioned(std::shared_ptr<const void> lease,
+dlpack::ManagedVersioned* to_dlpack_versioned(const std::shared_ptr<const void>& lease,
                                               const TensorView& view) {
-  auto* managed = lend<dlpack::ManagedVersioned>(std::move(lease), view);
+  auto* managed = lend<dlpack::ManagedVersioned>(lease, view);
   managed->version = {1, 0};
   return managed;
 }

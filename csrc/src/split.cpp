@@ -34,7 +34,7 @@ struct Signal {
   explicit operator bool() const { return data != nullptr; }
   bool flag(std::int64_t t) const { return data[t * step] != std::byte{0}; }
   std::int64_t id(std::int64_t t) const {
-    std::int64_t id;
+    std::int64_t id = 0;
     std::memcpy(&id, data + t * step, sizeof(id));
     return id;
   }

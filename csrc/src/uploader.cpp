@@ -38,7 +38,7 @@ std::shared_ptr<Upload> Uploader::upload(std::shared_ptr<const void> owner,
                                          std::span<const std::byte> source, DevicePointer target,
                                          Stream consumer, std::optional<Stream> after) {
   release_finished();
-  const std::shared_ptr<Upload> upload(new Upload(context_, std::move(owner)));
+  std::shared_ptr<Upload> upload(new Upload(context_, std::move(owner)));
   {
     const std::lock_guard lock(mutex_);
     under_way_.push_back(upload);  // what may fail without the driver comes before the copy

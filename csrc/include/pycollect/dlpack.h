@@ -68,10 +68,10 @@ namespace pycollect::inline PYCOLLECT_ABI {
 //
 //     at::Tensor tensor = at::fromDLPack(
 //         reinterpret_cast<DLManagedTensor*>(to_dlpack(batch.lease(), batch.view("action"))));
-dlpack::Managed* to_dlpack(std::shared_ptr<const void> lease, const TensorView& view);
+dlpack::Managed* to_dlpack(const std::shared_ptr<const void>& lease, const TensorView& view);
 
 // The same for those that ask for the newer form.
-dlpack::ManagedVersioned* to_dlpack_versioned(std::shared_ptr<const void> lease,
+dlpack::ManagedVersioned* to_dlpack_versioned(const std::shared_ptr<const void>& lease,
                                               const TensorView& view);
 
 }  // namespace pycollect::inline PYCOLLECT_ABI
