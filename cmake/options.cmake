@@ -16,6 +16,16 @@ function(pycollect_compile_options target)
   endif()
 endfunction()
 
+# What most files of a target include is parsed once: a quarter of the time that it takes. Each file
+# still includes what it uses. A consumer's build is left as plain as it is.
+function(pycollect_precompile target)
+  if(PROJECT_IS_TOP_LEVEL)
+    target_precompile_headers(${target} PRIVATE
+      <algorithm> <cstddef> <cstdint> <cstring> <memory> <optional> <span> <stdexcept> <string>
+      <utility> <vector> ${ARGN})
+  endif()
+endfunction()
+
 # What links the library shows none of its names: neither those of the archive, which are hidden,
 # nor those that a consumer's compiler makes of inline functions and templates in the headers. A
 # linker takes one nameless version script: who has another sets PYCOLLECT_EXPORTS on the target.
