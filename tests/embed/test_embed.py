@@ -118,6 +118,13 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "prefix"
 
 
+def test_add_subdirectory(tmp_path: Path) -> None:
+    options = ["-DWAY=add_subdirectory", f"-DPYCOLLECT_CHECKOUT={ROOT}"]
+    options += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
+    assert SAID not in configure(tmp_path, *options)
+    built(tmp_path)
+
+
 @needs_clang
 def test_add_subdirectory_without_a_build_type(tmp_path: Path) -> None:
     options = ["-DWAY=add_subdirectory", f"-DPYCOLLECT_CHECKOUT={ROOT}"]
@@ -217,6 +224,15 @@ def test_where_the_package_is_told_without_importing_anything(python: Path) -> N
     assert imported == "[]"
 
 
+@needs_clang
+def test_an_installed_wheel(python: Path, tmp_path: Path) -> None:
+    found = run(python, "-m", "pycollect", "--cmake-dir").stdout.strip()
+    options = [f"-Dpycollect_DIR={found}", "-DCMAKE_BUILD_TYPE=Release"]
+    options += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
+    assert SAID not in configure(tmp_path, *options, compiler=CLANG)
+    built(tmp_path)
+
+
 def test_an_installed_wheel_with_the_other_string(python: Path, tmp_path: Path) -> None:
     """The example of environments for Python, too: nothing of C++ crosses to pycollect."""
     found = run(python, "-m", "pycollect", "--cmake-dir").stdout.strip()
@@ -260,6 +276,22 @@ print(_core.__file__, pycollect_extension.__file__)
     ours, theirs = run(extension, "-c", code).stdout.split()
     assert Path(ours).is_relative_to(extension.parent.parent)
     assert_hidden(Path(theirs), "PyInit_pycollect_extension")
+
+
+@needs_clang
+def test_an_extension_by_clang_without_a_build_type(extension: Path, tmp_path: Path) -> None:
+    chosen = f"CMAKE_ARGS=-DCMAKE_CXX_COMPILER={CLANG} -Dpybind11_DIR={PYBIND11}"
+    options = ["--no-deps", "--no-build-isolation", "--config-settings=cmake.build-type="]
+    options += ["--config-settings=build.verbose=true", "--verbose"]
+    target = ["--target", tmp_path, HERE / "extension"]
+    said = run("env", chosen, extension, "-m", "pip", "install", *options, *target).stdout
+    assert SAID in said
+    assert "clang" in said
+    code = "import pycollect_extension as e; print(e.frames(), e.__file__)"
+    frames, module = run("env", f"PYTHONPATH={tmp_path}", extension, "-c", code).stdout.split()
+    assert frames == "6"
+    assert Path(module).is_relative_to(tmp_path)
+    assert_hidden(Path(module), "PyInit_pycollect_extension")
 
 
 def test_environments_in_c_plus_plus_for_pythons_collectors(
