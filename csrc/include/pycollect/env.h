@@ -124,9 +124,10 @@ class Each {
   }
 
   void reset(std::span<const std::uint8_t> mask, std::span<const TensorView> observations) {
+    const Rows rows(observations);
     for (std::size_t p = 0; p < envs_.size(); ++p) {
       if (mask[p] != 0) {
-        envs_[p].reset(row(observations, p));
+        envs_[p].reset(rows[p]);
       }
     }
   }
@@ -134,9 +135,11 @@ class Each {
   void step(std::span<const ConstTensorView> actions, std::span<const TensorView> observations,
             std::span<double> rewards, std::span<std::uint8_t> terminated,
             std::span<std::uint8_t> truncated) {
-    const Action* action = reinterpret_cast<const Action*>(actions[0].data);
-    for (std::size_t p = 0; p < envs_.size(); ++p) {
-      const Outcome outcome = envs_[p].step(action[p], row(observations, p));
+    const Action* const action = reinterpret_cast<const Action*>(actions[0].data);
+    const Rows rows(observations);
+    const std::span<E> envs(envs_);
+    for (std::size_t p = 0; p < envs.size(); ++p) {
+      const Outcome outcome = envs[p].step(action[p], rows[p]);
       rewards[p] = outcome.reward;
       terminated[p] = static_cast<std::uint8_t>(outcome.terminated);
       truncated[p] = static_cast<std::uint8_t>(outcome.truncated);
@@ -147,11 +150,18 @@ class Each {
   using Number = typename E::Number;
   using Action = typename E::Action;
 
-  static std::span<Number, E::kObservation> row(std::span<const TensorView> observations,
-                                                std::size_t p) {
-    return std::span<Number, E::kObservation>(
-        reinterpret_cast<Number*>(observations[0].data) + p * E::kObservation, E::kObservation);
-  }
+  // Each environment's observation. By value: what is written as bytes could change a view.
+  class Rows {
+   public:
+    explicit Rows(std::span<const TensorView> observations)
+        : data_(reinterpret_cast<Number*>(observations[0].data)) {}
+    std::span<Number, E::kObservation> operator[](std::size_t p) const {
+      return std::span<Number, E::kObservation>(data_ + p * E::kObservation, E::kObservation);
+    }
+
+   private:
+    Number* data_;
+  };
 
   std::vector<E> envs_;
 };
