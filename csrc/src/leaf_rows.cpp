@@ -57,11 +57,11 @@ constexpr std::int64_t kWindowEnvs = 8;
 }  // namespace
 
 LeafRows::LeafRows(Leaf leaf, std::size_t index, std::int64_t envs, bool batched)
-    : leaf_(std::move(leaf)),
-      index_(index),
+    : frame_bytes_(leaf.frame_bytes()),
       envs_(envs),
       batched_(batched),
-      frame_bytes_(leaf_.frame_bytes()) {
+      leaf_(std::move(leaf)),
+      index_(index) {
   Dims shape;
   if (batched) {
     shape.push_back(envs);

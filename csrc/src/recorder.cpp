@@ -38,6 +38,7 @@ Recorder::State::State(Layout layout, const std::vector<ObservationSpec>& observ
     apart_.records.resize(n);
     apart_.cut.resize(n);
   }
+  is_plain_one_ = is_plain_one();
 }
 
 void Recorder::State::restart(std::span<const ConstTensorView> observation) {

@@ -1,5 +1,6 @@
 // Recorder::State: what a Recorder is behind its pointer. recorder.cpp has what it does with each
-// rollout, recorder_step.cpp what with each step.
+// rollout, recorder_step.cpp what with each step, recorder_one.cpp the short way of one
+// environment.
 #pragma once
 
 #include <cstdint>
@@ -54,13 +55,21 @@ class Recorder::State {
     std::vector<std::uint8_t> cut;  // was it this recorder that ended its trajectory
   };
 
+  bool is_plain_one() const;
+  bool fits_one(std::span<const ConstTensorView> observation,
+                std::span<const ConstTensorView> outputs,
+                std::span<const ConstTensorView> states) const;
+  std::int64_t record_one(std::span<const ConstTensorView> observation,
+                          std::span<const ConstTensorView> outputs);
+  void write_one(std::span<const ConstTensorView> observation,
+                 std::span<const ConstTensorView> outputs);
   std::int64_t record(std::span<const ConstTensorView> observation,
                       std::span<const ConstTensorView> outputs,
                       std::span<const ConstTensorView> states);
   void check_step_is_due() const;
-  void check_observation(std::span<const ConstTensorView> observation, bool stepped);
-  void check_outputs(std::span<const ConstTensorView> outputs);
-  void check_states(std::span<const ConstTensorView> states);
+  void check_observation(std::span<const ConstTensorView> values, bool stepped);
+  void check_outputs(std::span<const ConstTensorView> values);
+  void check_states(std::span<const ConstTensorView> values);
   void choose_envs();
   std::int64_t reached() const;
   bool is_recorded(std::size_t env) const {
@@ -74,19 +83,19 @@ class Recorder::State {
   void write_now(LeafRows& current, const ConstTensorView& value, Fit fit) const;
   template <typename T>
   void put_numbers(LeafRows& leaf, const std::vector<T>& values) const;
-  void write_outputs(std::span<const ConstTensorView> outputs);
-  void write_observations(std::span<const ConstTensorView> observation);
-  void write_states(std::span<const ConstTensorView> states);
+  void write_outputs(std::span<const ConstTensorView> values);
+  void write_observations(std::span<const ConstTensorView> values);
+  void write_states(std::span<const ConstTensorView> values);
   void count_frames();
   void complete_flags();
   void cut_trajectories();
   void end_episodes();
-  void end_episode(std::int64_t env);
+  void end_episode(std::int64_t p);
   void drop_dummies();
   void advance();
   void start_at(const std::vector<std::uint8_t>& envs,
                 std::span<const ConstTensorView> observation);
-  void start_trajectory(std::int64_t env, std::int64_t step);
+  void start_trajectory(std::int64_t p, std::int64_t step);
   void write_constants();
   void write_first_roots();
   std::int64_t all_envs() const {
@@ -125,6 +134,7 @@ class Recorder::State {
   std::size_t episodes_before_ = 0;  // of episodes_, when the rollout began
   std::int64_t frames_ = 0;
   bool restarted_ = false;
+  bool is_plain_one_ = false;  // see recorder_one.cpp
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -51,7 +51,7 @@ void read_flat(const char* name, const ConstTensorView& view, DType dtype, std::
   } else if (view.dtype == DType::float32 && std::is_same_v<T, double> &&
              is_dense(view, n, sizeof(float))) {
     for (std::size_t i = 0; i < n; ++i) {
-      float number;  // by memcpy, because it need not be aligned
+      float number = 0;  // by memcpy, because it need not be aligned
       std::memcpy(&number, view.data + i * sizeof(number), sizeof(number));
       values[i] = static_cast<T>(number);
     }
@@ -84,6 +84,9 @@ std::int64_t Recorder::State::step(const StepData& data) {
     read_flat("terminated", data.terminated, DType::boolean, terminated_);
     read_flat("truncated", data.truncated, DType::boolean, truncated_);
   }
+  if (is_plain_one_ && fits_one(data.observation, data.outputs, data.states)) {
+    return record_one(data.observation, data.outputs);
+  }
   return record(data.observation, data.outputs, data.states);
 }
 
@@ -97,6 +100,9 @@ std::int64_t Recorder::State::step(const OneStep& data) {
     rewards_[0] = data.reward;
     terminated_[0] = static_cast<std::uint8_t>(data.terminated);
     truncated_[0] = static_cast<std::uint8_t>(data.truncated);
+  }
+  if (is_plain_one_ && fits_one(data.observation, data.outputs, data.states)) {
+    return record_one(data.observation, data.outputs);
   }
   return record(data.observation, data.outputs, data.states);
 }

@@ -53,8 +53,8 @@ class Dims {
  private:
   [[noreturn]] static void throw_too_long();
 
+  int size_ = 0;  // first: mostly there are one or two values, on its cache line then
   std::array<std::int64_t, kMaxRank> values_{};
-  int size_ = 0;
 };
 
 // "[2, 3]", for error texts.

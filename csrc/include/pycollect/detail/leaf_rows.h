@@ -70,6 +70,12 @@ class LeafRows {
     store(step, reinterpret_cast<const std::byte*>(values.data()));
   }
 
+  // Whether an array of one step fits as it is.
+  bool is_plain(const ConstTensorView& source) const {
+    return source.dtype == step_.dtype && source.device == step_.device &&
+           source.shape == step_.shape &&
+           (source.strides == step_.strides || source.is_contiguous());
+  }
   // How an array of one step fits; what has another kind of number or another shape is refused by
   // std::invalid_argument, which names the leaf. With `exact`, the dtype has to be the leaf's.
   Fit check(const ConstTensorView& source, bool exact = false) const {
@@ -95,11 +101,6 @@ class LeafRows {
   }
 
  private:
-  bool is_plain(const ConstTensorView& source) const {
-    return source.dtype == leaf_.dtype && source.device == step_.device &&
-           source.shape == step_.shape &&
-           (source.strides == step_.strides || source.is_contiguous());
-  }
   Fit check_cast(const ConstTensorView& source, bool exact) const;
   void store(std::int64_t step, const std::byte* source) {
     if (envs_ == 1 && !streams_) {
@@ -137,17 +138,18 @@ class LeafRows {
     return const_cast<std::byte*>(window_.data()) + (step - window_begin_) * envs_ * frame_bytes_;
   }
 
-  Leaf leaf_;
-  std::size_t index_;
-  std::int64_t envs_;
-  bool batched_;
-  TensorView step_;  // what an array for one step looks like; its address is not used
-  std::int64_t frame_bytes_;
+  // In the order in which each step needs them.
   std::byte* base_ = nullptr;
   std::int64_t env_stride_ = 0;
+  std::int64_t frame_bytes_;
+  std::int64_t envs_;
+  std::int64_t window_begin_ = 0, window_end_ = 0;  // the steps that stand in the window
   bool streams_ = false;
-  std::vector<std::byte> window_;                   // [steps, P, *frame]; empty: there is none
-  std::int64_t window_begin_ = 0, window_end_ = 0;  // the steps that stand in it
+  bool batched_;
+  TensorView step_;                // what an array for one step looks like; its address is not used
+  std::vector<std::byte> window_;  // [steps, P, *frame]; empty: there is none
+  Leaf leaf_;
+  std::size_t index_;
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI
