@@ -48,11 +48,28 @@ void move_frames(std::byte* dst, std::int64_t dst_stride, const std::byte* src,
 // Below this a frame is not worth non-temporal stores, wherever it goes.
 constexpr std::int64_t kStreamBytes = 4096;
 
-// Frames up to so many bytes go through a window of so many steps, a line of float32, where there
-// are so many envs.
-constexpr std::int64_t kWindowBytes = 32;
-constexpr std::int64_t kWindowSteps = 16;
+// Frames up to so many bytes go through a window, where there are so many envs: a cache line of
+// each of them.
+constexpr std::int64_t kWindowFrameBytes = 32;
+constexpr std::int64_t kWindowRowBytes = 64;
 constexpr std::int64_t kWindowEnvs = 8;
+
+// Steps of all envs, [steps, envs, frame], to their rows.
+template <std::size_t bytes>
+void move_steps(std::byte* rows, std::int64_t env_stride, const std::byte* window,
+                std::int64_t envs, std::int64_t steps) {
+  constexpr auto kSize = static_cast<std::int64_t>(bytes);
+  constexpr std::int64_t kWhole = kWindowRowBytes / kSize;
+  for (std::int64_t env = 0; env < envs; ++env) {
+    std::byte* const row = rows + env * env_stride;
+    const std::byte* const first = window + env * kSize;
+    if (steps == kWhole) {  // so that the compiler knows how many
+      move_small<bytes>(row, kSize, first, envs * kSize, kWhole);
+    } else {
+      move_small<bytes>(row, kSize, first, envs * kSize, steps);
+    }
+  }
+}
 
 }  // namespace
 
@@ -77,10 +94,12 @@ void LeafRows::bind(Slab& slab, std::int64_t row, std::int64_t first_env) {
   env_stride_ = rows.strides[0];
   base_ = rows.data + first_env * env_stride_;
   streams_ = slab.streams() && frame_bytes_ >= kStreamBytes && frame_bytes_ % 64 == 0;
-  if (frame_bytes_ <= kWindowBytes && envs_ >= kWindowEnvs) {
-    window_.resize(static_cast<std::size_t>(kWindowSteps * envs_ * frame_bytes_));
+  if (frame_bytes_ > 0 && frame_bytes_ <= kWindowFrameBytes && envs_ >= kWindowEnvs) {
+    window_steps_ = kWindowRowBytes / frame_bytes_;
+    window_.resize(static_cast<std::size_t>(window_steps_ * envs_ * frame_bytes_));
   }
   window_begin_ = window_end_ = 0;
+  row_steps_ = slab.placement().geometry().steps;
 }
 
 void LeafRows::bind(const TensorView& step) {
@@ -103,35 +122,55 @@ Fit LeafRows::check_cast(const ConstTensorView& source, bool exact) const {
       to_string(source.shape));
 }
 
+std::int64_t LeafRows::window_end_after(std::int64_t step) {
+  if (step < window_begin_ || step >= window_end_) {
+    flush();
+    window_begin_ = step;
+    window_end_ = step + window_steps_;
+  }
+  return window_end_;
+}
+
 LeafRows::Room LeafRows::room(std::int64_t step) {
   if (window_.empty()) {
     return {base_ + step * frame_bytes_, env_stride_};
   }
-  if (step < window_begin_ || step > window_end_ || step == window_begin_ + kWindowSteps) {
-    flush();
-    window_begin_ = window_end_ = step;
-  }
-  window_end_ = std::max(window_end_, step + 1);
+  window_end_after(step);
   return {slot(step), frame_bytes_};
 }
 
 void LeafRows::flush() {
-  const std::int64_t steps = window_end_ - window_begin_;
-  for (std::int64_t env = 0; steps > 0 && env < envs_; ++env) {
-    move_frames(base_ + env * env_stride_ + window_begin_ * frame_bytes_, frame_bytes_,
-                window_.data() + env * frame_bytes_, envs_ * frame_bytes_, steps, frame_bytes_);
-  }
+  const std::int64_t steps = std::min(window_end_, row_steps_) - window_begin_;
+  std::byte* const rows = base_ + window_begin_ * frame_bytes_;
   window_begin_ = window_end_;
+  if (steps <= 0) {
+    return;
+  }
+  switch (frame_bytes_) {
+    case 1:
+      return move_steps<1>(rows, env_stride_, window_.data(), envs_, steps);
+    case 4:
+      return move_steps<4>(rows, env_stride_, window_.data(), envs_, steps);
+    case 8:
+      return move_steps<8>(rows, env_stride_, window_.data(), envs_, steps);
+    case 16:
+      return move_steps<16>(rows, env_stride_, window_.data(), envs_, steps);
+    default:
+      for (std::int64_t env = 0; env < envs_; ++env) {
+        move_frames(rows + env * env_stride_, frame_bytes_, window_.data() + env * frame_bytes_,
+                    envs_ * frame_bytes_, steps, frame_bytes_);
+      }
+  }
 }
 
-void LeafRows::store_all(std::int64_t step, const std::byte* source) {
+void LeafRows::store(std::int64_t step, const std::byte* source) {
   const Room to = room(step);
   if (streams_) {
     for (std::int64_t env = 0; env < envs_; ++env) {
       stream_frame(to.data + env * to.stride, source + env * frame_bytes_,
                    static_cast<std::size_t>(frame_bytes_));
     }
-  } else if (to.stride == frame_bytes_) {
+  } else if (to.stride == frame_bytes_ || envs_ == 1) {
     copy_frame(to.data, source, static_cast<std::size_t>(envs_ * frame_bytes_));
   } else {
     move_frames(to.data, to.stride, source, frame_bytes_, envs_, frame_bytes_);

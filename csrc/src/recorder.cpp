@@ -38,7 +38,12 @@ Recorder::State::State(Layout layout, const std::vector<ObservationSpec>& observ
     apart_.records.resize(n);
     apart_.cut.resize(n);
   }
-  is_plain_one_ = is_plain_one();
+  may_be_plain_ = may_be_plain();
+  if (may_be_plain_) {
+    plan_moves();
+    has_live_ = std::any_of(leaves_.observations.begin(), leaves_.observations.end(),
+                            [](const RecorderLeaves::Observation& own) { return own.live; });
+  }
 }
 
 void Recorder::State::restart(std::span<const ConstTensorView> observation) {
@@ -86,6 +91,8 @@ void Recorder::State::begin(std::shared_ptr<Slab> slab, std::int64_t row,
                                 std::to_string(steps));
   }
   leaves_.bind(*slab, row, options_.first_env);
+  moves_.forget();
+  are_steps_plain_ = may_be_plain_ && moves_.are_possible();
   // Nothing throws from here on.
   slab_ = std::move(slab);
   control_ = std::move(control);

@@ -1,6 +1,5 @@
 // Recorder::State: what a Recorder is behind its pointer. recorder.cpp has what it does with each
-// rollout, recorder_step.cpp what with each step, recorder_one.cpp the short way of one
-// environment.
+// rollout, recorder_step.cpp what with each step, recorder_plain.cpp the short way of most steps.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +10,7 @@
 
 #include "pycollect/detail/recorder_leaves.h"
 #include "pycollect/recorder.h"
+#include "step_moves.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
@@ -55,14 +55,15 @@ class Recorder::State {
     std::vector<std::uint8_t> cut;  // was it this recorder that ended its trajectory
   };
 
-  bool is_plain_one() const;
-  bool fits_one(std::span<const ConstTensorView> observation,
-                std::span<const ConstTensorView> outputs,
-                std::span<const ConstTensorView> states) const;
-  std::int64_t record_one(std::span<const ConstTensorView> observation,
-                          std::span<const ConstTensorView> outputs);
-  void write_one(std::span<const ConstTensorView> observation,
-                 std::span<const ConstTensorView> outputs);
+  bool may_be_plain() const;
+  void plan_moves();
+  bool takes_plainly(std::span<const ConstTensorView> outputs,
+                     std::span<const ConstTensorView> observation);
+  template <bool is_one>
+  std::int64_t record_plain(std::span<const ConstTensorView> observation);
+  void write_current(std::span<const ConstTensorView> observation, bool is_last);
+  template <typename Data>
+  std::int64_t record_either_way(const Data& data);
   std::int64_t record(std::span<const ConstTensorView> observation,
                       std::span<const ConstTensorView> outputs,
                       std::span<const ConstTensorView> states);
@@ -89,7 +90,22 @@ class Recorder::State {
   void count_frames();
   void complete_flags();
   void cut_trajectories();
-  void end_episodes();
+  // Ends are rare: the rollout's flags are zeros, and only those that are set are written.
+  void end_episodes(std::size_t envs) {
+    const std::uint8_t* const terminated = terminated_.data();
+    const std::uint8_t* const truncated = truncated_.data();
+    std::uint8_t* const done = done_.data();
+    std::uint8_t any = 0;
+    for (std::size_t p = 0; p < envs; ++p) {
+      done[p] = static_cast<std::uint8_t>((terminated[p] | truncated[p]) != 0);
+      any |= done[p];
+    }
+    resets_due_ = 0;
+    if (any != 0) {
+      end_done_episodes();
+    }
+  }
+  void end_done_episodes();
   void end_episode(std::int64_t p);
   void drop_dummies();
   void advance();
@@ -105,7 +121,10 @@ class Recorder::State {
   std::int64_t most_steps() const;
   void check_complete(const std::vector<State*>& all) const;
   void flag_last_frames();
-  bool is_stopped(std::int64_t reached) const;
+  bool is_stopped(std::int64_t reached) const {
+    return control_.stop && is_alone() && reached >= control_.min_steps && reached < steps_ &&
+           control_.is_stopped();
+  }
   void clear_after_end();
 
   Layout layout_;
@@ -134,7 +153,10 @@ class Recorder::State {
   std::size_t episodes_before_ = 0;  // of episodes_, when the rollout began
   std::int64_t frames_ = 0;
   bool restarted_ = false;
-  bool is_plain_one_ = false;  // see recorder_one.cpp
+  // See recorder_plain.cpp.
+  bool may_be_plain_ = false, are_steps_plain_ = false;
+  bool has_live_ = false;  // is there an observation whose `current` each step writes
+  StepMoves moves_;
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -1,5 +1,7 @@
-// What a Recorder does with each step; recorder.cpp has what it does with each rollout.
+// How a Recorder records any step; recorder_plain.cpp has the short way of most, recorder.cpp what
+// is done with each rollout.
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -22,104 +24,27 @@ void check_count(const char* what, std::size_t expected, std::size_t came) {
   }
 }
 
-// Whether it is a [P] array without gaps, or one number where P is 1: what is most often given.
-bool is_dense(const ConstTensorView& view, std::size_t n, std::size_t item) {
-  const bool is_row = view.rank() == 1 && view.shape[0] == static_cast<std::int64_t>(n) &&
-                      view.strides[0] == static_cast<std::int64_t>(item);
-  return view.device == Device{} && (is_row || (view.rank() == 0 && n == 1));
-}
-
-void convert_flat(const char* name, const ConstTensorView& view, const TensorView& target) {
-  const std::int64_t n = target.shape[0];
-  if (view.count() != n || (view.rank() > 0 && n > 1 && view.shape[0] != n)) {
-    throw std::invalid_argument(std::string(name) + ": expected one number for each of " +
-                                std::to_string(n) + " envs, got shape " + to_string(view.shape));
-  }
-  copy(TensorView::contiguous(target.data, target.dtype, view.shape), view);
-}
-
-// The values of a [P] array (or [P, 1], or one number) of any numeric type.
-template <typename T>
-void read_flat(const char* name, const ConstTensorView& view, DType dtype, std::vector<T>& values) {
-  const std::size_t n = values.size();
-  if (view.dtype == dtype && is_dense(view, n, sizeof(T))) {
-    if (n == 1) {  // no call for a few bytes
-      std::memcpy(values.data(), view.data, sizeof(T));
-    } else {
-      std::memcpy(values.data(), view.data, n * sizeof(T));
-    }
-  } else if (view.dtype == DType::float32 && std::is_same_v<T, double> &&
-             is_dense(view, n, sizeof(float))) {
-    for (std::size_t i = 0; i < n; ++i) {
-      float number = 0;  // by memcpy, because it need not be aligned
-      std::memcpy(&number, view.data + i * sizeof(number), sizeof(number));
-      values[i] = static_cast<T>(number);
-    }
-  } else {
-    convert_flat(name, view,
-                 TensorView::contiguous(values.data(), dtype, {static_cast<std::int64_t>(n)}));
-  }
-}
-
-// Calls visit(p) for the envs whose flag is 1.
+// Calls visit(p) for the envs whose flag is 1 and not 0. Few are: eight are looked at together.
 template <typename Visit>
 void for_each_set(const std::vector<std::uint8_t>& flags, const Visit& visit) {
-  const std::uint8_t* const begin = flags.data();
-  const std::uint8_t* const end = begin + flags.size();
-  for (const std::uint8_t* at = begin; at != end; ++at) {
-    at = static_cast<const std::uint8_t*>(std::memchr(at, 1, static_cast<std::size_t>(end - at)));
-    if (at == nullptr) {
-      return;
+  constexpr std::size_t kTogether = sizeof(std::uint64_t);
+  for (std::size_t first = 0; first < flags.size(); first += kTogether) {
+    std::uint64_t bits = 0;
+    if (first + kTogether <= flags.size()) {
+      std::memcpy(&bits, flags.data() + first, kTogether);
+    } else {
+      std::memcpy(&bits, flags.data() + first, flags.size() - first);
     }
-    visit(at - begin);
+    for (; bits != 0; bits &= bits - 1) {
+      const int byte = std::endian::native == std::endian::little ? std::countr_zero(bits) / 8
+                                                                  : 7 - std::countr_zero(bits) / 8;
+      visit(static_cast<std::int64_t>(first) + byte);
+    }
   }
 }
 
 }  // namespace
 
-std::int64_t Recorder::State::step(const StepData& data) {
-  check_step_is_due();
-  if (!leaves_.summary) {
-    read_flat("reward", data.reward, DType::float64, rewards_);
-    read_flat("terminated", data.terminated, DType::boolean, terminated_);
-    read_flat("truncated", data.truncated, DType::boolean, truncated_);
-  }
-  if (is_plain_one_ && fits_one(data.observation, data.outputs, data.states)) {
-    return record_one(data.observation, data.outputs);
-  }
-  return record(data.observation, data.outputs, data.states);
-}
-
-std::int64_t Recorder::State::step(const OneStep& data) {
-  check_step_is_due();
-  if (options_.envs != 1) {
-    throw std::logic_error("step: expected arrays of " + std::to_string(options_.envs) +
-                           " envs, got the numbers of one");
-  }
-  if (!leaves_.summary) {
-    rewards_[0] = data.reward;
-    terminated_[0] = static_cast<std::uint8_t>(data.terminated);
-    truncated_[0] = static_cast<std::uint8_t>(data.truncated);
-  }
-  if (is_plain_one_ && fits_one(data.observation, data.outputs, data.states)) {
-    return record_one(data.observation, data.outputs);
-  }
-  return record(data.observation, data.outputs, data.states);
-}
-
-void Recorder::State::check_step_is_due() const {
-  if (!slab_ || step_ >= steps_) {
-    throw std::logic_error("step: expected a rollout with steps left");
-  }
-  if (resets_due_ > 0) {
-    const auto env = std::find(done_.begin(), done_.end(), std::uint8_t{1}) - done_.begin();
-    throw std::logic_error("step: expected a reset() of env " + std::to_string(env) +
-                           ", whose episode ended with the step before");
-  }
-}
-
-// Reward and flags stand in rewards_, terminated_ and truncated_, unless the observations have
-// them.
 std::int64_t Recorder::State::record(std::span<const ConstTensorView> observation,
                                      std::span<const ConstTensorView> outputs,
                                      std::span<const ConstTensorView> states) {
@@ -141,7 +66,7 @@ std::int64_t Recorder::State::record(std::span<const ConstTensorView> observatio
   }
   count_frames();
   complete_flags();
-  end_episodes();
+  end_episodes(done_.size());
   if (options_.leaves_out_dummies) {
     start_at(skipped_, observation);
   } else {
@@ -205,10 +130,6 @@ std::int64_t Recorder::State::reached() const {
     most = std::max(most, apart_.at[p] + apart_.records[p]);
   }
   return most;
-}
-
-bool Recorder::State::is_stopped(std::int64_t reached) const {
-  return is_alone() && reached >= control_.min_steps && reached < steps_ && control_.is_stopped();
 }
 
 // Into the step that each env comes to with this one, or `ahead` steps behind it.
@@ -357,20 +278,8 @@ void Recorder::State::cut_trajectories() {
   }
 }
 
-// Ends are rare: the rollout's flags are zeros, and only those that are set are written.
-void Recorder::State::end_episodes() {
-  const std::uint8_t* const terminated = terminated_.data();
-  const std::uint8_t* const truncated = truncated_.data();
-  std::uint8_t* const done = done_.data();
-  std::uint8_t any = 0;
-  for (std::size_t p = 0, n = done_.size(); p < n; ++p) {
-    done[p] = static_cast<std::uint8_t>((terminated[p] | truncated[p]) != 0);
-    any |= done[p];
-  }
-  resets_due_ = 0;
-  if (any != 0) {
-    for_each_set(done_, [this](std::int64_t p) { end_episode(p); });
-  }
+void Recorder::State::end_done_episodes() {
+  for_each_set(done_, [this](std::int64_t p) { end_episode(p); });
 }
 
 void Recorder::State::end_episode(std::int64_t p) {
@@ -476,10 +385,6 @@ void Recorder::State::start_at(const std::vector<std::uint8_t>& envs,
     start_trajectory(p, step_of(p));
   });
 }
-
-std::int64_t Recorder::step(const StepData& data) { return state_->step(data); }
-
-std::int64_t Recorder::step(const OneStep& data) { return state_->step(data); }
 
 void Recorder::reset(std::span<const ConstTensorView> observation) { state_->reset(observation); }
 

@@ -124,7 +124,9 @@ class Recording {
     Array<std::int64_t> action{with_envs(P, batched, {}),
                                std::vector<std::int64_t>(count, static_cast<std::int64_t>(10 * n))};
     Array<float> log_prob{with_envs(P, batched, {1}), std::vector<float>(count, -n)};
-    const std::array<ConstTensorView, 1> observations{observation.view()};
+    Array<double> wide{observation.shape, {observation.values.begin(), observation.values.end()}};
+    const std::array<ConstTensorView, 1> observations{as_doubles ? wide.view()
+                                                                 : observation.view()};
     const std::array<ConstTensorView, 2> outputs{action.view(), log_prob.view()};
     if (as_numbers) {
       return recorder.step(
@@ -175,6 +177,7 @@ class Recording {
   const std::int64_t P;
   const bool batched;
   bool as_numbers = false;  // steps are given as OneStep
+  bool as_doubles = false;  // observations are, which have to be cast
   SlabPool pool;
   Array<float> current;
   Recorder recorder;

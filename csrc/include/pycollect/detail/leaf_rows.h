@@ -22,8 +22,8 @@ enum class Fit : std::uint8_t { plain, converted };
 //
 // A small frame alone costs a cache line, and the next step of its row another visit to it, when
 // the rows of many envs have displaced it. So some steps of all envs stand side by side in a
-// window, from which flush() brings them to their rows; at() knows where a frame is. The rows of
-// one env, and large frames, need no window.
+// window, as many as fill a line of each row, to which flush() brings them; at() knows where a
+// frame is. The rows of one env, and large frames, need no window.
 class LeafRows {
  public:
   // Not bound to memory yet.
@@ -72,9 +72,16 @@ class LeafRows {
 
   // Whether an array of one step fits as it is.
   bool is_plain(const ConstTensorView& source) const {
-    return source.dtype == step_.dtype && source.device == step_.device &&
-           source.shape == step_.shape &&
-           (source.strides == step_.strides || source.is_contiguous());
+    const int rank = step_.rank();
+    if (source.dtype != step_.dtype || source.device != step_.device || source.rank() != rank) {
+      return false;
+    }
+    for (int i = 0; i < rank; ++i) {
+      if (source.shape[i] != step_.shape[i] || source.strides[i] != step_.strides[i]) {
+        return source.shape == step_.shape && source.is_contiguous();
+      }
+    }
+    return true;
   }
   // How an array of one step fits; what has another kind of number or another shape is refused by
   // std::invalid_argument, which names the leaf. With `exact`, the dtype has to be the leaf's.
@@ -91,8 +98,24 @@ class LeafRows {
       convert(step, source);
     }
   }
-  // What was written stands in the rows then, all of it; before, only where there is no window.
+  // What was written stands in the rows then, all of it; before, only where there is no window. The
+  // steps that were not written yet hold anything then.
   void flush();
+
+  // Where steps of all envs lie one behind the other, as their arrays come.
+  struct Run {
+    std::byte* data;
+    std::int64_t steps;
+  };
+  // Whether there are such runs, of more than one step.
+  bool has_runs() const { return !window_.empty() || (envs_ == 1 && !streams_); }
+  // The one from that step on, the next one to be written, which is the caller's to write. Only
+  // where has_runs().
+  Run run_from(std::int64_t step) {
+    const std::int64_t end = window_.empty() ? row_steps_ : window_end_after(step);
+    return {at(0, step), end - step};
+  }
+  std::int64_t step_bytes() const { return envs_ * frame_bytes_; }
   // One env of such an array.
   void write_env(std::int64_t env, std::int64_t step, const ConstTensorView& source, Fit fit) const;
   // Whether these rows are bound to that very array, so that nothing of it has to be written.
@@ -102,30 +125,7 @@ class LeafRows {
 
  private:
   Fit check_cast(const ConstTensorView& source, bool exact) const;
-  void store(std::int64_t step, const std::byte* source) {
-    if (envs_ == 1 && !streams_) {
-      store_one(base_ + step * frame_bytes_, source);
-    } else {
-      store_all(step, source);
-    }
-  }
-  // A call for a few bytes would cost more than they do.
-  void store_one(std::byte* target, const std::byte* source) const {
-    switch (frame_bytes_) {
-      case 4:
-        std::memcpy(target, source, 4);
-        return;
-      case 8:
-        std::memcpy(target, source, 8);
-        return;
-      case 16:
-        std::memcpy(target, source, 16);
-        return;
-      default:
-        copy_frame(target, source, static_cast<std::size_t>(frame_bytes_));
-    }
-  }
-  void store_all(std::int64_t step, const std::byte* source);
+  void store(std::int64_t step, const std::byte* source);
   void convert(std::int64_t step, const ConstTensorView& source);
 
   // Where one step of all envs goes, and how far apart they lie there.
@@ -134,6 +134,8 @@ class LeafRows {
     std::int64_t stride;
   };
   Room room(std::int64_t step);
+  // Of the window that has that step; it may begin there.
+  std::int64_t window_end_after(std::int64_t step);
   std::byte* slot(std::int64_t step) const {
     return const_cast<std::byte*>(window_.data()) + (step - window_begin_) * envs_ * frame_bytes_;
   }
@@ -143,7 +145,9 @@ class LeafRows {
   std::int64_t env_stride_ = 0;
   std::int64_t frame_bytes_;
   std::int64_t envs_;
-  std::int64_t window_begin_ = 0, window_end_ = 0;  // the steps that stand in the window
+  std::int64_t window_begin_ = 0, window_end_ = 0;  // the steps that the window is for
+  std::int64_t window_steps_ = 0;
+  std::int64_t row_steps_ = 0;
   bool streams_ = false;
   bool batched_;
   TensorView step_;                // what an array for one step looks like; its address is not used
