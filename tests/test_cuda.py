@@ -10,6 +10,8 @@ import pytest
 import torch
 from collect_support import (
     ASYNC,
+    CENTRAL,
+    GROUPS,
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
@@ -29,6 +31,7 @@ from torch import nn
 
 from pycollect import MultiStep, SyncDataCollector, split_trajectories
 from pycollect._core import Layout, Leaf, Placement
+from pycollect.batch.room import Room
 from pycollect.batch.slab_views import make_shared_pool
 from pycollect.batch.upload import DeviceUploader
 from pycollect.devices import CudaAccelerator, StreamAccelerator, accelerator
@@ -162,6 +165,27 @@ def test_elsewhere(way: Way, policy_device: str, storing_device: str) -> None:
         return
     for ours, theirs in zip(came, batches(way, table_policy()), strict=True):
         assert_equal(ours, theirs, storing_device)
+
+
+@pytest.mark.parametrize("way", [CENTRAL, GROUPS], ids=lambda way: way.name)
+@pytest.mark.parametrize("arguments", [{}, {"split_trajs": True}], ids=str)
+def test_what_no_worker_reads_stays_there(
+    way: Way, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled: list[Room] = []
+    plain = Room.filled
+
+    def noting(room: Room, ids: torch.Tensor) -> Any:
+        filled.append(room)
+        return plain(room, ids)
+
+    monkeypatch.setattr(Room, "filled", noting)
+    there = {"policy_device": "cuda", "storing_device": "cuda", **arguments}
+    came = list(batches(way, table_policy(), **there))
+    assert len(filled) == len(came)
+    for ours, theirs in zip(came, batches(way, table_policy(), **arguments), strict=True):
+        assert_equal(ours, theirs, "cuda")
+    assert len(filled) == len(came)
 
 
 @pytest.mark.parametrize("way", [IN_PROCESS, MULTI_STACK], ids=lambda way: way.name)

@@ -82,8 +82,9 @@ class RolloutWorker(Protocol):
         policy_version: int,
         random: bool,
         control: RolloutControl,
+        room: int = 0,
     ) -> RolloutReport:
-        """One rollout into that row of a slab."""
+        """One rollout into that row of a slab; see :meth:`Worker.collect`."""
 
     def load_weights(self, weights: Weights) -> None:
         """New weights, from the next rollout on."""

@@ -12,6 +12,7 @@ from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import slab_tensors
 
 _READ, _WRITTEN = "read", "written"
+_CELL = Leaf(("cell",), "int64", (4,))
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,14 @@ class BoardForm:
         written: leaves that it writes.
         rows: workers that have room.
         envs: P of each.
+        cells: it is said where on the policy's device what a row's question brings is to lie.
     """
 
     read: tuple[Leaf, ...]
     written: tuple[Leaf, ...]
     rows: int
     envs: int
+    cells: bool = False
 
     def _placement(self) -> Placement:
         leaves = [
@@ -36,6 +39,7 @@ class BoardForm:
             for side, own in ((_READ, self.read), (_WRITTEN, self.written))
             for leaf in own
         ]
+        leaves += [_CELL] if self.cells else []
         return Placement(Layout(leaves), self.rows, self.envs, 1)
 
     @property
@@ -49,6 +53,8 @@ class Board:
 
     Attributes:
         read, written: ``[rows, P, *frame]`` by key; one worker's row is contiguous.
+        cells: ``[rows, P, 4]`` int64, of each row's first environment the number of a room or 0,
+            and its worker, environment and step there; nothing where the form has none.
     """
 
     def __init__(self, form: BoardForm, memory: Memory) -> None:
@@ -56,6 +62,7 @@ class Board:
         tensors = slab_tensors(slab, [form.rows, form.envs])
         self.read = _side(tensors, _READ)
         self.written = _side(tensors, _WRITTEN)
+        self.cells = tensors.get(_CELL.key, torch.empty(0, dtype=torch.int64, device="cpu"))
 
     @staticmethod
     def shared(form: BoardForm) -> tuple[Board, Memory]:

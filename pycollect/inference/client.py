@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from pycollect._core import Memory, RolloutControl, ServerSlots, SharedMemoryError, WorkerSlot
@@ -18,6 +20,7 @@ from pycollect.inference.board import Board, rows_of
 from pycollect.inference.env_form import EnvForm
 from pycollect.inference.messages import Joined, Joining, PolicyNeeds
 from pycollect.policy import Calling, PolicyElsewhere, PolicyState, RunnerElsewhere
+from pycollect.policy.elsewhere import NOWHERE, Cell
 from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
 
 _BEAT_SECONDS = 0.05  # how often a worker that waits for the policy shows that it has not stalled
@@ -111,16 +114,30 @@ class CentralRunner(RunnerElsewhere):
         self.is_init = read[IS_INIT].fill_(True) if IS_INIT in joined.reads else None
         self.step_count = read[STEP_COUNT].zero_() if STEP_COUNT in joined.reads else None
         self._answer = tuple(rows_of(board.written, joined.row, batch).values())
+        self.staying = joined.staying
+        self._cell: npt.NDArray[np.int64] = np.zeros(len(NOWHERE), np.int64)
+        if joined.staying:
+            self._cell = board.cells[joined.row, 0].numpy()
+        self._show_cell(NOWHERE)
 
-    def begin(self, control: RolloutControl, tell_version: Callable[[int], None]) -> None:
+    def _show_cell(self, cell: Cell) -> None:
+        """The next question is for that one, the following ones for the steps behind it."""
+        self._cell[:] = cell
+        self._cell[-1] -= 1  # each question counts
+
+    def begin(
+        self, control: RolloutControl, tell_version: Callable[[int], None], cell: Cell = NOWHERE
+    ) -> None:
         """See :meth:`RunnerElsewhere.begin`."""
         self._control, self._tell_version, self._version = control, tell_version, -1
         if self._has_asked:  # for a step that was given up
             self._wait(answered=False)
+        self._show_cell(cell)
 
     def ask(self) -> None:
         """See :meth:`RunnerElsewhere.ask`."""
         self._has_asked = True
+        self._cell[-1] += 1
         self._slot.ask()
 
     def act(self) -> tuple[torch.Tensor, ...]:
@@ -130,6 +147,7 @@ class CentralRunner(RunnerElsewhere):
             self._wait(answered=slot.wait_answer(_BEAT_SECONDS))
         else:
             self._has_asked = True
+            self._cell[-1] += 1
             self._wait(answered=slot.ask(b"", _BEAT_SECONDS))
         failure = slot.answer()
         if failure:

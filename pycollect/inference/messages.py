@@ -76,6 +76,7 @@ class Joined:
         inputs, outputs, through_env: as a PolicyRunner's.
         states: leaf and first value of each.
         reads: which of the collector's own entries lie on the board, too.
+        staying: some outputs stay on the policy's device where a rollout has a room there.
     """
 
     memory: MemoryAddress
@@ -86,3 +87,4 @@ class Joined:
     states: tuple[tuple[Leaf, torch.Tensor], ...]
     through_env: tuple[Leaf, ...]
     reads: tuple[Key, ...]
+    staying: bool = False

@@ -11,6 +11,7 @@ import torch
 from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import ServerSlots
+from pycollect.batch.room import Rooms
 from pycollect.batch.weights import Weights, device_of, load_weights, placed, weights_from
 from pycollect.devices import CPU, indexed
 from pycollect.engines.messages import ErrorReport
@@ -46,7 +47,7 @@ class InferenceServer:
         is_ours: bool = False,
     ) -> None:
         self.is_ours = is_ours
-        self._exploration = settings.exploration
+        self._own = settings
         self._slots, self._parts = slots, settings.groups
         self._version = PolicyVersion()
         device = settings.device
@@ -62,6 +63,11 @@ class InferenceServer:
     def device(self) -> torch.device:
         """Where the policy is called."""
         return self._served.device
+
+    def leave_in(self, rooms: Rooms) -> None:
+        """What no worker reads of what the policy returns stays there; before any worker asks."""
+        self._served = self._served._replace(rooms=rooms)
+        self._tables = _tables(self._own, self._served)
 
     def count_by(self, version: PolicyVersion) -> None:
         """Frames carry that version of the policy, as it is when it is called."""
@@ -167,7 +173,7 @@ class InferenceServer:
         generators = self._generators
         with (
             torch.no_grad(),
-            set_interaction_type(self._exploration),
+            set_interaction_type(self._own.exploration),
             nullcontext() if generators is None else generators.active(),
         ):
             yield

@@ -161,8 +161,9 @@ class Team:
         policy_version: int,
         random: bool = False,
         control: RolloutControl | None = None,
+        room: int = 0,
     ) -> RolloutReport:
-        """One rollout into that row of a slab, see :meth:`Worker.collect`.
+        """One rollout into that row of a slab, see :meth:`Worker.collect`; a room stays unused.
 
         Raises:
             WorkerError: a process died too often.

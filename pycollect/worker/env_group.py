@@ -22,6 +22,7 @@ from pycollect.policy import (
     RunnerElsewhere,
     make_policy_runner,
 )
+from pycollect.policy.elsewhere import Cell
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.memory import current_tensors, fill
@@ -129,6 +130,7 @@ class EnvGroup:
             first: the place of these environments among all `envs` of the worker.
         """
         env, runner = self.env, self.runner
+        self._first_env = first
         keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on())]
         given = env.given((*runner.outputs, *runner.through_env))
         places = [keys.index(key) for key in given]
@@ -196,6 +198,11 @@ class EnvGroup:
         """Whether the policy is called elsewhere."""
         return isinstance(self.runner, RunnerElsewhere)
 
+    @property
+    def can_leave(self) -> bool:
+        """Whether some outputs can stay on the policy's device."""
+        return isinstance(self.runner, RunnerElsewhere) and self.runner.staying
+
     # A rollout
 
     def begin(
@@ -206,6 +213,7 @@ class EnvGroup:
         control: RolloutControl,
         steps: int,
         random: bool,
+        room: int,
     ) -> None:
         """A rollout begins; arguments as for `Worker.collect`."""
         self._acting = self.random if random else self.runner
@@ -213,7 +221,8 @@ class EnvGroup:
         self._extras.begin()
         self._acting.refresh(steps)
         if isinstance(self._acting, RunnerElsewhere):
-            self._acting.begin(control, self.recorder.set_policy_version)
+            cell = Cell(room, row, self._first_env)
+            self._acting.begin(control, self.recorder.set_policy_version, cell)
 
     @property
     def calls(self) -> Calls:

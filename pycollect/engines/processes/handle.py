@@ -119,7 +119,8 @@ class MailboxHandle:
     def submit(self, request: RolloutRequest) -> None:
         """Queue one rollout."""
         address = request.rows and request.rows.address
-        question = ("write", (request.random, request.min_steps, address))
+        room = 0 if request.room is None else request.room.number
+        question = ("write", (request.random, request.min_steps, address, room))
         self._calls.append(self._ask(question, request.rows))
 
     def stop(self) -> None:
