@@ -13,6 +13,7 @@ import torch
 
 from pycollect._core import SharedSlabPool
 from pycollect.devices import Begun
+from pycollect.policy.crossing import Crossing
 
 DEVICE = torch.device("cuda", 0)
 
@@ -143,3 +144,23 @@ class FakeDevice:
             event.done = True
             if event is last:
                 return
+
+
+class Elsewhere(Crossing):
+    """The policy's device is told apart from the CPU, though it is the same memory."""
+
+    def _is_there(self, tensor: torch.Tensor) -> bool:
+        return False
+
+
+def place_policies_on(
+    device: FakeDevice, monkeypatch: pytest.MonkeyPatch, kind: type[Crossing] = Elsewhere
+) -> None:
+    """Every policy of this process is on that device, and its environments are not."""
+
+    def crossing(there: torch.device, home: torch.device, told: bool = False) -> Crossing:
+        own = kind(there, home)
+        own.uses(device)
+        return own
+
+    monkeypatch.setattr("pycollect.policy.runner.Crossing", crossing)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from collect_support import Way, collecting
 from echo_envs import EchoEnv
 from policy_support import ShapeOnly, box
 from tensordict import TensorDict
@@ -220,3 +221,15 @@ def plain(*states: str) -> TensorDictModule:
         ["observation", *keys],
         ["action", *(("next", key) for key in keys)],
     )
+
+
+def check_states_follow_the_loop(way: Way, kind: str, name: str) -> None:
+    """Two batches of a policy with a state are those of a plain loop for each worker."""
+    (policy, shapes), (entry, count, batched) = seeded(name), entry_of(kind)
+    initial = zeros(shapes, torch.float64 if name == "float64" else torch.float32)
+    loops = [Loop(env_fns(w, count), policy, initial, batched=batched) for w in range(way.workers)]
+    with collecting(way, entry, policy, frames=T * count) as collector:
+        for _ in range(2):
+            expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
+            batch = collector.next().select(*expected.keys(True, True))
+            torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size

@@ -25,7 +25,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, GateEnv, envs_of
 from envs_for_tests import CountingEnv
-from state_support import POLICIES, Loop, T, entry_of, env_fns, seeded, zeros
+from state_support import POLICIES, check_states_follow_the_loop
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -88,16 +88,7 @@ def test_the_same_data_as_with_the_policy_in_the_workers(kind: str, limit: int) 
 @pytest.mark.parametrize("kind", ["one", "list"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_states_follow_the_loop(kind: str, name: str) -> None:
-    (policy, shapes), (entry, count, batched) = seeded(name), entry_of(kind)
-    initial = zeros(shapes, torch.float64 if name == "float64" else torch.float32)
-    loops = [
-        Loop(env_fns(w, count), policy, initial, batched=batched) for w in range(CENTRAL.workers)
-    ]
-    with collecting(CENTRAL, entry, policy, frames=T * count) as collector:
-        for _ in range(2):
-            expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
-            batch = collector.next().select(*expected.keys(True, True))
-            torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size
+    check_states_follow_the_loop(CENTRAL, kind, name)
 
 
 @pytest.mark.parametrize("kind", ["one", "list"])

@@ -15,8 +15,8 @@ import pytest
 import torch
 from collect_support import CENTRAL, GROUPS, STEPS, Way, collecting
 from echo_envs import ENTRIES, LENGTHS, EchoEnv, GateEnv, echo_fns, envs_of
-from fake_device import FakeDevice
-from state_support import POLICIES, Loop, T, entry_of, env_fns, seeded, zeros
+from fake_device import FakeDevice, place_policies_on
+from state_support import POLICIES, check_states_follow_the_loop, seeded
 from tensordict.nn import TensorDictModule
 from test_restarts import killing_when
 from torch import nn
@@ -41,13 +41,7 @@ class Apart(Crossing):
 def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """Every policy of this process is on another device than its environments."""
     device = FakeDevice()
-
-    def crossing(there: torch.device, home: torch.device, told: bool = False) -> Crossing:
-        own = Apart(there, home)
-        own.uses(device)
-        return own
-
-    monkeypatch.setattr("pycollect.policy.runner.Crossing", crossing)
+    place_policies_on(device, monkeypatch, Apart)
     return device
 
 
@@ -90,16 +84,7 @@ def side_by_side(*sizes: int) -> int:
 @pytest.mark.parametrize("kind", ["one", "list"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_states_follow_the_loop(kind: str, name: str, apart: FakeDevice) -> None:
-    (policy, shapes), (entry, count, batched) = seeded(name), entry_of(kind)
-    initial = zeros(shapes, torch.float64 if name == "float64" else torch.float32)
-    loops = [
-        Loop(env_fns(w, count), policy, initial, batched=batched) for w in range(CENTRAL.workers)
-    ]
-    with collecting(CENTRAL, entry, policy, frames=T * count) as collector:
-        for _ in range(2):
-            expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
-            batch = collector.next().select(*expected.keys(True, True))
-            torch.testing.assert_close(batch.to_dict(), expected.to_dict())  # of another batch size
+    check_states_follow_the_loop(CENTRAL, kind, name)
 
 
 def test_what_crosses_in_a_step(apart: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:

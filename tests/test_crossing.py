@@ -10,7 +10,7 @@ import pytest
 import torch
 from collect_support import parity_policy
 from echo_envs import echo_fns
-from fake_device import FakeDevice
+from fake_device import Elsewhere, FakeDevice, place_policies_on
 from gymnasium import spaces
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -21,27 +21,13 @@ from torch import nn
 
 from pycollect import SyncDataCollector
 from pycollect.devices import CPU
-from pycollect.policy.crossing import Crossing
-
-
-class Elsewhere(Crossing):
-    """The policy's device is told apart from the CPU, though it is the same memory."""
-
-    def _is_there(self, tensor: torch.Tensor) -> bool:
-        return False
 
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> FakeDevice:
     """Every policy is on another device than its environment."""
     device = FakeDevice()
-
-    def crossing(there: torch.device, home: torch.device, told: bool = False) -> Crossing:
-        own = Elsewhere(there, home)
-        own.uses(device)
-        return own
-
-    monkeypatch.setattr("pycollect.policy.runner.Crossing", crossing)
+    place_policies_on(device, monkeypatch)
     return device
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from collect_support import parity_policy
 from echo_envs import echo_fns
-from fake_device import FakeDevice
+from fake_device import Elsewhere, FakeDevice
 from tensordict.nn import InteractionType
 
 from pycollect import MultiStep, SyncDataCollector
@@ -155,13 +155,6 @@ class OnTheHost(FakeDevice):
 
     def __init__(self) -> None:
         super().__init__(lazy=False)
-
-
-class Elsewhere(Crossing):
-    """The policy's device is told apart from the CPU, though it is the same memory."""
-
-    def _is_there(self, tensor: torch.Tensor) -> bool:
-        return False
 
 
 def test_a_step_there_and_back_is_one_graph(
