@@ -54,6 +54,27 @@ def test_states_follow_the_loop(kind: str, name: str, cut: int) -> None:
             assert_follows(collector.next(), loop.rollout(T))
 
 
+@pytest.mark.parametrize("envs", [3, 10])
+def test_is_init_marks_first_steps_alone(envs: int) -> None:
+    """Small frames of many environments go to the slab some steps at a time."""
+
+    def act(observation: torch.Tensor, is_init: torch.Tensor, count: torch.Tensor) -> Any:
+        count = torch.where(is_init, 0, count) + 1
+        return is_init[..., 0].long(), count
+
+    policy = TensorDictModule(
+        act, ["observation", "is_init", "count"], ["action", ("next", "count")]
+    )
+    with SyncDataCollector(
+        env_fns(0, envs), policy, frames_per_batch=envs * T, policy_state={"count": (1,)}
+    ) as collector:
+        for _ in range(5):
+            batch = collector.next()
+            begun = batch["observation"][..., 2:] == 0
+            assert torch.equal(batch["is_init"], begun)
+            assert torch.equal(batch["action"], begun[..., 0].long())
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize("kind", ["one", "list"])
 def test_on_ray(kind: str) -> None:

@@ -122,20 +122,19 @@ Fit LeafRows::check_cast(const ConstTensorView& source, bool exact) const {
       to_string(source.shape));
 }
 
-std::int64_t LeafRows::window_end_after(std::int64_t step) {
+void LeafRows::open_window(std::int64_t step) {
   if (step < window_begin_ || step >= window_end_) {
     flush();
     window_begin_ = step;
     window_end_ = step + window_steps_;
   }
-  return window_end_;
 }
 
 LeafRows::Room LeafRows::room(std::int64_t step) {
   if (window_.empty()) {
     return {base_ + step * frame_bytes_, env_stride_};
   }
-  window_end_after(step);
+  open_window(step);
   return {slot(step), frame_bytes_};
 }
 
@@ -163,7 +162,7 @@ void LeafRows::flush() {
   }
 }
 
-void LeafRows::store(std::int64_t step, const std::byte* source) {
+void LeafRows::write_plain(std::int64_t step, const std::byte* source) {
   const Room to = room(step);
   if (streams_) {
     for (std::int64_t env = 0; env < envs_; ++env) {

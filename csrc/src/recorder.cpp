@@ -92,7 +92,6 @@ void Recorder::State::begin(std::shared_ptr<Slab> slab, std::int64_t row,
   }
   leaves_.bind(*slab, row, options_.first_env);
   moves_.forget();
-  are_steps_plain_ = may_be_plain_ && moves_.are_possible();
   // Nothing throws from here on.
   slab_ = std::move(slab);
   control_ = std::move(control);
@@ -177,8 +176,10 @@ void Recorder::State::write_first_roots() {
       state.root->write(0, state.view, Fit::plain);
     }
   }
-  if (leaves_.is_init) {
-    leaves_.is_init->root.write(0, leaves_.is_init->view, Fit::plain);
+  if (leaves_.is_init) {  // the other steps are constants, most of them, which stand in the rows
+    for (std::int64_t p = 0; p < options_.envs; ++p) {
+      leaves_.is_init->root.write_env(p, 0, leaves_.is_init->view, Fit::plain);
+    }
   }
 }
 

@@ -96,7 +96,7 @@ void Recorder::State::check_step_is_due() const {
 // them.
 template <typename Data>
 std::int64_t Recorder::State::record_either_way(const Data& data) {
-  if (are_steps_plain_ && data.states.empty() && takes_plainly(data.outputs, data.observation)) {
+  if (may_be_plain_ && data.states.empty() && takes_plainly(data.outputs, data.observation)) {
     return options_.envs == 1 ? record_plain<true>(data.observation)
                               : record_plain<false>(data.observation);
   }
@@ -112,7 +112,8 @@ bool Recorder::State::may_be_plain() const {
   const bool all_written =
       std::all_of(leaves_.observations.begin(), leaves_.observations.end(),
                   [](const RecorderLeaves::Observation& own) { return own.written(); });
-  return leaves_.standard && all_written && !keeps_more && !options_.skips_after_done;
+  return leaves_.standard && all_written && !keeps_more && !options_.skips_after_done &&
+         !options_.leaves_out_dummies;
 }
 
 // Given are the policy's outputs, then the observations.

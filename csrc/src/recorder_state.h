@@ -90,7 +90,8 @@ class Recorder::State {
   void count_frames();
   void complete_flags();
   void cut_trajectories();
-  // Ends are rare: the rollout's flags are zeros, and only those that are set are written.
+  // Ends are rare: the rollout's flags are zeros, and only those that are set are written. `envs`
+  // is their number, which the compiler may know.
   void end_episodes(std::size_t envs) {
     const std::uint8_t* const terminated = terminated_.data();
     const std::uint8_t* const truncated = truncated_.data();
@@ -154,7 +155,7 @@ class Recorder::State {
   std::int64_t frames_ = 0;
   bool restarted_ = false;
   // See recorder_plain.cpp.
-  bool may_be_plain_ = false, are_steps_plain_ = false;
+  bool may_be_plain_ = false;
   bool has_live_ = false;  // is there an observation whose `current` each step writes
   StepMoves moves_;
 };

@@ -1,7 +1,5 @@
 #include "step_moves.h"
 
-#include <algorithm>
-
 namespace pycollect::inline PYCOLLECT_ABI {
 
 StepMoves::Form::Form(const LeafRows& rows)
@@ -27,11 +25,6 @@ void StepMoves::Move::begin_run(std::int64_t step) {
   const LeafRows::Run run = leaf->run_from(step);
   to = run.data;
   end = to + run.steps * leaf->step_bytes();
-}
-
-bool StepMoves::have_runs(const std::vector<Move>& moves) {
-  return std::all_of(moves.begin(), moves.end(),
-                     [](const Move& move) { return move.leaf->has_runs(); });
 }
 
 void StepMoves::end_runs() {

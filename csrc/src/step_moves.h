@@ -2,7 +2,8 @@
 //
 // The arrays of a plain step are those of the leaves as they are, and most lie behind those of the
 // step before. So a step is a list of copies, each to where the one before it ended; only where a
-// run is full is its leaf asked for another one. What is written is what LeafRows::write() writes.
+// run is full is its leaf asked for another one. A leaf without runs, whose frames are large, or of
+// a few envs, is written by itself. What is written is what LeafRows::write() writes.
 #pragma once
 
 #include <cstddef>
@@ -30,11 +31,8 @@ class StepMoves {
   void add_ahead(LeafRows& leaf, std::size_t source) { ahead_.emplace_back(&leaf, source); }
 
   // Whether a step's arrays, the given ones from `first` on, are those of the leaves as they are;
-  // they are the sources then.
+  // they are the sources then. There may be no more of them than were added.
   bool take(std::size_t first, std::span<const ConstTensorView> views) {
-    if (first + views.size() > forms_.size()) {
-      return false;
-    }
     const Form* form = forms_.data() + first;
     const std::byte** source = sources_.data() + first;
     for (const ConstTensorView& view : views) {
@@ -46,9 +44,6 @@ class StepMoves {
     return true;
   }
   std::size_t given() const { return forms_.size(); }
-
-  // Whether all leaves, as they are bound, can be written so.
-  bool are_possible() const { return have_runs(now_) && have_runs(ahead_); }
 
   // A step was written in another way, or the leaves were bound anew.
   void forget() { next_ = -1; }
@@ -101,6 +96,10 @@ class StepMoves {
 
     void write(std::int64_t step, const std::byte* from) {
       if (to == end) {
+        if (!leaf->has_runs()) {
+          leaf->write_plain(step, from);
+          return;
+        }
         begin_run(step);
       }
       std::byte* const target = to;
@@ -125,7 +124,6 @@ class StepMoves {
     LeafRows* leaf;
   };
 
-  static bool have_runs(const std::vector<Move>& moves);
   void end_runs();
 
   std::vector<Form> forms_;

@@ -52,11 +52,14 @@ TEST_CASE("plain steps and others stand in one rollout as if all were cast") {
     for (const bool live : {true, false}) {
       for (const std::int64_t longest : {0, 4}) {
         CAPTURE(envs);
-        const RecorderOptions options{
-            .envs = envs, .max_frames_per_traj = longest, .set_truncated = longest == 4};
+        const RecorderOptions options{.envs = envs,
+                                      .batched = live,
+                                      .max_frames_per_traj = longest,
+                                      .set_truncated = longest == 4};
         Recording mixed(options, kSteps, usual_leaves(), live);
         Recording cast(options, kSteps, usual_leaves(), live);
         cast.as_doubles = true;
+        mixed.as_numbers = envs == 1 && longest == 0;
         float n = 0;
         for (const int every : {1000, 2, 3, 9, 1}) {  // that many-th step is cast
           for (const std::int64_t steps : {37, 20, 16, 1}) {

@@ -139,6 +139,62 @@ TEST_CASE("a state goes on to the next step, and starts anew with a trajectory")
   CHECK(row(*next, {"is_init"}, 1) == "0 0 0 ");
 }
 
+TEST_CASE("first steps alone are marked, rollout after rollout, of few environments and of many") {
+  constexpr std::int64_t kMostSteps = 70;
+  const Layout layout({{{"x"}, DType::float32, {1}},
+                       {{"next", "x"}, DType::float32, {1}},
+                       {{"is_init"}, DType::boolean, {1}},
+                       {{"next", "reward"}, DType::float32, {1}},
+                       {{"collector", "traj_ids"}, DType::int64, {}},
+                       {{"done"}, DType::boolean, {1}},
+                       {{"terminated"}, DType::boolean, {1}},
+                       {{"truncated"}, DType::boolean, {1}},
+                       {{"next", "done"}, DType::boolean, {1}},
+                       {{"next", "terminated"}, DType::boolean, {1}},
+                       {{"next", "truncated"}, DType::boolean, {1}}});
+  for (const std::int64_t envs : {2, 8, 33}) {
+    const auto count = static_cast<std::size_t>(envs);
+    std::vector<float> x(count), reward(count);
+    std::vector<std::uint8_t> is_init(count), ends(count), cuts(count), expected(count, 1);
+    const TensorView seen = view_of(x, DType::float32, {envs, 1});
+    const std::array<ConstTensorView, 1> observation{seen};
+    SlabPool pool(Placement(layout, {1, envs, kMostSteps}), 1, true);
+    Recorder recorder(layout, {{{"x"}, seen}}, {}, RecorderOptions{.envs = envs}, {},
+                      view_of(is_init, DType::boolean, {envs, 1}));
+    recorder.restart(observation);
+    std::int64_t n = 0;
+    for (const std::int64_t steps : {3, 70, 16, 65, 9}) {
+      const std::shared_ptr<Slab> slab = pool.acquire();
+      const TensorView marks = slab->rows(static_cast<std::size_t>(layout.find(Key{"is_init"})), 0);
+      recorder.begin(slab, 0, 0, {}, steps);
+      std::vector<std::vector<std::uint8_t>> wanted;
+      for (std::int64_t t = 0; t < steps; ++t, ++n) {
+        wanted.push_back(expected);
+        for (std::size_t p = 0; p < count; ++p) {
+          ends[p] = expected[p] = (n * 5 + static_cast<std::int64_t>(p) * 3) % 7 == 0;
+        }
+        if (recorder.step({observation,
+                           view_of(reward, DType::float32, {envs}),
+                           view_of(ends, DType::boolean, {envs}),
+                           view_of(cuts, DType::boolean, {envs}),
+                           {}}) > 0) {
+          recorder.reset(observation);
+        }
+      }
+      recorder.finish();
+      for (std::int64_t p = 0; p < envs; ++p) {
+        for (std::int64_t t = 0; t < kMostSteps; ++t) {
+          INFO("env ", p, " of ", envs, " at step ", t, " of ", steps);
+          const bool is_marked = *marks[p][t].as<bool>();
+          CHECK(
+              is_marked ==
+              (t < steps && wanted[static_cast<std::size_t>(t)][static_cast<std::size_t>(p)] != 0));
+        }
+      }
+    }
+  }
+}
+
 TEST_CASE("what a policy writes in the place of what it read is the root, in a form of its own") {
   Recurrent r(false, {{"x"}, {"h"}});
   CHECK(r.step(1, {0, 1}) == 1);

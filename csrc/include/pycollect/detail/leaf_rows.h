@@ -67,7 +67,7 @@ class LeafRows {
   // One step of all envs. Frames are one number of that type.
   template <typename T>
   void put_all(std::int64_t step, const std::vector<T>& values) {
-    store(step, reinterpret_cast<const std::byte*>(values.data()));
+    write_plain(step, reinterpret_cast<const std::byte*>(values.data()));
   }
 
   // Whether an array of one step fits as it is.
@@ -93,13 +93,17 @@ class LeafRows {
   // stream_fence() before.
   void write(std::int64_t step, const ConstTensorView& source, Fit fit) {
     if (fit == Fit::plain) {
-      store(step, source.data);
+      write_plain(step, source.data);
     } else {
       convert(step, source);
     }
   }
-  // What was written stands in the rows then, all of it; before, only where there is no window. The
-  // steps that were not written yet hold anything then.
+  // The same for an array that is_plain().
+  void write_plain(std::int64_t step, const std::byte* source);
+  // What was written stands in the rows then, all of it; before, only where there is no window. A
+  // window goes to its rows as a whole: whoever writes a step of all envs has to write all steps of
+  // the rollout, and has nothing in the rows before. Behind the rollout's end the rows hold
+  // anything then.
   void flush();
 
   // Where steps of all envs lie one behind the other, as their arrays come.
@@ -112,8 +116,11 @@ class LeafRows {
   // The one from that step on, the next one to be written, which is the caller's to write. Only
   // where has_runs().
   Run run_from(std::int64_t step) {
-    const std::int64_t end = window_.empty() ? row_steps_ : window_end_after(step);
-    return {at(0, step), end - step};
+    if (window_.empty()) {
+      return {at(0, step), row_steps_ - step};
+    }
+    open_window(step);
+    return {slot(step), window_end_ - step};
   }
   std::int64_t step_bytes() const { return envs_ * frame_bytes_; }
   // One env of such an array.
@@ -125,7 +132,6 @@ class LeafRows {
 
  private:
   Fit check_cast(const ConstTensorView& source, bool exact) const;
-  void store(std::int64_t step, const std::byte* source);
   void convert(std::int64_t step, const ConstTensorView& source);
 
   // Where one step of all envs goes, and how far apart they lie there.
@@ -134,8 +140,8 @@ class LeafRows {
     std::int64_t stride;
   };
   Room room(std::int64_t step);
-  // Of the window that has that step; it may begin there.
-  std::int64_t window_end_after(std::int64_t step);
+  // The window is for that step from now on, if it was not.
+  void open_window(std::int64_t step);
   std::byte* slot(std::int64_t step) const {
     return const_cast<std::byte*>(window_.data()) + (step - window_begin_) * envs_ * frame_bytes_;
   }
