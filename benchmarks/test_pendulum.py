@@ -158,7 +158,7 @@ def test_slow_policy(compare: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize("steps", [200, pytest.param(2000, marks=pytest.mark.full)])
-@pytest.mark.parametrize("actors", [pytest.param(1, marks=pytest.mark.full), 2])
+@pytest.mark.parametrize("actors", [1, pytest.param(2, marks=pytest.mark.full)])
 @pytest.mark.parametrize("sync", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_on_ray(
     compare: Callable[..., None], ray_address: str, steps: int, actors: int, sync: bool

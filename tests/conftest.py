@@ -87,7 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Such workers take seconds to start, and what goes through Ray on this node and through processes
     is the same but for their life and death. Which case it is depends on the test's name, so that
     all ways are met by some test; `ray(usual=n)` and `processes(usual=n)` ask for more of them.
-    Ranks of torch.distributed count apart: one of their cases runs, too.
+    An actor imports torch for itself, which a process does not: of the tests that have cases with
+    both every fourth takes one with actors. Ranks of torch.distributed count apart: one of their
+    cases runs, too.
     """
     tests: dict[tuple[str, bool], list[pytest.Item]] = {}
     for item in items:
@@ -98,12 +100,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             tests.setdefault((item.nodeid.partition("[")[0], ranks), []).append(item)
     for (name, ranks), cases in tests.items():
         marker = None if ranks else _elsewhere(cases[0])
-        count = min(marker.kwargs.get("usual", 1) if marker else 1, len(cases))
         first = zlib.crc32(name.encode())
-        usual = {(first + n * len(cases) // count) % len(cases) for n in range(count)}
-        for place, case in enumerate(cases):
-            if place not in usual:
+        apt = _of_one_kind(cases, actors=first % 4 == 0)
+        count = min(marker.kwargs.get("usual", 1) if marker else 1, len(apt))
+        usual = {apt[(first + n * len(apt) // count) % len(apt)] for n in range(count)}
+        for case in cases:
+            if case not in usual:
                 case.add_marker(pytest.mark.slow)
+
+
+def _of_one_kind(cases: list[pytest.Item], *, actors: bool) -> list[pytest.Item]:
+    """The cases with actors, or those without; all, where none is of that kind."""
+    kind = [case for case in cases if actors == bool(case.get_closest_marker("ray"))]
+    return kind or cases
 
 
 def _elsewhere(item: pytest.Item) -> pytest.Mark | None:

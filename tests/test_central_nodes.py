@@ -72,6 +72,7 @@ def rollouts(way: Way, batch: Any) -> list[Any]:
     return [*batch] if way.sync else [batch]
 
 
+@pytest.mark.slow
 @WAYS
 @pytest.mark.parametrize("kind", ["one", "list"])
 def test_frames_of_workers_here_and_there(other_node: Any, way: Way, kind: str) -> None:
@@ -109,6 +110,7 @@ def test_the_same_data_as_with_the_policy_in_the_workers(other_node: Any, kind: 
         assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one", "list"])
 @pytest.mark.parametrize("name", POLICIES)
 def test_states_follow_the_loop(other_node: Any, kind: str, name: str) -> None:
@@ -136,6 +138,7 @@ def tripled(policy: Any) -> Any:
     return TensorDict.from_module(policy).data.apply(lambda own: 3 * own)
 
 
+@pytest.mark.slow
 @WAYS
 def test_each_frame_tells_the_version_that_acted(other_node: Any, way: Way) -> None:
     _, policy = watched()
@@ -349,6 +352,7 @@ def frames_of(collector: Any, worker: int) -> Any:
                 return own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["removed", "stopped"])
 def test_a_server_ends_with_the_last_worker_of_its_node(other_node: Any, end: str) -> None:
     """Another one is started once a worker comes there again."""

@@ -61,6 +61,7 @@ def test_an_instance_is_copied() -> None:
     assert env.actions == []
 
 
+@pytest.mark.slow
 def test_gymnasiums_own_envs() -> None:
     """Real environments, vectorised, under a running cluster, by registered name."""
     entry = partial(gymnasium.make_vec, "CartPole-v1", num_envs=3)
@@ -146,6 +147,7 @@ def test_whoever_was_served_is_served_last(tmp_path: Path) -> None:
 # Layouts
 
 
+@pytest.mark.slow
 def test_async_workers_may_differ() -> None:
     entries = [partial(CountingEnv, 0), [partial(CountingEnv, 10), partial(CountingEnv, 11)]]
     kinds: set[Any] = set()

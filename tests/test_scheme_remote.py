@@ -56,6 +56,7 @@ def test_they_collect_with_the_local_weights(ray_cluster: Any) -> None:
     assert workers.remote_workers() == []
 
 
+@pytest.mark.slow
 def test_they_draw_numbers_of_their_own(ray_cluster: Any) -> None:
     workers = set_of(2)
     first, second = (data["Action"] for data, _ in workers.collect_data())
@@ -63,6 +64,7 @@ def test_they_draw_numbers_of_their_own(ray_cluster: Any) -> None:
     assert not torch.equal(first[:12], second[:12])  # 24 actions by 1 of 2 each
 
 
+@pytest.mark.slow
 def test_one_ends_by_itself(ray_cluster: Any) -> None:
     workers = set_of(2)
     first, second = workers.remote_workers()
@@ -101,6 +103,7 @@ def test_what_a_component_raises_is_raised(ray_cluster: Any) -> None:
     workers.stop()
 
 
+@pytest.mark.slow
 def test_one_that_cannot_be_made(ray_cluster: Any) -> None:
     factories = on_policy()
 
@@ -119,6 +122,7 @@ def test_what_the_cluster_does_not_have(ray_cluster: Any) -> None:
     workers.stop()
 
 
+@pytest.mark.slow
 def test_a_class_of_actors(ray_cluster: Any) -> None:
     """The way of the original: the class as Ray's, called by hand."""
     with pytest.warns(UserWarning, match="object_store_memory"):
@@ -149,6 +153,7 @@ def test_packed(ray_cluster: Any) -> None:
 
 
 class TestMessages:
+    @pytest.mark.slow
     def test_all_processes_of_a_cluster_see_them(self, ray_cluster: Any) -> None:
         @ray_cluster.remote
         def elsewhere() -> bytes | None:

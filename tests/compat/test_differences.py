@@ -354,6 +354,7 @@ def test_a_replay_buffer_gets_dense_batches() -> None:
     assert torch.equal(*held)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_nobody_waits_for_the_learner_or_for_a_rollout(ray_cluster: Any, tmp_path: Path) -> None:
     """There, an actor idles until it is asked again, and an update waits for running rollouts."""

@@ -50,7 +50,7 @@ def test_in_process(program: Program) -> None:
     assert_same_batches(program, ours.batches, theirs.batches)
 
 
-@pytest.mark.ray(usual=2)
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("program", "arguments"),
     ON_RAY,

@@ -92,7 +92,7 @@ def test_the_whole_program(program: Callable[[], Factories]) -> None:
         assert_same(without_time(info), without_time(their_info))
 
 
-@pytest.mark.ray(usual=2)
+@pytest.mark.ray
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_remote_workers(program: Callable[[], Factories], packed: bool, ray_cluster: Any) -> None:
