@@ -39,7 +39,15 @@ class Recorder::State {
   std::int64_t steps_left() const { return slab_ ? steps_ - step_ : 0; }
   std::int64_t frames() const { return frames_; }
 
+  // Whether the rollout's last step took the short way; it shows in nothing else but time.
+  friend bool was_plain(const Recorder& recorder) {
+    const State& state = of(recorder);
+    return state.moves_.is_at(state.step_);
+  }
+
  private:
+  static const State& of(const Recorder& recorder) { return *recorder.state_; }
+
   // The trajectory that each env is in, as arrays that are stored like any other.
   struct Trajectories {
     std::vector<std::int64_t> ids;      // local, each grows by one with each trajectory
@@ -159,5 +167,7 @@ class Recorder::State {
   bool has_live_ = false;  // is there an observation whose `current` each step writes
   StepMoves moves_;
 };
+
+bool was_plain(const Recorder& recorder);
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -45,6 +45,8 @@ class StepMoves {
   }
   std::size_t given() const { return forms_.size(); }
 
+  // Whether the step before that one was written here.
+  bool is_at(std::int64_t step) const { return next_ == step; }
   // A step was written in another way, or the leaves were bound anew.
   void forget() { next_ = -1; }
 

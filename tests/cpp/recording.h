@@ -90,10 +90,10 @@ inline Dims with_envs(std::int64_t envs, bool batched, const Dims& frame) {
 class Recording {
  public:
   Recording(RecorderOptions options, std::int64_t steps, std::vector<Leaf> leaves = usual_leaves(),
-            bool live = true, const std::vector<Key>& elsewhere = {})
+            bool live = true, const std::vector<Key>& elsewhere = {}, Order order = Order::stack)
       : P(options.envs),
         batched(options.has_env_dimension()),
-        pool(Placement(Layout(leaves), {1, P, steps, Order::stack}), 1, true),
+        pool(Placement(Layout(leaves), {1, P, steps, order}), 1, true),
         current{with_envs(P, batched, {2}), std::vector<float>(static_cast<std::size_t>(2 * P))},
         recorder(Layout(leaves), {{kObservation, current.view(), live}}, {{"action"}, {"log_prob"}},
                  options, {}, std::nullopt, std::nullopt, elsewhere) {
