@@ -102,6 +102,21 @@ def test_what_is_in_flight_is_lost_by_name(way: Way) -> None:
             assert total["in_flight"] == 0
 
 
+def test_what_a_run_has_lost_stays_lost_where_it_goes_on() -> None:
+    """Whoever loads the state has the other's accounts, and nothing of them in flight."""
+    arguments: dict[str, Any] = {"frames": 7, "trajs_per_batch": 1}
+    with collecting(IN_PROCESS, one, None, **arguments) as first:
+        first.next()
+        waiting = check(first.ledger())["in_flight"]
+        first.set_seed(1)
+        state, total = first.state_dict(), check(first.ledger())
+    assert waiting > 0
+    assert total["reasons"] == {"set_seed": waiting}
+    with collecting(IN_PROCESS, one, None, **arguments) as second:
+        second.load_state_dict(state)
+        assert check(second.ledger()) == total
+
+
 def test_uncollected_cells_were_never_issued() -> None:
     collector = SyncDataCollector(ENTRIES["ignores masks"](0), None, frames_per_batch=3 * 7)
     frames = sum(int(collector.next()["collector", "mask"].sum()) for _ in range(3))

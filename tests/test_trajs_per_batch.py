@@ -128,8 +128,12 @@ def test_resets_at_each_batch_cut_them() -> None:
         max_frames_per_traj=3,
         reset_at_each_iter=True,
     ) as collector:
-        assert [td.shape for td in collector] == [(2, 3)] * 2
+        shapes = [collector.next().shape]
+        # The second rollout has cut what the first one left open; its own is open still.
+        assert check(collector.ledger())["reasons"] == {"incomplete": T - 3}
+        shapes += [td.shape for td in collector]
         total = check(collector.ledger())
+    assert shapes == [(2, 3)] * 2
     assert (total["delivered"], total["reasons"]) == (4 * 3, {"incomplete": 4 * (T - 3)})
 
 
