@@ -25,7 +25,8 @@ from collect_support import (
     parity,
     parity_policy,
 )
-from echo_envs import ENTRIES, TallyEnv, wait_until
+from echo_envs import ENTRIES, GateEnv, TallyEnv, wait_until
+from envs_for_tests import CountingEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_central import failing, watched
@@ -163,7 +164,7 @@ def test_a_server_that_dies_is_replaced_with_its_workers() -> None:
 
 
 def test_calls_of_workers_whose_server_died() -> None:
-    """Nobody but the caller of a question is told, and all go on."""
+    """Nobody is told, and all go on."""
     _, policy = watched()
     arguments = {"max_worker_restarts": 10}
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
@@ -180,7 +181,23 @@ def test_calls_of_workers_whose_server_died() -> None:
             while server(collector)["restarts"] == number:
                 collector.next()
             collector.next()
+
+
+def first_waits(gate: Path, worker: int) -> Any:
+    """The first worker's environment waits in its first rollout."""
+    return partial(CountingEnv, number=10) if worker else partial(GateEnv, gate, 3)
+
+
+def test_a_question_to_a_worker_whose_server_died(tmp_path: Path) -> None:
+    """It would answer after its rollout, with which it cannot go on: the asker is told."""
+    gate, entry = tmp_path / "gate", partial(first_waits, tmp_path / "gate")
+    with collecting(CENTRAL_ASYNC, entry, parity_policy(), frames=STEPS) as collector:
+        collector.next()  # of the other worker
+        wait_until(gate.with_suffix(".reached").exists, PATIENCE)
+        pid = server(collector)["pid"]
         killed(collector)
+        wait_until(lambda: is_gone(pid), PATIENCE)
+        gate.touch()
         with pytest.raises(WorkerError, match=r"policy server died: .*, while worker 0 was asked"):
             collector.getattr_env("number")
         collector.next()
