@@ -669,8 +669,8 @@ class Recorder:
         max_frames_per_traj: truncate a trajectory at that length; 0: never.
         skips_after_done: the step after a done is a dummy, whose cell stays uncollected.
         set_truncated: flag the last collected frame of every env in every rollout.
-        states: (key, current, initial) each: what the policy passes on to its next call.
-            `initial` is one frame, or one per env.
+        states: (key, current, initial, recorded) each: what the policy passes on to its next call.
+            `initial` is one frame, or one per env. Where not `recorded`, no leaf has it.
         is_init: bool [1] or [P, 1]: whether the next step is a trajectory's first.
         step_count: int64 [1] or [P, 1]: how many steps its trajectory has had; the layout has it.
         given: which of the values that `take` is given the env is given.
@@ -703,7 +703,7 @@ class Recorder:
         max_frames_per_traj: int = 0,
         skips_after_done: bool = False,
         set_truncated: bool = False,
-        states: Sequence[tuple[_Key, _Array, _Array]] = (),
+        states: Sequence[tuple[_Key, _Array, _Array, bool]] = (),
         is_init: _Array | None = None,
         step_count: _Array | None = None,
         given: Sequence[int] = (),

@@ -31,6 +31,9 @@ class FakeEvent:
         self.device.log.append("host waits")
         if self.device.is_lost:
             raise RuntimeError("the device is lost")
+        self.device.interrupts -= 1
+        if self.device.interrupts == 0:
+            raise KeyboardInterrupt
         self.device.run(self)
 
 
@@ -48,8 +51,9 @@ class FakeDevice:
         self.log: list[str] = []
         self.fails: Exception | None = None
         self.is_lost = False
+        self.interrupts = 0  # at how many waits from now the host is interrupted; 0: never
         self._events: deque[FakeEvent] = deque()
-        self._rooms: list[range] = []  # addresses of pinned memory
+        self._rooms: list[torch.Tensor] = []  # pinned memory; kept, so that no other has its place
 
     def note_copies(self, patch: pytest.MonkeyPatch) -> None:
         """From now on asynchronous copies from and into pinned memory are noted, with their bytes.
@@ -60,7 +64,8 @@ class FakeDevice:
 
         def copied(own: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
             if non_blocking:
-                is_up = any(source.data_ptr() in room for room in self._rooms)
+                at = source.data_ptr()
+                is_up = any(0 <= at - room.data_ptr() < len(room) for room in self._rooms)
                 self.log.append(f"{'up' if is_up else 'down'} {own.nbytes}")
             return plain(own, source)
 
@@ -75,7 +80,7 @@ class FakeDevice:
         self.log.append(f"pinned {tuple(shape)}")
         room = torch.empty(torch.Size(shape).numel() * dtype.itemsize + 64, dtype=torch.uint8)
         start = -room.data_ptr() % 64
-        self._rooms.append(range(room.data_ptr(), room.data_ptr() + room.numel()))
+        self._rooms.append(room)
         return room[start : room.numel() - 64 + start].view(dtype).view(tuple(shape))
 
     def slab_memory(self, bytes: int) -> npt.NDArray[np.uint8]:

@@ -222,6 +222,18 @@ def test_an_answer_that_was_not_given_is_not_gone_on_from(apart: FakeDevice) -> 
         assert collector.stats()["workers"][0]["restarts"] == 1
 
 
+def test_an_interrupt_while_the_device_is_waited_for(apart: FakeDevice) -> None:
+    """It has kept the next states already, but no worker was answered."""
+    _, own = counting()
+    with collecting(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **own) as collector:
+        check_counts(collector.next())
+        apart.interrupts = 3
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        check_counts(collector.next())
+        check_counts(collector.next())
+
+
 def test_states_where_workers_come_and_go(apart: FakeDevice) -> None:
     _, own = counting()
     with collecting(CENTRAL, echo_fns, frames=3 * STEPS, **own) as collector:

@@ -19,8 +19,9 @@ import torch
 from collect_support import CENTRAL, GROUPS, STEPS, Way, collecting
 from echo_envs import ENTRIES, LENGTHS, EchoEnv, GateEnv, echo_fns, envs_of
 from fake_device import DEVICE, FakeDevice
+from state_support import POLICIES, check_states_follow_the_loop
 from tensordict.nn import TensorDictModule
-from test_central_device import apart
+from test_central_device import FIRST, apart, side_by_side
 from test_restarts import killing_when
 from torch import nn
 
@@ -46,7 +47,10 @@ def there(apart: FakeDevice, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) 
 
 
 class Says(nn.Module):
-    """Acts by the step's parity; says what it saw, what it drew, and whether the step is odd."""
+    """Acts by the step's parity; says what it saw, what it drew, and whether the step is odd.
+
+    If it is given a count of steps as a state, it passes the next one on.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,24 +58,29 @@ class Says(nn.Module):
         self.raises_at = 0
         self.error: type[BaseException] = KeyboardInterrupt
 
-    def forward(self, observation: torch.Tensor) -> Any:
+    def forward(self, observation: torch.Tensor, *count: torch.Tensor) -> Any:
         self.raises_at -= 1
         if self.raises_at == 0:
             raise self.error
         is_odd = observation[..., 1:].sum(-1) % 2
         drawn = torch.randint(1, 1 << 40, (*is_odd.shape, 2))
-        return is_odd.long(), observation * self.scale, drawn, is_odd.bool()
+        counted = [own + 1 for own in count]
+        return is_odd.long(), observation * self.scale, drawn, is_odd.bool(), *counted
 
 
-def saying() -> tuple[Says, TensorDictModule]:
+def saying(counts: bool = True) -> tuple[Says, TensorDictModule]:
     module = Says()
-    return module, TensorDictModule(module, ["observation"], ["action", *LEFT])
+    read, passed_on = (["count"], [("next", "count")]) if counts else ([], [])
+    outputs = ["action", *LEFT, *passed_on]
+    return module, TensorDictModule(module, ["observation", *read], outputs)
 
 
 @contextmanager
 def staying(way: Way, entry: Any, *, frames: int, **arguments: Any) -> Iterator[Any]:
     policy = arguments.pop("policy", None) or saying()[1]
     arguments.setdefault("storing_device", DEVICE)
+    if "count" in policy.in_keys:
+        arguments.setdefault("policy_state", {"count": torch.tensor([float(FIRST)])})
     with collecting(way, entry, policy, frames=frames, **arguments) as collector:
         yield collector
 
@@ -129,11 +138,15 @@ def check_says(batch: Any) -> None:
     assert torch.equal(frames["deep", "is_odd"], frames["action"].bool())
     assert (frames["drawn"] > 0).all()
     assert len(frames["drawn"].unique()) == 2 * len(frames)
+    if "count" in frames:
+        assert torch.equal(frames["count"], frames["observation"][..., 2:].float() + FIRST)
+        assert torch.equal(frames["next", "count"], frames["count"] + 1)
     for key in rest.keys(True, True):
         if key != ("collector", "traj_ids"):
             assert not rest[key].any(), key
 
 
+@pytest.mark.parametrize("counts", [False, True])
 @pytest.mark.parametrize(
     ("way", "kind", "arguments"),
     [
@@ -161,11 +174,12 @@ def check_says(batch: Any) -> None:
     ids=told,
 )
 @pytest.mark.filterwarnings("ignore:create_env_fn")
-def test_the_same_batches(way: Way, kind: str, arguments: dict[str, Any]) -> None:
+def test_the_same_batches(way: Way, kind: str, arguments: dict[str, Any], counts: bool) -> None:
     envs, _ = envs_of(kind)
 
     def batches() -> list[Any]:
-        with staying(way, ENTRIES[kind], frames=envs * STEPS, **arguments) as collector:
+        given = {**arguments, "policy": saying(counts)[1]}
+        with staying(way, ENTRIES[kind], frames=envs * STEPS, **given) as collector:
             collector.set_seed(3)
             return [collector.next() for _ in range(4)]
 
@@ -184,17 +198,30 @@ def test_the_same_batches(way: Way, kind: str, arguments: dict[str, Any]) -> Non
         assert_equal(own, other)
 
 
-def test_the_action_alone_comes_down(there: FakeDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("counts", [False, True])
+def test_the_action_alone_comes_down(
+    counts: bool, there: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a state goes up only where an environment begins anew."""
     with (
         monkeypatch.context() as patch,
-        staying(CENTRAL, ENTRIES["list"], frames=3 * STEPS) as collector,
+        staying(CENTRAL, ENTRIES["list"], frames=3 * STEPS, policy=saying(counts)[1]) as collector,
     ):
         collector.next()
         there.note_copies(patch)
         there.log.clear()
-        check_says(collector.next())
+        batch = collector.next()
+        check_says(batch)
         copies, waits = list(there.copies), there.log.count("host waits")
-    assert copies == [f"up {6 * 12}", f"down {6 * 8}"] * STEPS
+    begin = (batch["observation"][..., 2] == 0).sum((0, 1)).tolist()
+    assert any(begin)
+    assert not all(begin)
+    expected = []
+    for count in begin:
+        if counts and count:  # which environments these are, and the count of each
+            expected.append(f"up {side_by_side(8 * count, 4 * count)}")
+        expected += [f"up {6 * 12}", f"down {6 * 8}"]
+    assert copies == expected
     assert waits == STEPS
 
 
@@ -214,7 +241,7 @@ def test_what_stays_does_not_go_up(fake: FakeDevice, monkeypatch: pytest.MonkeyP
         for _ in range(3):
             skipped.clear()
             check_says(collector.next())
-            assert sorted(skipped) == [frames, 12 * frames, 16 * frames]
+            assert sorted(skipped) == [own * frames for own in (1, 4, 4, 12, 16)]
 
 
 @pytest.mark.parametrize("way", [CENTRAL, GROUPS], ids=lambda way: way.name)
@@ -284,6 +311,16 @@ def test_what_is_dropped_is_not_written(ahead: int) -> None:
         check_says(collector.next())
 
 
+def test_an_interrupt_while_the_device_is_waited_for(there: FakeDevice) -> None:
+    with staying(CENTRAL, ENTRIES["list"], frames=3 * STEPS) as collector:
+        check_says(collector.next())
+        there.interrupts = 3
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        check_says(collector.next())
+        check_says(collector.next())
+
+
 def test_weights_are_live() -> None:
     module, policy = saying()
     with staying(CENTRAL, ENTRIES["one"], frames=STEPS, policy=policy) as collector:
@@ -348,20 +385,54 @@ def test_what_a_policy_raises_loses_nothing_else() -> None:
         check_says(collector.next())
 
 
-def test_states_come_down_beside() -> None:
-    """They are recorded as ever."""
+@pytest.mark.parametrize("name", POLICIES)
+def test_states_follow_the_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms: list[Room] = []
+    monkeypatch.setattr(Room, "filled", noting(rooms))
+    check_states_follow_the_loop(CENTRAL, "list", name, storing_device=DEVICE)
+    _, shapes = POLICIES[name]
+    for room in rooms:
+        assert {*room.tensors} >= {*((key,) for key in shapes), *(("next", key) for key in shapes)}
+    assert rooms
+
+
+def test_what_nobody_is_shown_of_a_policys_states() -> None:
+    """A state that is another module's, and one that the policy writes where it read it."""
     module = TensorDictModule(
-        lambda seen, count: ((count[..., 0] % 2).long(), count * 2, count + 1),
-        ["observation", "count"],
-        ["action", "twice", ("next", "count")],
+        lambda seen, own, old: ((own[..., 0] % 2).long(), own + 1, own + 10),
+        ["observation", "_own", "old"],
+        ["action", ("next", "_own"), ("next", "old")],
     )
-    arguments = {"policy": module, "policy_state": {"count": (1,)}}
-    with staying(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **arguments) as collector:
+    arguments = {"policy": module, "policy_state": {"_own": (1,), "old": (1,)}}
+    with staying(GROUPS, ENTRIES["list"], frames=3 * STEPS, **arguments) as collector:
         for _ in range(3):
             batch = collector.next()
-            assert torch.equal(batch["count"], batch["observation"][..., 2:].float())
-            assert torch.equal(batch["twice"], 2 * batch["count"])
-            assert torch.equal(batch["next", "count"], batch["count"] + 1)
+            step = batch["observation"][..., 2:].float()
+            assert torch.equal(batch["action"], (step[..., 0] % 2).long())
+            assert torch.equal(batch["next", "old"], step + 10)
+            assert torch.equal(batch["old"], torch.where(step > 0, step + 9, 0))
+            assert "_own" not in batch
+
+
+def test_random_actions_go_on_from_states_that_were_left() -> None:
+    """And the policy from the zeros that they pass on."""
+    arguments = {"init_random_frames": 6 * STEPS}
+    with staying(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **arguments) as collector:
+        begun = collector.state_dict()
+        collector.next()
+        left = [collector.next() for _ in range(2)][-1]
+        check_says(left)
+        collector.load_state_dict(begun)
+        drawn = collector.next()
+        goes_on = drawn["observation"][..., 0, 2] > 0
+        assert torch.equal(
+            drawn["count"][..., 0, :][goes_on], left["next", "count"][..., -1, :][goes_on]
+        )
+        assert not drawn["next", "count"].any()
+        after = collector.next()
+        goes_on = after["observation"][..., 0, 2] > 0
+        assert goes_on.any()
+        assert not after["count"][..., 0, :][goes_on].any()
 
 
 def test_why_nothing_stays() -> None:
@@ -376,7 +447,10 @@ def test_why_nothing_stays() -> None:
             patch.setattr(scheduling, "why_nothing_stays", noted)
             entries = [ENTRIES["list"](w) for w in range(2)]
             with CENTRAL.collector(
-                entries, saying()[1], frames_per_batch=18, **{"storing_device": DEVICE, **arguments}
+                entries,
+                saying(counts=False)[1],
+                frames_per_batch=18,
+                **{"storing_device": DEVICE, **arguments},
             ):
                 return told[0]
 

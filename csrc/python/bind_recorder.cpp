@@ -111,12 +111,12 @@ std::vector<ObservationSpec> observation_specs(const std::vector<py::tuple>& obs
   return result;
 }
 
-// (key, current, initial) each.
+// (key, current, initial, recorded) each.
 std::vector<StateSpec> state_specs(const std::vector<py::tuple>& states) {
   std::vector<StateSpec> result;
   for (const py::tuple& spec : states) {
-    result.push_back(
-        {key_from(spec[0]), borrow(spec[1], "current", nullptr, true), borrow(spec[2], "initial")});
+    result.push_back({key_from(spec[0]), borrow(spec[1], "current", nullptr, true),
+                      borrow(spec[2], "initial"), spec[3].cast<bool>()});
   }
   return result;
 }

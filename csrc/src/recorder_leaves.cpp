@@ -59,7 +59,7 @@ struct Rows {
     return result;
   }
 
-  // The same beside a root that is there or, where it is an output, of that memory's own form.
+  // The same beside a root that is there or, where there is none, of that memory's own form.
   LeafRows bound_beside(const std::optional<LeafRows>& root, const Key& key,
                         const TensorView& memory) const {
     const Dims frame(memory.shape.from(batched ? 1 : 0));
@@ -107,8 +107,11 @@ bool has_twin(const ObservationSpec& spec, const std::vector<ObservationSpec>& s
 
 RecorderLeaves::State state_of(const StateSpec& spec, const std::vector<Key>& outputs,
                                const Rows& rows) {
-  std::optional<LeafRows> root = rows.root_of(spec.key, outputs);
-  std::optional<LeafRows> next = rows.if_any(next_of(spec.key));
+  std::optional<LeafRows> root, next;
+  if (spec.recorded) {
+    root = rows.root_of(spec.key, outputs);
+    next = rows.if_any(next_of(spec.key));
+  }
   LeafRows current = rows.bound_beside(root, spec.key, spec.current);
   expect_one_form(next, current);
   ConstTensorView initial = spec.initial;

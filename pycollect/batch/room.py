@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from pycollect._core import Placement
-from pycollect.batch.layout import Key
+from pycollect.batch.layout import Key, is_delivered
 
 
 class Room:
@@ -25,6 +25,7 @@ class Room:
         self.number = number
         self.tensors: dict[Key, torch.Tensor] = {}
         workers, self._along_time = placement.workers, order == "time"
+        self._keys = {leaf.key for leaf in placement.layout.leaves if is_delivered(leaf.key)}
         envs = placement.envs
         lead = (envs, workers) if self._along_time else (workers, envs)
         self._extents = (*lead, placement.steps)
@@ -35,11 +36,14 @@ class Room:
         """Write one step of some environments, by work that is given to the current stream.
 
         Args:
-            values: ``[workers, envs, *frame]`` each, on the device.
+            values: ``[workers, envs, *frame]`` each, on the device; those that the batch will not
+                have are left out.
             row: of the first of these workers.
             first_env: of these environments.
         """
         for key, value in values.items():
+            if key not in self._keys:
+                continue
             if key not in self.tensors:
                 shape = (*self._extents, *value.shape[2:])
                 self.tensors[key] = torch.empty(shape, dtype=value.dtype, device=value.device)

@@ -11,7 +11,7 @@ from pycollect._core import Leaf
 from pycollect.batch.layout import Key, dtype_name
 from pycollect.batch.room import Rooms
 from pycollect.devices import CPU
-from pycollect.inference.board import Board, BoardForm
+from pycollect.inference.board import ANSWER, Board, BoardForm
 from pycollect.inference.env_form import FormedEnv
 from pycollect.inference.messages import Joined, PolicyNeeds
 from pycollect.inference.states import StatesBeside
@@ -65,13 +65,13 @@ class Group:
         self._form = self._form_of(self._shape)
         self._board, self._memory = Board.shared(self._form)
         if self._staying is not None:
-            self._staying.use(self._board, [leaf.key for leaf in self._shape.staying])
+            self._staying.use(self._board, self._shape)
         self._states: StatesBeside | None = None
-        if self._shape.keeps_states and self._shape.states:
+        if _numbers_answers(self._shape):
             for key, own in first.items():  # the policy is called to learn its outputs
                 self._board.read[key].copy_(own)
             runner, observed = self._bound(rows)
-            self._states = StatesBeside(self._board, runner)
+            self._states = StatesBeside(self._board, runner, self._staying)
             self._calls[rows] = self._call_of(runner, observed)
 
     def _runner(self, rows: int, current: Mapping[Key, torch.Tensor]) -> PolicyRunner:
@@ -97,16 +97,18 @@ class Group:
 
     def _form_of(self, runner: PolicyRunner) -> BoardForm:
         own = {IS_INIT: runner.is_init, STEP_COUNT: runner.step_count}
-        states = [state.leaf for state in runner.states]
+        numbers = [ANSWER] if _numbers_answers(runner) else []
         return BoardForm(
             read=(
                 *self.needs.env.observation,
-                *states,
+                *(state.leaf for state in runner.states),
+                *numbers,
                 *(Leaf(key, dtype_name(t.dtype), (1,)) for key, t in own.items() if t is not None),
             ),
             written=(
                 *runner.outputs,
-                *(Leaf(("next", *leaf.key), leaf.dtype, leaf.shape) for leaf in states),
+                *(state.next_leaf for state in runner.states),
+                *numbers,
                 *runner.through_env,
             ),
             rows=self._rows,
@@ -132,7 +134,8 @@ class Group:
             tuple((state.leaf, state.initial.to(CPU)) for state in runner.states),
             runner.through_env,
             tuple(leaf.key for leaf in self._form.read if leaf.key in (IS_INIT, STEP_COUNT)),
-            bool(runner.staying),
+            staying=bool(runner.staying),
+            numbered=self._states is not None,
         )
 
     def _row_for(self, seat: int) -> int:
@@ -145,6 +148,11 @@ class Group:
     def leave(self, seat: int) -> None:
         """A worker needs no row here any more."""
         self._row_of.pop(seat, None)
+
+    def show_states(self, seat: int) -> None:
+        """Write those of a worker's environments that stayed on the policy's device to its row."""
+        if self._states is not None:
+            self._states.show(self._row_of[seat])
 
     def refresh(self) -> None:
         """Look whether the policy has changed, before the next calls."""
@@ -205,7 +213,7 @@ class Call:
             for key, source in board.read.items()
             if (target := own.get(key)) is not None and target.data_ptr() != source.data_ptr()
         ]
-        left = {leaf.key for leaf in runner.staying}
+        left = {ANSWER.key, *(leaf.key for leaf in runner.staying)}
         self._written = [own for key, own in board.written.items() if key not in left]
         self._rows = self._written[0].shape[0]
 
@@ -218,10 +226,10 @@ class Call:
                 target.copy_(source.flatten(0, 1))
             else:
                 torch.index_select(source, 0, index, out=target.view(count, *source.shape[1:]))
-        if self._states is not None:
-            self._states.load(rows, runner)
         if self._staying is not None:
             self._staying.call_for(rows)
+        if self._states is not None:
+            self._states.load(rows, runner)
         runner.forget()  # what one worker's policy noted is not for the next one's
         outs = runner.act()
         for out, target in zip(outs, self._written, strict=True):
@@ -232,6 +240,11 @@ class Call:
                 target.index_copy_(0, index, rows_of_out.to(target.dtype))
         if self._states is not None:
             self._states.store(rows, runner)
+
+
+def _numbers_answers(runner: PolicyRunner) -> bool:
+    """Whether states lie beside the policy, so that it has to be said what they follow from."""
+    return runner.keeps_states and bool(runner.states)
 
 
 def _check_runner(runner: Any) -> None:

@@ -17,7 +17,7 @@ from pycollect.devices import CPU, indexed
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.processes.wire import pack, unpack
 from pycollect.inference.group import Group, ServedPolicy
-from pycollect.inference.messages import Joined, Joining
+from pycollect.inference.messages import Joined, Joining, StatesWanted
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.table import Seat, Table
 from pycollect.stream.version import PolicyVersion
@@ -115,7 +115,7 @@ class InferenceServer:
     def _asking(self) -> list[Seat]:
         """Those who ask what is to be done; who comes to a table is given a row."""
         asking = [self._seat(number) for number in self._slots.asking()]
-        return [seat for seat in asking if not self._joins(seat) and seat.group is not None]
+        return [seat for seat in asking if not self._is_told(seat) and seat.group is not None]
 
     def _seat(self, number: int) -> Seat:
         """That of a slot; workers come while others are served."""
@@ -132,20 +132,20 @@ class InferenceServer:
         each = [own for table in self._tables if (own := table.patience) is not None]
         return min(each, default=None)
 
-    def _joins(self, seat: Seat) -> bool:
-        """Take in a worker that asks for that; return whether it did.
+    def _is_told(self, seat: Seat) -> bool:
+        """Answer a worker that asks for more than what lies in its row; return whether it did.
 
         One that asks for more and never joined here had joined a server that is gone. So is it.
         """
         question = self._slots.question(seat.number)
         if not question:
             return False
-        answer: Joined | ErrorReport
+        answer: Joined | ErrorReport | None
         try:
-            joining: Joining = unpack(question)
+            asked: Joining | StatesWanted = unpack(question)
             with self._settings():
-                answer = seat.table.join(seat, joining)
-        except Exception as error:  # raised where the worker is built
+                answer = seat.table.answer(seat, asked)
+        except Exception as error:  # raised where the worker asked
             answer = ErrorReport.of(error)
         self._answer(seat, answer)
         return True
@@ -163,8 +163,8 @@ class InferenceServer:
         for seat in seats:
             self._slots.answer(seat.number, note=version)
 
-    def _answer(self, seat: Seat, value: Joined | ErrorReport) -> None:
-        message, seat.kept = pack(value, ServerSlots.BYTES)
+    def _answer(self, seat: Seat, value: Joined | ErrorReport | None) -> None:
+        message, seat.kept = (b"", None) if value is None else pack(value, ServerSlots.BYTES)
         self._slots.answer(seat.number, message)
 
     @contextmanager

@@ -7,37 +7,45 @@ from functools import lru_cache
 
 import torch
 
-from pycollect.inference.board import Board
+from pycollect.inference.board import ANSWER, Board
+from pycollect.inference.staying import Staying
 from pycollect.policy import PolicyRunner
 
-_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
 _MOST_INDEXES = 256  # kept on the device
+_NONE = -1  # the number of no answer
 
 
 class StatesBeside:
     """What a policy on another device passes on from call to call stays there.
 
-    Workers keep their states on the board as ever, and there is what the policy returned last. An
-    environment of which both are the same bits goes on from what is kept here. All others are read
-    from the board, whatever the reason: a trajectory began, the answer was to a dummy or to a
-    rollout that was given up, another worker has the row.
+    Answers are numbered, and an environment shows the number of the one that it goes on from. Of
+    the last one, the states are kept here. Of the one before, to which an environment goes back
+    whose step was given up, they are on the board or, where they are not written there, kept, too.
+    All others are read from the board: a trajectory began, or it was random actions that they
+    follow from.
 
     Args:
         runner: of the call for all rows; its states are what is kept.
+        staying: to which they are given; None: they are all written on the board.
     """
 
-    def __init__(self, board: Board, runner: PolicyRunner) -> None:
+    def __init__(self, board: Board, runner: PolicyRunner, staying: Staying | None) -> None:
+        self._keys = [state.leaf.key for state in runner.states]
         self._kept = [state.current for state in runner.states]
         self._shown = [board.read[state.leaf.key] for state in runner.states]
-        self._pairs = [
-            (_bits(board.read[state.leaf.key]), _bits(board.written[state.next_key]))
-            for state in runner.states
-        ]
-        rows, self._envs = self._shown[0].shape[:2]
+        self._asked, self._answered = (side[ANSWER.key] for side in (board.read, board.written))
+        rows, self._envs = self._asked.shape[:2]
         self._by_row = [own.view(rows, self._envs, *own.shape[1:]) for own in self._kept]
-        self._answered = torch.zeros(rows, dtype=torch.bool)  # the board has what is kept
+        self._number = 0  # of the last answer
+        self._last = self._none()
+        self._staying = staying
+        self._before = [] if staying is None else [own.clone() for own in self._by_row]
+        self._last_but_one = self._none()
         bring = self._bring = runner.bring
         self._index_there = lru_cache(_MOST_INDEXES)(lambda rows: bring([torch.tensor(rows)])[0])
+
+    def _none(self) -> torch.Tensor:
+        return torch.full_like(self._asked, _NONE)
 
     def load(self, rows: Sequence[int], runner: PolicyRunner) -> None:
         """Before a call for these rows: give it their states.
@@ -46,17 +54,44 @@ class StatesBeside:
             runner: that of the call.
         """
         index = torch.tensor(rows)
-        begun = self._others(index)
-        self._answered[index] = False  # until the answer is on the board
-        if len(begun):
-            values = [own.flatten(0, 1)[begun] for own in self._shown]
-            there, *fresh = self._bring([begun, *values])
+        asked = self._asked[index]
+        self._go_back(index, asked)
+        self._last[index] = _NONE  # until the answer is on the board
+        keeps = self._are_kept(runner)
+        if keeps and self._staying is None:
+            return
+        there = self._index_there(tuple(rows))
+        read = [own.index_select(0, there) for own in self._by_row]
+        if not keeps:
+            for value, state in zip(read, runner.states, strict=True):
+                state.current.view_as(value).copy_(value)
+        if self._staying is not None:
+            self._staying.take_read(dict(zip(self._keys, read, strict=True)))
+            for value, own in zip(read, self._before, strict=True):
+                own.index_copy_(0, there, value)
+            self._last_but_one[index] = asked
+
+    def _go_back(self, index: torch.Tensor, asked: torch.Tensor) -> None:
+        """Have what is kept of these rows be what their environments go on from."""
+        other = asked != self._last[index]
+        if not other.any():
+            return
+        before = other & (asked != 0) & (asked == self._last_but_one[index])
+        from_board = self._envs_at(index, other & ~before)
+        if len(from_board):
+            values = [own.flatten(0, 1)[from_board] for own in self._shown]
+            there, *fresh = self._bring([from_board, *values])
             for kept, value in zip(self._kept, fresh, strict=True):
                 kept.index_copy_(0, there, value)
-        if not self._are_kept(runner):
-            there = self._index_there(tuple(rows))
-            for own, state in zip(self._by_row, runner.states, strict=True):
-                state.current.view(len(rows), *own.shape[1:]).copy_(own.index_select(0, there))
+        if len(from_before := self._envs_at(index, before)):
+            there = self._bring([from_before])[0]
+            for kept, own in zip(self._kept, self._before, strict=True):
+                kept.index_copy_(0, there, own.flatten(0, 1).index_select(0, there))
+
+    def _envs_at(self, index: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+        """Which environments of all are those that are chosen, ``[rows, P, 1]``, of these rows."""
+        places = chosen.squeeze(-1).nonzero()
+        return index[places[:, 0]] * self._envs + places[:, 1]
 
     def store(self, rows: Sequence[int], runner: PolicyRunner) -> None:
         """After it, when what it returned is on the board: keep what is to be passed on."""
@@ -64,22 +99,18 @@ class StatesBeside:
             there = self._index_there(tuple(rows))
             for own, state in zip(self._by_row, runner.states, strict=True):
                 own.index_copy_(0, there, state.current.view(len(rows), *own.shape[1:]))
-        self._answered[list(rows)] = True
+        self._number += 1
+        self._last[list(rows)] = self._number
+        self._answered[list(rows)] = self._number
+
+    def show(self, row: int) -> None:
+        """Write to a row of the board the states that its environments go on from."""
+        index, asked = torch.tensor([row]), self._asked[[row]]
+        self._go_back(index, asked)
+        self._last[row] = torch.where(asked[0] == 0, _NONE, asked[0])
+        for own, shown in zip(self._by_row, self._shown, strict=True):
+            shown[row].copy_(own[row])
 
     def _are_kept(self, runner: PolicyRunner) -> bool:
         """Whether the runner reads and writes what is kept itself."""
         return runner.states[0].current is self._kept[0]
-
-    def _others(self, index: torch.Tensor) -> torch.Tensor:
-        """The environments of these rows of which the board has another state than is kept."""
-        differ = ~self._answered[index, None].expand(-1, self._envs)
-        for shown, answered in self._pairs:
-            differ = differ | (shown[index] != answered[index]).any(-1)
-        places = differ.nonzero()
-        return index[places[:, 0]] * self._envs + places[:, 1]
-
-
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    """The same memory as whole numbers, [rows, P, n]: NaN is equal to itself, -0.0 is not 0.0."""
-    frame = values.shape[2:].numel()
-    return values.view(*values.shape[:2], frame).view(_INTEGERS[values.itemsize])

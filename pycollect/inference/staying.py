@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -11,6 +11,7 @@ import torch
 from pycollect.batch.layout import Key
 from pycollect.batch.room import Rooms
 from pycollect.inference.board import Board
+from pycollect.policy import PolicyRunner
 
 
 class _Run(NamedTuple):
@@ -33,7 +34,8 @@ class _Run(NamedTuple):
 class Staying:
     """Where it goes: each row of a board tells its cell in a room, or that it has none.
 
-    Those without one find it on the board, as all that the policy returns.
+    Those without one find what the policy returned on the board, as all else. States that it read
+    they carry there themselves.
 
     Args:
         rooms: that there are.
@@ -42,31 +44,44 @@ class Staying:
     def __init__(self, rooms: Rooms) -> None:
         self._rooms = rooms
         self._written: dict[Key, torch.Tensor] = {}
-        self._called: Sequence[int] = ()
+        self._read: set[Key] = set()  # states
+        self._runs: Sequence[_Run] = ()
+        self._rows: Sequence[int] = ()
 
-    def use(self, board: Board, keys: Sequence[Key]) -> None:
-        """These leaves of that board are what stays; once, before the first call."""
-        self._written = {key: board.written[key] for key in keys}
+    def use(self, board: Board, runner: PolicyRunner) -> None:
+        """What that runner leaves there is on that board else; once, before the first call."""
+        outputs = {leaf.key for leaf in runner.outputs}
+        self._written = {leaf.key: board.written[leaf.key] for leaf in runner.staying}
+        self._read = {own.leaf.key for own in runner.states} - outputs
         self._cells = board.cells
 
     def call_for(self, rows: Sequence[int]) -> None:
         """The next call is for these rows of the board, in their order."""
-        self._called = rows
+        self._rows = rows
+        self._runs = list(_runs(rows, self._cells[list(rows), 0].tolist()))
 
     def take(self, outputs: Sequence[torch.Tensor]) -> None:
         """Write what the policy returned, which lies on its device."""
-        rows = self._called
         values = {
-            key: out.view(len(rows), *board.shape[1:]).to(board.dtype)
-            for (key, board), out in zip(self._written.items(), outputs, strict=True)
+            key: out.view(len(self._rows), *own.shape[1:]).to(own.dtype)
+            for (key, own), out in zip(self._written.items(), outputs, strict=True)
         }
-        for run in _runs(rows, self._cells[list(rows), 0].tolist()):
-            own = {key: value[run.first : run.end] for key, value in values.items()}
+        self._write(values)
+        for run in self._runs:
             if run.number == 0:
-                on_board = slice(rows[run.first], rows[run.end - 1] + 1)
-                for key, value in own.items():
-                    self._written[key][on_board].copy_(value)
-            elif room := self._rooms.get(run.number):  # else its batch was dropped
+                on_board = slice(self._rows[run.first], self._rows[run.end - 1] + 1)
+                for key, value in values.items():
+                    self._written[key][on_board].copy_(value[run.first : run.end])
+
+    def take_read(self, states: Mapping[Key, torch.Tensor]) -> None:
+        """Write the states that the policy is going to read, ``[rows, P, *frame]`` there."""
+        self._write({key: value for key, value in states.items() if key in self._read})
+
+    def _write(self, values: Mapping[Key, torch.Tensor]) -> None:
+        """Write it to the rooms that there are."""
+        for run in self._runs:
+            if run.number and (room := self._rooms.get(run.number)):  # else its batch was dropped
+                own = {key: value[run.first : run.end] for key, value in values.items()}
                 room.write(own, run.row, run.env, run.step)
 
 

@@ -42,8 +42,8 @@ class RunnerElsewhere(ABC):
     Attributes:
         current: the memory in which it is shown the current observation, by key: whoever collects
             writes into it between two calls of `act`.
-        staying: some outputs stay on the policy's device where a rollout has a room there; what
-            `act` returns in their place means nothing then.
+        staying: some outputs and states stay on the policy's device where a rollout has a room
+            there; what `act` returns in their place means nothing then.
     """
 
     slow_path = False
@@ -70,13 +70,15 @@ class RunnerElsewhere(ABC):
     def begin(
         self, control: RolloutControl, tell_version: Callable[[int], None], cell: Cell = NOWHERE
     ) -> None:
-        """A rollout begins, of which each `act` is a step.
+        """A rollout begins, of which each `act` is a step; to be called before it is recorded.
+
+        Waits until the states that it begins with are the current ones, where they have to be.
 
         Args:
             control: counts a step now and then while `act` waits: whoever waits has not stalled.
             tell_version: is called within `act`, with the version of the policy that acts from that
                 step on.
-            cell: where its first step is to lie.
+            cell: where its first step is to lie. With `NOWHERE` `act` need not be called.
         """
 
     def refresh(self, steps: int) -> None:  # noqa: B027 (nothing to do for any)

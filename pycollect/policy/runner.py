@@ -57,7 +57,8 @@ class PolicyRunner:
         extra_outputs: what it returns without a fixed shape and numeric dtype, see `said`.
         keeps_states: `act` itself makes the states that it returned the current ones, which lie on
             the policy's device; what is returned is at home, as ever.
-        staying: those of the outputs that stay on the policy's device: `act` does not return them.
+        staying: outputs, and next values of states, that stay on the policy's device: `act` does
+            not return them.
     """
 
     inputs: tuple[Key, ...]
@@ -178,14 +179,18 @@ class PolicyRunner:
         self.outputs = output_leaves(delivered, self._env, self._crossing.there)
 
     def _left_there(self, take: Take | None) -> tuple[Leaf, ...]:
-        """The outputs that are neither the action nor what the environment or a state shows."""
+        """All states, and the outputs that are neither the action nor what else is shown."""
         if take is None or not self._crossing.is_apart:
             return ()
         read = {leaf.key for leaf in (*self._env.action, *self._env.observation)} | {*self._carried}
         places = [place for place, leaf in enumerate(self.outputs) if leaf.key not in read]
+        returned = [*self.outputs]
+        if self.keeps_states:
+            places += range(len(returned), len(returned) + len(self.states))
+            returned += [state.next_leaf for state in self.states]
         if places:
             self._crossing.leave(places, take)
-        return tuple(self.outputs[place] for place in places)
+        return tuple(returned[place] for place in places)
 
     def _bind(self, program: Program | None) -> None:
         """Make `act` for the program, and remember what it rests on."""

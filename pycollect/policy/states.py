@@ -30,16 +30,23 @@ class PolicyState:
         leaf: the key as it is read, dtype and shape for one env.
         current: what the next call reads, [*frame] or [P, *frame]; the Recorder rewrites it.
         initial: its value at a trajectory's first step, [*frame] or [P, *frame].
+        recorded: frames have it; else it is only carried from step to step.
     """
 
     leaf: Leaf
     current: torch.Tensor
     initial: torch.Tensor
+    recorded: bool = True
 
     @property
     def next_key(self) -> Key:
         """The key under which the policy returns the next value."""
         return ("next", *self.leaf.key)
+
+    @property
+    def next_leaf(self) -> Leaf:
+        """The leaf of the next value."""
+        return Leaf(self.next_key, self.leaf.dtype, self.leaf.shape)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pycollect.policy import (
     RunnerElsewhere,
     make_policy_runner,
 )
-from pycollect.policy.elsewhere import Cell
+from pycollect.policy.elsewhere import NOWHERE, Cell
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.memory import current_tensors, fill
@@ -83,7 +83,7 @@ class EnvGroup:
     def _random_runner(self) -> RandomRunner:
         if isinstance(self.runner, RandomRunner):
             return self.runner
-        outputs = (*self.runner.outputs, *self._passed_on())
+        outputs = (*self.runner.outputs, *self._passed_on)
         return RandomRunner(self.env, outputs=outputs, current=self._current)
 
     def _leaves(self) -> BatchLeaves:
@@ -91,7 +91,7 @@ class EnvGroup:
         return BatchLeaves(
             observation=env.observation,
             outputs=runner.outputs,
-            states=self._state_leaves(),
+            states=tuple(state.leaf for state in runner.states if state.recorded),
             step_only=env.step_only,
             root_only=env.root_only,
             own_flags=env.own_flags,
@@ -105,12 +105,10 @@ class EnvGroup:
             compact=options.compact,
         )
 
+    @property
     def _passed_on(self) -> tuple[Leaf, ...]:
         """What a policy returns behind its outputs: for its own next call, for the env alone."""
-        return (*self._state_leaves(), *self.runner.through_env)
-
-    def _state_leaves(self) -> tuple[Leaf, ...]:
-        return tuple(state.leaf for state in self.runner.states)
+        return (*(state.leaf for state in self.runner.states), *self.runner.through_env)
 
     @property
     def slab_leaves(self) -> BatchLeaves:
@@ -131,7 +129,7 @@ class EnvGroup:
         """
         env, runner = self.env, self.runner
         self._first_env = first
-        keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on())]
+        keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on)]
         given = env.given((*runner.outputs, *runner.through_env))
         places = [keys.index(key) for key in given]
         self.recorder = self._make_recorder(
@@ -171,7 +169,7 @@ class EnvGroup:
             skips_after_done=env.skips_after_done or falls_behind,
             leaves_out_dummies=falls_behind,
             set_truncated=self._options.set_truncated,
-            states=[(state.leaf.key, state.current, state.initial) for state in states],
+            states=[(own.leaf.key, own.current, own.initial, own.recorded) for own in states],
             is_init=runner.is_init,
             step_count=runner.step_count,
             given=given,
@@ -217,12 +215,12 @@ class EnvGroup:
     ) -> None:
         """A rollout begins; arguments as for `Worker.collect`."""
         self._acting = self.random if random else self.runner
+        if isinstance(self.runner, RunnerElsewhere):
+            cell = Cell(room, row, self._first_env) if room else NOWHERE
+            self.runner.begin(control, self.recorder.set_policy_version, cell)
         self._records.begin(slab, row, policy_version, control, steps)
         self._extras.begin()
         self._acting.refresh(steps)
-        if isinstance(self._acting, RunnerElsewhere):
-            cell = Cell(room, row, self._first_env)
-            self._acting.begin(control, self.recorder.set_policy_version, cell)
 
     @property
     def calls(self) -> Calls:

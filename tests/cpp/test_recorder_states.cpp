@@ -226,6 +226,45 @@ TEST_CASE("after an uncollected cell a state starts anew") {
   CHECK(row(*r.slab, {"x"}, 1) == "200 0 2 ");
 }
 
+TEST_CASE("a state that is not recorded is carried alone, and no leaf may have it") {
+  const std::vector<Leaf> plain{{{"next", "reward"}, DType::float32, {1}},
+                                {{"collector", "traj_ids"}, DType::int64, {}},
+                                {{"done"}, DType::boolean, {1}},
+                                {{"terminated"}, DType::boolean, {1}},
+                                {{"truncated"}, DType::boolean, {1}},
+                                {{"next", "done"}, DType::boolean, {1}},
+                                {{"next", "terminated"}, DType::boolean, {1}},
+                                {{"next", "truncated"}, DType::boolean, {1}}};
+  std::vector<std::int64_t> ticket{5, 5}, none{0}, passed_on{3, 4};
+  const RecorderOptions options{.envs = kEnvs, .batched = true};
+  const StateSpec carried{{"ticket"},
+                          view_of(ticket, DType::int64, {kEnvs}),
+                          view_of(none, DType::int64, {1})[0],
+                          false};
+  Recorder recorder(Layout(plain), {}, {}, options, {carried});
+  recorder.restart({});
+  CHECK(ticket == std::vector<std::int64_t>{0, 0});
+  SlabPool pool(Placement(Layout(plain), {1, kEnvs, kSteps}), 1, true);
+  recorder.begin(pool.acquire(), 0, 0);
+  std::vector<float> reward{0, 0};
+  std::vector<std::uint8_t> ends{0, 1}, cuts{0, 0};
+  const std::array<ConstTensorView, 1> states{view_of(passed_on, DType::int64, {kEnvs})};
+  CHECK(recorder.step({{},
+                       view_of(reward, DType::float32, {kEnvs}),
+                       view_of(ends, DType::boolean, {kEnvs}),
+                       view_of(cuts, DType::boolean, {kEnvs}),
+                       {},
+                       states}) == 1);
+  CHECK(ticket == std::vector<std::int64_t>{3, 4});
+  recorder.reset({});
+  CHECK(ticket == std::vector<std::int64_t>{3, 0});
+
+  std::vector<Leaf> shown = plain;
+  shown.push_back({{"ticket"}, DType::int64, {}});
+  CHECK_THROWS_WITH_AS(Recorder(Layout(shown), {}, {}, options, {carried}),
+                       doctest::Contains("ticket"), std::invalid_argument);
+}
+
 TEST_CASE("an environment's own reward and flags are copied as they are") {
   const Layout layout({{{"x"}, DType::float32, {1}},
                        {{"next", "x"}, DType::float32, {1}},

@@ -56,11 +56,13 @@ struct ObservationSpec {
 };
 
 // What a policy passes on to its own next call (a recurrent state): it reads `key` and writes
-// ("next", key). Both are leaves; the latter may be missing, and the former one of its outputs.
+// ("next", key). Both are leaves, where it is recorded; the latter may be missing, and the former
+// one of its outputs.
 struct StateSpec {
   Key key;
   TensorView current;       // as in ObservationSpec; live
   ConstTensorView initial;  // at a trajectory's first step: one frame, or one per env as in current
+  bool recorded = true;     // false: no leaf has it, it is only carried from step to step
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI
