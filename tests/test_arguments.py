@@ -396,6 +396,11 @@ def test_whole_floats_are_counts() -> None:
         SyncDataCollector(ENV, None, frames_per_batch=4.5)
 
 
+def test_a_misspelt_argument_of_another_collector_is_told() -> None:
+    with pytest.raises(TypeError, match="did you mean 'inference', which is one of MultiSync"):
+        SyncDataCollector(ENV, None, frames_per_batch=4, inferense="central")
+
+
 def test_ray_has_another_word_for_the_number_of_workers() -> None:
     with pytest.raises(TypeError, match="'num_workers'; did you mean 'num_collectors'"):
         actors(num_workers=2)

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pycollect.demo.tasks import Task
 
 
+@contextmanager
+def _with_empty_cells() -> Iterator[None]:
+    """Without the advice on cells that hold no frame: the demo's PPO leaves them out."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "create_env_fn: this vector environment")
+        yield
+
+
+@_with_empty_cells()
 def single(task: Task, policy: Any) -> Any:
     """One worker in this process."""
     from pycollect import SyncDataCollector
@@ -20,6 +32,7 @@ def single(task: Task, policy: Any) -> Any:
     )
 
 
+@_with_empty_cells()
 def ray(task: Task, workers: int, policy: Any) -> Any:
     """Actors of a local Ray of their own, which waits for no other cluster; on-policy."""
     from pycollect import RayCollector

@@ -403,9 +403,10 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments, policy noise and random actions, and reset everything.
 
-        Environments get the seeds of TorchRL's chain in (worker, env) order: the first `seed`, each
-        next the following one, or all `seed` with `static_seed`. Rollouts in flight are dropped.
-        From then on the collector has random generators of its own.
+        Environments get seeds in (worker, env) order: the first `seed`, each other one what
+        TorchRL's chain (``torchrl._utils.seed_generator``) makes of the seed before; or all `seed`
+        with `static_seed`. Rollouts in flight are dropped. From then on the collector has random
+        generators of its own.
 
         Args:
             seed: an int from 0 on.

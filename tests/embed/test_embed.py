@@ -16,7 +16,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pybind11
 import pytest
 
 import pycollect
@@ -25,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("embed")]
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-PYBIND11 = pybind11.get_cmake_dir()
+PYBIND11 = pytest.importorskip("pybind11").get_cmake_dir()
 # Tools are those beside this interpreter, and what is compiled here only has to run.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",

@@ -100,10 +100,21 @@ def _unknown(name: str, known: list[str], other: str) -> str:
         hint = f", which is one of {', '.join(takers)}"
     elif nearest:
         hint = f"; did you mean {nearest[0]!r}?"
+    elif others := difflib.get_close_matches(other, _all_arguments(), n=1, cutoff=0.8):
+        takers = ", ".join(_takers(others[0]))
+        hint = f"; did you mean {others[0]!r}, which is one of {takers}?"
     return f"{name} got an unexpected keyword argument {other!r}{hint}"
 
 
 def _takers(argument: str) -> list[str]:
     """The collectors that have it."""
-    classes = ((name, getattr(pycollect, name)) for name in _CLASSES)
-    return [name for name, cls in classes if argument in inspect.signature(cls).parameters]
+    return [name for name, arguments in _arguments().items() if argument in arguments]
+
+
+def _all_arguments() -> set[str]:
+    return {name for arguments in _arguments().values() for name in arguments}
+
+
+def _arguments() -> dict[str, list[str]]:
+    """The names of its arguments, by collector."""
+    return {name: [*inspect.signature(getattr(pycollect, name)).parameters] for name in _CLASSES}
