@@ -97,18 +97,17 @@ def _unknown(name: str, known: list[str], other: str) -> str:
             "have 'num_workers'"
         )
     elif takers:
-        hint = f", which is one of {', '.join(takers)}"
+        hint = f", which is one of {takers}"
     elif nearest:
         hint = f"; did you mean {nearest[0]!r}?"
     elif others := difflib.get_close_matches(other, _all_arguments(), n=1, cutoff=0.8):
-        takers = ", ".join(_takers(others[0]))
-        hint = f"; did you mean {others[0]!r}, which is one of {takers}?"
+        hint = f"; did you mean {others[0]!r}, which is one of {_takers(others[0])}?"
     return f"{name} got an unexpected keyword argument {other!r}{hint}"
 
 
-def _takers(argument: str) -> list[str]:
-    """The collectors that have it."""
-    return [name for name, arguments in _arguments().items() if argument in arguments]
+def _takers(argument: str) -> str:
+    """The collectors that have it; empty where none has."""
+    return ", ".join(name for name, arguments in _arguments().items() if argument in arguments)
 
 
 def _all_arguments() -> set[str]:
