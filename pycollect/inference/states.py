@@ -60,15 +60,13 @@ class StatesBeside:
         keeps = self._are_kept(runner)
         if keeps and self._staying is None:
             return
-        there = self._index_there(tuple(rows))
-        read = [own.index_select(0, there) for own in self._by_row]
+        read = self._of(rows, self._by_row)
         if not keeps:
             for value, state in zip(read, runner.states, strict=True):
                 state.current.view_as(value).copy_(value)
         if self._staying is not None:
             self._staying.take_read(dict(zip(self._keys, read, strict=True)))
-            for value, own in zip(read, self._before, strict=True):
-                own.index_copy_(0, there, value)
+            self._put(rows, self._before, read)
             self._last_but_one[index] = asked
 
     def _go_back(self, index: torch.Tensor, asked: torch.Tensor) -> None:
@@ -96,9 +94,7 @@ class StatesBeside:
     def store(self, rows: Sequence[int], runner: PolicyRunner) -> None:
         """After it, when what it returned is on the board: keep what is to be passed on."""
         if not self._are_kept(runner):
-            there = self._index_there(tuple(rows))
-            for own, state in zip(self._by_row, runner.states, strict=True):
-                own.index_copy_(0, there, state.current.view(len(rows), *own.shape[1:]))
+            self._put(rows, self._by_row, [state.current for state in runner.states])
         self._number += 1
         self._last[list(rows)] = self._number
         self._answered[list(rows)] = self._number
@@ -110,6 +106,24 @@ class StatesBeside:
         self._last[row] = torch.where(asked[0] == 0, _NONE, asked[0])
         for own, shown in zip(self._by_row, self._shown, strict=True):
             shown[row].copy_(own[row])
+
+    def _of(self, rows: Sequence[int], kept: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """What is kept of these rows; all of them are the tensors themselves."""
+        if len(rows) == len(self._last):
+            return kept
+        there = self._index_there(tuple(rows))
+        return [own.index_select(0, there) for own in kept]
+
+    def _put(
+        self, rows: Sequence[int], kept: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+    ) -> None:
+        """Keep these values of these rows."""
+        for own, value in zip(kept, values, strict=True):
+            if len(rows) == len(self._last):
+                own.copy_(value.view_as(own))
+            else:
+                there = self._index_there(tuple(rows))
+                own.index_copy_(0, there, value.view(len(rows), *own.shape[1:]))
 
     def _are_kept(self, runner: PolicyRunner) -> bool:
         """Whether the runner reads and writes what is kept itself."""
