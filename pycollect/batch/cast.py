@@ -117,7 +117,7 @@ def scaled_at_once(tensor: torch.Tensor, dtype: torch.dtype, scale: float) -> to
         dtype: float32 or a half.
     """
     result = torch.empty_like(tensor, dtype=dtype)
-    return torch.mul(tensor, torch.tensor(scale, dtype=torch.float32), out=result)
+    return torch.mul(tensor, torch.tensor(scale, dtype=torch.float32, device="cpu"), out=result)
 
 
 def _fits(source: torch.dtype, target: torch.dtype) -> bool:

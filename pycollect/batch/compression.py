@@ -76,7 +76,7 @@ class PackedArray:
         raw = decompress(self.data, self.size, argument)
         if isinstance(self.dtype, torch.dtype):
             if not self.size:  # which torch does not view as anything else
-                return torch.empty(self.shape, dtype=self.dtype)
+                return torch.empty(self.shape, dtype=self.dtype, device="cpu")
             return torch.from_numpy(raw).view(self.dtype).reshape(self.shape)
         return raw.view(self.dtype).reshape(self.shape)
 

@@ -60,7 +60,9 @@ class Extra:
         """What stands where there is no value: None, or a tensor without elements."""
         if self.kind is not Kind.RAGGED:
             return None
-        return torch.zeros([max(extent, 0) for extent in self.shape], dtype=self.dtype)
+        return torch.zeros(
+            [max(extent, 0) for extent in self.shape], dtype=self.dtype, device="cpu"
+        )
 
 
 def private(value: Any) -> Any:

@@ -85,7 +85,7 @@ def allocate(
     """Uninitialised tensors [*lead, *frame], all in one block of memory that each keeps alive."""
     if not leaves or 0 in lead:
         return {
-            leaf.key: torch.empty((*lead, *leaf.shape), dtype=torch_dtype(leaf.dtype))
+            leaf.key: torch.empty((*lead, *leaf.shape), dtype=torch_dtype(leaf.dtype), device="cpu")
             for leaf in leaves
         }
     slab = memory.acquire(Placement(Layout(leaves), 1, math.prod(lead[:-1]), lead[-1]))

@@ -125,7 +125,7 @@ class WeightSlab:
         """The values of these weights now, as one array of bytes of its own."""
         slab = self._pool.acquire()
         views, given = self._views(slab)
-        given.copy_(torch.tensor([name in weights for name in self._names]))
+        given.copy_(torch.tensor([name in weights for name in self._names], device="cpu"))
         load_weights(views, weights)
         packed: npt.NDArray[np.uint8] = slab.array()
         return packed

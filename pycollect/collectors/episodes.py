@@ -24,7 +24,7 @@ class Episodes:
     def __init__(self, wanted: int) -> None:
         self._wanted = wanted
         self._batches: list[TensorDictBase] = []
-        self._ended = torch.zeros(0, dtype=torch.int64)
+        self._ended = torch.zeros(0, dtype=torch.int64, device="cpu")
 
     @property
     def are_enough(self) -> bool:
@@ -40,7 +40,7 @@ class Episodes:
         td = td.reshape(-1, td.shape[-1]) if td.ndim > 1 else td.unsqueeze(0)
         td.names = None
         if not self._batches:
-            self._ended = torch.zeros(len(td), dtype=torch.int64)
+            self._ended = torch.zeros(len(td), dtype=torch.int64, device="cpu")
         rows = torch.arange(len(td), device=td["next", "done"].device)
         td = td.copy().set(_ROW, rows.unsqueeze(1).expand(td.shape))
         self._batches.append(td)

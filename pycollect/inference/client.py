@@ -110,7 +110,7 @@ class CentralRunner(RunnerElsewhere):
             PolicyState(leaf, read[leaf.key], initial) for leaf, initial in joined.states
         )
         if joined.numbered:
-            begun = torch.zeros(ANSWER.shape, dtype=torch.int64)
+            begun = torch.zeros(ANSWER.shape, dtype=torch.int64, device="cpu")
             self.states += (PolicyState(ANSWER, read[ANSWER.key], begun, recorded=False),)
         for state in self.states:
             state.current.copy_(state.initial)

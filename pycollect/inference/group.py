@@ -220,7 +220,7 @@ class Call:
     def __call__(self, rows: Sequence[int]) -> None:
         """Call it for these rows of the board, in their order."""
         runner, count = self.runner, len(rows)
-        index = None if count == self._rows else torch.tensor(rows)
+        index = None if count == self._rows else torch.tensor(rows, device=CPU)
         for source, target in self._copied:
             if index is None:
                 target.copy_(source.flatten(0, 1))

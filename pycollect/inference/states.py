@@ -42,7 +42,7 @@ class StatesBeside:
         self._before = [] if staying is None else [own.clone() for own in self._by_row]
         self._last_but_one = self._none()
         bring = self._bring = runner.bring
-        self._index_there = lru_cache(_MOST_INDEXES)(lambda rows: bring([torch.tensor(rows)])[0])
+        self._index_there = lru_cache(_MOST_INDEXES)(lambda rows: bring([_index(rows)])[0])
 
     def _none(self) -> torch.Tensor:
         return torch.full_like(self._asked, _NONE)
@@ -53,7 +53,7 @@ class StatesBeside:
         Args:
             runner: that of the call.
         """
-        index = torch.tensor(rows)
+        index = _index(rows)
         asked = self._asked[index]
         self._go_back(index, asked)
         self._last[index] = _NONE  # until the answer is on the board
@@ -101,7 +101,7 @@ class StatesBeside:
 
     def show(self, row: int) -> None:
         """Write to a row of the board the states that its environments go on from."""
-        index, asked = torch.tensor([row]), self._asked[[row]]
+        index, asked = _index([row]), self._asked[[row]]
         self._go_back(index, asked)
         self._last[row] = torch.where(asked[0] == 0, _NONE, asked[0])
         for own, shown in zip(self._by_row, self._shown, strict=True):
@@ -128,3 +128,7 @@ class StatesBeside:
     def _are_kept(self, runner: PolicyRunner) -> bool:
         """Whether the runner reads and writes what is kept itself."""
         return runner.states[0].current is self._kept[0]
+
+
+def _index(rows: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(rows, device="cpu")

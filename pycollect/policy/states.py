@@ -201,7 +201,7 @@ def _float_dtype(policy: Any) -> torch.dtype:
 
 
 def _zero_form(shape: tuple[int, ...], dtype: torch.dtype) -> Form:
-    return Form(shape, torch.zeros(shape, dtype=dtype))
+    return Form(shape, torch.zeros(shape, dtype=dtype, device="cpu"))
 
 
 def _layer_forms(policy: Any) -> list[Form]:
@@ -260,7 +260,7 @@ def _form_of_spec(primer: Any, name: Any, spec: Any, env: EnvBatch) -> Form:
     default = primer.default_value[name]
     if callable(default):
         return _drawn_form(shape, spec.dtype, default)
-    value = torch.as_tensor(default, dtype=spec.dtype)
+    value = torch.as_tensor(default, dtype=spec.dtype, device="cpu")
     return Form(shape, value.expand(shape).clone())
 
 
@@ -268,4 +268,4 @@ def _drawn_form(shape: tuple[int, ...], dtype: torch.dtype, draw: Callable[[], A
     def drawn() -> torch.Tensor:
         return torch.as_tensor(draw()).to("cpu", dtype)
 
-    return Form(shape, torch.zeros(shape, dtype=dtype), drawn)
+    return Form(shape, torch.zeros(shape, dtype=dtype, device="cpu"), drawn)

@@ -30,7 +30,7 @@ def blank_batch(
         tensor.zero_()
     kept = worker.slab_leaves.keys
     on_device = {
-        leaf.key: torch.zeros([*shape, *leaf.shape], dtype=torch_dtype(leaf.dtype))
+        leaf.key: torch.zeros([*shape, *leaf.shape], dtype=torch_dtype(leaf.dtype), device="cpu")
         for leaf in worker.leaves.all
         if leaf.key not in kept and leaf.key in worker.leaves.keys
     }

@@ -274,5 +274,5 @@ def rows_at(env: EnvGroups, index: Any) -> list[int]:
         raise RuntimeError(
             "index: expected None, as this vector environment does not honour reset_mask"
         )
-    rows = torch.arange(env.num_envs).view(env.batch_size)
+    rows = torch.arange(env.num_envs, device="cpu").view(env.batch_size)
     return sorted(set(rows[index].reshape(-1).tolist()))

@@ -201,7 +201,7 @@ class _Ahead:
     def cells(self) -> torch.Tensor:
         """int64 [*batch]: the cell that each leads to, counted row after row."""
         if self._cells is None:
-            here = torch.arange(math.prod(self.shape)).reshape(self.shape)
+            here = torch.arange(math.prod(self.shape), device="cpu").reshape(self.shape)
             self._cells = torch.empty_like(here)
             self.plan.shift([here], [self._cells])
         return self._cells
@@ -257,9 +257,9 @@ class _Ahead:
 
     def described(self, gamma: float) -> dict[str, torch.Tensor]:
         """What the root is given."""
-        steps = torch.empty(self.shape, dtype=torch.int64)
-        discounts = torch.empty(self.shape)
-        nonterminal = torch.empty(self.shape, dtype=torch.bool)
+        steps = torch.empty(self.shape, dtype=torch.int64, device="cpu")
+        discounts = torch.empty(self.shape, device="cpu")
+        nonterminal = torch.empty(self.shape, dtype=torch.bool, device="cpu")
         self.plan.steps(steps)
         self.plan.nonterminal(nonterminal)
         self.plan.discounts(gamma, discounts)
@@ -267,7 +267,7 @@ class _Ahead:
 
     def _summed_by_torch(self, reward: torch.Tensor, gamma: float) -> torch.Tensor:
         """Differentiable, on any device; takes n passes over the reward."""
-        steps = torch.empty(self.shape, dtype=torch.int64)
+        steps = torch.empty(self.shape, dtype=torch.int64, device="cpu")
         self.plan.steps(steps)
         frames = reward.reshape(-1, *reward.shape[self.ndim :])
         frames = frames.to(_sum_dtype(frames.dtype))

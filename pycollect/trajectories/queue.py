@@ -143,9 +143,9 @@ class TrajectoryQueue:
         if len(self._complete) < count:
             return None
         taken = [self._complete[i] for i in range(count)]
-        lengths = torch.tensor([trajectory.frames for trajectory in taken])
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        ids = torch.arange(self.next_id, self.next_id + count)
+        lengths = torch.tensor([trajectory.frames for trajectory in taken], device="cpu")
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64, device="cpu"), lengths.cumsum(0)])
+        ids = torch.arange(self.next_id, self.next_id + count, device="cpu")
         pieces = [piece for trajectory in taken for piece in trajectory.pieces]
         td = _joined(pieces)
         td.set(TRAJ_IDS, ids.repeat_interleave(lengths).to(td.device or "cpu"))
@@ -206,7 +206,10 @@ class _Chunk:
         """Some of the frames, in memory of their own."""
         leaves = {key: leaf[start:stop].clone() for key, leaf in self.leaves.items()}
         return _Chunk(
-            leaves, self.nested, self.device, self.parcel.moved(torch.arange(start, stop))
+            leaves,
+            self.nested,
+            self.device,
+            self.parcel.moved(torch.arange(start, stop, device="cpu")),
         )
 
 

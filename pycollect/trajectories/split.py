@@ -218,7 +218,7 @@ class _Padded:
         self.padding_id = padding_id
         self.batch_shape = td.shape
         self.lead = (plan.count, plan.longest)
-        self.mask = torch.empty(self.lead, dtype=torch.bool)
+        self.mask = torch.empty(self.lead, dtype=torch.bool, device="cpu")
         plan.mask(self.mask)
 
     def write(self, sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
@@ -231,7 +231,8 @@ class _Padded:
     def number(self, tensors: dict[Key, torch.Tensor], key: Key) -> None:
         """Ids have a value of their own in padding; where there are none, they are numbered."""
         if key not in tensors:
-            tensors[key] = torch.arange(self.lead[0]).unsqueeze(1).expand(self.lead).clone()
+            numbers = torch.arange(self.lead[0], device="cpu")
+            tensors[key] = numbers.unsqueeze(1).expand(self.lead).clone()
         ids = tensors[key]
         if self.padding_id == -1 and not ids.dtype.is_signed:
             return  # stays 0
@@ -269,7 +270,8 @@ class _Flat:
         """Where there are no ids, trajectories are numbered."""
         if key not in tensors:
             lengths = torch.from_numpy(self.plan.lengths)
-            tensors[key] = torch.arange(self.plan.count).repeat_interleave(lengths)
+            numbers = torch.arange(self.plan.count, device="cpu")
+            tensors[key] = numbers.repeat_interleave(lengths)
 
 
 def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
@@ -297,8 +299,9 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
 
 def _cells(form: _Padded | _Flat) -> torch.Tensor:
     """The row-major places in the batch from which the frames come, 0 in padding."""
-    cells = torch.empty(form.lead, dtype=torch.int64)
-    form.write([torch.arange(form.batch_shape.numel()).reshape(form.batch_shape)], [cells])
+    cells = torch.empty(form.lead, dtype=torch.int64, device="cpu")
+    every = torch.arange(form.batch_shape.numel(), device="cpu")
+    form.write([every.reshape(form.batch_shape)], [cells])
     return cells
 
 

@@ -73,7 +73,7 @@ class GeneratorState:
         return {
             "torch": torch.from_numpy(self.torch.copy()),
             "numpy": _plain_numpy(self.numpy),
-            "python": [version, torch.tensor(words, dtype=torch.int64), next_gauss],
+            "python": [version, torch.tensor(words, dtype=torch.int64, device="cpu"), next_gauss],
             "actions": [_plain(state) for state in self.actions],
             "device": torch.from_numpy(self.device.copy()),
         }

@@ -67,7 +67,7 @@ class GroupLink:
     def __init__(self, group: Any, peer: int) -> None:
         self._group = group
         self._peer = peer
-        self._head = torch.empty(_HEAD_BYTES, dtype=torch.uint8)
+        self._head = torch.empty(_HEAD_BYTES, dtype=torch.uint8, device="cpu")
 
     def send(self, value: Any) -> GroupSent:
         """Send a value, and do not wait."""

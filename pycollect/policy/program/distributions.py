@@ -128,7 +128,7 @@ class CategoricalSampler:
         self._total = logits.new_empty((*logits.shape[:-1], 1))
         rows = self._probs.reshape(-1, logits.shape[-1])
         self._rows = rows
-        self._drawn = torch.empty((rows.shape[0], 1), dtype=torch.int64)
+        self._drawn = torch.empty((rows.shape[0], 1), dtype=torch.int64, device="cpu")
         self._index = self._drawn.reshape(*logits.shape[:-1], 1)
         self._log_prob = torch.empty_like(self._total)
         action = self._index.squeeze(-1)

@@ -63,8 +63,9 @@ def make_plan(module: nn.Module, x: torch.Tensor) -> Plan | None:
         return None
     plan = Plan(layers, x)
     noise = torch.Generator().manual_seed(0)
+    form: dict[str, Any] = {"generator": noise, "dtype": x.dtype, "device": "cpu"}
     with torch.no_grad():
-        around = (x + torch.randn(x.shape, generator=noise, dtype=x.dtype) for _ in range(3))
+        around = (x + torch.randn(x.shape, **form) for _ in range(3))
         proven = all(_agrees(module, plan, value) for value in (x, *around))
     return plan if proven else None
 
