@@ -28,6 +28,8 @@ from torch import nn
 from pycollect.batch.room import Room
 from pycollect.devices import Begun
 from pycollect.inference.server import InferenceServer
+from pycollect.inference.states import StatesBeside
+from pycollect.inference.staying import Staying
 from pycollect.scheduler import scheduler as scheduling
 from pycollect.scheduler.staying import why_nothing_stays
 
@@ -321,6 +323,35 @@ def test_an_interrupt_while_the_device_is_waited_for(there: FakeDevice) -> None:
         check_says(collector.next())
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(Room, "write"), (Staying, "take_read"), (StatesBeside, "_put"), (Staying, "take")],
+    ids=lambda own: own if isinstance(own, str) else own.__name__,
+)
+@pytest.mark.parametrize("arguments", [{}, {"max_batch_size": 3}], ids=str)
+def test_an_interrupt_before_states_are_kept(
+    kind: Any, name: str, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, left = getattr(kind, name), 0
+
+    def interrupted(own: Any, *given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return plain(own, *given)
+
+    monkeypatch.setattr(kind, name, interrupted)
+    with staying(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **arguments) as collector:
+        check_says(collector.next())
+        for n in (1, 2, 5, 6):
+            left = n
+            with pytest.raises(KeyboardInterrupt):
+                collector.next()
+            for _ in range(2):
+                check_says(collector.next())
+
+
 def test_weights_are_live() -> None:
     module, policy = saying()
     with staying(CENTRAL, ENTRIES["one"], frames=STEPS, policy=policy) as collector:
@@ -397,11 +428,11 @@ def test_states_follow_the_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_what_nobody_is_shown_of_a_policys_states() -> None:
-    """A state that is another module's, and one that the policy writes where it read it."""
+    """A state that no batch has, and one in whose place the policy writes what it says."""
     module = TensorDictModule(
-        lambda seen, own, old: ((own[..., 0] % 2).long(), own + 1, own + 10),
+        lambda seen, own, old: ((own[..., 0] % 2).long(), own + 1, old + 100, own + 10),
         ["observation", "_own", "old"],
-        ["action", ("next", "_own"), ("next", "old")],
+        ["action", ("next", "_own"), "old", ("next", "old")],
     )
     arguments = {"policy": module, "policy_state": {"_own": (1,), "old": (1,)}}
     with staying(GROUPS, ENTRIES["list"], frames=3 * STEPS, **arguments) as collector:
@@ -410,7 +441,7 @@ def test_what_nobody_is_shown_of_a_policys_states() -> None:
             step = batch["observation"][..., 2:].float()
             assert torch.equal(batch["action"], (step[..., 0] % 2).long())
             assert torch.equal(batch["next", "old"], step + 10)
-            assert torch.equal(batch["old"], torch.where(step > 0, step + 9, 0))
+            assert torch.equal(batch["old"], torch.where(step > 0, step + 9, 0) + 100)
             assert "_own" not in batch
 
 

@@ -7,7 +7,7 @@ import time
 import weakref
 from typing import Protocol
 
-from pycollect._core import Bell
+from pycollect._core import Bell, Uninterrupted
 from pycollect.batch.slab_rows import MemoryAddress
 from pycollect.inference.server import InferenceServer
 
@@ -63,13 +63,17 @@ class ServingBell:
 
         Questions to the policy are answered meanwhile, in this thread, unless another one does so.
         """
-        if not self._serving.acquire(blocking=False):
-            return self._bell.wait_ring(seen, seconds)
+        serves = False
         try:
+            with Uninterrupted():
+                serves = self._serving.acquire(blocking=False)
+            if not serves:
+                return self._bell.wait_ring(seen, seconds)
             self._server.refresh()
             self._serve(seen, seconds)
         finally:
-            self._serving.release()
+            if serves:
+                self._serving.release()
         return self._bell.count != seen
 
     def _serve(self, seen: int, seconds: float) -> None:

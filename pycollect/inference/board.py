@@ -13,7 +13,7 @@ from pycollect.batch.slab_views import slab_tensors
 
 _READ, _WRITTEN = "read", "written"
 _CELL = Leaf(("cell",), "int64", (4,))
-ANSWER = Leaf(("_answer",), "int64", (1,))
+ANSWER = Leaf(("_pycollect_answer",), "int64", (1,))
 """Where states lie beside the policy: the number of the answer that an environment goes on from. It
 is carried from step to step as a state is; 0 where its states are those on the board."""
 

@@ -151,8 +151,8 @@ class Group:
 
     def show_states(self, seat: int) -> None:
         """Write those of a worker's environments that stayed on the policy's device to its row."""
-        if self._states is not None:
-            self._states.show(self._row_of[seat])
+        assert self._states is not None, "states: expected a group whose answers are numbered"
+        self._states.show(self._row_of[seat])
 
     def refresh(self) -> None:
         """Look whether the policy has changed, before the next calls."""

@@ -50,31 +50,34 @@ class StatesBeside:
     def load(self, rows: Sequence[int], runner: PolicyRunner) -> None:
         """Before a call for these rows: give it their states.
 
+        Wherever it is interrupted, they are there for the next call: what is kept has a number only
+        while it is whole.
+
         Args:
             runner: that of the call.
         """
         index = _index(rows)
         asked = self._asked[index]
         self._go_back(index, asked)
-        self._last[index] = _NONE  # until the answer is on the board
         keeps = self._are_kept(runner)
-        if keeps and self._staying is None:
-            return
-        read = self._of(rows, self._by_row)
+        if not keeps or self._staying is not None:
+            read = self._of(rows, self._by_row)
         if not keeps:
             for value, state in zip(read, runner.states, strict=True):
                 state.current.view_as(value).copy_(value)
         if self._staying is not None:
             self._staying.take_read(dict(zip(self._keys, read, strict=True)))
+            self._last_but_one[index] = _NONE
             self._put(rows, self._before, read)
-            self._last_but_one[index] = asked
+            self._last_but_one[index] = _numbers(asked)
+        self._last[index] = _NONE  # until the answer is on the board
 
     def _go_back(self, index: torch.Tensor, asked: torch.Tensor) -> None:
         """Have what is kept of these rows be what their environments go on from."""
         other = asked != self._last[index]
         if not other.any():
             return
-        before = other & (asked != 0) & (asked == self._last_but_one[index])
+        before = other & (asked == self._last_but_one[index])
         from_board = self._envs_at(index, other & ~before)
         if len(from_board):
             values = [own.flatten(0, 1)[from_board] for own in self._shown]
@@ -85,6 +88,7 @@ class StatesBeside:
             there = self._bring([from_before])[0]
             for kept, own in zip(self._kept, self._before, strict=True):
                 kept.index_copy_(0, there, own.flatten(0, 1).index_select(0, there))
+        self._last[index] = _numbers(asked)
 
     def _envs_at(self, index: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
         """Which environments of all are those that are chosen, ``[rows, P, 1]``, of these rows."""
@@ -103,7 +107,6 @@ class StatesBeside:
         """Write to a row of the board the states that its environments go on from."""
         index, asked = _index([row]), self._asked[[row]]
         self._go_back(index, asked)
-        self._last[row] = torch.where(asked[0] == 0, _NONE, asked[0])
         for own, shown in zip(self._by_row, self._shown, strict=True):
             shown[row].copy_(own[row])
 
@@ -128,6 +131,11 @@ class StatesBeside:
     def _are_kept(self, runner: PolicyRunner) -> bool:
         """Whether the runner reads and writes what is kept itself."""
         return runner.states[0].current is self._kept[0]
+
+
+def _numbers(asked: torch.Tensor) -> torch.Tensor:
+    """Those of the answers that are kept; what was read from the board has none."""
+    return torch.where(asked == 0, _NONE, asked)
 
 
 def _index(rows: Sequence[int]) -> torch.Tensor:
