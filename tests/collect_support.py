@@ -56,6 +56,17 @@ def bias_policy() -> TensorDictModule:
     return TensorDictModule(Bias(), ["observation"], ["action", "bias"])
 
 
+def assert_equal(ours: Any, theirs: Any) -> None:
+    """Two batches are alike in all that can be seen of them."""
+    assert [*ours.keys(True, True)] == [*theirs.keys(True, True)]
+    assert ours.names == theirs.names
+    assert (ours.shape, ours.device) == (theirs.shape, theirs.device)
+    for key, expected in theirs.items(True, True):
+        assert (ours[key].dtype, ours[key].device) == (expected.dtype, expected.device), key
+        assert ours[key].is_contiguous() == expected.is_contiguous(), key
+        assert torch.equal(ours[key], expected), key
+
+
 def case_name(value: Any) -> str:
     """A value of a parametrized test, in one spelling: addresses differ from run to run."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))

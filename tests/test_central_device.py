@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,18 @@ def check_counts(batch: Any) -> None:
     steps = frames["observation"][..., 2:].float()
     assert torch.equal(frames["count"], steps + FIRST)
     assert torch.equal(frames["next", "count"], steps + FIRST + 1)
+
+
+def check_interrupted_wait(
+    collector: Any, device: FakeDevice, check: Callable[[Any], None]
+) -> None:
+    """Batches are right after an interrupt of who waits for that device."""
+    check(collector.next())
+    device.interrupts = 3
+    with pytest.raises(KeyboardInterrupt):
+        collector.next()
+    check(collector.next())
+    check(collector.next())
 
 
 def side_by_side(*sizes: int) -> int:
@@ -226,12 +239,7 @@ def test_an_interrupt_while_the_device_is_waited_for(apart: FakeDevice) -> None:
     """It has kept the next states already, but no worker was answered."""
     _, own = counting()
     with collecting(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **own) as collector:
-        check_counts(collector.next())
-        apart.interrupts = 3
-        with pytest.raises(KeyboardInterrupt):
-            collector.next()
-        check_counts(collector.next())
-        check_counts(collector.next())
+        check_interrupted_wait(collector, apart, check_counts)
 
 
 def test_states_where_workers_come_and_go(apart: FakeDevice) -> None:

@@ -24,6 +24,7 @@ from collect_support import (
     STEPS,
     FrameOracle,
     Way,
+    assert_equal,
     collecting,
     parity,
     parity_policy,
@@ -46,12 +47,6 @@ def batches_of(way: Way, entry: Callable[[int], Any], envs: int, **arguments: An
     with collecting(way, entry, frames=envs * STEPS, **arguments) as collector:
         collector.set_seed(3)
         return [collector.next().clone() for _ in range(3)]
-
-
-def assert_equal(ours: Any, theirs: Any) -> None:
-    assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
-    for key in ours.keys(True, True):
-        assert torch.equal(ours[key], theirs[key]), key
 
 
 @pytest.mark.parametrize("envs", [2, 3, 4])

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import CENTRAL, GROUPS, STEPS, Way, collecting
+from collect_support import CENTRAL, GROUPS, STEPS, Way, assert_equal, collecting
 from echo_envs import ENTRIES, LENGTHS, EchoEnv, GateEnv, echo_fns, envs_of
 from fake_device import DEVICE, FakeDevice
 from state_support import POLICIES, check_states_follow_the_loop
 from tensordict.nn import TensorDictModule
-from test_central_device import FIRST, apart, side_by_side
+from test_central_device import FIRST, apart, check_interrupted_wait, side_by_side
 from test_restarts import killing_when
 from torch import nn
 
@@ -119,16 +119,6 @@ def told(value: Any) -> str:
         if isinstance(value, str)
         else ", ".join(value)
     )
-
-
-def assert_equal(ours: Any, theirs: Any) -> None:
-    assert [*ours.keys(True, True)] == [*theirs.keys(True, True)]
-    assert ours.names == theirs.names
-    assert (ours.shape, ours.device) == (theirs.shape, theirs.device)
-    for key in theirs.keys(True, True):
-        assert ours[key].dtype is theirs[key].dtype
-        assert ours[key].is_contiguous() == theirs[key].is_contiguous()
-        assert torch.equal(ours[key], theirs[key]), key
 
 
 def check_says(batch: Any) -> None:
@@ -315,12 +305,7 @@ def test_what_is_dropped_is_not_written(ahead: int) -> None:
 
 def test_an_interrupt_while_the_device_is_waited_for(there: FakeDevice) -> None:
     with staying(CENTRAL, ENTRIES["list"], frames=3 * STEPS) as collector:
-        check_says(collector.next())
-        there.interrupts = 3
-        with pytest.raises(KeyboardInterrupt):
-            collector.next()
-        check_says(collector.next())
-        check_says(collector.next())
+        check_interrupted_wait(collector, there, check_says)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
-from collect_support import CENTRAL, IN_PROCESS, MULTI_STACK, Way, collecting
+from collect_support import CENTRAL, IN_PROCESS, MULTI_STACK, Way, assert_equal, collecting
 from echo_envs import ENTRIES
 from state_support import seeded
 from torch import nn
@@ -27,13 +27,6 @@ def elsewhere() -> Iterator[None]:
         yield
     finally:
         torch.set_default_device(None)
-
-
-def assert_equal(ours: Any, theirs: Any) -> None:
-    assert [*ours.keys(True, True)] == [*theirs.keys(True, True)]
-    for key, value in theirs.items(True, True):
-        assert ours[key].device == value.device == torch.device("cpu"), key
-        assert torch.equal(ours[key], value), key
 
 
 def check(collect: Callable[[], list[Any]]) -> None:

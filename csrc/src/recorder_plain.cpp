@@ -11,6 +11,7 @@
 #include <type_traits>
 
 #include "pycollect/copy.h"
+#include "pycollect/env.h"
 #include "recorder_state.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
@@ -37,11 +38,7 @@ template <typename T>
 void read_flat(const char* name, const ConstTensorView& view, DType dtype, std::vector<T>& values) {
   const std::size_t n = values.size();
   if (view.dtype == dtype && is_dense(view, n, sizeof(T))) {
-    if (n == 1) {  // no call for a few bytes
-      std::memcpy(values.data(), view.data, sizeof(T));
-    } else {
-      std::memcpy(values.data(), view.data, n * sizeof(T));
-    }
+    std::memcpy(values.data(), view.data, n * sizeof(T));
   } else if (view.dtype == DType::float32 && std::is_same_v<T, double> &&
              is_dense(view, n, sizeof(float))) {
     for (std::size_t i = 0; i < n; ++i) {
@@ -55,16 +52,46 @@ void read_flat(const char* name, const ConstTensorView& view, DType dtype, std::
   }
 }
 
+// Whether an array is of one number, whose address needs no sum.
+bool is_one(const ConstTensorView& view) {
+  return view.device.kind == DeviceKind::cpu &&
+         (view.rank() == 0 || (view.rank() == 1 && view.shape[0] == 1));
+}
+
+// The outcome of one environment, if its arrays have the usual types.
+bool read_one(const StepData& data, Outcome& outcome) {
+  if (!is_one(data.reward) || !is_one(data.terminated) || !is_one(data.truncated) ||
+      data.terminated.dtype != DType::boolean || data.truncated.dtype != DType::boolean) {
+    return false;
+  }
+  if (data.reward.dtype == DType::float32) {
+    float number = 0;  // by memcpy, because it need not be aligned
+    std::memcpy(&number, data.reward.data, sizeof(number));
+    outcome.reward = number;
+  } else if (data.reward.dtype == DType::float64) {
+    std::memcpy(&outcome.reward, data.reward.data, sizeof(outcome.reward));
+  } else {
+    return false;
+  }
+  outcome.terminated = *data.terminated.data != std::byte{0};
+  outcome.truncated = *data.truncated.data != std::byte{0};
+  return true;
+}
+
 }  // namespace
 
 std::int64_t Recorder::State::step(const StepData& data) {
   check_step_is_due();
+  const bool may_be_plain = may_be_plain_ && data.states.empty();
+  if (Outcome outcome; may_be_plain && options_.envs == 1 && read_one(data, outcome)) {
+    return record_one(data, outcome);
+  }
   if (!leaves_.summary) {
     read_flat("reward", data.reward, DType::float64, rewards_);
     read_flat("terminated", data.terminated, DType::boolean, terminated_);
     read_flat("truncated", data.truncated, DType::boolean, truncated_);
   }
-  return record_either_way(data);
+  return may_be_plain ? record_many(data) : record(data.observation, data.outputs, data.states);
 }
 
 std::int64_t Recorder::State::step(const OneStep& data) {
@@ -73,36 +100,16 @@ std::int64_t Recorder::State::step(const OneStep& data) {
     throw std::logic_error("step: expected arrays of " + std::to_string(options_.envs) +
                            " envs, got the numbers of one");
   }
-  if (!leaves_.summary) {
-    rewards_[0] = data.reward;
-    terminated_[0] = static_cast<std::uint8_t>(data.terminated);
-    truncated_[0] = static_cast<std::uint8_t>(data.truncated);
-  }
-  return record_either_way(data);
+  return may_be_plain_ && data.states.empty() ? record_one(data, data) : record_any(data, data);
 }
 
-void Recorder::State::check_step_is_due() const {
-  if (!slab_ || step_ >= steps_) {
+void Recorder::State::refuse_step() const {
+  if (steps_left() <= 0) {
     throw std::logic_error("step: expected a rollout with steps left");
   }
-  if (resets_due_ > 0) {
-    const auto env = std::find(done_.begin(), done_.end(), std::uint8_t{1}) - done_.begin();
-    throw std::logic_error("step: expected a reset() of env " + std::to_string(env) +
-                           ", whose episode ended with the step before");
-  }
-}
-
-// Reward and flags stand in rewards_, terminated_ and truncated_, unless the observations have
-// them.
-template <typename Data>
-std::int64_t Recorder::State::record_either_way(const Data& data) {
-  if (may_be_plain_ && data.states.empty() && takes_plainly(data.outputs, data.observation)) {
-    return options_.envs == 1 ? record_plain<true>(data.observation)
-                              : record_plain<false>(data.observation);
-  }
-  const std::int64_t due = record(data.observation, data.outputs, data.states);
-  moves_.forget();
-  return due;
+  const auto env = std::find(done_.begin(), done_.end(), std::uint8_t{1}) - done_.begin();
+  throw std::logic_error("step: expected a reset() of env " + std::to_string(env) +
+                         ", whose episode ended with the step before");
 }
 
 // Whether steps may be plain, by what the recorder is told at construction.
@@ -116,68 +123,94 @@ bool Recorder::State::may_be_plain() const {
          !options_.leaves_out_dummies;
 }
 
-// Given are the policy's outputs, then the observations.
 void Recorder::State::plan_moves() {
   for (LeafRows& output : leaves_.outputs) {
-    moves_.add(output, moves_.add_given(output));
+    moves_.add_output(output);
   }
-  for (RecorderLeaves::Observation& observation : leaves_.observations) {
-    const std::size_t source = moves_.add_given(*observation.written());
-    if (observation.next) {
-      moves_.add(*observation.next, source);
-    }
-    if (observation.root && observation.current) {
-      moves_.add_ahead(*observation.root, source);
-    }
+  for (RecorderLeaves::Observation& own : leaves_.observations) {
+    moves_.add_observation(*own.written(), own.next ? &*own.next : nullptr,
+                           own.root && own.current ? &*own.root : nullptr);
   }
-  moves_.add(leaves_.ids, moves_.add_kept(open_.ids.data()));
-  moves_.add(leaves_.standard->reward, moves_.add_kept(reward_row_.data()));
+  moves_.add_kept(leaves_.ids, open_.ids.data());
+  moves_.add_kept(leaves_.standard->reward, reward_row_.data());
 }
 
-// Whether all arrays are those of the leaves. Others are left to record(), which casts or refuses
-// them.
-bool Recorder::State::takes_plainly(std::span<const ConstTensorView> outputs,
-                                    std::span<const ConstTensorView> observation) {
-  return outputs.size() == leaves_.outputs.size() &&
-         outputs.size() + observation.size() == moves_.given() && moves_.take(0, outputs) &&
-         moves_.take(outputs.size(), observation);
-}
-
-// `is_one`: there is one environment, which the compiler is told.
-template <bool is_one>
-std::int64_t Recorder::State::record_plain(std::span<const ConstTensorView> observation) {
-  const bool stopped = is_stopped(step_ + 1);
-  if (stopped) {
-    steps_ = step_ + 1;
-  }
-  const std::size_t envs = is_one ? 1 : rewards_.size();
+// Reward and flags stand in rewards_, terminated_ and truncated_.
+std::int64_t Recorder::State::record_many(const StepData& data) {
+  const std::size_t envs = rewards_.size();
   for (std::size_t p = 0; p < envs; ++p) {
     reward_row_[p] = static_cast<float>(rewards_[p]);
   }
-  const bool is_last = step_ + 1 == steps_;
-  moves_.write(step_, is_last);
-  if (is_last || has_live_) {
-    write_current(observation, is_last);
+  const bool stopped = is_stopped(step_ + 1);
+  if (!write_plain(data, stopped)) {
+    return record(data.observation, data.outputs, data.states);
   }
   for (std::size_t p = 0; p < envs; ++p) {
     ++open_.lengths[p];
     open_.returns[p] += rewards_[p];
   }
-  collected_ += static_cast<std::int64_t>(envs);
-  frames_ += static_cast<std::int64_t>(envs);
   if (options_.max_frames_per_traj > 0) {
     cut_trajectories();
   }
-  end_episodes(envs);
-  ++step_;
-  control_.count_step();
-  return stopped ? -1 - resets_due_ : resets_due_;
+  end_episodes();
+  return end_plain(static_cast<std::int64_t>(envs), stopped);
+}
+
+// The same of one environment, whose reward and flags, members of `numbers`, need no arrays.
+template <typename Data, typename Numbers>
+std::int64_t Recorder::State::record_one(const Data& data, const Numbers& numbers) {
+  reward_row_[0] = static_cast<float>(numbers.reward);
+  const bool stopped = is_stopped(step_ + 1);
+  if (!write_plain(data, stopped)) {
+    return record_any(data, numbers);
+  }
+  const std::int64_t length = ++open_.lengths[0];
+  open_.returns[0] += numbers.reward;
+  const bool truncated = numbers.truncated || length == options_.max_frames_per_traj;
+  const bool done = numbers.terminated || truncated;
+  done_[0] = static_cast<std::uint8_t>(done);
+  resets_due_ = 0;
+  if (done) {
+    terminated_[0] = static_cast<std::uint8_t>(numbers.terminated);
+    truncated_[0] = static_cast<std::uint8_t>(truncated);
+    end_done_episodes();
+  }
+  return end_plain(1, stopped);
+}
+
+// One environment's step of any kind.
+template <typename Data, typename Numbers>
+std::int64_t Recorder::State::record_any(const Data& data, const Numbers& numbers) {
+  rewards_[0] = numbers.reward;
+  terminated_[0] = static_cast<std::uint8_t>(numbers.terminated);
+  truncated_[0] = static_cast<std::uint8_t>(numbers.truncated);
+  return record(data.observation, data.outputs, data.states);
+}
+
+// Returns false where an array is not one of its leaf as it is: record() casts it or refuses it.
+// What is written of the step until then is written anew, or lies behind the rollout's end.
+// `stopped`: the rollout ends with this step.
+template <typename Data>
+bool Recorder::State::write_plain(const Data& data, bool stopped) {
+  const bool is_last = stopped || step_ + 1 == steps_;
+  if (!moves_.write(step_, is_last, data.outputs, data.observation)) {
+    moves_.forget();
+    return false;
+  }
+  if (stopped) {
+    steps_ = step_ + 1;
+  }
+  if (is_last || has_live_) {
+    write_current(data.observation, is_last);
+  }
+  return true;
 }
 
 void Recorder::State::write_current(std::span<const ConstTensorView> observation, bool is_last) {
   for (std::size_t i = 0; i < observation.size(); ++i) {
     RecorderLeaves::Observation& leaves = leaves_.observations[i];
-    if (leaves.current && (is_last || leaves.live)) {
+    const bool is_there = observation[i].data == leaves.view.data;
+    if (!is_there && leaves.current && (is_last || leaves.live)) {
       leaves.write_current(observation[i], Fit::plain);
     }
   }

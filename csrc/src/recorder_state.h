@@ -65,17 +65,30 @@ class Recorder::State {
 
   bool may_be_plain() const;
   void plan_moves();
-  bool takes_plainly(std::span<const ConstTensorView> outputs,
-                     std::span<const ConstTensorView> observation);
-  template <bool is_one>
-  std::int64_t record_plain(std::span<const ConstTensorView> observation);
-  void write_current(std::span<const ConstTensorView> observation, bool is_last);
+  std::int64_t record_many(const StepData& data);
+  template <typename Data, typename Numbers>
+  std::int64_t record_one(const Data& data, const Numbers& numbers);
+  template <typename Data, typename Numbers>
+  std::int64_t record_any(const Data& data, const Numbers& numbers);
   template <typename Data>
-  std::int64_t record_either_way(const Data& data);
+  bool write_plain(const Data& data, bool stopped);
+  void write_current(std::span<const ConstTensorView> observation, bool is_last);
+  std::int64_t end_plain(std::int64_t frames, bool stopped) {
+    collected_ += frames;
+    frames_ += frames;
+    ++step_;
+    control_.count_step();
+    return stopped ? -1 - resets_due_ : resets_due_;
+  }
   std::int64_t record(std::span<const ConstTensorView> observation,
                       std::span<const ConstTensorView> outputs,
                       std::span<const ConstTensorView> states);
-  void check_step_is_due() const;
+  void check_step_is_due() const {
+    if (steps_left() <= 0 || resets_due_ > 0) {
+      refuse_step();
+    }
+  }
+  [[noreturn]] void refuse_step() const;
   void check_observation(std::span<const ConstTensorView> values, bool stepped);
   void check_outputs(std::span<const ConstTensorView> values);
   void check_states(std::span<const ConstTensorView> values);
@@ -98,22 +111,7 @@ class Recorder::State {
   void count_frames();
   void complete_flags();
   void cut_trajectories();
-  // Ends are rare: the rollout's flags are zeros, and only those that are set are written. `envs`
-  // is their number, which the compiler may know.
-  void end_episodes(std::size_t envs) {
-    const std::uint8_t* const terminated = terminated_.data();
-    const std::uint8_t* const truncated = truncated_.data();
-    std::uint8_t* const done = done_.data();
-    std::uint8_t any = 0;
-    for (std::size_t p = 0; p < envs; ++p) {
-      done[p] = static_cast<std::uint8_t>((terminated[p] | truncated[p]) != 0);
-      any |= done[p];
-    }
-    resets_due_ = 0;
-    if (any != 0) {
-      end_done_episodes();
-    }
-  }
+  void end_episodes();
   void end_done_episodes();
   void end_episode(std::int64_t p);
   void drop_dummies();

@@ -66,7 +66,7 @@ std::int64_t Recorder::State::record(std::span<const ConstTensorView> observatio
   }
   count_frames();
   complete_flags();
-  end_episodes(done_.size());
+  end_episodes();
   if (options_.leaves_out_dummies) {
     start_at(skipped_, observation);
   } else {
@@ -275,6 +275,23 @@ void Recorder::State::cut_trajectories() {
       apart_.cut[p] = static_cast<std::uint8_t>(is_cut && !(terminated_[p] | truncated_[p]));
     }
     truncated_[p] = static_cast<std::uint8_t>((truncated_[p] != 0) | is_cut);
+  }
+}
+
+// Ends are rare: the rollout's flags are zeros, and only those that are set are written.
+void Recorder::State::end_episodes() {
+  const std::uint8_t* const terminated = terminated_.data();
+  const std::uint8_t* const truncated = truncated_.data();
+  std::uint8_t* const done = done_.data();
+  const std::size_t envs = done_.size();
+  std::uint8_t any = 0;
+  for (std::size_t p = 0; p < envs; ++p) {
+    done[p] = static_cast<std::uint8_t>((terminated[p] | truncated[p]) != 0);
+    any |= done[p];
+  }
+  resets_due_ = 0;
+  if (any != 0) {
+    end_done_episodes();
   }
 }
 

@@ -2,10 +2,11 @@
 //
 // The arrays of a plain step are those of the leaves as they are, and most lie behind those of the
 // step before. So a step is a list of copies, each to where the one before it ended; only where a
-// run is full is its leaf asked for another one. A leaf without runs, whose frames are large, or of
-// a few envs, is written by itself. What is written is what LeafRows::write() writes.
+// run of steps is full is its leaf asked for another one. A leaf without runs, whose frames are
+// large, or of a few envs, is written by itself. What is written is what LeafRows::write() writes.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,90 +21,88 @@ namespace pycollect::inline PYCOLLECT_ABI {
 
 class StepMoves {
  public:
-  // Another array that comes with each step, which looks as that leaf's steps do. Returns its
-  // number among all sources. Leaves must outlive this and stay where they are.
-  std::size_t add_given(const LeafRows& form);
-  // What is kept by the caller, at an address that stays.
-  std::size_t add_kept(const void* address);
-  // Steps that were recorded are written to that leaf from now on, from the source of that number.
-  void add(LeafRows& leaf, std::size_t source) { now_.emplace_back(&leaf, source); }
-  // The same for what the step after the recorded one begins with.
-  void add_ahead(LeafRows& leaf, std::size_t source) { ahead_.emplace_back(&leaf, source); }
-
-  // Whether a step's arrays, the given ones from `first` on, are those of the leaves as they are;
-  // they are the sources then. There may be no more of them than were added.
-  bool take(std::size_t first, std::span<const ConstTensorView> views) {
-    const Form* form = forms_.data() + first;
-    const std::byte** source = sources_.data() + first;
-    for (const ConstTensorView& view : views) {
-      if (!form++->fits(view)) {
-        return false;
-      }
-      *source++ = view.data;
-    }
-    return true;
-  }
-  std::size_t given() const { return forms_.size(); }
+  // Leaves must outlive this and stay where they are. Outputs and observations are given with each
+  // step, in the order in which they were added.
+  void add_output(LeafRows& leaf);
+  // An array of that form: of the step itself and, ahead, of what the next one begins with. Either
+  // leaf may be missing.
+  void add_observation(const LeafRows& form, LeafRows* next, LeafRows* root);
+  // What the caller keeps, at an address that stays.
+  void add_kept(LeafRows& leaf, const void* address);
 
   // Whether the step before that one was written here.
   bool is_at(std::int64_t step) const { return next_ == step; }
   // A step was written in another way, or the leaves were bound anew.
   void forget() { next_ = -1; }
 
-  // Writes what take() took. With the last step nothing is written ahead.
-  void write(std::int64_t step, bool is_last) {
-    const std::byte* const* const sources = sources_.data();
-    if (step != next_) {
-      end_runs();
+  // Writes a step; with the last one nothing is written ahead. Returns false where an array is not
+  // one of its leaf as it is: some of the step may be written then, and forget() is due.
+  bool write(std::int64_t step, bool is_last, std::span<const ConstTensorView> outputs,
+             std::span<const ConstTensorView> observations) {
+    if (outputs.size() != outputs_.size() || observations.size() != observations_.size()) {
+      return false;
     }
-    next_ = step + 1;
-    for (Move& move : now_) {
-      move.write(step, sources[move.source]);
+    if (step != next_ || step == full_at_) [[unlikely]] {
+      // Where the step before was not written here, this one may well be of its kind.
+      if (step != next_ && !fit(outputs, observations)) {
+        return false;
+      }
+      begin_runs(step, is_last);
     }
-    if (!is_last) {
-      for (Move& move : ahead_) {
-        move.write(step + 1, sources[move.source]);
+    const ConstTensorView* given = outputs.data();
+    for (Output& own : outputs_) {
+      if (!own.form.fits(*given)) [[unlikely]] {
+        return false;
+      }
+      own.run.write(step, given++->data);
+    }
+    given = observations.data();
+    for (Observation& own : observations_) {
+      if (!own.form.fits(*given)) [[unlikely]] {
+        return false;
+      }
+      const std::byte* const from = given++->data;
+      if (own.next.leaf) {
+        own.next.write(step, from);
+      }
+      if (own.root.leaf && !is_last) {
+        own.root.write(step + 1, from);
       }
     }
+    for (Kept& own : kept_) {
+      own.run.write(step, own.address);
+    }
+    next_ = step + 1;
+    return true;
   }
 
  private:
-  // What is_plain() of a leaf looks at, on one cache line; an array of two dimensions and more is
-  // left to the leaf.
+  // What is_plain() of a leaf looks at, side by side; an array of more dimensions is left to it.
   struct Form {
+    static constexpr int kMostDims = 2;
+
     explicit Form(const LeafRows& rows);
 
     bool fits(const ConstTensorView& view) const {
-      const bool alike =
-          view.dtype == dtype && view.rank() == rank && view.device.kind == DeviceKind::cpu;
-      if (alike && rank == 0) {
+      if (view.dtype == dtype && view.rank() == rank && view.device.kind == DeviceKind::cpu &&
+          (rank < 1 || (view.shape[0] == extents[0] && view.strides[0] == strides[0])) &&
+          (rank < 2 || (view.shape[1] == extents[1] && view.strides[1] == strides[1]))) [[likely]] {
         return true;
       }
-      if (alike && rank == 1 && view.shape[0] == extent && view.strides[0] == stride) {
-        return true;
-      }
-      return leaf->is_plain(view);
+      return fits_otherwise(view);
     }
+    bool fits_otherwise(const ConstTensorView& view) const;
 
     DType dtype;
-    int rank;
-    std::int64_t extent = 0;
-    std::int64_t stride = 0;
+    int rank;  // -1: there are more dimensions
+    std::array<std::int64_t, kMostDims> extents{}, strides{};
     const LeafRows* leaf;
   };
 
-  struct Move {
-    Move(LeafRows* rows, std::size_t number)
-        : bytes(static_cast<std::size_t>(rows->step_bytes())), source(number), leaf(rows) {}
-
+  // Where the next step of a leaf goes.
+  struct Run {
+    void begin(std::int64_t step);
     void write(std::int64_t step, const std::byte* from) {
-      if (to == end) {
-        if (!leaf->has_runs()) {
-          leaf->write_plain(step, from);
-          return;
-        }
-        begin_run(step);
-      }
       std::byte* const target = to;
       to += bytes;
       // A call for a few bytes would cost more than they do.
@@ -113,25 +112,42 @@ class StepMoves {
         std::memcpy(target, from, 8);
       } else if (bytes == 16) {
         std::memcpy(target, from, 16);
-      } else {
+      } else if (bytes != 0) [[likely]] {
         copy_frame(target, from, bytes);
+      } else {
+        leaf->write_plain(step, from);
       }
     }
-    void begin_run(std::int64_t step);
 
+    LeafRows* leaf;  // null: there is none
     std::byte* to = nullptr;
-    std::byte* end = nullptr;  // of the run
-    std::size_t bytes;
-    std::size_t source;
-    LeafRows* leaf;
+    std::size_t bytes = 0;  // of a step; 0 where the leaf has no runs
+    std::int64_t end = 0;   // the first step that is not of the run
   };
 
-  void end_runs();
+  struct Output {
+    Form form;
+    Run run;
+  };
+  struct Observation {
+    Form form;
+    Run next, root;
+  };
+  struct Kept {
+    Run run;
+    const std::byte* address;
+  };
 
-  std::vector<Form> forms_;
-  std::vector<const std::byte*> sources_;  // those of the forms first
-  std::vector<Move> now_, ahead_;
-  std::int64_t next_ = -1;  // the step at which the runs stand
+  bool fit(std::span<const ConstTensorView> outputs,
+           std::span<const ConstTensorView> observations) const;
+  // Those that are full, or all of them where the step before was not written here.
+  void begin_runs(std::int64_t step, bool is_last);
+
+  std::vector<Output> outputs_;
+  std::vector<Observation> observations_;
+  std::vector<Kept> kept_;
+  std::int64_t next_ = -1;    // the step at which the runs stand
+  std::int64_t full_at_ = 0;  // the step at which the first of them is full
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -40,6 +40,17 @@ std::string row(const Slab& slab, const Key& key, std::int64_t env) {
   return text;
 }
 
+// These leaves, reward, ids and flags.
+std::vector<Leaf> with_standard(std::vector<Leaf> leaves = {}) {
+  leaves.push_back({{"next", "reward"}, DType::float32, {1}});
+  leaves.push_back({{"collector", "traj_ids"}, DType::int64, {}});
+  for (const char* flag : {"done", "terminated", "truncated"}) {
+    leaves.push_back({{flag}, DType::boolean, {1}});
+    leaves.push_back({{"next", flag}, DType::boolean, {1}});
+  }
+  return leaves;
+}
+
 // Two envs, an observation, a state that starts at 7, is_init. The roots of what stands among
 // `outputs` are the policy's: ten times and a hundred times what is there, that of "x" twice.
 struct Recurrent {
@@ -51,18 +62,11 @@ struct Recurrent {
   std::shared_ptr<Slab> slab;
 
   static Layout layout(bool rewrites) {
-    std::vector<Leaf> leaves{{{"x"}, DType::float32, {rewrites ? 2 : 1}},
-                             {{"next", "x"}, DType::float32, {1}},
-                             {{"h"}, DType::float32, {1}},
-                             {{"next", "h"}, DType::float32, {1}},
-                             {{"is_init"}, DType::boolean, {1}},
-                             {{"next", "reward"}, DType::float32, {1}},
-                             {{"collector", "traj_ids"}, DType::int64, {}}};
-    for (const char* flag : {"done", "terminated", "truncated"}) {
-      leaves.push_back({{flag}, DType::boolean, {1}});
-      leaves.push_back({{"next", flag}, DType::boolean, {1}});
-    }
-    return Layout(leaves);
+    return Layout(with_standard({{{"x"}, DType::float32, {rewrites ? 2 : 1}},
+                                 {{"next", "x"}, DType::float32, {1}},
+                                 {{"h"}, DType::float32, {1}},
+                                 {{"next", "h"}, DType::float32, {1}},
+                                 {{"is_init"}, DType::boolean, {1}}}));
   }
 
   explicit Recurrent(bool skips, const std::vector<Key>& outputs = {})
@@ -141,17 +145,9 @@ TEST_CASE("a state goes on to the next step, and starts anew with a trajectory")
 
 TEST_CASE("first steps alone are marked, rollout after rollout, of few environments and of many") {
   constexpr std::int64_t kMostSteps = 70;
-  const Layout layout({{{"x"}, DType::float32, {1}},
-                       {{"next", "x"}, DType::float32, {1}},
-                       {{"is_init"}, DType::boolean, {1}},
-                       {{"next", "reward"}, DType::float32, {1}},
-                       {{"collector", "traj_ids"}, DType::int64, {}},
-                       {{"done"}, DType::boolean, {1}},
-                       {{"terminated"}, DType::boolean, {1}},
-                       {{"truncated"}, DType::boolean, {1}},
-                       {{"next", "done"}, DType::boolean, {1}},
-                       {{"next", "terminated"}, DType::boolean, {1}},
-                       {{"next", "truncated"}, DType::boolean, {1}}});
+  const Layout layout(with_standard({{{"x"}, DType::float32, {1}},
+                                     {{"next", "x"}, DType::float32, {1}},
+                                     {{"is_init"}, DType::boolean, {1}}}));
   for (const std::int64_t envs : {2, 8, 33}) {
     const auto count = static_cast<std::size_t>(envs);
     std::vector<float> x(count), reward(count);
@@ -227,14 +223,7 @@ TEST_CASE("after an uncollected cell a state starts anew") {
 }
 
 TEST_CASE("a state that is not recorded is carried alone, and no leaf may have it") {
-  const std::vector<Leaf> plain{{{"next", "reward"}, DType::float32, {1}},
-                                {{"collector", "traj_ids"}, DType::int64, {}},
-                                {{"done"}, DType::boolean, {1}},
-                                {{"terminated"}, DType::boolean, {1}},
-                                {{"truncated"}, DType::boolean, {1}},
-                                {{"next", "done"}, DType::boolean, {1}},
-                                {{"next", "terminated"}, DType::boolean, {1}},
-                                {{"next", "truncated"}, DType::boolean, {1}}};
+  const std::vector<Leaf> plain = with_standard();
   std::vector<std::int64_t> ticket{5, 5}, none{0}, passed_on{3, 4};
   const RecorderOptions options{.envs = kEnvs, .batched = true};
   const StateSpec carried{{"ticket"},
