@@ -185,7 +185,10 @@ std::int64_t CompiledEnv::step(Recorder& recorder, const std::vector<std::size_t
     take(i, outputs[given[i]]);
   }
   std::int64_t due = 0;
-  released([&] { due = envs_.step(recorder, actions_, outputs, states); });
+  released([&] {
+    envs_.step(actions_);
+    due = envs_.record(recorder, outputs, states);
+  });
   return due;
 }
 

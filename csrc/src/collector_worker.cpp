@@ -58,7 +58,7 @@ Worker::Worker(const CollectorOptions& options, std::int64_t index,
 
 void Worker::take(const std::shared_ptr<const Version>& version) {
   if (version_ != version) {
-    act_ = version->policy.make(mixed(options_.seed, index_, version->number));
+    roll_ = version->policy.make(mixed(options_.seed, index_, version->number));
     version_ = version;
   }
 }
@@ -77,7 +77,9 @@ std::optional<std::vector<Batch::Episode>> Worker::collect(Order order,
       reset_all();
     }
     recorder_->begin(std::move(order.slab), order.row, order.version->number);
-    if (!record(stopping)) {
+    const std::span<const ConstTensorView> chosen(chosen_);
+    if (!roll_({environments_, *recorder_, outputs_.views(), chosen, chosen.first(actions_),
+                stopping})) {
       recorder_->abandon();
       running_ = false;
       return std::nullopt;
@@ -93,18 +95,6 @@ std::optional<std::vector<Batch::Episode>> Worker::collect(Order order,
     episodes.push_back({index_, episode.env, episode.length, episode.total_reward});
   }
   return episodes;
-}
-
-// Steps until the rollout's end; whether it came to that.
-bool Worker::record(const std::atomic<bool>& stopping) {
-  while (recorder_->steps_left() > 0) {
-    if (stopping.load(std::memory_order_relaxed)) {
-      return false;
-    }
-    act_(environments_.seen(), outputs_.views());
-    environments_.step(*recorder_, std::span(chosen_).first(actions_), chosen_);
-  }
-  return true;
 }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI::detail

@@ -48,7 +48,6 @@ class Worker {
  private:
   void take(const std::shared_ptr<const Version>& version);
   void reset_all();
-  bool record(const std::atomic<bool>& stopping);
 
   CollectorOptions options_;
   std::int64_t index_;
@@ -59,7 +58,7 @@ class Worker {
   std::size_t actions_;                  // how many of them are actions
   std::unique_ptr<Recorder> recorder_;
   std::shared_ptr<const Version> version_;
-  Act act_;
+  Roll roll_;
   std::int64_t sequence_ = 0;
   bool running_ = false;  // environments stand where the last rollout ended
 };

@@ -50,10 +50,8 @@ void SteppedEnvs::step(std::span<const ConstTensorView> actions) {
   environments_->step(actions, observations(), rewards_, terminated_, truncated_);
 }
 
-std::int64_t SteppedEnvs::step(Recorder& recorder, std::span<const ConstTensorView> actions,
-                               std::span<const ConstTensorView> outputs,
-                               std::span<const ConstTensorView> states) {
-  step(actions);
+std::int64_t SteppedEnvs::record(Recorder& recorder, std::span<const ConstTensorView> outputs,
+                                 std::span<const ConstTensorView> states) {
   data_.outputs = outputs;
   data_.states = states;
   const std::int64_t due = recorder.step(data_);

@@ -43,6 +43,8 @@ class Wrapped final : public AnyEnvBatch {
     batch_.step(actions, views, rewards, terminated, truncated);
   }
 
+  B& batch() { return batch_; }
+
  private:
   B batch_;
 };

@@ -1,6 +1,7 @@
 // What a Collector is without its types: workers, their threads, and what they are asked for.
 #pragma once
 
+#include <atomic>
 #include <concepts>
 #include <cstdint>
 #include <functional>
@@ -13,18 +14,32 @@
 #include "pycollect/batch.h"
 #include "pycollect/collector_options.h"
 #include "pycollect/detail/any_env_batch.h"
+#include "pycollect/detail/stepped_envs.h"
 #include "pycollect/env.h"
 #include "pycollect/layout.h"
+#include "pycollect/recorder.h"
 #include "pycollect/tensor_view.h"
 #include "pycollect/version.h"
 
 namespace pycollect::inline PYCOLLECT_ABI::detail {
 
-// One worker's policy, and how each gets its own.
-using Act = std::function<void(std::span<const ConstTensorView>, std::span<const TensorView>)>;
+// What a worker has for a rollout besides its policy.
+struct Rollout {
+  SteppedEnvs& environments;
+  Recorder& recorder;
+  std::span<const TensorView> outputs;       // of the policy: actions first
+  std::span<const ConstTensorView> chosen;   // the same, as who reads them has them
+  std::span<const ConstTensorView> actions;  // the first of these
+  const std::atomic<bool>& stopping;
+};
+
+// The loop over one worker's policy, until the rollout's end, and how each worker gets its own.
+// Returns whether it came to that end. It knows the types of both, so that no step is a virtual
+// call.
+using Roll = std::function<bool(const Rollout&)>;
 struct AnyPolicy {
   std::vector<Leaf> outputs;  // besides the actions
-  std::function<Act(std::uint64_t seed)> make;
+  std::function<Roll(std::uint64_t seed)> make;
 };
 
 template <typename Policy>
@@ -47,6 +62,21 @@ void act(Policy& policy, std::span<const ConstTensorView> observations,
   }
 }
 
+template <typename E, typename Policy>
+bool roll(Policy& policy, const Rollout& own) {
+  SteppedEnvs& environments = own.environments;
+  auto& batch = environments.as<typename EnvironmentsOf<E>::type>();
+  while (own.recorder.steps_left() > 0) {
+    if (own.stopping.load(std::memory_order_relaxed)) {
+      return false;
+    }
+    act<E>(policy, environments.seen(), own.outputs);
+    environments.step_as(batch, own.actions);
+    environments.record(own.recorder, own.chosen);
+  }
+  return true;
+}
+
 // A copy that was told its seed; one that all share is told none.
 template <typename Policy>
 Policy seeded(const Policy& policy, std::uint64_t seed) {
@@ -64,10 +94,9 @@ AnyPolicy policy_of(Policy policy) {
   if constexpr (requires(const Plain& plain) { plain.outputs(); }) {
     result.outputs = static_cast<const Plain&>(policy).outputs();
   }
-  result.make = [policy = std::move(policy)](std::uint64_t seed) -> Act {
-    return [mine = seeded(policy, seed)](std::span<const ConstTensorView> observations,
-                                         std::span<const TensorView> outputs) mutable {
-      act<E, Plain>(mine, observations, outputs);
+  result.make = [policy = std::move(policy)](std::uint64_t seed) -> Roll {
+    return [mine = seeded(policy, seed)](const Rollout& rollout) mutable {
+      return roll<E, Plain>(mine, rollout);
     };
   };
   return result;

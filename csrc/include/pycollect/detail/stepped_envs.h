@@ -39,12 +39,22 @@ class SteppedEnvs {
   void reset(std::span<const std::uint8_t> mask);
   void step(std::span<const ConstTensorView> actions);
 
-  // A step that is recorded, after which environments whose episode ended are reset. `outputs` are
-  // all that the policy gave, the actions among them. Returns what Recorder::step does; allocates
+  // For a loop that knows the environments' type, which has to be theirs: their steps are no
+  // virtual calls then.
+  template <EnvBatch B>
+  B& as() {
+    return static_cast<Wrapped<B>&>(*environments_).batch();
+  }
+  template <EnvBatch B>
+  void step_as(B& batch, std::span<const ConstTensorView> actions) {
+    batch.step(actions, observations(), rewards_, terminated_, truncated_);
+  }
+
+  // Records the step, after which environments whose episode ended are reset. `outputs` are all
+  // that the policy gave, the actions among them. Returns what Recorder::step does; allocates
   // nothing of its own.
-  std::int64_t step(Recorder& recorder, std::span<const ConstTensorView> actions,
-                    std::span<const ConstTensorView> outputs,
-                    std::span<const ConstTensorView> states = {});
+  std::int64_t record(Recorder& recorder, std::span<const ConstTensorView> outputs,
+                      std::span<const ConstTensorView> states = {});
 
  private:
   std::unique_ptr<AnyEnvBatch> environments_;
