@@ -20,8 +20,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--rounds", type=int, help="rounds per case (default 7, smoke 1)")
     group.addoption("--turn", type=float, help="seconds per turn (default 0.7, smoke 0)")
     group.addoption(
-        "--write-results", action="store_true", help="write benchmarks/results/results.{json,md}"
+        "--write-results", action="store_true", help="write benchmarks/results/NAME.{json,md}"
     )
+    group.addoption("--results-name", default="results", help="NAME (default: results)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -52,7 +53,8 @@ def pytest_terminal_summary(
     terminalreporter.write_line(report.table(rows))
     if config.getoption("--write-results"):
         arguments = " ".join(config.invocation_params.args)
-        report.write(Path(__file__).parent / "results", rows, f"python -m pytest {arguments}")
+        stem = Path(__file__).parent / "results" / config.getoption("--results-name")
+        report.write(stem, rows, f"python -m pytest {arguments}")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -66,14 +67,25 @@ def machine(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, rows: Sequence[Row], command: str) -> None:
-    """Write ``results.json`` and ``results.md``."""
-    folder.mkdir(parents=True, exist_ok=True)
+def commit() -> str:
+    """The commit that is measured; with a plus where files differ from it."""
+    answer = subprocess.run(
+        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True
+    )
+    return answer.stdout.strip() or "not known"
+
+
+def write(stem: Path, rows: Sequence[Row], command: str) -> None:
+    """Write ``stem.json`` and ``stem.md``."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
     facts = machine()
-    results = {"command": command, "machine": facts, "rows": [asdict(row) for row in rows]}
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    how = {"command": command, "commit": commit()}
+    results = {**how, "machine": facts, "rows": [asdict(row) for row in rows]}
+    stem.with_suffix(".json").write_text(json.dumps(results, indent=1) + "\n")
     listed = "\n".join(f"- {name}: {value}" for name, value in facts.items())
-    (folder / "results.md").write_text(f"`{command}`\n\n{listed}\n\n{table(rows)}\n")
+    stem.with_suffix(".md").write_text(
+        f"`{command}`, commit {how['commit']}\n\n{listed}\n\n{table(rows)}\n"
+    )
 
 
 def _field(path: str, name: str) -> str | None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.race import Row
-from benchmarks.report import PACKAGES, aligned, machine, short
+from benchmarks.report import PACKAGES, aligned, commit, machine, short
 from examples.real.programs import PROGRAMS
 from examples.real.run import Result
 
@@ -64,7 +63,7 @@ def keep(folder: Path, result: Result, command: str) -> None:
     entries: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     entries[result.name] = {
         "command": command,
-        "commit": _commit(),
+        "commit": commit(),
         "machine": machine((*PACKAGES, *MORE_PACKAGES)),
         "result": asdict(result),
     }
@@ -83,8 +82,8 @@ def page(entries: dict[str, Any]) -> str:
         "\n".join(f"- {name}: {value}" for name, value in facts.items()),
     ]
     for name, entry in entries.items():
-        command, commit = runs[name]
-        parts += [section(_result(entry["result"])).strip(), f"`{command}`, commit {commit}"]
+        command, measured = runs[name]
+        parts += [section(_result(entry["result"])).strip(), f"`{command}`, commit {measured}"]
     return "\n\n".join(parts) + "\n"
 
 
@@ -104,11 +103,3 @@ def summary(entries: dict[str, Any]) -> str:
 def _result(kept: dict[str, Any]) -> Result:
     rows = tuple(Row(**row) for row in kept["rows"])
     return Result(**{**kept, "rows": rows})
-
-
-def _commit() -> str:
-    """The commit that is measured; with a plus where files differ from it."""
-    answer = subprocess.run(
-        ["git", "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True
-    )
-    return answer.stdout.strip() or "not known"
