@@ -188,8 +188,9 @@ std::int64_t Recorder::State::record_any(const Data& data, const Numbers& number
 }
 
 // Returns false where an array is not one of its leaf as it is: record() casts it or refuses it.
-// What is written of the step until then is written anew, or lies behind the rollout's end.
-// `stopped`: the rollout ends with this step.
+// Cells of the step may be written then. They are written anew with the step, or nobody sees them:
+// they lie behind the rollout's end, or the rollout is abandoned. `stopped`: it ends with this
+// step.
 template <typename Data>
 bool Recorder::State::write_plain(const Data& data, bool stopped) {
   const bool is_last = stopped || step_ + 1 == steps_;
@@ -209,7 +210,7 @@ bool Recorder::State::write_plain(const Data& data, bool stopped) {
 void Recorder::State::write_current(std::span<const ConstTensorView> observation, bool is_last) {
   for (std::size_t i = 0; i < observation.size(); ++i) {
     RecorderLeaves::Observation& leaves = leaves_.observations[i];
-    const bool is_there = observation[i].data == leaves.view.data;
+    const bool is_there = observation[i].data == leaves.view.data;  // asked first: mostly so
     if (!is_there && leaves.current && (is_last || leaves.live)) {
       leaves.write_current(observation[i], Fit::plain);
     }

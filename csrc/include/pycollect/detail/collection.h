@@ -34,8 +34,8 @@ struct Rollout {
 };
 
 // The loop over one worker's policy, until the rollout's end, and how each worker gets its own.
-// Returns whether it came to that end. It knows the types of both, so that no step is a virtual
-// call.
+// Returns whether it came to that end. It knows the types of both, so that neither choosing nor
+// stepping is a virtual call.
 using Roll = std::function<bool(const Rollout&)>;
 struct AnyPolicy {
   std::vector<Leaf> outputs;  // besides the actions
