@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import CENTRAL, GROUPS, STEPS, Way, assert_equal, collecting
+from collect_support import CENTRAL, GROUPS, RAY_CENTRAL, STEPS, Way, assert_equal, collecting
 from echo_envs import ENTRIES, LENGTHS, EchoEnv, GateEnv, echo_fns, envs_of
 from fake_device import DEVICE, FakeDevice
 from state_support import POLICIES, check_states_follow_the_loop
 from tensordict.nn import TensorDictModule
 from test_central_device import FIRST, apart, check_interrupted_wait, side_by_side
+from test_ray_nodes import ELSEWHERE, HERE, other_node
 from test_restarts import killing_when
 from torch import nn
 
@@ -31,9 +32,10 @@ from pycollect.inference.server import InferenceServer
 from pycollect.inference.states import StatesBeside
 from pycollect.inference.staying import Staying
 from pycollect.scheduler import scheduler as scheduling
+from pycollect.scheduler.assembly import Assembly
 from pycollect.scheduler.staying import why_nothing_stays
 
-__all__ = ["apart"]  # a fixture
+__all__ = ["apart", "other_node"]  # fixtures
 
 pytestmark = pytest.mark.processes(usual=2)
 
@@ -188,6 +190,35 @@ def test_the_same_batches(way: Way, kind: str, arguments: dict[str, Any], counts
         assert not filled
     for own, other in zip(ours, theirs, strict=True):
         assert_equal(own, other)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("places", "left"),
+    [
+        (HERE, [True, True]),
+        pytest.param([HERE, ELSEWHERE], [True, False], marks=pytest.mark.slow),
+        pytest.param(ELSEWHERE, [False, False], marks=pytest.mark.slow),
+    ],
+    ids=["here", "both", "there"],
+)
+def test_actors_here_and_on_another_node(
+    other_node: Any, places: Any, left: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the driver's policy says of workers here stays, whoever else is in the batch."""
+    told: list[list[bool]] = []
+    plain = Assembly._left
+
+    def noted(own: Assembly, pending: Any, whole: Any, reports: Any) -> Any:
+        told.append([report.left for report in reports])
+        return plain(own, pending, whole, reports)
+
+    monkeypatch.setattr(Assembly, "_left", noted)
+    entry, batches = ENTRIES["list"], 3
+    with staying(RAY_CENTRAL, entry, frames=3 * STEPS, remote_configs=places) as collector:
+        for _ in range(batches):
+            check_says(collector.next())
+    assert told == [left] * batches
 
 
 @pytest.mark.parametrize("counts", [False, True])

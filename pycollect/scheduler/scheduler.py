@@ -79,7 +79,7 @@ class Scheduler:
         self.policy = policy
         depth = max(options.ahead, 1)
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
-        self._rooms = self._new_rooms(server, nodes)
+        self._rooms = self._new_rooms(server)
         self._servers = self._all_servers(server, nodes)
         self.group = WorkerGroup(flow, engine, options, self._servers)
         self.awaiting = Awaiting(flow, self.group, options, self._servers)
@@ -90,14 +90,12 @@ class Scheduler:
             flow, self.group, self.awaiting, self.weights, self.assembly, options
         )
 
-    def _new_rooms(
-        self, server: InferenceServer | ProcessPlan | None, nodes: NodePlan | None
-    ) -> Rooms | None:
+    def _new_rooms(self, server: InferenceServer | ProcessPlan | None) -> Rooms | None:
         """For what stays on the policy's device, if anything does."""
         if server is None or isinstance(server, ProcessPlan):
             return None
         device, stream = server.device, self._flow.options
-        if why_nothing_stays(device, self._plans, stream, self._options, nodes):
+        if why_nothing_stays(device, self._plans, stream, self._options):
             return None
         rooms = Rooms(device)
         server.leave_in(rooms)

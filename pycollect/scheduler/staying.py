@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from pycollect.scheduler.node_servers import NodePlan
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerPlan
 from pycollect.stream.options import StreamOptions
@@ -17,14 +16,13 @@ def why_nothing_stays(
     plans: Sequence[WorkerPlan],
     stream: StreamOptions,
     options: RemoteOptions,
-    nodes: NodePlan | None,
 ) -> str:
     """Why all of it comes down to be recorded; empty where it stays until it is delivered there.
 
     Args:
         device: of the policy, which this process calls for workers.
-        plans: of these workers.
-        nodes: how it is called on other nodes, if there are any.
+        plans: of these workers. Those on other nodes, which servers there call it for, have all
+            of it recorded in any case.
     """
     places = {plan.spec.options.devices.batch_device for plan in plans}
     hooks = [plan.spec.options.post_collect_hook for plan in plans]
@@ -32,7 +30,6 @@ def why_nothing_stays(
         "batches lie on the CPU, as the policy does": device.type == "cpu",
         "batches lie on another device than the policy": places != {device},
         "workers do not wait for each other": not options.sync,
-        "workers may be on other nodes": nodes is not None,
         "a hook in the workers is shown whole rollouts": any(hook is not None for hook in hooks),
         "batches are put together of trajectories, on the host": bool(stream.trajs_per_batch),
         "a replay buffer takes rollouts one by one": stream.replay_buffer is not None,
