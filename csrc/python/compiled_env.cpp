@@ -185,9 +185,10 @@ std::int64_t CompiledEnv::step(Recorder& recorder, const std::vector<std::size_t
     take(i, outputs[given[i]]);
   }
   std::int64_t due = 0;
+  envs_.set_policy_data(outputs, states);
   released([&] {
     envs_.step(actions_);
-    due = envs_.record(recorder, outputs, states);
+    due = envs_.record(recorder);
   });
   return due;
 }

@@ -57,6 +57,8 @@ CollectorOptions checked(const CollectorOptions& options) {
   return options;
 }
 
+}  // namespace
+
 // What came of an order.
 struct Answer {
   std::shared_ptr<Slab> slab;
@@ -73,8 +75,6 @@ struct Desk {
   bool asked = false;            // neither idle nor answered
   Ledger ledger;
 };
-
-}  // namespace
 
 struct Collection::State {
   explicit State(const CollectorOptions& given) : options(checked(given)) {}
@@ -100,6 +100,7 @@ struct Collection::State {
   std::deque<Desk> desks;
   std::optional<SlabPool> pool;
   TrajectoryIds ids;
+  std::size_t ids_leaf = 0;  // where they lie in each batch
 
   std::mutex turn;  // of next() and stop(), held throughout
   mutable std::mutex mutex;
@@ -143,8 +144,9 @@ void Collection::State::make_workers(const MakeEnvironments& make) {
   }
   const std::int64_t rows = is_sync() ? options.workers : 1;
   const std::int64_t kept = is_sync() ? 2 : options.workers + 1;
-  pool.emplace(Placement(desks.front().worker->layout(), {rows, options.envs, options.steps}), kept,
-               false);
+  const Layout& layout = desks.front().worker->layout();
+  pool.emplace(Placement(layout, {rows, options.envs, options.steps}), kept, false);
+  ids_leaf = static_cast<std::size_t>(layout.find("collector.traj_ids"));
   complete.resize(desks.size());
   episodes.resize(desks.size());
 }
@@ -299,8 +301,8 @@ Batch Collection::State::next_of_first() {
 
 // Under the mutex: ids become those of the whole run, and the ledger counts the batch.
 Batch Collection::State::delivered(std::shared_ptr<Slab> whole, std::vector<Batch::Episode> ended) {
+  const TensorView numbers = whole->placement().view(whole->data(), ids_leaf);
   Batch batch(std::move(whole), std::move(ended));
-  const TensorView numbers = batch.view("collector.traj_ids");
   for (std::int64_t row = 0; row < batch.geometry().workers; ++row) {
     const std::int64_t w = batch.header(row).worker;
     ids.renumber(w, numbers[row]);

@@ -90,8 +90,10 @@ std::optional<std::vector<Batch::Episode>> Worker::collect(Order order,
     throw;
   }
   recorder_->finish({.worker = index_, .sequence = sequence_++});
+  const std::vector<Episode> ended = recorder_->take_episodes();
   std::vector<Batch::Episode> episodes;
-  for (const Episode& episode : recorder_->take_episodes()) {
+  episodes.reserve(ended.size());
+  for (const Episode& episode : ended) {
     episodes.push_back({index_, episode.env, episode.length, episode.total_reward});
   }
   return episodes;

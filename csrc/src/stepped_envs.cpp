@@ -50,16 +50,9 @@ void SteppedEnvs::step(std::span<const ConstTensorView> actions) {
   environments_->step(actions, observations(), rewards_, terminated_, truncated_);
 }
 
-std::int64_t SteppedEnvs::record(Recorder& recorder, std::span<const ConstTensorView> outputs,
-                                 std::span<const ConstTensorView> states) {
-  data_.outputs = outputs;
-  data_.states = states;
-  const std::int64_t due = recorder.step(data_);
-  if (due != 0 && due != -1) {  // -1: it was stopped, and no environment has ended
-    reset(recorder.done());
-    recorder.reset(seen_);
-  }
-  return due;
+void SteppedEnvs::reset_done(Recorder& recorder) {
+  reset(recorder.done());
+  recorder.reset(seen_);
 }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI::detail

@@ -65,14 +65,19 @@ void act(Policy& policy, std::span<const ConstTensorView> observations,
 template <typename E, typename Policy>
 bool roll(Policy& policy, const Rollout& own) {
   SteppedEnvs& environments = own.environments;
+  Recorder& recorder = own.recorder;
   auto& batch = environments.as<typename EnvironmentsOf<E>::type>();
-  while (own.recorder.steps_left() > 0) {
+  // By value: what is written as bytes could change members.
+  const std::span<const ConstTensorView> seen = environments.seen(), actions = own.actions;
+  const std::span<const TensorView> outputs = own.outputs;
+  environments.set_policy_data(own.chosen);
+  while (recorder.steps_left() > 0) {
     if (own.stopping.load(std::memory_order_relaxed)) {
       return false;
     }
-    act<E>(policy, environments.seen(), own.outputs);
-    environments.step_as(batch, own.actions);
-    environments.record(own.recorder, own.chosen);
+    act<E>(policy, seen, outputs);
+    environments.step_as(batch, actions);
+    environments.record(recorder);
   }
   return true;
 }

@@ -50,13 +50,27 @@ class SteppedEnvs {
     batch.step(actions, observations(), rewards_, terminated_, truncated_);
   }
 
-  // Records the step, after which environments whose episode ended are reset. `outputs` are all
-  // that the policy gave, the actions among them. Returns what Recorder::step does; allocates
-  // nothing of its own.
-  std::int64_t record(Recorder& recorder, std::span<const ConstTensorView> outputs,
-                      std::span<const ConstTensorView> states = {});
+  // What the policy gives with each step that is recorded from now on: `outputs` are all of it, the
+  // actions among them.
+  void set_policy_data(std::span<const ConstTensorView> outputs,
+                       std::span<const ConstTensorView> states = {}) {
+    data_.outputs = outputs;
+    data_.states = states;
+  }
+
+  // Records the step, after which environments whose episode ended are reset. Returns what
+  // Recorder::step does; allocates nothing of its own.
+  std::int64_t record(Recorder& recorder) {
+    const std::int64_t due = recorder.step(data_);
+    if (due != 0 && due != -1) [[unlikely]] {  // -1: it was stopped, and no environment has ended
+      reset_done(recorder);
+    }
+    return due;
+  }
 
  private:
+  void reset_done(Recorder& recorder);
+
   std::unique_ptr<AnyEnvBatch> environments_;
   std::int64_t envs_;
   std::vector<Leaf> observation_leaves_, action_leaves_;
