@@ -15,10 +15,6 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Below this one thread gathers everything: it takes some 200 us.
-inline constexpr std::int64_t kParallelBytes = std::int64_t{1} << 20;
-inline constexpr std::int64_t kGrainBytes = std::int64_t{256} << 10;
-
 // How far into an array a row lies: `row` counts all batch dimensions but the last as one.
 template <typename View>
 std::int64_t row_offset(const View& view, const Dims& batch, std::int64_t row) {
@@ -123,10 +119,13 @@ void share_out(ThreadPool& pool, const std::vector<Leaf>& leaves, std::int64_t f
       }
     }
   };
-  if (ends.back() < kParallelBytes) {
+  // Below this one thread gathers everything: it takes some 200 us.
+  constexpr std::int64_t kAlone = std::int64_t{1} << 20;
+  constexpr std::int64_t kGrain = std::int64_t{256} << 10;
+  if (ends.back() < kAlone) {
     work(0, ends.back());
   } else {
-    pool.parallel_for(ends.back(), kGrainBytes, work);
+    pool.parallel_for(ends.back(), kGrain, work);
   }
 }
 

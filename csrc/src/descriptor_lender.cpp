@@ -195,7 +195,7 @@ std::mutex lender_mutex;
 
 // The child of a fork has no such thread, and must not look as if it were its parent. It has a
 // lender of its own once it needs one. Only lock-free atomics are touched.
-[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
+[[maybe_unused]] const int fork_handler_of_lenders = pthread_atfork(nullptr, nullptr, [] {
   lender.store(nullptr);
   if (const int fd = listening_fd.exchange(-1); fd >= 0) {
     close(fd);

@@ -11,8 +11,6 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-namespace {
-
 struct SlotMessage {
   std::uint64_t length = 0;
   std::byte bytes[kSlotBytes];
@@ -35,8 +33,6 @@ struct SlotMessage {
     return {bytes, bytes + size};
   }
 };
-
-}  // namespace
 
 struct SlotPage {
   alignas(64) std::atomic<std::uint64_t> asked{};

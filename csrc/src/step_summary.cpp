@@ -8,7 +8,7 @@ namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 template <typename T>
-std::span<const T> cast(const ConstTensorView& view, DType dtype, std::vector<T>& room) {
+std::span<const T> numbers_of(const ConstTensorView& view, DType dtype, std::vector<T>& room) {
   copy(TensorView::contiguous(room.data(), dtype, view.shape), view);
   return room;
 }
@@ -43,7 +43,7 @@ void StepSummary::read(std::span<const ConstTensorView> values, std::span<double
   std::fill(earned.begin(), earned.end(), 0.0);
   std::fill(ended.begin(), ended.end(), std::uint8_t{0});
   for (const Part& part : ends_) {
-    auto flag = cast(values[part.place], DType::boolean, flags_).begin();
+    auto flag = numbers_of(values[part.place], DType::boolean, flags_).begin();
     for (std::uint8_t& end : ended) {
       for (std::int64_t i = 0; i < part.count; ++i) {
         end |= *flag++;
@@ -51,7 +51,7 @@ void StepSummary::read(std::span<const ConstTensorView> values, std::span<double
     }
   }
   for (const Part& part : rewards_) {
-    auto number = cast(values[part.place], DType::float64, numbers_).begin();
+    auto number = numbers_of(values[part.place], DType::float64, numbers_).begin();
     for (double& sum : earned) {
       for (std::int64_t i = 0; i < part.count; ++i) {
         sum += *number++;

@@ -29,7 +29,7 @@ std::atomic<ThreadPool*> shared_pool{nullptr};
 // Registered while the program is loaded, before there is a pool. Only lock-free atomics are
 // touched, as the child of a process with threads must. The parent's pool is left as it is: its
 // mutex may be locked by a thread that does not exist here.
-[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, [] {
+[[maybe_unused]] const int fork_handler_of_pools = pthread_atfork(nullptr, nullptr, [] {
   fork_epoch.fetch_add(1);
   shared_pool.store(nullptr);
 });

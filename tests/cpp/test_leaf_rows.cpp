@@ -118,6 +118,42 @@ TEST_CASE("small frames of many envs come to their rows together, and are found 
   }
 }
 
+TEST_CASE("each byte of small frames comes to its place, whatever their size, envs and steps") {
+  for (const std::int64_t bytes : {1, 3, 4, 8, 12, 16, 32}) {
+    for (const std::int64_t envs : {8, 9, 11, 18}) {
+      for (const std::int64_t steps : {64, 67}) {
+        const Leaf leaf{{"frame"}, DType::uint8, {bytes}};
+        SlabPool pool(Placement(Layout({leaf}), {1, envs, steps}), 1, true);
+        const std::shared_ptr<Slab> slab = pool.acquire();
+        LeafRows rows(leaf, 0, envs, true);
+        rows.bind(*slab, 0);
+        const auto value = [&](std::int64_t env, std::int64_t step, std::int64_t i) {
+          return static_cast<std::uint8_t>(7 * env + 31 * step + 3 * i);
+        };
+        std::vector<std::uint8_t> frames(static_cast<std::size_t>(envs * bytes));
+        for (std::int64_t t = 0; t < steps; ++t) {
+          for (std::int64_t at = 0; at < envs * bytes; ++at) {
+            frames[static_cast<std::size_t>(at)] = value(at / bytes, t, at % bytes);
+          }
+          rows.put_all(t, frames);
+        }
+        rows.flush();
+        std::int64_t wrong = 0;
+        for (std::int64_t p = 0; p < envs; ++p) {
+          for (std::int64_t t = 0; t < steps; ++t) {
+            const std::byte* const stored = slab->rows(0, 0)[p][t].data;
+            for (std::int64_t i = 0; i < bytes; ++i) {
+              wrong += static_cast<std::int64_t>(stored[i] != std::byte{value(p, t, i)});
+            }
+          }
+        }
+        INFO(bytes, " bytes, ", envs, " envs, ", steps, " steps");
+        CHECK(wrong == 0);
+      }
+    }
+  }
+}
+
 TEST_CASE("what does not fit is refused by name") {
   Rows r;
   std::array<float, 4> step{};

@@ -2,7 +2,7 @@
 
     python -m pytest -m slow tests/embed
 
-They take a minute and a half of compiling. PYCOLLECT_WHEEL names a wheel of this checkout; without
+They take a minute of compiling. PYCOLLECT_WHEEL names a wheel of this checkout; without
 it one is made first.
 """
 
@@ -111,6 +111,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("installed")
     options = [f"-DCMAKE_CXX_COMPILER={GCC}", "-DCMAKE_BUILD_TYPE=Release"]
     options += ["-DCMAKE_CXX_FLAGS_RELEASE=-O1", f"-DCMAKE_INSTALL_PREFIX={folder / 'prefix'}"]
+    options += ["-DCMAKE_UNITY_BUILD=ON"]
     run("cmake", "-S", ROOT, "-B", folder / "build", *options)
     run("cmake", "--build", folder / "build", "--parallel", JOBS)
     run("cmake", "--install", folder / "build")
@@ -120,6 +121,7 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_add_subdirectory(tmp_path: Path) -> None:
     options = ["-DWAY=add_subdirectory", f"-DPYCOLLECT_CHECKOUT={ROOT}"]
     options += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1"]
+    options += ["-DCMAKE_UNITY_BUILD=OFF"]  # file by file, which is not the default
     assert SAID not in configure(tmp_path, *options)
     built(tmp_path)
 
