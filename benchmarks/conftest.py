@@ -94,9 +94,10 @@ def compare(
     def run(
         case: str, sides: Sequence[Side], *, frame_bytes: int, wanted: Mapping[str, float]
     ) -> None:
+        chosen = [side for side in sides if not (smoke and side.spawns)]
         race = Race(
             case,
-            list(sides),
+            chosen,
             frame_bytes=frame_bytes,
             wanted=wanted,
             seconds=seconds,

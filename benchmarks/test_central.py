@@ -314,7 +314,7 @@ def test_central(
             Side("pycollect, central", ours, {**shared, "inference": "central"}),
             Side(PROCESS, by_a_process, shared),
             Side(WORKERS, ours, {**shared, "inference": None}),
-            Side(PEER, torchrl, shared, needs="torchrl"),
+            Side(PEER, torchrl, shared, needs="torchrl", spawns=True),
             *others,
             Side(ALONE, alone, shared),
         ],

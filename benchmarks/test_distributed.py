@@ -78,7 +78,7 @@ def sides(work: dict[str, Any]) -> list[Side]:
         Side("by messages", ours, {**work, "away": True}),
         Side("by RPC", ours, {**work, "away": True, "name": "RPCDataCollector"}),
         Side(PROCESSES, processes, work),
-        Side(PEER, torchrl, work, needs="torchrl"),
+        Side(PEER, torchrl, work, needs="torchrl", spawns=True),
     ]
 
 

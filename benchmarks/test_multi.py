@@ -171,10 +171,10 @@ def test_sync(compare: Callable[..., None], name: str, envs: int) -> None:
         f"{name}, processes, sync, {WORKERS} workers of {envs}, T={STEPS}",
         [
             Side("pycollect", ours, work),
-            Side(PEER, torchrl, work, needs="torchrl"),
+            Side(PEER, torchrl, work, needs="torchrl", spawns=True),
             Side(LOOPS, plain_loop, work, processes=WORKERS),
-            Side(VECTOR, vector, work),
-            Side(SUBPROC, subproc, work, needs="stable_baselines3"),
+            Side(VECTOR, vector, work, spawns=True),
+            Side(SUBPROC, subproc, work, needs="stable_baselines3", spawns=True),
         ],
         frame_bytes=2 * ENVS[name][2] * 4,
         wanted={PEER: 8, LOOPS: 0.95} if envs == 1 else {LOOPS: 0.95},
@@ -196,7 +196,9 @@ def test_async(compare: Callable[..., None], name: str, envs: int) -> None:
         f"{name}, processes, async, {WORKERS} workers of {envs}, T={STEPS}",
         [
             Side("pycollect", ours, {**work, "sync": False}, group=WORKERS, ahead=2),
-            Side(PEER, torchrl, {**work, "sync": False}, group=WORKERS, needs="torchrl"),
+            Side(
+                PEER, torchrl, {**work, "sync": False}, group=WORKERS, needs="torchrl", spawns=True
+            ),
             Side(LOOPS, plain_loop, work, processes=WORKERS),
         ],
         frame_bytes=2 * ENVS[name][2] * 4,
@@ -234,7 +236,13 @@ def test_multi_pixels(compare: Callable[..., None], policy: str) -> None:
         f"pixels, processes, {WORKERS} workers, {policy} policy",
         [
             Side("pycollect", pixels, {"collector": "pycollect", "policy": given}),
-            Side(PEER, pixels, {"collector": "TorchRL", "policy": given}, needs="torchrl"),
+            Side(
+                PEER,
+                pixels,
+                {"collector": "TorchRL", "policy": given},
+                needs="torchrl",
+                spawns=True,
+            ),
             Side(test_pixels.LIMIT, test_pixels.memcpy),
         ],
         frame_bytes=test_pixels.FRAME_BYTES,

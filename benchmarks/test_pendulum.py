@@ -187,6 +187,7 @@ def test_on_ray(
                 group=group,
                 ahead=0 if sync else 1,
                 needs="torchrl",
+                spawns=True,
             ),
             Side(limit, plain_loop, {"frames": steps}, processes=actors),
         ],

@@ -89,7 +89,7 @@ def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> 
         f"pixels, Ray, {ACTORS} actors, {policy} policy",
         [
             Side("pycollect", ours, work, ray_address=ray_address),
-            Side(PEER, torchrl, work, ray_address=ray_address, needs="torchrl"),
+            Side(PEER, torchrl, work, ray_address=ray_address, needs="torchrl", spawns=True),
             Side(LIMIT, memcpy),
         ],
         frame_bytes=FRAME_BYTES,

@@ -96,7 +96,7 @@ def test_stragglers(compare: Callable[..., None], smoke: bool) -> None:
         f"preemption, processes, {OTHERS} workers and one {SLOWER} times slower, T={steps}",
         [
             Side("pycollect", ours, preempted),
-            Side(PEER, torchrl, preempted, needs="torchrl"),
+            Side(PEER, torchrl, preempted, needs="torchrl", spawns=True),
             Side(WAITED_FOR, ours, {**preempted, "threshold": None}),
             Side(ALONE, ours, {"steps": steps, "stragglers": 0, "threshold": None}),
         ],

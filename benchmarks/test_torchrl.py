@@ -194,7 +194,7 @@ def test_documented_example(compare: Callable[..., None], ray_address: str) -> N
         "documented example, Ray, 1 actor, T=200",
         [
             Side("pycollect", ours_on_ray, {}, ray_address=ray_address, ahead=2),
-            Side(PEER, torchrl_on_ray, {}, ray_address=ray_address, ahead=1),
+            Side(PEER, torchrl_on_ray, {}, ray_address=ray_address, ahead=1, spawns=True),
         ],
         frame_bytes=2 * 3 * 4,
         wanted={PEER: 5},

@@ -113,7 +113,7 @@ def test_which(compare: Callable[..., None], env: str, policy: str) -> None:
             Side("a process each", collectors, work),
             Side("callables", callables, work),
             Side("AsyncVectorEnv", async_vector, work),
-            Side("ParallelEnv", parallel, work, needs="torchrl"),
+            Side("ParallelEnv", parallel, work, needs="torchrl", spawns=True),
         ],
         frame_bytes=2 * 3 * 4,
         wanted={},

@@ -61,6 +61,8 @@ def pytest_configure(config: pytest.Config) -> None:
         torch.set_num_threads(1)
     # Inductor's processes that compile beside this one would outlive the test that started them.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # Ray's workers are nice, so that they would wait for all tests that run beside theirs.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     # A shell that starts this in its background has SIGINT ignored, which tests send.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Workers import the tests' environments by name.
@@ -88,7 +90,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     is the same but for their life and death. Which case it is depends on the test's name, so that
     all ways are met by some test; `ray(usual=n)` and `processes(usual=n)` ask for more of them.
     An actor imports torch for itself, which a process does not: of the tests that have cases with
-    both every fourth takes one with actors. Ranks of torch.distributed count apart: one of their
+    both every sixteenth takes one with actors. Ranks of torch.distributed count apart: one of their
     cases runs, too.
     """
     tests: dict[tuple[str, bool], list[pytest.Item]] = {}
@@ -101,7 +103,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for (name, ranks), cases in tests.items():
         marker = None if ranks else _elsewhere(cases[0])
         first = zlib.crc32(name.encode())
-        apt = _of_one_kind(cases, actors=first % 4 == 0)
+        apt = _of_one_kind(cases, actors=first % 16 == 0)
         count = min(marker.kwargs.get("usual", 1) if marker else 1, len(apt))
         usual = {apt[(first + n * len(apt) // count) % len(apt)] for n in range(count)}
         for case in cases:

@@ -516,6 +516,7 @@ def test_a_sync_collector_wants_workers_alike() -> None:
         actors(create_env_fn=[echo_fns(0, 2), echo_fns(1, 3)], sync=True, frames_per_batch=12)
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_the_callers_dicts_are_left_alone() -> None:
     kwargs = {"device": "cpu", "storing_device": "cpu", "max_frames_per_traj": 2}

@@ -95,6 +95,7 @@ def test_the_policy_is_called_on_the_workers_node(other_node: Any, way: Way) -> 
         assert not {*called.values()} & workers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one", "list"])
 def test_the_same_data_as_with_the_policy_in_the_workers(other_node: Any, kind: str) -> None:
     envs, _ = envs_of(kind)
@@ -174,6 +175,7 @@ def test_weights_are_sent_without_being_told(other_node: Any, way: Way) -> None:
         assert collector.policy_version == version
 
 
+@pytest.mark.slow
 @WAYS
 def test_a_server_that_dies_is_replaced_with_the_workers_of_its_node(
     other_node: Any, way: Way
@@ -294,6 +296,7 @@ class NotThere(Watched):
         super().__init__()
 
 
+@pytest.mark.slow
 def test_a_policy_that_cannot_be_built_there_is_the_callers_error(other_node: Any) -> None:
     driver = os.getpid()
 
@@ -452,6 +455,7 @@ def test_what_a_servers_actor_asks_for(
     assert options["runtime_env"] == {"env_vars": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["shutdown", "forgotten"])
 def test_nothing_is_left(other_node: Any, end: str) -> None:
     collector = RAY_CENTRAL_ASYNC.collector(

@@ -80,6 +80,7 @@ def collect() -> None:
         assert len(str(caught.value)) == LONG
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_processes_that_are_closed_to_each_other_share_memory() -> None:
     path = Path(__file__)

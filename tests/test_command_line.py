@@ -56,6 +56,7 @@ def test_examples_are_taken(command: list[str], capsys: pytest.CaptureFixture[st
         assert callable(args.run)
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_without_a_gpu_collectors_are_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -99,7 +99,7 @@ def test_random_actions_in_process(kind: str) -> None:
 
 
 # One env meets every switch in sync and in async; every other kind and way of joining meets some.
-@pytest.mark.ray(usual=2)
+@pytest.mark.ray
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
     [
@@ -204,6 +204,7 @@ def test_the_matrix_from_actors(how: dict[str, Any], count: int, max_frames: int
     assert sum(oracle.frames for oracle in oracles) == batches * each
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_sync_rollouts_collected_ahead() -> None:
     way = Way("ray sync ahead", 2, {"sync": True, "prefetch": 2})

@@ -295,7 +295,7 @@ def demo(*arguments: str, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-BACKENDS = ["single", pytest.param("ray", marks=pytest.mark.ray)]
+BACKENDS = ["single", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
 
 
 # CI runs the demo on Ray out of the wheel.

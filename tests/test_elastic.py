@@ -43,7 +43,7 @@ def ways(usual: list[Way], others: list[Way]) -> list[Any]:
             way,
             id=way.name,
             marks=[
-                *([] if way.children else [pytest.mark.ray]),
+                pytest.mark.processes if way.children else pytest.mark.ray,
                 *([pytest.mark.slow] if way in others else []),
             ],
         )

@@ -227,6 +227,7 @@ class Unmakeable(CountingEnv):
         raise EnvBrokeError("cannot be made")
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_an_env_that_cannot_be_made_in_an_actor() -> None:
     for entry in (Unmakeable, dict):
@@ -328,6 +329,7 @@ class Closing(CountingEnv):
         (self.folder / f"closed {os.getpid()}").touch()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_shutdown_closes_the_envs_of_actors(tmp_path: Path) -> None:
     with collecting(ASYNC[2], lambda w: partial(Closing, str(tmp_path)), frames=T) as collector:

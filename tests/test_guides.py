@@ -45,7 +45,7 @@ def programs() -> Iterator[Any]:
             if not comment:
                 together.append(compiled)
             elif not comment["only"]:
-                marks = [pytest.mark.ray(usual=2)] if comment["ray"] else []
+                marks = [pytest.mark.ray] if comment["ray"] else []
                 alone = block["code"] if comment["alone"] else None
                 name = f"{page}, {block['comment']}, {number + 1}"
                 yield pytest.param([compiled], comment["module"], alone, id=name, marks=marks)

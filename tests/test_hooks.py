@@ -13,6 +13,7 @@ from collect_support import (
     ASYNC,
     IN_PROCESS,
     MULTI_ASYNC,
+    MULTI_STACK,
     MULTI_TIME,
     STACK,
     Way,
@@ -162,9 +163,8 @@ def test_compact_batches_leave_out_the_next_state() -> None:
     assert td["hidden"][:, 0].tolist() == [0, 1, 2, 0, 0, 1]  # episodes of 3, 1 and 4
 
 
-@pytest.mark.ray
 @pytest.mark.parametrize(
-    "way", [STACK, Way("one, async", 1, {"prefetch": 0})], ids=lambda w: w.name
+    "way", marked(STACK, MULTI_STACK, Way("ray async, one", 1, {"prefetch": 0}), central=False)
 )
 def test_workers_are_updated_after_so_many_batches_at_the_latest(way: Way) -> None:
     policy = bias_policy()

@@ -116,6 +116,7 @@ def test_on_ray(ray_cluster: Any, kind: str) -> None:
     assert td["next", "steps"].shape == td.batch_size
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_per_actor(ray_cluster: Any) -> None:
     collector = RayCollector(

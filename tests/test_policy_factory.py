@@ -113,6 +113,7 @@ def test_update_after_each_batch_has_nothing_to_send() -> None:
         assert collector.policy_version == 0
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_in_collector_kwargs() -> None:
     own = [{"policy_factory": partial(make_constant, float(w))} for w in range(STACK.workers)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from collect_support import CAT_0, IN_PROCESS, STEPS, Way, collecting
+from collect_support import CAT_0, IN_PROCESS, MULTI_0, STEPS, Way, collecting, marked
 from echo_envs import ENTRIES, echo_fns, envs_of
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -52,9 +52,7 @@ def test_flags_are_of_the_state_acted_on(form: str, kind: str) -> None:
             assert td["action"].all()
 
 
-@pytest.mark.parametrize(
-    "way", [IN_PROCESS, pytest.param(CAT_0, marks=pytest.mark.ray)], ids=lambda way: way.name
-)
+@pytest.mark.parametrize("way", marked(IN_PROCESS, CAT_0, MULTI_0))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["one", "list"])
 def test_step_count_is_what_the_batch_has(form: str, kind: str, way: Way) -> None:

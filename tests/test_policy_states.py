@@ -75,6 +75,7 @@ def test_is_init_marks_first_steps_alone(envs: int) -> None:
             assert torch.equal(batch["action"], begun[..., 0].long())
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("kind", ["one", "list"])
 def test_on_ray(kind: str) -> None:

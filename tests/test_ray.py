@@ -128,6 +128,7 @@ def test_first_ready_first_served(tmp_path: Path) -> None:
             take()
 
 
+@pytest.mark.slow
 def test_whoever_was_served_is_served_last(tmp_path: Path) -> None:
     """While both workers have finished rollouts, they take turns."""
 
@@ -251,6 +252,7 @@ def test_a_forgotten_collector_ends_its_actors() -> None:
     wait_until(lambda: not psutil.pid_exists(pid))
 
 
+@pytest.mark.slow
 def test_a_collector_that_one_of_rays_threads_forgets(ray_cluster: Any) -> None:
     """Garbage is collected by whichever thread has made enough of it."""
     collected = threading.Event()

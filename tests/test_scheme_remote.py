@@ -87,11 +87,13 @@ def test_one_that_was_killed_is_told_of(ray_cluster: Any) -> None:
         assert caught.value.worker == 2
 
 
+@pytest.mark.slow
 def test_a_set_that_is_forgotten_leaves_nothing(ray_cluster: Any) -> None:
     """Its actors end, as the watch over all tests sees."""
     assert len(set_of(2).collect_data()) == 2
 
 
+@pytest.mark.slow
 def test_what_a_component_raises_is_raised(ray_cluster: Any) -> None:
     workers = set_of(2)
     (first, _) = workers.remote_workers()
@@ -136,6 +138,7 @@ def test_a_class_of_actors(ray_cluster: Any) -> None:
     ray_cluster.wait([ended], timeout=30)
 
 
+@pytest.mark.slow
 def test_packed(ray_cluster: Any) -> None:
     workers = CWorkerSet(
         2,
@@ -166,6 +169,7 @@ class TestMessages:
         assert ray_cluster.get(elsewhere.remote()) == b"hello"
         assert scheme.check_message("greeting") == b"and back"
 
+    @pytest.mark.slow
     def test_stop_ends_a_rollout(self, ray_cluster: Any) -> None:
         """Ten seconds of steps: the message ends them after half of these at the latest."""
         workers = set_of(2, fraction_samples=0.1, **on_policy(size=100, seconds={1: 0.1, 2: 0.1}))

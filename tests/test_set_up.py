@@ -62,6 +62,7 @@ CHANGES: list[Callable[[Path], object]] = [
 ]
 
 
+@pytest.mark.slow
 def test_it_installs_again_what_has_changed_and_nothing_else(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,6 +51,7 @@ def test_time_in_which_others_had_the_cpu_does_not_count(monkeypatch: pytest.Mon
         assert next(iter(collector)).numel() == 10
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_what_did_not_count_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.engines.processes.child.seconds_without_cpu", lambda pid: 1.4)

@@ -14,6 +14,7 @@ from collect_support import (
     IN_PROCESS,
     MULTI_AHEAD,
     MULTI_ASYNC,
+    MULTI_STACK,
     MULTI_TIME,
     STACK,
     TEAM_STACK,
@@ -178,7 +179,7 @@ def test_a_version_comes_back_without_weights() -> None:
         assert set(collector.policy_lag.values()) == {0}
 
 
-@pytest.mark.parametrize("way", [SYNC[0], SYNC[1]], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [SYNC[0], *marked(STACK, MULTI_STACK, central=False)])
 def test_a_bad_state_is_refused_and_changes_nothing(way: Way) -> None:
     policy = noisy()
     with collecting(way, dice, policy, frames=2 * T) as collector:

@@ -80,7 +80,7 @@ def test_the_end(total: int, frames: int, batches: int) -> None:
     assert collector.next() is None
 
 
-@pytest.mark.parametrize("way", [IN_PROCESS, *marked(STACK)], ids=names)
+@pytest.mark.parametrize("way", marked(IN_PROCESS, STACK, MULTI_STACK))
 def test_what_is_shown_of_it(way: Way) -> None:
     with collecting(way, ONE, frames=5, total_frames=-1) as collector:
         frames = collector.frames_per_batch
@@ -136,6 +136,7 @@ def test_a_batch_is_rounded_up_with_a_warning() -> None:
         assert [td.shape for td in collector] == [(3, 4)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_shares_are_rounded_up_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="frames_per_batch=7 .* 12 frames") as warned:

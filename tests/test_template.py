@@ -162,6 +162,7 @@ def test_who_is_let_go_of_is_ended(engine: ProcessEngine) -> None:
     os.close(write)
 
 
+@pytest.mark.slow
 @own_template
 def test_it_ends_when_it_had_no_worker_for_a_while(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
@@ -250,7 +251,9 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("end", ["exit", "killed", pytest.param("fork", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "end", ["killed", *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "fork"))]
+)
 def test_it_ends_with_its_program(end: str, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
@@ -276,6 +279,7 @@ def test_it_ends_with_its_program(end: str, tmp_path: Path) -> None:
         await_gone(pid)
 
 
+@pytest.mark.slow
 def test_multiprocessings_own_fork_server_is_not_touched(
     engine: ProcessEngine, tmp_path: Path
 ) -> None:

@@ -137,7 +137,7 @@ def test_resets_at_each_batch_cut_them() -> None:
     assert (total["delivered"], total["reasons"]) == (4 * 3, {"incomplete": 4 * (T - 3)})
 
 
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[1]], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", marked(IN_PROCESS, STACK, MULTI_STACK, central=False))
 def test_what_waits_is_in_flight_and_lost_by_name(way: Way) -> None:
     with collecting(
         way, one, frames=T, trajs_per_batch=2, max_frames_per_traj=20, split_trajs=True

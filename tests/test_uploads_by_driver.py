@@ -140,7 +140,14 @@ def test_what_processes_wrote_is_read_where_it_is() -> None:
     )
 
 
-@pytest.mark.parametrize(("joined", "copies"), [("stack", "> 2"), (0, "> 2"), (-1, "== 2")])
+@pytest.mark.parametrize(
+    ("joined", "copies"),
+    [
+        ("stack", "> 2"),
+        pytest.param(0, "> 2", marks=pytest.mark.slow),
+        pytest.param(-1, "== 2", marks=pytest.mark.slow),
+    ],
+)
 def test_rollouts_travel_as_workers_finish_them(joined: str | int, copies: str) -> None:
     """Along time the frames of one worker's two environments do not lie side by side."""
     run_uploads(

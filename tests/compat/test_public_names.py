@@ -40,7 +40,10 @@ assert isinstance(collector, torch.utils.data.IterableDataset)
 """
 
 
-@pytest.mark.parametrize("when", ["before", "between", "after"])
+ALSO = [pytest.param(when, marks=pytest.mark.slow) for when in ("between", "after")]
+
+
+@pytest.mark.parametrize("when", ["before", *ALSO])
 def test_collectors_are_kin_of_torchrls(when: str) -> None:
     """Whichever is imported first; TorchRL is not imported for that."""
     theirs = "import torchrl.collectors"
