@@ -72,6 +72,7 @@ def test_a_local_worker(program: Callable[[], Factories]) -> None:
     assert_same_rollouts(ours, theirs_of(factories, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_environments_in_processes() -> None:
     factories = ppo_with_gae_in_processes()
@@ -118,6 +119,7 @@ def test_remote_workers(program: Callable[[], Factories], packed: bool, ray_clus
         assert_same_rollouts(collected, theirs_of(factories, index, weights))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize("communication", [prl.SYNC, prl.ASYNC])
 def test_their_learner_over_remote_workers(
