@@ -16,7 +16,11 @@ ROWS = pytest.StashKey[list[Row]]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the benchmarks."""
     group = parser.getgroup("pycollect benchmarks")
-    group.addoption("--smoke", action="store_true", help="each side one batch; no figures")
+    group.addoption(
+        "--smoke",
+        action="store_true",
+        help="each side one batch, but most of other libraries that start workers; no figures",
+    )
     group.addoption("--rounds", type=int, help="rounds per case (default 7, smoke 1)")
     group.addoption("--turn", type=float, help="seconds per turn (default 0.7, smoke 0)")
     group.addoption(

@@ -57,8 +57,8 @@ class Side:
     ``ahead``: rollouts that each of ``group`` workers goes on with when a turn ends; they are
     waited for, so that they do not run in another side's turn. ``needs``: a module without which
     the side is left out. ``slow``: one batch takes many seconds, so that there is one turn only, in
-    the first round, without a warm-up, and all rounds are compared with it. ``spawns``: a peer that
-    starts workers of its own, each of which imports for seconds; a smoke test leaves it out.
+    the first round, without a warm-up, and all rounds are compared with it. ``spawns``: another
+    library's, which starts workers that import for seconds; a smoke test leaves it out.
     """
 
     name: str

@@ -171,7 +171,7 @@ def test_sync(compare: Callable[..., None], name: str, envs: int) -> None:
         f"{name}, processes, sync, {WORKERS} workers of {envs}, T={STEPS}",
         [
             Side("pycollect", ours, work),
-            Side(PEER, torchrl, work, needs="torchrl", spawns=True),
+            Side(PEER, torchrl, work, needs="torchrl"),
             Side(LOOPS, plain_loop, work, processes=WORKERS),
             Side(VECTOR, vector, work, spawns=True),
             Side(SUBPROC, subproc, work, needs="stable_baselines3", spawns=True),

@@ -66,7 +66,7 @@ def test_start(compare: Callable[..., None], workers: int) -> None:
         f"start, first batch and end of {workers} processes",
         [
             Side("pycollect", ours, work),
-            Side(SPAWN, ours, {**work, "start_method": "spawn"}, slow=True, spawns=True),
+            Side(SPAWN, ours, {**work, "start_method": "spawn"}, slow=True),
             Side(PEER, torchrl, work, needs="torchrl", slow=True, spawns=True),
         ],
         frame_bytes=0,

@@ -88,7 +88,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Such workers take seconds to start, and what goes through Ray on this node and through processes
     is the same but for their life and death. Which case it is depends on the test's name, so that
-    all ways are met by some test; `ray(usual=n)` and `processes(usual=n)` ask for more of them.
+    most ways are met by some test; `ray(usual=n)` and `processes(usual=n)` ask for more of them.
     An actor imports torch for itself, which a process does not: of the tests that have cases with
     both every sixteenth takes one with actors. Ranks of torch.distributed count apart: one of their
     cases runs, too.

@@ -99,8 +99,11 @@ class FakeDevice:
 
     def send(self, host: torch.Tensor, begun: Begun, part: slice) -> None:
         self.log.append("part")
-        self._events.append(FakeEvent(self, [lambda: begun.target[part].copy_(host[part])]))
+        event = FakeEvent(self, [lambda: begun.target[part].copy_(host[part])])
+        self._events.append(event)
         begun.sent.append((part.start, part.stop))
+        if not self.lazy:
+            self.run(event)
 
     def upload(
         self,

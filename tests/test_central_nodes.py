@@ -175,7 +175,6 @@ def test_weights_are_sent_without_being_told(other_node: Any, way: Way) -> None:
         assert collector.policy_version == version
 
 
-@pytest.mark.slow
 @WAYS
 def test_a_server_that_dies_is_replaced_with_the_workers_of_its_node(
     other_node: Any, way: Way

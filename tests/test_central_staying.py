@@ -112,6 +112,10 @@ class SlowEnv(EchoEnv):
         return super().step(action)
 
 
+def seen_by_nobody(rollout: Any) -> None:
+    """A hook that is shown whole rollouts."""
+
+
 def told(value: Any) -> str:
     """Of a parameter: as it is called; of arguments their names."""
     return (
@@ -196,8 +200,8 @@ def test_the_same_batches(way: Way, kind: str, arguments: dict[str, Any], counts
 @pytest.mark.parametrize(
     ("places", "left"),
     [
-        (HERE, [True, True]),
-        pytest.param([HERE, ELSEWHERE], [True, False], marks=pytest.mark.slow),
+        pytest.param(HERE, [True, True], marks=pytest.mark.slow),
+        ([HERE, ELSEWHERE], [True, False]),
         pytest.param(ELSEWHERE, [False, False], marks=pytest.mark.slow),
     ],
     ids=["here", "both", "there"],
@@ -265,6 +269,27 @@ def test_what_stays_does_not_go_up(fake: FakeDevice, monkeypatch: pytest.MonkeyP
             skipped.clear()
             check_says(collector.next())
             assert sorted(skipped) == [own * frames for own in (1, 4, 4, 12, 16)]
+
+
+def test_what_stays_has_not_travelled_where_it_is_brought_to_the_host(
+    fake: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of two workers, of which one shows its rollouts to a hook, and both travel at once."""
+    monkeypatch.setattr("pycollect.batch.upload.LEAST_PART", 8)
+    monkeypatch.setattr(FakeDevice, "pin", lambda *_: True)
+
+    def entry(worker: int) -> Any:
+        slow = 0.02 * (1 - worker)
+        return [partial(SlowEnv, slow, 10 * worker + p, LENGTHS) for p in range(2)]
+
+    with staying(CENTRAL, entry, frames=2 * STEPS) as collector:
+        for shown in (0, 1):
+            hooks = [[seen_by_nobody] if worker == shown else [None] for worker in range(2)]
+            collector.map_fn("set_post_collect_hook", hooks)
+            for _ in range(3):
+                fake.log.clear()
+                check_says(collector.next())
+                assert "part" in fake.log
 
 
 @pytest.mark.parametrize("way", [CENTRAL, GROUPS], ids=lambda way: way.name)

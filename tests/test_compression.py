@@ -65,7 +65,6 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[PackedBuffer]]:
 TEAM = {"collector_class": "sync", "num_workers_per_collector": 2}
 
 
-@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.parametrize("kind", [{}, TEAM], ids=["alone", "with processes"])
 def test_ranks_elsewhere_give_the_same_batches(

@@ -99,7 +99,7 @@ def test_random_actions_in_process(kind: str) -> None:
 
 
 # One env meets every switch in sync and in async; every other kind and way of joining meets some.
-@pytest.mark.ray
+@pytest.mark.ray(usual=4)
 @pytest.mark.parametrize(
     ("way", "kind", "switches"),
     [

@@ -329,7 +329,6 @@ class Closing(CountingEnv):
         (self.folder / f"closed {os.getpid()}").touch()
 
 
-@pytest.mark.slow
 @pytest.mark.ray
 def test_shutdown_closes_the_envs_of_actors(tmp_path: Path) -> None:
     with collecting(ASYNC[2], lambda w: partial(Closing, str(tmp_path)), frames=T) as collector:

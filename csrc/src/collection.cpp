@@ -59,6 +59,8 @@ CollectorOptions checked(const CollectorOptions& options) {
 
 }  // namespace
 
+// Not in the unnamed namespace: members of such types are warned of in a unity build.
+
 // What came of an order.
 struct Answer {
   std::shared_ptr<Slab> slab;

@@ -11,6 +11,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
+// Not in the unnamed namespace: members of such types are warned of in a unity build.
 struct SlotMessage {
   std::uint64_t length = 0;
   std::byte bytes[kSlotBytes];

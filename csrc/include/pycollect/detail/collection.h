@@ -67,7 +67,7 @@ bool roll(Policy& policy, const Rollout& own) {
   SteppedEnvs& environments = own.environments;
   Recorder& recorder = own.recorder;
   auto& batch = environments.as<typename EnvironmentsOf<E>::type>();
-  // By value: what is written as bytes could change members.
+  // By value: as members they would be loaded anew after each write through a std::byte pointer.
   const std::span<const ConstTensorView> seen = environments.seen(), actions = own.actions;
   const std::span<const TensorView> outputs = own.outputs;
   environments.set_policy_data(own.chosen);

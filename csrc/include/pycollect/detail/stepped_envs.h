@@ -51,7 +51,7 @@ class SteppedEnvs {
   }
 
   // What the policy gives with each step that is recorded from now on: `outputs` are all of it, the
-  // actions among them.
+  // actions among them. Both must stay until the last step that is recorded with them.
   void set_policy_data(std::span<const ConstTensorView> outputs,
                        std::span<const ConstTensorView> states = {}) {
     data_.outputs = outputs;
@@ -62,7 +62,7 @@ class SteppedEnvs {
   // Recorder::step does; allocates nothing of its own.
   std::int64_t record(Recorder& recorder) {
     const std::int64_t due = recorder.step(data_);
-    if (due != 0 && due != -1) [[unlikely]] {  // -1: it was stopped, and no environment has ended
+    if (due != 0 && due != -1) {  // -1: it was stopped, and no environment has ended
       reset_done(recorder);
     }
     return due;
