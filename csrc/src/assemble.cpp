@@ -113,7 +113,9 @@ class IdRow {
   bool counts() const { return stride_ == kBytes ? counts_by(kBytes) : counts_by(stride_); }
 
   void add(std::int64_t begin, std::int64_t end, std::int64_t number) const {
-    stride_ == kBytes ? add_by(kBytes, begin, end, number) : add_by(stride_, begin, end, number);
+    if (number != 0) {  // it is, where one env is all that there are
+      stride_ == kBytes ? add_by(kBytes, begin, end, number) : add_by(stride_, begin, end, number);
+    }
   }
 
  private:
@@ -159,12 +161,13 @@ struct IdRun {
 // What is collected, by env, then by time. Each env's ids, -1 apart, begin at or after its open
 // trajectory's and never fall.
 std::vector<IdRun> runs_of(const TensorView& ids, std::span<const std::int64_t> open,
-                           std::int64_t worker) {
+                           std::int64_t worker, TrajectoryIds::Known known) {
   std::vector<IdRun> runs;
+  runs.reserve(open.size());
   const std::int64_t steps = ids.shape[1];
   for (std::int64_t env = 0; env < ids.shape[0]; ++env) {
     const IdRow row(ids, env);
-    const bool counts = row.counts();
+    const bool counts = known == TrajectoryIds::Known::counting || row.counts();
     std::int64_t last = open[static_cast<std::size_t>(env)];
     for (std::int64_t t = 0, end = 0; t < steps; t = end) {
       const std::int64_t id = row[t];
@@ -297,19 +300,21 @@ void compact(ThreadPool& pool, std::byte* target, const Placement& joined,
 
 TrajectoryIds::TrajectoryIds(State state) : state_(std::move(state)) { check_state(state_); }
 
-void TrajectoryIds::renumber(std::int64_t worker, const TensorView& ids) {
+void TrajectoryIds::renumber(std::int64_t worker, const TensorView& ids, Known known) {
   check_ids(ids);
   const auto envs = static_cast<std::size_t>(ids.shape[0]);
-  const auto known = state_.workers.find(worker);
-  Worker open = known != state_.workers.end() ? known->second
-                                              : Worker{std::vector<std::int64_t>(envs, -1),
-                                                       std::vector<std::int64_t>(envs, -1)};
-  if (open.local.size() != envs) {
-    throw std::invalid_argument("ids: expected " + std::to_string(open.local.size()) +
+  const auto found = state_.workers.find(worker);
+  const bool is_new = found == state_.workers.end();
+  const std::vector<std::int64_t> none(is_new ? envs : 0, -1);
+  const std::vector<std::int64_t>& had = is_new ? none : found->second.local;
+  if (had.size() != envs) {
+    throw std::invalid_argument("ids: expected " + std::to_string(had.size()) +
                                 " envs, as before in worker " + std::to_string(worker) + ", got " +
                                 std::to_string(envs));
   }
-  for (const IdRun& run : runs_of(ids, open.local, worker)) {
+  const std::vector<IdRun> runs = runs_of(ids, had, worker, known);
+  Worker& open = is_new ? state_.workers[worker] = {none, none} : found->second;
+  for (const IdRun& run : runs) {
     const auto env = static_cast<std::size_t>(run.env);
     const IdRow row(ids, run.env);
     std::int64_t begin = run.begin, first = run.first;
@@ -325,7 +330,6 @@ void TrajectoryIds::renumber(std::int64_t worker, const TensorView& ids) {
       state_.next = open.global[env] + 1;
     }
   }
-  state_.workers.insert_or_assign(worker, std::move(open));
 }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -264,8 +264,8 @@ Batch Collection::State::next_of_all() {
     }
   }
   answers.clear();
-  std::vector<Batch::Episode> ended;
-  for (std::vector<Batch::Episode>& of_one : episodes) {
+  std::vector<Batch::Episode> ended = std::exchange(episodes.front(), {});
+  for (std::vector<Batch::Episode>& of_one : std::span(episodes).subspan(1)) {
     ended.insert(ended.end(), of_one.begin(), of_one.end());
     of_one.clear();
   }
@@ -307,7 +307,7 @@ Batch Collection::State::delivered(std::shared_ptr<Slab> whole, std::vector<Batc
   Batch batch(std::move(whole), std::move(ended));
   for (std::int64_t row = 0; row < batch.geometry().workers; ++row) {
     const std::int64_t w = batch.header(row).worker;
-    ids.renumber(w, numbers[row]);
+    ids.renumber(w, numbers[row], TrajectoryIds::Known::counting);
     Ledger& ledger = desks[static_cast<std::size_t>(w)].ledger;
     ledger.delivered += frames();
     ledger.in_flight -= frames();

@@ -60,9 +60,10 @@ Bytes poisoned(const Placement& placement) {
 }
 
 std::vector<std::int64_t> renumbered(TrajectoryIds& ids, std::int64_t worker,
-                                     std::vector<std::int64_t> values, std::int64_t envs) {
+                                     std::vector<std::int64_t> values, std::int64_t envs,
+                                     TrajectoryIds::Known known = TrajectoryIds::Known::nothing) {
   const auto steps = static_cast<std::int64_t>(values.size()) / envs;
-  ids.renumber(worker, TensorView::contiguous(values.data(), DType::int64, {envs, steps}));
+  ids.renumber(worker, TensorView::contiguous(values.data(), DType::int64, {envs, steps}), known);
   return values;
 }
 
@@ -265,6 +266,31 @@ TEST_CASE("a state is taken over, and checked") {
   CHECK_THROWS_AS(TrajectoryIds({1, {{0, {{0}, {1}}}}}), std::invalid_argument);
   CHECK_THROWS_AS(TrajectoryIds({1, {{0, {{0, 1}, {0}}}}}), std::invalid_argument);
   CHECK_THROWS_AS(TrajectoryIds({1, {{0, {{-1}, {0}}}}}), std::invalid_argument);
+}
+
+TEST_CASE("ids that are known to count become what they are where nothing is known") {
+  std::mt19937 random(11);
+  for (const std::int64_t envs : {1, 3}) {
+    TrajectoryIds told, untold;
+    Values open(static_cast<std::size_t>(envs), 0);
+    for (int round = 0; round < 100; ++round) {
+      Values local;
+      for (std::int64_t& id : open) {
+        id += static_cast<std::int64_t>(random() % 4);  // between rollouts it may skip
+        for (int t = 0; t < 9; ++t) {
+          id += static_cast<std::int64_t>(t > 0 && random() % 3 == 0);
+          local.push_back(id);
+        }
+      }
+      CHECK(renumbered(told, 0, local, envs, TrajectoryIds::Known::counting) ==
+            renumbered(untold, 0, local, envs));
+      CHECK(told.state() == untold.state());
+    }
+  }
+  TrajectoryIds ids;
+  CHECK_THROWS_AS(renumbered(ids, 0, {-2, -1}, 1, TrajectoryIds::Known::counting),
+                  std::invalid_argument);
+  CHECK(ids.state() == TrajectoryIds::State{});
 }
 
 TEST_CASE("over random rollouts ids are unique, without gaps, and stable") {

@@ -73,8 +73,14 @@ class TrajectoryIds {
 
   // Renumbers a rollout's ids, [P, T] int64, in place: new trajectories by env, then by time. -1
   // stays. Calls for one batch go by worker. One pass to check, one to write; throws
-  // std::invalid_argument, nothing changed, where ids are not as described above.
-  void renumber(std::int64_t worker, const TensorView& ids);
+  // std::invalid_argument, nothing changed, where ids are not as described above. Only ends of rows
+  // are checked of those that are known to count.
+  enum class Known : std::uint8_t {
+    nothing,
+    counting,  // each id is the one before or the next number: what a Recorder writes in a rollout
+               // of no uncollected cell
+  };
+  void renumber(std::int64_t worker, const TensorView& ids, Known known = Known::nothing);
 
   // The worker was replaced: its open trajectories end, and its local ids begin anew.
   void forget(std::int64_t worker) { state_.workers.erase(worker); }
