@@ -91,7 +91,7 @@ struct Collection::State {
   void ask(std::int64_t w, std::shared_ptr<Slab> target, std::int64_t row);
   // The answer of a desk that has one: its episodes, or its error by a throw.
   Answer taken(std::int64_t w);
-  Batch delivered(std::shared_ptr<Slab> whole, std::vector<Batch::Episode> ended);
+  Batch delivered(const std::shared_ptr<Slab>& whole, std::vector<Batch::Episode> ended);
   Batch next_of_all();
   Batch next_of_first();
   void run_first_worker_here(std::unique_lock<std::mutex>& lock);
@@ -298,16 +298,16 @@ Batch Collection::State::next_of_first() {
   Answer done = taken(w);
   ask(w, pool->acquire(), 0);
   ordered.notify_all();
-  return delivered(std::move(done.slab), std::move(done.episodes));
+  return delivered(done.slab, std::move(done.episodes));
 }
 
 // Under the mutex: ids become those of the whole run, and the ledger counts the batch.
-Batch Collection::State::delivered(std::shared_ptr<Slab> whole, std::vector<Batch::Episode> ended) {
-  const TensorView numbers = whole->placement().view(whole->data(), ids_leaf);
-  Batch batch(std::move(whole), std::move(ended));
+Batch Collection::State::delivered(const std::shared_ptr<Slab>& whole,
+                                   std::vector<Batch::Episode> ended) {
+  Batch batch(whole, std::move(ended));
   for (std::int64_t row = 0; row < batch.geometry().workers; ++row) {
     const std::int64_t w = batch.header(row).worker;
-    ids.renumber(w, numbers[row], TrajectoryIds::Known::counting);
+    ids.renumber(w, whole->rows(ids_leaf, row), TrajectoryIds::Known::counting);
     Ledger& ledger = desks[static_cast<std::size_t>(w)].ledger;
     ledger.delivered += frames();
     ledger.in_flight -= frames();

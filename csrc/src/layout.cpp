@@ -68,6 +68,17 @@ void check_keys(std::span<const Leaf> leaves) {
   }
 }
 
+// [*shape, *frame] from its first frame on. Frames of the last extent follow each other.
+TensorView frames_of(const Leaf& leaf, std::byte* first, Dims shape, Dims strides) {
+  strides.push_back(leaf.frame_bytes());
+  const Dims frame = TensorView::contiguous(nullptr, leaf.dtype, leaf.shape).strides;
+  for (int i = 0; i < leaf.shape.size(); ++i) {
+    shape.push_back(leaf.shape[i]);
+    strides.push_back(frame[i]);
+  }
+  return {first, leaf.dtype, shape, strides, Device{}};
+}
+
 }  // namespace
 
 std::int64_t Leaf::frame_bytes() const {
@@ -144,26 +155,23 @@ std::int64_t Placement::header_offset(std::int64_t worker) const {
   return worker * header_bytes_;
 }
 
+Placement::RowStrides Placement::row_strides(std::size_t leaf) const {
+  const auto [B, P, T, order] = geometry_;
+  const std::int64_t row = T * layout_[leaf].frame_bytes();
+  return order == Order::stack ? RowStrides{P * row, row} : RowStrides{row, B * row};
+}
+
 TensorView Placement::view(std::byte* base, std::size_t leaf) const {
   const auto [B, P, T, order] = geometry_;
-  const std::int64_t frame = layout_[leaf].frame_bytes();
-  const bool stacked = order == Order::stack;
-  TensorView view =
-      TensorView::contiguous(base + offset(leaf), layout_[leaf].dtype, layout_[leaf].shape);
-  Dims shape{B, P, T};
-  Dims strides{(stacked ? P : 1) * T * frame, (stacked ? 1 : B) * T * frame, frame};
-  for (int i = 0; i < view.rank(); ++i) {
-    shape.push_back(view.shape[i]);
-    strides.push_back(view.strides[i]);
-  }
-  view.shape = shape;
-  view.strides = strides;
-  return view;
+  const auto [worker, env] = row_strides(leaf);
+  return frames_of(layout_[leaf], base + offset(leaf), {B, P, T}, {worker, env});
 }
 
 TensorView Placement::rows(std::byte* base, std::size_t leaf, std::int64_t worker) const {
   header_offset(worker);  // throws for a worker that is none
-  return view(base, leaf)[worker];
+  const RowStrides strides = row_strides(leaf);
+  return frames_of(layout_[leaf], base + offset(leaf) + worker * strides.worker,
+                   {geometry_.envs, geometry_.steps}, {strides.env});
 }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

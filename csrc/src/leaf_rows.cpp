@@ -141,16 +141,17 @@ LeafRows::LeafRows(Leaf leaf, std::size_t index, std::int64_t envs, bool batched
 }
 
 void LeafRows::bind(Slab& slab, std::int64_t row, std::int64_t first_env) {
-  const TensorView rows = slab.rows(index_, row);
-  env_stride_ = rows.strides[0];
-  base_ = rows.data + first_env * env_stride_;
+  const Placement& placement = slab.placement();
+  const Placement::RowStrides strides = placement.row_strides(index_);
+  env_stride_ = strides.env;
+  base_ = slab.data() + placement.offset(index_) + row * strides.worker + first_env * strides.env;
   streams_ = slab.streams() && frame_bytes_ >= kStreamFrameBytes && frame_bytes_ % 64 == 0;
   if (frame_bytes_ > 0 && frame_bytes_ <= kWindowFrameBytes && envs_ >= kWindowEnvs) {
     window_steps_ = kWindowRowBytes / frame_bytes_;
     window_.resize(static_cast<std::size_t>(window_steps_ * envs_ * frame_bytes_));
   }
   window_begin_ = window_end_ = 0;
-  row_steps_ = slab.placement().geometry().steps;
+  row_steps_ = placement.geometry().steps;
 }
 
 void LeafRows::bind(const TensorView& step) {

@@ -88,6 +88,13 @@ class Placement {
   std::int64_t header_offset(std::int64_t worker) const;
   std::int64_t header_bytes() const { return header_bytes_; }
 
+  // How far apart the rows of two workers lie, and those of two envs of one, in bytes.
+  struct RowStrides {
+    std::int64_t worker;
+    std::int64_t env;
+  };
+  RowStrides row_strides(std::size_t leaf) const;
+
   // A leaf of a slab that starts at base, as [B, P, T, *frame], whatever the order in memory.
   TensorView view(std::byte* base, std::size_t leaf) const;
   // One worker's rows of it, [P, T, *frame].
