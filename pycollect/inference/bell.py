@@ -77,15 +77,15 @@ class ServingBell:
         return self._bell.count != seen
 
     def _serve(self, seen: int, seconds: float) -> None:
+        """Serve, then sleep: who asked before the caller looked rings no more."""
         server, deadline = self._server, time.monotonic() + seconds
         late = self._bell.count != seen  # somebody may have answered since the caller looked
         owing = self._owing
         while True:
-            left = deadline - time.monotonic()
-            patience = server.patience
-            self._bell.wait_ring(seen, left if patience is None else min(left, patience))
-            seen = self._bell.count
-            now = self._owing
+            heard, now = self._bell.count, self._owing
             server.serve(now)
-            if late or now < owing or time.monotonic() >= deadline:
+            left = deadline - time.monotonic()
+            if late or now < owing or left <= 0:
                 return
+            patience = server.patience
+            self._bell.wait_ring(heard, left if patience is None else min(left, patience))
