@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -175,7 +176,10 @@ def torchrl(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
 
 
 def sample_factory(case: str, lock: str, workers: int) -> Iterator[int]:
-    """The sampler of Sample Factory, in the interpreter that an environment variable names."""
+    """The sampler of Sample Factory, in the interpreter that an environment variable names.
+
+    It samples on between turns, so that it is stopped there: others have the machine then.
+    """
     script = Path(__file__).with_name("peer_sample_factory.py")
     numbers = [str(own) for own in (workers, ENVS, STEPS, CALL_SECONDS)]
     command = [os.environ[SAMPLE_FACTORY], script, case, lock, *numbers]
@@ -189,7 +193,9 @@ def sample_factory(case: str, lock: str, workers: int) -> Iterator[int]:
             running.stdin.write("\n")
             running.stdin.flush()
             told = next(line for line in running.stdout if line.startswith("frames "))
+            os.killpg(running.pid, signal.SIGSTOP)
             yield int(told.split()[1])
+            os.killpg(running.pid, signal.SIGCONT)
     finally:
         os.killpg(running.pid, signal.SIGKILL)
         running.wait()
@@ -287,6 +293,13 @@ def other_process(target: Callable[..., None], *arguments: Any) -> Iterator[None
 CASES = {on_device: "device", lstm: "lstm", nature: "nature"}
 
 
+def device_of(folder: Path, side: str) -> str:
+    """A device for that side alone: who has worked ahead may hold it in another side's turn."""
+    lock = folder / f"device of {side}"
+    lock.touch()
+    return str(lock)
+
+
 @pytest.mark.parametrize(
     ("name", "env", "policy", "workers"),
     [
@@ -302,21 +315,25 @@ def test_central(
     compare: Callable[..., None], tmp_path: Path, name: str, env: Any, policy: Any, workers: int
 ) -> None:
     """One call for all workers, and one for each."""
-    lock = tmp_path / "device"
-    lock.touch()
-    shared = {"env": env, "policy": policy, "lock": str(lock), "workers": workers}
     held = policy is on_device
-    case = {"case": CASES[policy], "lock": str(lock), "workers": workers}
-    others = [Side("Sample Factory", sample_factory, case)] if SAMPLE_FACTORY in os.environ else []
+
+    def side(name: str, stream: Callable[..., Iterator[int]], **kwargs: Any) -> Side:
+        own = {"env": env, "policy": policy, "lock": device_of(tmp_path, name), "workers": workers}
+        return Side(name, stream, {**own, **kwargs})
+
+    others = []
+    if SAMPLE_FACTORY in os.environ:
+        case = {"case": CASES[policy], "lock": device_of(tmp_path, "it"), "workers": workers}
+        others.append(Side("Sample Factory", sample_factory, case))
     compare(
         f"central inference, {name}, {workers} processes of {ENVS}, T={STEPS}",
         [
-            Side("pycollect, central", ours, {**shared, "inference": "central"}),
-            Side(PROCESS, by_a_process, shared),
-            Side(WORKERS, ours, {**shared, "inference": None}),
-            Side(PEER, torchrl, shared, needs="torchrl", spawns=True),
+            side("pycollect, central", ours, inference="central"),
+            side(PROCESS, by_a_process),
+            side(WORKERS, ours, inference=None),
+            replace(side(PEER, torchrl), needs="torchrl", spawns=True),
             *others,
-            Side(ALONE, alone, shared),
+            side(ALONE, alone),
         ],
         frame_bytes=2 * env().observation_space.sample().nbytes,
         wanted={ALONE: 0.9, WORKERS: 4.0} if held and workers > 1 else {},
@@ -326,19 +343,20 @@ def test_central(
 @pytest.mark.parametrize("workers", [2, pytest.param(8, marks=pytest.mark.full)])
 def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -> None:
     """`env_groups=2`: half of the environments step while the policy is called for the others."""
-    lock = tmp_path / "device"
-    lock.touch()
-    shared = {"env": Slow, "policy": on_device, "lock": str(lock), "workers": workers}
-    central = {**shared, "inference": "central"}
+
+    def side(name: str, stream: Callable[..., Iterator[int]], **kwargs: Any) -> Side:
+        own = {"env": Slow, "policy": on_device, "workers": workers}
+        return Side(name, stream, {**own, "lock": device_of(tmp_path, name), **kwargs})
+
     ones = "pycollect, central, one group", f"{PROCESS}, one group"
     compare(
         f"central inference, 2 ms device, {workers} processes of {ENVS} environments of 1 ms, "
         f"T={STEPS}",
         [
-            Side("pycollect, central, env_groups=2", ours, {**central, "env_groups": 2}),
-            Side(ones[0], ours, central),
-            Side(f"{PROCESS}, env_groups=2", by_a_process, {**shared, "env_groups": 2}),
-            Side(ones[1], by_a_process, shared),
+            side("pycollect, central, env_groups=2", ours, inference="central", env_groups=2),
+            side(ones[0], ours, inference="central"),
+            side(f"{PROCESS}, env_groups=2", by_a_process, env_groups=2),
+            side(ones[1], by_a_process),
             Side(STEPPED, stepped_alone, {"workers": workers}),
         ],
         frame_bytes=FRAME_BYTES,
