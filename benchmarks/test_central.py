@@ -241,10 +241,10 @@ def through_a_slot(trips: int) -> Iterator[int]:
     with other_process(ask_for_ever, slots.address, slots.add(), bell.address):
         while True:
             for _ in range(trips):
-                seen = bell.count
+                heard = bell.knocks
                 while not (asking := slots.asking()):
-                    bell.wait_ring(seen, 1.0)
-                    seen = bell.count
+                    bell.wait_knock(heard, 1.0)
+                    heard = bell.knocks
                 slots.answer(asking[0])
             yield trips
 

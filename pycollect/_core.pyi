@@ -348,11 +348,14 @@ def merge_freed_memory() -> None:
 class Bell:
     """What all workers of a driver ring, and what it sleeps on. Thread-safe.
 
+    Who only wants to be served knocks, and is not counted among those who ring.
+
     Args:
         address: of another process's; None: a new one.
 
     Attributes:
         count: how often it was rung.
+        knocks: how often somebody knocked or rang.
     """
 
     def __init__(self, address: _Address | None = None) -> None: ...
@@ -363,6 +366,15 @@ class Bell:
     def ring(self) -> None: ...
     def wait_ring(self, seen: int, seconds: float) -> bool:
         """Sleep until `count` is no longer `seen`; return whether it is not.
+
+        It also ends after that time, when somebody knocks, and when a signal arrives.
+        """
+
+    @property
+    def knocks(self) -> int: ...
+    def knock(self) -> None: ...
+    def wait_knock(self, heard: int, seconds: float) -> bool:
+        """Sleep until `knocks` is no longer `heard`; return whether it is not.
 
         It also ends after that time, and when a signal arrives.
         """

@@ -32,13 +32,13 @@ def test_one_server_for_all_workers() -> None:
         process.start()
     left = TIMES * len(slots)
     while left:
-        seen = bell.count
+        heard = bell.knocks
         for slot in slots.asking():
             question = slots.question(slot)
             slots.answer(slot, question, int(question))
             left -= 1
         if left:
-            bell.wait_ring(seen, LONG)
+            bell.wait_knock(heard, LONG)
     for process in processes:
         process.join(LONG)
         assert process.exitcode == 0

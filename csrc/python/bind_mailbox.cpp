@@ -39,7 +39,15 @@ void bind_mailbox(py::module_& module) {
           [](const Bell& self, std::uint64_t seen, double seconds) {
             return self.wait_ring(seen, Seconds(seconds));
           },
-          py::arg("seen"), py::arg("seconds"), Release());
+          py::arg("seen"), py::arg("seconds"), Release())
+      .def_property_readonly("knocks", &Bell::knocks)
+      .def("knock", &Bell::knock)
+      .def(
+          "wait_knock",
+          [](const Bell& self, std::uint64_t heard, double seconds) {
+            return self.wait_knock(heard, Seconds(seconds));
+          },
+          py::arg("heard"), py::arg("seconds"), Release());
 
   py::class_<Mailbox>(module, "Mailbox", "The driver's end of a mailbox.")
       .def(py::init<std::int64_t>(), py::arg("capacity"))

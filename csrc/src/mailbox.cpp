@@ -29,6 +29,11 @@ struct MailboxPages {
   // `capacity` slots for questions follow, then as many for answers.
 };
 
+struct BellPage {
+  std::atomic<std::uint64_t> rings{};
+  std::atomic<std::uint64_t> knocks{};  // rings among them, each counted there before
+};
+
 namespace {
 
 template <std::size_t bytes>
@@ -78,9 +83,7 @@ Message read(const Slot<bytes>& slot) {
   return {slot.message, slot.message + length};
 }
 
-std::atomic<std::uint64_t>& count_in(const Memory& memory) {
-  return *reinterpret_cast<std::atomic<std::uint64_t>*>(memory.data());
-}
+BellPage& page_in(const Memory& memory) { return *reinterpret_cast<BellPage*>(memory.data()); }
 
 MailboxPages& pages_in(const Memory& memory) {
   return *reinterpret_cast<MailboxPages*>(memory.data());
@@ -95,24 +98,41 @@ std::int64_t checked_capacity(std::int64_t capacity) {
 
 }  // namespace
 
-Bell::Bell() : memory_(share_memory(sizeof(std::uint64_t))) {
-  new (memory_->data()) std::atomic<std::uint64_t>(0);
-}
+Bell::Bell() : memory_(share_memory(sizeof(BellPage))) { new (memory_->data()) BellPage(); }
 
 Bell::Bell(const SharedAddress& address) : memory_(attach_memory(address)) {}
 
-std::uint64_t Bell::count() const { return count_in(*memory_).load(std::memory_order_acquire); }
+std::uint64_t Bell::count() const {
+  return page_in(*memory_).rings.load(std::memory_order_acquire);
+}
 
 void Bell::ring() {
-  count_in(*memory_).fetch_add(1, std::memory_order_release);
-  futex::wake_all(count_in(*memory_));
+  page_in(*memory_).rings.fetch_add(1, std::memory_order_release);
+  knock();
 }
 
 bool Bell::wait_ring(std::uint64_t seen, Seconds timeout) const {
+  const std::uint64_t heard = knocks();  // before it looks: a ring later than that ends the wait
   if (count() == seen) {
-    futex::wait(count_in(*memory_), seen, timeout);
+    wait_knock(heard, timeout);
   }
   return count() != seen;
+}
+
+std::uint64_t Bell::knocks() const {
+  return page_in(*memory_).knocks.load(std::memory_order_acquire);
+}
+
+void Bell::knock() {
+  page_in(*memory_).knocks.fetch_add(1, std::memory_order_release);
+  futex::wake_all(page_in(*memory_).knocks);
+}
+
+bool Bell::wait_knock(std::uint64_t heard, Seconds timeout) const {
+  if (knocks() == heard) {
+    futex::wait(page_in(*memory_).knocks, heard, timeout);
+  }
+  return knocks() != heard;
 }
 
 Mailbox::Mailbox(std::int64_t capacity)

@@ -146,7 +146,7 @@ void WorkerSlot::ask(std::span<const std::byte> message) {
   to.question.write(message);
   asked_ = before + 1;
   to.asked.store(asked_, std::memory_order_release);
-  bell_.ring();
+  bell_.knock();
 }
 
 bool WorkerSlot::wait_answer(Seconds timeout) const {

@@ -77,15 +77,13 @@ class ServingBell:
         return self._bell.count != seen
 
     def _serve(self, seen: int, seconds: float) -> None:
-        """Serve, then sleep: who asked before the caller looked rings no more."""
+        """Look, then sleep: who knocked before does not knock again."""
         server, deadline = self._server, time.monotonic() + seconds
-        late = self._bell.count != seen  # somebody may have answered since the caller looked
-        owing = self._owing
         while True:
-            heard, now = self._bell.count, self._owing
-            server.serve(now)
+            heard = self._bell.knocks
+            server.serve(self._owing)
             left = deadline - time.monotonic()
-            if late or now < owing or left <= 0:
+            if self._bell.count != seen or left <= 0:
                 return
             patience = server.patience
-            self._bell.wait_ring(heard, left if patience is None else min(left, patience))
+            self._bell.wait_knock(heard, left if patience is None else min(left, patience))

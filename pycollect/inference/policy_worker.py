@@ -63,7 +63,7 @@ class PolicyWorker(ServingWorker):
     ) -> None:
         self.index = index
         self._server, self._bell, self._seats = server, bell, seats
-        self._seen = 0
+        self._heard = 0
         self._version = PolicyVersion()
         server.count_by(self._version)
 
@@ -81,8 +81,8 @@ class PolicyWorker(ServingWorker):
         """Sleep until a worker asks, or those that are held back are to be served."""
         patience = self._server.patience
         most = LOOK_SECONDS if patience is None else min(patience, LOOK_SECONDS)
-        self._bell.wait_ring(self._seen, most)
-        self._seen = self._bell.count
+        self._bell.wait_knock(self._heard, most)
+        self._heard = self._bell.knocks
 
     def serve(self, version: int) -> None:
         """Call the policy for them, whose frames carry that version."""

@@ -93,6 +93,21 @@ TEST_CASE("waits end with their time") {
   CHECK(std::chrono::steady_clock::now() - start >= std::chrono::milliseconds(20));
 }
 
+TEST_CASE("who knocks is heard, and not counted among those who ring") {
+  Bell bell;
+  bell.knock();
+  CHECK(bell.count() == 0);
+  CHECK(bell.knocks() == 1);
+  CHECK(bell.wait_knock(0, kLong));
+  CHECK_FALSE(bell.wait_knock(1, Seconds(0)));
+  CHECK_FALSE(bell.wait_ring(0, Seconds(0)));
+  bell.ring();
+  CHECK(bell.count() == 1);
+  CHECK(bell.knocks() == 2);
+  CHECK(bell.wait_knock(1, kLong));
+  CHECK(bell.wait_ring(0, kLong));
+}
+
 TEST_CASE("a driver and two workers in threads of their own") {
   constexpr int kRounds = 2000;
   Bell bell;

@@ -50,12 +50,13 @@ struct Pair {
 
 }  // namespace
 
-TEST_CASE("a question rings, and waits for its answer and the number beside it") {
+TEST_CASE("a question knocks, and waits for its answer and the number beside it") {
   Pair p;
   CHECK_FALSE(p.server.has_question());
-  const std::uint64_t before = p.bell.count();
+  const std::uint64_t before = p.bell.knocks();
   p.worker.ask(bytes("what"));
-  CHECK(p.bell.count() == before + 1);
+  CHECK(p.bell.knocks() == before + 1);
+  CHECK(p.bell.count() == 0);
   CHECK(p.server.has_question());
   CHECK(text(p.server.question()) == "what");
   CHECK_FALSE(p.worker.wait_answer(Seconds(0)));
@@ -129,7 +130,7 @@ TEST_CASE("a worker that sleeps is woken, again and again") {
   std::thread server([&p] {
     for (std::uint64_t n = 1; n <= kTimes; ++n) {
       while (!p.server.has_question()) {
-        p.bell.wait_ring(n - 1, kLong);
+        p.bell.wait_knock(n - 1, kLong);
       }
       p.server.answer({}, n);
     }

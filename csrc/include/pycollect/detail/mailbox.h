@@ -6,8 +6,9 @@
 // A hand-over costs about 8 us where the other side sleeps (futex), less than 1 us else. Nobody
 // spins: with as many processes as cores that only takes time from those who work.
 //
-// Many workers ring one Bell, on which their driver sleeps. Whatever waits does so for a given time
-// at most and also returns when a signal arrives: look after the other side's life, and wait again.
+// Many workers ring one Bell, on which their driver sleeps, or knock, see there. Whatever waits
+// does so for a given time at most and also returns when a signal arrives: look after the other
+// side's life, and wait again.
 #pragma once
 
 #include <chrono>
@@ -26,7 +27,9 @@ namespace pycollect::inline PYCOLLECT_ABI {
 using Seconds = std::chrono::duration<double>;
 using Message = std::vector<std::byte>;
 
-// What all workers of a driver ring. Thread-safe.
+// What all workers of a driver ring. Who only wants to be served knocks, and is not counted among
+// those who ring, so that a driver that serves while it waits sees which of both it was.
+// Thread-safe.
 class Bell {
  public:
   // A new one; throws as share_memory() does.
@@ -38,8 +41,14 @@ class Bell {
   // How often it was rung.
   std::uint64_t count() const;
   void ring();
-  // Sleeps until count() is no longer `seen`; returns whether it is not.
+  // Sleeps until count() is no longer `seen`, or somebody knocks; returns whether it is not.
   bool wait_ring(std::uint64_t seen, Seconds timeout) const;
+
+  // How often somebody knocked or rang.
+  std::uint64_t knocks() const;
+  void knock();
+  // Sleeps until knocks() is no longer `heard`; returns whether it is not.
+  bool wait_knock(std::uint64_t heard, Seconds timeout) const;
 
  private:
   std::shared_ptr<Memory> memory_;

@@ -6,7 +6,7 @@
 // the worker but between question and answer. Who takes a dead worker's place goes on with its
 // slot, and so does a server with all of them.
 //
-// All workers ring the one Bell on which their server sleeps. Waits end as a Mailbox's do.
+// All workers knock at the one Bell on which their server sleeps. Waits end as a Mailbox's do.
 #pragma once
 
 #include <cstddef>
@@ -67,7 +67,7 @@ class WorkerSlot {
   // Throws as attach_memory() does, and std::invalid_argument where there is no such slot.
   WorkerSlot(const SharedAddress& slots, std::size_t slot, const SharedAddress& bell);
 
-  // Asks, and rings. Throws std::length_error past kSlotBytes and std::logic_error while the
+  // Asks, and knocks. Throws std::length_error past kSlotBytes and std::logic_error while the
   // question before was not answered.
   void ask(std::span<const std::byte> message);
   // Sleeps until the question is answered; returns whether it is.
