@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -155,11 +155,11 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test after which a process, a thread or named shared memory is still there."""
     if request.node.get_closest_marker("ray"):
         request.getfixturevalue("ray_cluster")
-    processes, shared, threads = _processes(), _shared_memory(), set(threading.enumerate())
+    processes, shared, threads = _descendants(), _shared_memory(), set(threading.enumerate())
     yield
     deadline = time.monotonic() + _LEAK_SECONDS
     while True:
-        left = {pid: name for pid, name in _processes().items() if pid not in processes}
+        left = _ours(_descendants() - processes)
         names = _not_of_others(_shared_memory() - shared)
         running = [thread.name for thread in threading.enumerate() if thread not in threads]
         running = [name for name in running if not any(part in name for part in _LASTING_THREADS)]
@@ -170,11 +170,16 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.05)
 
 
-def _processes() -> dict[int, str]:
-    """Our descendants by pid, without zombies, templates, Ray's own and Python's own."""
+def _descendants() -> set[psutil.Process]:
+    """All processes below this one."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def _ours(processes: Iterable[psutil.Process]) -> dict[int, str]:
+    """Those by pid, without zombies, templates, Ray's own and Python's own."""
     known = (*_RAYS_OWN, *_PYTHONS_OWN)
     found = {}
-    for process in psutil.Process().children(recursive=True):
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             name = process.name()
             title = " ".join([name, *process.cmdline()])
