@@ -279,6 +279,59 @@ def test_it_ends_with_its_program(end: str, tmp_path: Path) -> None:
         await_gone(pid)
 
 
+UNGUARDED = """
+import os, threading
+from pycollect import MultiSyncDataCollector
+from envs_for_tests import CountingEnv
+if __name__ == "__mp_main__":
+    print(os.getpid(), flush=True)
+    threading.Event().wait()
+MultiSyncDataCollector([CountingEnv] * 2, None, frames_per_batch=10)
+"""
+
+
+def test_workers_end_with_a_program_that_they_are_still_importing(tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(UNGUARDED)
+    driver = subprocess.Popen(
+        [sys.executable, str(script)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS},
+    )
+    assert driver.stdout is not None
+    pids = [int(driver.stdout.readline()) for _ in range(2)]
+    template = psutil.Process(pids[0]).parent()
+    assert template is not None
+    template.kill()  # it would end those whose driver it sees go first
+    await_gone(template.pid)
+    driver.kill()
+    for pid in pids:
+        await_gone(pid)
+    driver.communicate(timeout=LONG)
+
+
+def test_a_program_on_standard_input_has_workers() -> None:
+    script = """
+from pycollect import MultiSyncDataCollector
+from envs_for_tests import CountingEnv
+with MultiSyncDataCollector(
+    [lambda: CountingEnv()] * 2, None, frames_per_batch=10, total_frames=10
+) as collector:
+    print([tuple(batch.shape) for batch in collector])
+"""
+    ended = subprocess.run(
+        [sys.executable, "-"],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        env={**os.environ, "PYTHONPATH": PATHS},
+        check=False,
+    )
+    assert ended.stdout == "[(2, 5)]\n", ended.stderr
+
+
 @pytest.mark.slow
 def test_multiprocessings_own_fork_server_is_not_touched(
     engine: ProcessEngine, tmp_path: Path

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <system_error>
@@ -38,6 +39,10 @@ void wait_end(int pid, int pidfd) {
 }  // namespace
 
 void end_with_process(int pid) {
+  static std::atomic<int> watched{0};
+  if (watched.exchange(pid) == pid) {
+    return;
+  }
   setpgid(0, 0);  // fails for a leader of a session, which has its own group already
   const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
   if (pidfd < 0 && (errno == ESRCH || errno == EINVAL)) {

@@ -39,7 +39,8 @@ class StartTimer:
             raise ValueError(
                 f"worker_init_timeout: workers {[worker.index for worker in late]} did not start "
                 f"within {self._limit:g} s{_beside(without_cpu)}; memory or other resources are "
-                "in use, or their environments take longer to build"
+                "in use, their environments take longer to build, or the program's script, which "
+                'they import, does its work outside of if __name__ == "__main__":'
             )
 
 

@@ -48,7 +48,7 @@ class _ForkedPopen(popen_forkserver.Popen):
 
     def _pickled(self, process: Any) -> bytes:
         """All that a template's fork reads."""
-        prepared = spawn.get_preparation_data(process.name)
+        prepared = _preparation(process.name)
         file = io.BytesIO()
         pickle.dump(dict(os.environb), file)
         set_spawning_popen(self)
@@ -78,6 +78,14 @@ class _ForkedPopen(popen_forkserver.Popen):
     def is_alone(self) -> bool:
         """Whether its template is gone: nobody keeps its number when it ends."""
         return bool(_polled(self._line.fileno(), 0, 0))
+
+
+def _preparation(name: str) -> dict[str, Any]:
+    """As a spawned process has it. A program that was read from a stream has no file to import."""
+    prepared = spawn.get_preparation_data(name)
+    if not os.path.exists(prepared.get("init_main_from_path", "")):
+        prepared.pop("init_main_from_path", None)
+    return prepared
 
 
 def _polled(descriptor: int, events: int, milliseconds: int | None) -> list[tuple[int, int]]:

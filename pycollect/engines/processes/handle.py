@@ -318,9 +318,8 @@ class MailboxHandle:
         end = self.monitor.end()
         if self._taken == 0 and end.line.endswith("exit code 1") and not self.monitor.last_words():
             line = (
-                f"{end.line} before it was one: if the program starts processes while it is "
-                "imported, which they do, too, put what it does under "
-                'if __name__ == "__main__":'
+                f"{end.line} before it was built. Workers import the program's script: if that "
+                'makes a collector, put it under if __name__ == "__main__":'
             )
             end = replace(end, line=line)
         return end.death_of(self.spec)

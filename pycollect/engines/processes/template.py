@@ -20,6 +20,7 @@ from collections.abc import Container
 from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
 
+from pycollect._core import end_with_process
 from pycollect.engines.import_warnings import have_filtered
 
 NUMBER = struct.Struct("q")
@@ -97,7 +98,7 @@ class _Template:
     def __init__(self, control: socket.socket, driver: int, on_interrupt: object) -> None:
         self._control = control
         self._on_interrupt = on_interrupt
-        self._driver = os.pidfd_open(driver)
+        self._driver_pid, self._driver = driver, os.pidfd_open(driver)
         self._workers: set[_Worker] = set()
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
@@ -152,7 +153,7 @@ class _Template:
             try:
                 line.close()
                 self._forget()
-                code = _work(name, descriptors)
+                code = _work(name, descriptors, self._driver_pid)
             except BaseException:
                 sys.excepthook(*sys.exc_info())
                 sys.stderr.flush()
@@ -204,8 +205,15 @@ def _why_not() -> str:
     return ""
 
 
-def _work(name: str, descriptors: list[int]) -> int:
-    """Be the process that the driver describes; return its exit code."""
+def _work(name: str, descriptors: list[int], driver: int) -> int:
+    """Be the process that the driver describes; return its exit code.
+
+    It ends with the driver from here on: to import the program's script can take for ever.
+    """
+    try:
+        end_with_process(driver)
+    except RuntimeError:  # it is gone already
+        return 1
     state, sentinel, stdout, stderr, tracker, *inherited = descriptors
     os.setpgid(0, 0)
     call_process(name)
