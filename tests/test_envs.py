@@ -25,6 +25,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from pycollect.envs import make_env_batch
 
@@ -276,7 +277,7 @@ class TestBadEntries:
         with pytest.raises(TypeError, match=r"reset: expected \(observation, info\), got ndarray"):
             make_env_batch(entry).reset()
 
-    @pytest.mark.parametrize("entry", [None, 3, {"env": 1}])
+    @pytest.mark.parametrize("entry", [None, 3, {"env": 1}, nn.Linear(3, 1)])
     def test_no_callable(self, entry: Any) -> None:
         with pytest.raises(TypeError, match=r"create_env_fn: expected a callable.*got"):
             make_env_batch(entry)

@@ -71,3 +71,8 @@ def test_what_a_policy_itself_raises_is_left_alone() -> None:
 
     with pytest.raises(RuntimeError, match=r"^own words$"):
         SyncDataCollector(Doubles, broken, frames_per_batch=4)
+
+
+def test_a_function_of_a_tensordict_that_is_given_a_tensor() -> None:
+    with pytest.raises(RuntimeError, match=r"policy: its first call, with 'observation' float32"):
+        SyncDataCollector(CountingEnv, lambda given: given["observation"], frames_per_batch=4)

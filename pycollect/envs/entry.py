@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import gymnasium
+from torch import nn
 
 from .compiled import is_compiled_env
 from .registry import maker
@@ -26,7 +27,8 @@ def check_entry(entry: Any) -> Any:
         return [_checked_item(i, item) for i, item in enumerate(entry)]
     if isinstance(entry, str):
         return maker("create_env_fn", entry)
-    if not callable(entry) and not is_env(entry) and not hasattr(entry, "step"):
+    is_policy = isinstance(entry, nn.Module)  # as TorchRL's environments are, too
+    if (is_policy or not callable(entry)) and not is_env(entry) and not hasattr(entry, "step"):
         raise TypeError(
             "create_env_fn: expected a callable, an id of Gymnasium's, a list of these or an "
             f"environment, got {describe(entry)}"

@@ -50,7 +50,7 @@ class EnvForm:
         if extras:
             raise NotImplementedError(
                 "inference: expected environments whose observations and actions are tensors of "
-                f"fixed shapes, but {show_all(extras)} hold other data; use inference=None"
+                f"fixed shapes, but {show_all(extras)} came, of other data; use inference=None"
             )
         if env.staying:
             raise NotImplementedError(

@@ -24,7 +24,7 @@ def explained(
     Args:
         given: the policy's inputs, by key.
     """
-    if type(error) is not RuntimeError or not _OF_FORM.search(str(error)):
+    if type(error) not in (RuntimeError, IndexError) or not _OF_FORM.search(str(error)):
         return None
     forms = ", ".join(
         f"{show(key)} {_name(tensor.dtype)} {list(tensor.shape)}" for key, tensor in given.items()

@@ -197,6 +197,13 @@ def test_split_batches_always_have_two_dimensions() -> None:
     assert split_trajectories(one).shape == (1, 2, 5)
 
 
+def test_split_batches_name_the_dimension_of_time() -> None:
+    """There, neither has a name."""
+    ours, theirs = ours_and_theirs(partial(CountingEnv, length=5), split_trajs=True)
+    assert ours[0].names == [None, "time"]
+    assert theirs[0].names == [None, None]
+
+
 def test_ids_count_from_zero_without_gaps() -> None:
     """There, they go on from those of the resets before; and are given by time, not by env."""
     kwargs = {"reset_at_each_iter": True}
