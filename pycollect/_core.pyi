@@ -334,7 +334,7 @@ def end_with_process(pid: int) -> None:
     This process becomes the leader of a process group of its own.
 
     Raises:
-        RuntimeError: there is no such process.
+        RuntimeError: there is no such process, or no thread can start to watch it.
     """
 
 def merge_freed_memory() -> None:
@@ -448,7 +448,7 @@ class WorkerMailbox:
     @property
     def steps(self) -> SharedNumber: ...
     def wait_ask(self, seconds: float) -> bool:
-        """Sleep until there is a question; return whether there is. Ends as `Bell.wait_ring`."""
+        """Sleep until there is a question; return whether there is. Ends as `Bell.wait_knock`."""
 
     def published(self) -> bytes:
         """The message that was published last, whole; empty before the first."""
@@ -520,7 +520,7 @@ class WorkerSlot:
 
     def __init__(self, slots: _Address, slot: int, bell: _Address) -> None: ...
     def ask(self, message: bytes = b"", seconds: float = 0) -> bool:
-        """Ask, and ring; then `wait_answer`.
+        """Ask, and knock; then `wait_answer`.
 
         Raises:
             ValueError: the message is too long.
@@ -528,7 +528,7 @@ class WorkerSlot:
         """
 
     def wait_answer(self, seconds: float) -> bool:
-        """Sleep until it is answered; return whether it is. Ends as `Bell.wait_ring`."""
+        """Sleep until it is answered; return whether it is. Ends as `Bell.wait_knock`."""
 
     def answer(self) -> bytes:
         """The answer to the last question; RuntimeError where there is none."""

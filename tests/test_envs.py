@@ -292,6 +292,8 @@ class TestBadEntries:
     def test_a_list_of_something_else(self) -> None:
         with pytest.raises(TypeError, match=r"create_env_fn\[0\]: expected a callable"):
             make_env_batch([CountingEnv()])
+        with pytest.raises(TypeError, match=r"create_env_fn\[1\]: expected a callable"):
+            make_env_batch([CountingEnv, nn.Linear(3, 1)])
         with pytest.raises(ValueError, match="create_env_fn: expected at least one"):
             make_env_batch([])
         with pytest.raises(TypeError, match=r"create_env_fn\[0\]: .*vector env"):

@@ -73,6 +73,14 @@ def test_what_a_policy_itself_raises_is_left_alone() -> None:
         SyncDataCollector(Doubles, broken, frames_per_batch=4)
 
 
+def test_an_index_error_of_its_own_is_left_alone() -> None:
+    def broken(observation: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(np.zeros(3)[int(observation.sum()) + 3])
+
+    with pytest.raises(IndexError, match="out of bounds for axis 0 with size 3"):
+        SyncDataCollector(Doubles, broken, frames_per_batch=4)
+
+
 def test_a_function_of_a_tensordict_that_is_given_a_tensor() -> None:
     with pytest.raises(RuntimeError, match=r"policy: its first call, with 'observation' float32"):
         SyncDataCollector(CountingEnv, lambda given: given["observation"], frames_per_batch=4)

@@ -311,25 +311,39 @@ def test_workers_end_with_a_program_that_they_are_still_importing(tmp_path: Path
     driver.communicate(timeout=LONG)
 
 
-def test_a_program_on_standard_input_has_workers() -> None:
-    script = """
+ON_STANDARD_INPUT = """
+import sys
 from pycollect import MultiSyncDataCollector
 from envs_for_tests import CountingEnv
 with MultiSyncDataCollector(
-    [lambda: CountingEnv()] * 2, None, frames_per_batch=10, total_frames=10
+    [lambda: CountingEnv()] * 2, None, frames_per_batch=10, total_frames=10,
+    start_method=sys.argv[1],
 ) as collector:
     print([tuple(batch.shape) for batch in collector])
 """
-    ended = subprocess.run(
-        [sys.executable, "-"],
-        input=script,
+
+
+def collected_on_standard_input(start_method: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-", start_method],
+        input=ON_STANDARD_INPUT,
         capture_output=True,
         text=True,
         timeout=LONG,
         env={**os.environ, "PYTHONPATH": PATHS},
         check=False,
     )
+
+
+def test_a_program_on_standard_input_has_workers() -> None:
+    ended = collected_on_standard_input("forkserver")
     assert ended.stdout == "[(2, 5)]\n", ended.stderr
+
+
+def test_a_program_on_standard_input_has_none_that_are_spawned() -> None:
+    ended = collected_on_standard_input("spawn")
+    words = "ValueError: start_method: workers that are spawned import the program's script; "
+    assert words + "expected a file, got <stdin>, a stream" in ended.stderr
 
 
 @pytest.mark.slow

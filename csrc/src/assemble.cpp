@@ -313,7 +313,8 @@ void TrajectoryIds::renumber(std::int64_t worker, const TensorView& ids, Known k
                                 std::to_string(envs));
   }
   const std::vector<IdRun> runs = runs_of(ids, had, worker, known);
-  Worker& open = is_new ? state_.workers[worker] = {none, none} : found->second;
+  Worker& open =
+      is_new ? state_.workers.emplace(worker, Worker{none, none}).first->second : found->second;
   for (const IdRun& run : runs) {
     const auto env = static_cast<std::size_t>(run.env);
     const IdRow row(ids, run.env);

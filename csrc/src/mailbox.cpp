@@ -31,7 +31,7 @@ struct MailboxPages {
 
 struct BellPage {
   std::atomic<std::uint64_t> rings{};
-  std::atomic<std::uint64_t> knocks{};  // rings among them, each counted there before
+  std::atomic<std::uint64_t> knocks{};  // and rings: who sees its knock here sees it there
 };
 
 namespace {

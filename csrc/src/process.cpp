@@ -5,11 +5,12 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
+#include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #if defined(__GLIBC__)
 #include <malloc.h>
@@ -36,11 +37,31 @@ void wait_end(int pid, int pidfd) {
   end_group();
 }
 
+// Starts the thread that watches. Signals are for the process's own threads.
+void start_deaf(int pid, int pidfd) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    std::thread(wait_end, pid, pidfd).detach();
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (pidfd >= 0) {
+      close(pidfd);
+    }
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
 }  // namespace
 
 void end_with_process(int pid) {
-  static std::atomic<int> watched{0};
-  if (watched.exchange(pid) == pid) {
+  static std::mutex lock;
+  static std::pair<int, int> watching{0, 0};  // who, whom: a fork has the pair, but no thread
+  const std::lock_guard held(lock);
+  const std::pair<int, int> wanted{getpid(), pid};
+  if (watching == wanted) {
     return;
   }
   setpgid(0, 0);  // fails for a leader of a session, which has its own group already
@@ -48,12 +69,8 @@ void end_with_process(int pid) {
   if (pidfd < 0 && (errno == ESRCH || errno == EINVAL)) {
     throw std::system_error(errno, std::generic_category(), "pidfd_open");
   }
-  // Signals are for the process's own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  std::thread(wait_end, pid, pidfd).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  start_deaf(pid, pidfd);
+  watching = wanted;
 }
 
 void merge_freed_memory() {

@@ -51,7 +51,7 @@ class Rung(Protocol):
         """Wake whoever waits."""
 
     def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` is no longer `seen`; return whether it is not."""
+        """Sleep until `count` is no longer `seen`; return whether it is not. May end early."""
 
 
 class SharedBell(Rung, Protocol):

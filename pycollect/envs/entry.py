@@ -45,7 +45,7 @@ def _checked_item(i: int, item: Any) -> Any:
             f"{describe(item)}, which is made already; give what makes it, for example "
             "lambda: gymnasium.make(...), so that each has its own"
         )
-    if not callable(item):
+    if isinstance(item, nn.Module) or not callable(item):
         raise TypeError(
             f"create_env_fn[{i}]: expected a callable that makes an environment, or an id of "
             f"Gymnasium's, got {describe(item)}"

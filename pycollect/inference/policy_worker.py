@@ -54,7 +54,7 @@ class PolicyWorker(ServingWorker):
 
     Args:
         server: that does it.
-        bell: that they ring.
+        bell: at which they knock.
         seats: of theirs; None: they have the driver's.
     """
 

@@ -12,7 +12,7 @@ class Seats:
     It is the driver, or, on another node, who calls the policy there.
 
     Args:
-        bell: that workers ring when they ask.
+        bell: at which workers knock when they ask.
         groups: of each worker's environments.
 
     Attributes:

@@ -12,7 +12,10 @@ from torch import nn
 from pycollect.batch.layout import Key
 from pycollect.policy.program.steps import show
 
-_OF_FORM = re.compile(r"dtype|\btype\b|shape|size|dimension|channels", re.IGNORECASE)
+_OF_FORM = {
+    RuntimeError: re.compile(r"dtype|\btype\b|shape|size|dimension|channels", re.IGNORECASE),
+    IndexError: re.compile(r"too many indices|dimension specified|dimension out of range", re.I),
+}
 """What torch's errors say where dtypes or shapes do not fit."""
 
 
@@ -24,7 +27,8 @@ def explained(
     Args:
         given: the policy's inputs, by key.
     """
-    if type(error) not in (RuntimeError, IndexError) or not _OF_FORM.search(str(error)):
+    words = _OF_FORM.get(type(error))
+    if words is None or not words.search(str(error)):
         return None
     forms = ", ".join(
         f"{show(key)} {_name(tensor.dtype)} {list(tensor.shape)}" for key, tensor in given.items()

@@ -73,8 +73,8 @@ class TrajectoryIds {
 
   // Renumbers a rollout's ids, [P, T] int64, in place: new trajectories by env, then by time. -1
   // stays. Calls for one batch go by worker. One pass to check, one to write; throws
-  // std::invalid_argument, nothing changed, where ids are not as described above. Only ends of rows
-  // are checked of those that are known to count.
+  // std::invalid_argument, nothing changed, where ids are not as described above. Of those that are
+  // known to count only the first of each row is checked.
   enum class Known : std::uint8_t {
     nothing,
     counting,  // each id is the one before or the next number: what a Recorder writes in a rollout

@@ -8,7 +8,7 @@ import os
 import pickle
 import select
 import socket
-from multiprocessing import popen_forkserver, resource_tracker, spawn, util
+from multiprocessing import popen_forkserver, resource_tracker, util
 from multiprocessing.context import set_spawning_popen
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
@@ -16,6 +16,7 @@ from typing import Any
 
 from pycollect.engines.processes.child import kill_group
 from pycollect.engines.processes.forking import templates
+from pycollect.engines.processes.script import preparation
 from pycollect.engines.processes.template import NUMBER
 
 _STREAMS = (1, 2)
@@ -48,7 +49,7 @@ class _ForkedPopen(popen_forkserver.Popen):
 
     def _pickled(self, process: Any) -> bytes:
         """All that a template's fork reads."""
-        prepared = _preparation(process.name)
+        prepared = preparation(process.name)
         file = io.BytesIO()
         pickle.dump(dict(os.environb), file)
         set_spawning_popen(self)
@@ -78,14 +79,6 @@ class _ForkedPopen(popen_forkserver.Popen):
     def is_alone(self) -> bool:
         """Whether its template is gone: nobody keeps its number when it ends."""
         return bool(_polled(self._line.fileno(), 0, 0))
-
-
-def _preparation(name: str) -> dict[str, Any]:
-    """As a spawned process has it. A program that was read from a stream has no file to import."""
-    prepared = spawn.get_preparation_data(name)
-    if not os.path.exists(prepared.get("init_main_from_path", "")):
-        prepared.pop("init_main_from_path", None)
-    return prepared
 
 
 def _polled(descriptor: int, events: int, milliseconds: int | None) -> list[tuple[int, int]]:

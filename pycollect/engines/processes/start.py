@@ -10,6 +10,7 @@ from pycollect.engines.processes.child import Child
 from pycollect.engines.processes.forked import ForkedChild, ForkedProcess
 from pycollect.engines.processes.forking import TemplateError
 from pycollect.engines.processes.log import Inherited, WorkerLog
+from pycollect.engines.processes.script import check_spawned
 from pycollect.engines.processes.spawned import SpawnedChild
 
 _TRIES = 2  # a template that was idle may end while it is asked
@@ -24,6 +25,9 @@ def start_child(
         target: its main function; it gets the arguments, and the descriptor of that file.
         start_method: "forkserver": a fork of this program's template, and as with "spawn" where
             there can be none; "spawn": a new interpreter.
+
+    Raises:
+        ValueError: a new interpreter could not import the program, which is no file.
     """
     log = WorkerLog()
     what: dict[str, Any] = {
@@ -39,6 +43,7 @@ def start_child(
         except TemplateError:
             continue
         return ForkedChild(forked), log
+    check_spawned(name)
     spawned = multiprocessing.get_context("spawn").Process(**what)
     spawned.start()
     return SpawnedChild(spawned), log

@@ -208,18 +208,14 @@ def _why_not() -> str:
 def _work(name: str, descriptors: list[int], driver: int) -> int:
     """Be the process that the driver describes; return its exit code.
 
-    It ends with the driver from here on: to import the program's script can take for ever.
+    It ends with the driver before it imports the program's script, which can take for ever.
     """
-    try:
-        end_with_process(driver)
-    except RuntimeError:  # it is gone already
-        return 1
     state, sentinel, stdout, stderr, tracker, *inherited = descriptors
-    os.setpgid(0, 0)
     call_process(name)
     for own, stream in ((1, stdout), (2, stderr)):
         os.dup2(stream, own)
         os.close(stream)
+    end_with_process(driver)
     with open(state, "rb", buffering=0, closefd=False) as file:
         environment = pickle.load(file)
     os.environb.clear()

@@ -9,7 +9,8 @@ namespace pycollect::inline PYCOLLECT_ABI {
 // (this process, and what its environments have started) once the process `pid` is gone. Watches in
 // a thread that needs nothing of this process, so that no environment can hold it up. Unlike
 // PR_SET_PDEATHSIG it does not take the end of the thread that started the worker for the end of
-// the driver. Throws std::system_error where there is no such process.
+// the driver. Does nothing where it watches that process already. Throws std::system_error where
+// there is no such process, or no thread can start.
 void end_with_process(int pid);
 
 // Has malloc merge small blocks when they are freed, but for the few that each thread keeps to use
