@@ -21,8 +21,9 @@ from collect_support import (
 )
 from echo_envs import LENGTHS
 from envs_for_tests import CountingEnv, NestedEnv
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
+from gymnasium.wrappers import vector as vector_wrappers
 
 from pycollect import RayCollector, SyncDataCollector
 from pycollect.envs import make_env_batch
@@ -233,3 +234,30 @@ def test_envs_are_closed_where_it_is_refused() -> None:
     with pytest.raises(ValueError, match="'deep'"):
         make_env_batch(lambda: env, info_keys={("deep",): None})
     assert env.closed == 1
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize("mode", AutoresetMode)
+def test_what_a_wrapper_of_a_vector_env_counts(kind: Any, mode: AutoresetMode) -> None:
+    def env() -> Any:
+        rows = [partial(CountingEnv, number, length=LENGTHS) for number in range(3)]
+        return vector_wrappers.RecordEpisodeStatistics(kind(rows, autoreset_mode=mode))
+
+    with SyncDataCollector(
+        env,
+        parity_policy(),
+        frames_per_batch=90,
+        info_keys={("episode", "r"): torch.float64, ("episode", "l"): torch.int64},
+    ) as collector:
+        batch = collector.next()
+    told, ends = batch["next", "episode"], batch["next", "done"][..., 0]
+    assert "mask" not in set(batch["collector"].keys())
+    for row in range(3):
+        start = 0
+        for end in ends[row].nonzero()[:, 0].tolist():
+            rewards = batch["next", "reward"][row, start : end + 1]
+            assert told["r"][row, end] == rewards.sum()
+            assert told["l"][row, end] == len(rewards)
+            start = end + 1
+        assert start > 0
+    assert not told["l"][~ends].any()

@@ -392,6 +392,36 @@ def test_what_the_env_is_given_is_its_own() -> None:
     assert tensors[("action",)].tolist() == [0, 1, 2]
 
 
+class CapsuleTensor:
+    """A tensor as older versions of torch have it: a capsule, no table, and a number of its own."""
+
+    def __init__(self, values: Any) -> None:
+        self.tensor = torch.as_tensor(values)
+
+    def __dlpack__(self) -> Any:
+        return self.tensor.__dlpack__()
+
+    def __index__(self) -> int:
+        return self.tensor.__index__()
+
+    def __float__(self) -> float:
+        return float(self.tensor)
+
+
+def test_a_tensor_that_only_makes_capsules_is_no_number() -> None:
+    recorder, slab = single(given=[0, 1])
+    for number in range(3):
+        chosen, scores = recorder.take((CapsuleTensor(number), CapsuleTensor([0.5, 1.5])))
+        assert (chosen.dtype, chosen.tolist()) == (np.int64, number)
+        assert (scores.dtype, scores.tolist()) == (np.float32, [0.5, 1.5])
+        recorder.record((CapsuleTensor([1.0, 2.0, 3.0]), CapsuleTensor(0.25), False, False))
+    recorder.finish(0, 0, 0)
+    tensors = slab_tensors(slab, [3])
+    assert tensors[("action",)].tolist() == [0, 1, 2]
+    assert tensors[("next", "observation")].tolist() == [[1.0, 2.0, 3.0]] * 3
+    assert tensors[("next", "reward")].tolist() == [[0.25]] * 3
+
+
 def test_an_env_may_take_numpy_scalars_and_more_than_is_recorded() -> None:
     recorder, _ = single(given=[0], scalars=True)
     assert type(recorder.take((torch.tensor(3),))) is np.int64

@@ -105,6 +105,8 @@ def test_a_worker_has_what_a_new_process_would_have(
     on_interrupt = str(signal.default_int_handler)
     assert said(engine, note, lambda: signal.getsignal(signal.SIGINT)) == on_interrupt
     assert said(engine, note, lambda: multiprocessing.parent_process().pid) == str(os.getpid())
+    how = multiprocessing.get_start_method()
+    assert said(engine, note, multiprocessing.get_start_method) == how
     said(engine, note, lambda: os.write(1, b"told\n"))
     assert capfd.readouterr().out == "told\n"
     assert len({said(engine, note, lambda: np.random.rand()) for _ in range(3)}) == 3

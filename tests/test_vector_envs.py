@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from typing import Any
 
@@ -55,6 +56,29 @@ class TestSyncVectorEnv:
         assert env.autoreset_mode is AutoresetMode[mode]
         assert batch.can_reset
         expect_dense(batch)
+
+    def test_long_episodes_under_wrappers(self) -> None:
+        env = SyncVectorEnv([lambda: CountingEnv(length=10_000)] * 3)
+        batch = make_env_batch(wrappers.RecordEpisodeStatistics(env))
+        assert batch.can_reset
+        assert env.envs[0].episode < 10
+        assert len(env.envs[0].actions) <= 16
+
+    def test_sub_environments_do_not_see_the_mask(self) -> None:
+        seen = []
+
+        class Seeing(CountingEnv):
+            def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+                seen.append(options)
+                return super().reset(seed=seed)
+
+        batch = make_env_batch(wrappers.TransformReward(SyncVectorEnv(fns(Seeing)), abs))
+        batch.reset()
+        seen.clear()
+        batch.reset_done(np.array([False, True, False]))
+        (options,) = seen
+        assert [dict(options), list(options), len(options), {**options}] == [{}, [], 0, {}]
+        assert type(pickle.loads(pickle.dumps(options))) is dict
 
     def test_a_wrapper_that_refuses_masks(self) -> None:
         env = wrappers.NormalizeObservation(SyncVectorEnv(fns()))

@@ -227,13 +227,15 @@ TensorView borrow(py::handle object, const char* what, ScalarRoom* room, bool wr
     refuse_lazy(object, view.dtype, what);
     return view;
   }
+  if (dlpack::has_capsules(Py_TYPE(object.ptr()))) {  // a tensor is a number to Python, too
+    const TensorView view = view_of_capsule(object, what);
+    refuse_lazy(object, view.dtype, what);
+    return view;
+  }
   if (room != nullptr) {
     if (const auto number = view_of_number(object, *room)) {
       return *number;
     }
-  }
-  if (py::hasattr(object, "__dlpack__")) {
-    return view_of_capsule(object, what);
   }
   if (PyObject_CheckBuffer(object.ptr()) != 0) {
     // numpy reads the format string; the view outlives this array because the object lives on.

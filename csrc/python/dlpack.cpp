@@ -3,17 +3,21 @@
 #include <vector>
 
 namespace pycollect::python::dlpack {
+namespace {
+
+struct Offer {
+  PyTypeObject* type;
+  const ExchangeApi* api;
+  bool capsules;
+};
+
 // Looked up once per type, as DLPack says one may; the types are kept alive so that an address
 // cannot come to mean another one. Guarded by the GIL.
-const ExchangeApi* exchange_api(PyTypeObject* type) {
-  struct Entry {
-    PyTypeObject* type;
-    const ExchangeApi* api;
-  };
-  static std::vector<Entry> known;
-  for (const Entry& entry : known) {
-    if (entry.type == type) {
-      return entry.api;
+const Offer& offer_of(PyTypeObject* type) {
+  static std::vector<Offer> known;
+  for (const Offer& offer : known) {
+    if (offer.type == type) {
+      return offer;
     }
   }
   const ExchangeApi* api = nullptr;
@@ -30,8 +34,13 @@ const ExchangeApi* exchange_api(PyTypeObject* type) {
     }
   }
   handle.inc_ref();
-  known.push_back({type, api});
-  return api;
+  return known.emplace_back(Offer{type, api, pybind11::hasattr(handle, "__dlpack__")});
 }
+
+}  // namespace
+
+const ExchangeApi* exchange_api(PyTypeObject* type) { return offer_of(type).api; }
+
+bool has_capsules(PyTypeObject* type) { return offer_of(type).capsules; }
 
 }  // namespace pycollect::python::dlpack

@@ -23,4 +23,7 @@ struct ExchangeApi {
 // The table of a type, or null where it has none of this version.
 const ExchangeApi* exchange_api(PyTypeObject* type);
 
+// Whether objects of that type have __dlpack__, which makes a capsule.
+bool has_capsules(PyTypeObject* type);
+
 }  // namespace pycollect::python::dlpack

@@ -294,8 +294,15 @@ def rows_of(info: Any, key: Key, envs: int) -> list[Any]:
     return [info[row] if there[row] else NOTHING for row in range(envs)]
 
 
-def rows_of_step(info: Any, key: Key, ended: BoolArray) -> list[Any]:
-    """The same of a step in SAME_STEP mode: rows that ended have theirs in "final_info"."""
+def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[Any]:
+    """The same of a step in SAME_STEP mode: rows that ended have theirs in "final_info".
+
+    What stands in the place of the others is of the reset that followed, unless resets do not have
+    it: then a wrapper around the vector env has told it of the step.
+
+    Args:
+        at_reset: the info of a reset.
+    """
     rows = rows_of(info, key, len(ended))
     final = info.get("final_info")
     if final is None:
@@ -304,4 +311,6 @@ def rows_of_step(info: Any, key: Key, ended: BoolArray) -> list[Any]:
         last = rows_of(final, key, len(ended))
     else:
         last = [entry_of(own, key) for own in final]
+    if not isinstance(at_reset, Mapping) or key[0] not in at_reset:
+        last = [row if own is NOTHING else own for own, row in zip(last, rows, strict=True)]
     return [last[p] if ended[p] else rows[p] for p in range(len(ended))]

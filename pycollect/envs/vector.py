@@ -88,6 +88,8 @@ def _is_known(env: Any) -> bool:
     The probe is asked all the same; this decides only where it could not show anything.
     """
     kind = type(env)
+    if kind is SyncVectorEnv:
+        return hasattr(env, "autoreset_mode")  # as those that take a mask have
     if kind is AsyncVectorEnv:
         # Without shared memory its worker goes on to reset by itself after a reset.
         return bool(env.shared_memory) and env.worker is None
@@ -244,7 +246,7 @@ class SameStepEnvBatch(VectorEnvBatch):
     def tap_info(self) -> Callable[[Key], list[Any]]:
         """See `Tapped`."""
         tap = self._tapped()
-        return lambda key: rows_of_step(tap.info, key, self._ended)
+        return lambda key: rows_of_step(tap.info, key, self._ended, self._api.reset_info)
 
     def shown(self) -> ExtraValues:
         """See `EnvBatch.shown`."""

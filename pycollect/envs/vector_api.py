@@ -15,6 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, VectorEnv
 from pycollect.errors import warn_user
 
 from .base import BoolArray, check_seeds, observation_of
+from .mask_options import MaskOptions
 from .random_actions import ActionSampler
 from .single import close_quietly
 from .spaces import (
@@ -110,6 +111,7 @@ class VectorApi:
         reset_clears: whether the step after a reset of all rows is a real one in every row, also
             where an episode had just ended. Where it is not (AsyncVectorEnv without shared memory
             in NEXT_STEP mode), `reset` first steps on until no row has just ended.
+        reset_info: what the last `reset` of all rows told beside the observation.
         extra_values: of the last observation, a list of P values for each of `extras`.
 
     Raises:
@@ -136,6 +138,7 @@ class VectorApi:
         self._is_stepping = False
         self.info_is_read = False
         self.reset_clears = True
+        self.reset_info: Any = {}
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._takes_env_ids = old_envpool
         self._flatten = make_flatten(self.observation_space)
@@ -184,7 +187,9 @@ class VectorApi:
             result = self.env.reset()
         else:
             result = self._seeded_reset(check_seeds(seeds, self.num_envs))
-        return self._leaves(observation_of(result))
+        observation = observation_of(result)
+        self.reset_info = result[1]
+        return self._leaves(observation)
 
     def _settle(self) -> None:
         sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
@@ -228,8 +233,7 @@ class VectorApi:
         if self._takes_env_ids:
             observation, info = self.env.reset(np.flatnonzero(mask).astype(np.int32))
         else:
-            # A new dict each time, since envs take the key out of it.
-            observation, info = self.env.reset(options={"reset_mask": mask.copy()})
+            observation, info = self.env.reset(options=MaskOptions(mask.copy()))
         leaves = self._flatten(observation)
         rows = np.flatnonzero(mask)
         if leaves and len(leaves[0]) == len(rows):

@@ -272,7 +272,7 @@ def rows_at(env: EnvGroups, index: Any) -> list[int]:
         raise RuntimeError("index: expected None, as there is one environment alone")
     if not env.can_reset:
         raise RuntimeError(
-            "index: expected None, as this vector environment does not honour reset_mask"
+            "index: expected None, as this vector environment is not known to honour reset_mask"
         )
     rows = torch.arange(env.num_envs, device="cpu").view(env.batch_size)
     return sorted(set(rows[index].reshape(-1).tolist()))

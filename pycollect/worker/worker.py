@@ -100,7 +100,7 @@ class Worker:
         if cut and not self.env.can_reset:
             raise ValueError(
                 "max_frames_per_traj: expected an environment whose sub-environments can be reset "
-                "one by one, but this vector environment does not honour reset_mask"
+                "one by one, but this vector environment is not known to honour reset_mask"
             )
         cuts = [0 if cut and env.truncate_after(cut) else cut for env in envs]
         if options.set_truncated and not all(map(_can_truncate, envs)):

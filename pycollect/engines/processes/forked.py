@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import os
 import pickle
 import select
@@ -110,9 +111,16 @@ class ForkedProcess(BaseProcess):
         TemplateError: by `start`: there is none.
     """
 
-    _start_method = "spawn"  # of the processes that environments start
     _Popen = _ForkedPopen
     _popen: _ForkedPopen | None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Of the processes that environments start: as this program starts its own.
+        self._start_method = (
+            multiprocessing.get_start_method(allow_none=True)
+            or multiprocessing.get_all_start_methods()[0]
+        )
 
     @property
     def popen(self) -> _ForkedPopen:

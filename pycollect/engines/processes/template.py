@@ -32,6 +32,8 @@ MOST_DESCRIPTORS = 253
 MESSAGE_BYTES = 1 << 16
 """No message is longer."""
 
+_NAME = "pycollect-template"
+
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
@@ -49,7 +51,7 @@ def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
     have_filtered(filters_warnings)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could wait for a fork
     os.setpgid(0, 0)
-    call_process("pycollect-template")
+    call_process(_NAME)
     _Template(socket.socket(fileno=control), driver, on_interrupt).serve(idle)
     os._exit(0)  # to take down an interpreter that has torch in it takes a second
 
@@ -184,6 +186,7 @@ def _import(modules: tuple[str, ...], path: list[str]) -> str:
     for name in modules:
         with contextlib.suppress(Exception):  # whoever needs it says what is wrong with it
             importlib.import_module(name)
+    call_process(_NAME)  # some versions of torch have called it otherwise
     gc.collect()
     gc.freeze()  # whatever is there stays: forks share it as long as nobody counts it again
     return _why_not()
