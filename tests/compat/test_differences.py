@@ -280,6 +280,21 @@ def test_exploration_is_one_of_four() -> None:
         batches(pycollect.SyncDataCollector, CountingEnv, exploration_type=InteractionType.MEDIAN)
 
 
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        ("Collector", "SyncDataCollector"),
+        ("MultiSyncCollector", "MultiSyncDataCollector"),
+        ("MultiAsyncCollector", "MultiaSyncDataCollector"),
+    ],
+)
+def test_a_class_is_called_by_its_older_name(newer: str, older: str) -> None:
+    ours = getattr(pycollect, newer)
+    assert ours is getattr(pycollect, older)
+    assert ours.__name__ == older
+    assert getattr(torchrl.collectors, newer).__name__ == newer
+
+
 def test_a_number_of_frames_that_does_not_divide() -> None:
     """There, the sub-envs' steps are rounded up too, with a warning; RayCollector raises."""
     with pytest.warns(UserWarning, match="batches have 8 frames"):
