@@ -183,8 +183,8 @@ std::optional<TensorView> view_of_number(py::handle object, ScalarRoom& room) {
   if (PyFloat_Check(number)) {
     return put(room, DType::float64, PyFloat_AS_DOUBLE(number));
   }
-  if (PyBool_Check(number)) {
-    return put(room, DType::boolean, static_cast<std::uint8_t>(number == Py_True));
+  if (const auto flag = plain_flag(object)) {  // numpy's before 2 have an __index__
+    return put(room, DType::boolean, static_cast<std::uint8_t>(*flag));
   }
   if (PyIndex_Check(number)) {
     const py::object index = py::reinterpret_steal<py::object>(PyNumber_Index(number));
@@ -200,10 +200,6 @@ std::optional<TensorView> view_of_number(py::handle object, ScalarRoom& room) {
   const auto* methods = Py_TYPE(number)->tp_as_number;
   if (methods == nullptr || methods->nb_float == nullptr) {
     return std::nullopt;
-  }
-  if (py::hasattr(object, "dtype") &&
-      object.attr("dtype").attr("kind").cast<std::string>() == "b") {
-    return put(room, DType::boolean, static_cast<std::uint8_t>(PyObject_IsTrue(number)));
   }
   const double value = PyFloat_AsDouble(number);
   if (value == -1.0 && PyErr_Occurred() != nullptr) {

@@ -11,13 +11,23 @@ _LAYOUTS = (torch.strided, torch.jagged)
 
 
 def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
-    """The layout that is asked for, None for none; ValueError where torch has no such tensors."""
+    """The layout that is asked for, None for none.
+
+    Raises:
+        ValueError: it is none of torch's nested tensors.
+        NotImplementedError: this version of torch cannot make such tensors.
+    """
     if isinstance(as_nested, bool):
         return torch.strided if as_nested else None
     if as_nested not in _LAYOUTS:
         raise ValueError(
             "as_nested: expected True, False, torch.strided or torch.jagged, got "
             f'{as_nested!r}; a form with offsets and lengths of its own is format="cat"'
+        )
+    if as_nested == torch.jagged and not hasattr(torch.nested, "nested_tensor_from_jagged"):
+        raise NotImplementedError(
+            f"as_nested: torch {torch.__version__} makes no jagged tensors of offsets, newer "
+            'versions do; use torch.strided, or format="cat"'
         )
     return as_nested
 

@@ -122,6 +122,7 @@ def split_trajectories(
         ValueError: no batch dimension, an unknown format or layout, ids, done or mask of another
             dtype or shape, a `padding_id` that the ids' dtype cannot hold.
         KeyError: neither ids nor dones, or no entry of the given `done_key`.
+        NotImplementedError: `as_nested=torch.jagged` with a version of torch that cannot make them.
         TypeError: no TensorDict; a tensor that is not a strided one; a `padding_id` that is no
             integer; with `as_nested`, entries that are no tensors, or ragged, and strided ones of a
             dtype that torch does not make such tensors of.
