@@ -6,12 +6,15 @@ import os
 from multiprocessing import spawn
 from typing import Any
 
+_SCRIPT = "init_main_from_path"
+"""What multiprocessing calls its path."""
+
 
 def preparation(name: str) -> dict[str, Any]:
-    """What a spawned process of that name begins with. A script that is no file is left out."""
+    """What a spawned process of that name begins with; a script that is no file is left out."""
     prepared = spawn.get_preparation_data(name)
-    if not os.path.isfile(prepared.get("init_main_from_path", __file__)):
-        del prepared["init_main_from_path"]
+    if _stream(prepared):
+        del prepared[_SCRIPT]
     return prepared
 
 
@@ -21,9 +24,14 @@ def check_spawned(name: str) -> None:
     Raises:
         ValueError: it was read from a stream.
     """
-    path = spawn.get_preparation_data(name).get("init_main_from_path", __file__)
-    if not os.path.isfile(path):
+    if stream := _stream(spawn.get_preparation_data(name)):
         raise ValueError(
             "start_method: workers that are spawned import the program's script; expected a file, "
-            f"got {os.path.basename(path)}, a stream; write the program to a file"
+            f"got {os.path.basename(stream)}, a stream; write the program to a file"
         )
+
+
+def _stream(prepared: dict[str, Any]) -> str:
+    """The name of the stream that the script was read from; empty where it was none."""
+    path: str = prepared.get(_SCRIPT, "")
+    return "" if not path or os.path.isfile(path) else path
