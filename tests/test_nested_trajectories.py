@@ -84,6 +84,12 @@ def test_without_a_trajectory() -> None:
         split_trajectories(td, as_nested=True)
 
 
+def test_a_torch_that_makes_no_jagged_tensors_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.nested, "nested_tensor_from_jagged")
+    with pytest.raises(NotImplementedError, match=r"as_nested: torch .* makes no jagged tensors"):
+        split_trajectories(TensorDict(batch_size=[3]), as_nested=torch.jagged)
+
+
 def test_what_is_no_tensor_is_named() -> None:
     td = make(BATCHES["of one length"])
     td["task"] = NonTensorData("walk", td.batch_size)

@@ -214,16 +214,17 @@ TensorView borrow(py::handle object, const char* what, ScalarRoom* room, bool wr
   if (py::isinstance<py::array>(object)) {
     return view_of_numpy(py::reinterpret_borrow<py::array>(object), what, writable);
   }
-  if (const dlpack::ExchangeApi* api = dlpack::exchange_api(Py_TYPE(object.ptr()))) {
+  const dlpack::Offer offer = dlpack::offer_of(Py_TYPE(object.ptr()));
+  if (offer.api != nullptr) {
     dlpack::Tensor tensor;
-    if (api->view_of_object(object.ptr(), &tensor) != 0) {
+    if (offer.api->view_of_object(object.ptr(), &tensor) != 0) {
       throw py::error_already_set();
     }
     const TensorView view = view_of_dlpack(tensor, what);
     refuse_lazy(object, view.dtype, what);
     return view;
   }
-  if (dlpack::has_capsules(Py_TYPE(object.ptr()))) {  // a tensor is a number to Python, too
+  if (offer.capsules) {  // a tensor is a number to Python, too
     const TensorView view = view_of_capsule(object, what);
     refuse_lazy(object, view.dtype, what);
     return view;
@@ -249,7 +250,7 @@ const TensorView& Borrower::operator()(py::handle object, const char* what) {
   view_ = borrow(object, what, &room_);
   if (py::isinstance<py::array>(object)) {
     dtype_ = py::reinterpret_borrow<py::array>(object).dtype();
-  } else if (dlpack::exchange_api(Py_TYPE(object.ptr())) != nullptr) {
+  } else if (dlpack::offer_of(Py_TYPE(object.ptr())).api != nullptr) {
     tensor_ = py::reinterpret_borrow<py::object>(object);
   }
   return view_;
@@ -277,7 +278,7 @@ bool Borrower::is_like_tensor(py::handle object, const char* what) {
     return false;
   }
   dlpack::Tensor tensor;
-  if (dlpack::exchange_api(Py_TYPE(object.ptr()))->view_of_object(object.ptr(), &tensor) != 0) {
+  if (dlpack::offer_of(Py_TYPE(object.ptr())).api->view_of_object(object.ptr(), &tensor) != 0) {
     throw py::error_already_set();
   }
   if (!has_form(tensor, view_)) {

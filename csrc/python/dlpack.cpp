@@ -1,22 +1,15 @@
 #include "dlpack.h"
 
+#include <utility>
 #include <vector>
 
 namespace pycollect::python::dlpack {
-namespace {
-
-struct Offer {
-  PyTypeObject* type;
-  const ExchangeApi* api;
-  bool capsules;
-};
-
 // Looked up once per type, as DLPack says one may; the types are kept alive so that an address
 // cannot come to mean another one. Guarded by the GIL.
-const Offer& offer_of(PyTypeObject* type) {
-  static std::vector<Offer> known;
-  for (const Offer& offer : known) {
-    if (offer.type == type) {
+Offer offer_of(PyTypeObject* type) {
+  static std::vector<std::pair<PyTypeObject*, Offer>> known;
+  for (const auto& [other, offer] : known) {
+    if (other == type) {
       return offer;
     }
   }
@@ -34,13 +27,9 @@ const Offer& offer_of(PyTypeObject* type) {
     }
   }
   handle.inc_ref();
-  return known.emplace_back(Offer{type, api, pybind11::hasattr(handle, "__dlpack__")});
+  const Offer offer{api, pybind11::hasattr(handle, "__dlpack__")};
+  known.emplace_back(type, offer);
+  return offer;
 }
-
-}  // namespace
-
-const ExchangeApi* exchange_api(PyTypeObject* type) { return offer_of(type).api; }
-
-bool has_capsules(PyTypeObject* type) { return offer_of(type).capsules; }
 
 }  // namespace pycollect::python::dlpack

@@ -20,10 +20,12 @@ struct ExchangeApi {
   void* current_stream;
 };
 
-// The table of a type, or null where it has none of this version.
-const ExchangeApi* exchange_api(PyTypeObject* type);
-
-// Whether objects of that type have __dlpack__, which makes a capsule.
-bool has_capsules(PyTypeObject* type);
+// What a type hands out tensors by: the table, null where it has none of this version, and
+// __dlpack__, which makes capsules.
+struct Offer {
+  const ExchangeApi* api;
+  bool capsules;
+};
+Offer offer_of(PyTypeObject* type);
 
 }  // namespace pycollect::python::dlpack

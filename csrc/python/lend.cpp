@@ -57,7 +57,7 @@ py::tuple lend_tensors(const std::shared_ptr<Slab>& slab, const Dims& batch_shap
     throw std::invalid_argument("batch_shape: expected " + std::to_string(geometry.frames()) +
                                 " frames, got " + to_string(batch_shape));
   }
-  const auto* api = dlpack::exchange_api(reinterpret_cast<PyTypeObject*>(tensor_type.ptr()));
+  const auto* api = dlpack::offer_of(reinterpret_cast<PyTypeObject*>(tensor_type.ptr())).api;
   py::tuple tensors(slab->placement().layout().size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     tensors[i] = api != nullptr ? lend_by_api(*api, slab, i, batch_shape)

@@ -1,7 +1,6 @@
 #include "descriptor_lender.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -16,9 +15,9 @@
 #include <map>
 #include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
 
+#include "deaf_thread.h"
 #include "file.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
@@ -141,17 +140,7 @@ class Lender {
       throw failed("listen");
     }
     listening_ = std::move(listening);
-    // Signals are for the process's own threads.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    try {
-      std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error&) {
-      pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      throw;
-    }
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    start_deaf_thread([this] { serve(); });
   }
 
   [[noreturn]] void serve() {

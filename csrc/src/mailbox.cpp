@@ -31,7 +31,7 @@ struct MailboxPages {
 
 struct BellPage {
   std::atomic<std::uint64_t> rings{};
-  std::atomic<std::uint64_t> knocks{};  // and rings: who sees its knock here sees it there
+  std::atomic<std::uint64_t> knocks{};  // rings count here, too, and there first
 };
 
 namespace {

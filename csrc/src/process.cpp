@@ -9,8 +9,10 @@
 #include <cstdlib>
 #include <mutex>
 #include <system_error>
-#include <thread>
 #include <utility>
+
+#include "deaf_thread.h"
+#include "file.h"
 
 #if defined(__GLIBC__)
 #include <malloc.h>
@@ -37,23 +39,6 @@ void wait_end(int pid, int pidfd) {
   end_group();
 }
 
-// Starts the thread that watches. Signals are for the process's own threads.
-void start_deaf(int pid, int pidfd) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    std::thread(wait_end, pid, pidfd).detach();
-  } catch (...) {
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    if (pidfd >= 0) {
-      close(pidfd);
-    }
-    throw;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-}
-
 }  // namespace
 
 void end_with_process(int pid) {
@@ -65,11 +50,11 @@ void end_with_process(int pid) {
     return;
   }
   setpgid(0, 0);  // fails for a leader of a session, which has its own group already
-  const int pidfd = static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
-  if (pidfd < 0 && (errno == ESRCH || errno == EINVAL)) {
+  File pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+  if (pidfd.fd() < 0 && (errno == ESRCH || errno == EINVAL)) {
     throw std::system_error(errno, std::generic_category(), "pidfd_open");
   }
-  start_deaf(pid, pidfd);
+  start_deaf_thread([pid, own = std::move(pidfd)] { wait_end(pid, own.fd()); });
   watching = wanted;
 }
 

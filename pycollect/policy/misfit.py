@@ -14,7 +14,9 @@ from pycollect.policy.program.steps import show
 
 _OF_FORM = {
     RuntimeError: re.compile(r"dtype|\btype\b|shape|size|dimension|channels", re.IGNORECASE),
-    IndexError: re.compile(r"too many indices|dimension specified|dimension out of range", re.I),
+    IndexError: re.compile(
+        r"too many indices|dimension specified|dimension out of range", re.IGNORECASE
+    ),
 }
 """What torch's errors say where dtypes or shapes do not fit."""
 

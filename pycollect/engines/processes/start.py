@@ -36,14 +36,22 @@ def start_child(
         "name": name,
         "daemon": False,  # a daemon may not have processes of its own, but environments do
     }
+    try:
+        return _started(what, start_method), log
+    except BaseException:
+        log.close()
+        raise
+
+
+def _started(what: dict[str, Any], start_method: str) -> Child:
     for _ in range(_TRIES if start_method == "forkserver" else 0):
         forked = ForkedProcess(**what)
         try:
             forked.start()
         except TemplateError:
             continue
-        return ForkedChild(forked), log
-    check_spawned(name)
+        return ForkedChild(forked)
+    check_spawned(what["name"])
     spawned = multiprocessing.get_context("spawn").Process(**what)
     spawned.start()
-    return SpawnedChild(spawned), log
+    return SpawnedChild(spawned)
