@@ -84,7 +84,7 @@ std::int64_t Recorder::State::step(const StepData& data) {
   check_step_is_due();
   const bool may_be_plain = may_be_plain_ && data.states.empty();
   if (Outcome outcome; may_be_plain && options_.envs == 1 && read_one(data, outcome)) {
-    return record_one(data, outcome);
+    return record_one<false>(data, outcome);
   }
   if (!leaves_.summary) {
     read_flat("reward", data.reward, DType::float64, rewards_);
@@ -100,7 +100,29 @@ std::int64_t Recorder::State::step(const OneStep& data) {
     throw std::logic_error("step: expected arrays of " + std::to_string(options_.envs) +
                            " envs, got the numbers of one");
   }
-  return may_be_plain_ && data.states.empty() ? record_one(data, data) : record_any(data, data);
+  return may_be_plain_ && data.states.empty() ? record_one<false>(data, data)
+                                              : record_any(data, data);
+}
+
+// The short way is that of one environment: of several, looking is a small part of a step.
+void Recorder::State::keep(const StepData& data) {
+  Outcome outcome;
+  kept_ = &data;
+  is_kept_plain_ = may_be_plain_ && data.states.empty() && options_.envs == 1 &&
+                   data.reward.dtype == DType::float64 && read_one(data, outcome) &&
+                   moves_.fit(data.outputs, data.observation);
+}
+
+std::int64_t Recorder::State::step_kept() {
+  if (!is_kept_plain_) {
+    return step(*kept_);
+  }
+  check_step_is_due();
+  Outcome outcome;
+  std::memcpy(&outcome.reward, kept_->reward.data, sizeof(outcome.reward));
+  outcome.terminated = *kept_->terminated.data != std::byte{0};
+  outcome.truncated = *kept_->truncated.data != std::byte{0};
+  return record_one<true>(*kept_, outcome);
 }
 
 void Recorder::State::refuse_step() const {
@@ -142,7 +164,7 @@ std::int64_t Recorder::State::record_many(const StepData& data) {
     reward_row_[p] = static_cast<float>(rewards_[p]);
   }
   const bool stopped = is_stopped(step_ + 1);
-  if (!write_plain(data, stopped)) {
+  if (!write_plain<false>(data, stopped)) {
     return record(data.observation, data.outputs, data.states);
   }
   for (std::size_t p = 0; p < envs; ++p) {
@@ -157,11 +179,11 @@ std::int64_t Recorder::State::record_many(const StepData& data) {
 }
 
 // The same of one environment, whose reward and flags, members of `numbers`, need no arrays.
-template <typename Data, typename Numbers>
+template <bool known, typename Data, typename Numbers>
 std::int64_t Recorder::State::record_one(const Data& data, const Numbers& numbers) {
   reward_row_[0] = static_cast<float>(numbers.reward);
   const bool stopped = is_stopped(step_ + 1);
-  if (!write_plain(data, stopped)) {
+  if (!write_plain<known>(data, stopped)) {
     return record_any(data, numbers);
   }
   const std::int64_t length = ++open_.lengths[0];
@@ -190,11 +212,11 @@ std::int64_t Recorder::State::record_any(const Data& data, const Numbers& number
 // Returns false where an array is not one of its leaf as it is: record() casts it or refuses it.
 // Cells of the step may be written then. They are written anew with the step, or nobody sees them:
 // they lie behind the rollout's end, or the rollout is abandoned. `stopped`: it ends with this
-// step.
-template <typename Data>
+// step. `known`: the arrays are known to fit.
+template <bool known, typename Data>
 bool Recorder::State::write_plain(const Data& data, bool stopped) {
   const bool is_last = stopped || step_ + 1 == steps_;
-  if (!moves_.write(step_, is_last, data.outputs, data.observation)) {
+  if (!moves_.write<known>(step_, is_last, data.outputs, data.observation)) {
     moves_.forget();
     return false;
   }
@@ -218,6 +240,10 @@ void Recorder::State::write_current(std::span<const ConstTensorView> observation
 }
 
 std::int64_t Recorder::step(const StepData& data) { return state_->step(data); }
+
+void Recorder::keep(const StepData& data) { state_->keep(data); }
+
+std::int64_t Recorder::step_kept() { return state_->step_kept(); }
 
 std::int64_t Recorder::step(const OneStep& data) { return state_->step(data); }
 

@@ -29,6 +29,8 @@ class Recorder::State {
   bool stop(std::span<State* const> beside);
   std::int64_t step(const StepData& data);
   std::int64_t step(const OneStep& data);
+  void keep(const StepData& data);
+  std::int64_t step_kept();
   void reset(std::span<const ConstTensorView> observation);
   RolloutHeader finish(const RolloutName& name, std::span<State* const> beside);
   void abandon();
@@ -66,11 +68,11 @@ class Recorder::State {
   bool may_be_plain() const;
   void plan_moves();
   std::int64_t record_many(const StepData& data);
-  template <typename Data, typename Numbers>
+  template <bool known, typename Data, typename Numbers>
   std::int64_t record_one(const Data& data, const Numbers& numbers);
   template <typename Data, typename Numbers>
   std::int64_t record_any(const Data& data, const Numbers& numbers);
-  template <typename Data>
+  template <bool known, typename Data>
   bool write_plain(const Data& data, bool stopped);
   void write_current(std::span<const ConstTensorView> observation, bool is_last);
   std::int64_t end_plain(std::int64_t frames, bool stopped) {
@@ -164,6 +166,8 @@ class Recorder::State {
   bool may_be_plain_ = false;
   bool has_live_ = false;  // is there an observation whose `current` each step writes
   StepMoves moves_;
+  const StepData* kept_ = nullptr;  // what step_kept() records
+  bool is_kept_plain_ = false;      // so that nothing of it need be looked at
 };
 
 bool was_plain(const Recorder& recorder);

@@ -51,8 +51,9 @@ bool StepMoves::fit(std::span<const ConstTensorView> outputs,
   const auto fits = [](const auto& own, const ConstTensorView& given) {
     return own.form.fits(given);
   };
-  return std::equal(outputs_.begin(), outputs_.end(), outputs.begin(), fits) &&
-         std::equal(observations_.begin(), observations_.end(), observations.begin(), fits);
+  return std::equal(outputs_.begin(), outputs_.end(), outputs.begin(), outputs.end(), fits) &&
+         std::equal(observations_.begin(), observations_.end(), observations.begin(),
+                    observations.end(), fits);
 }
 
 void StepMoves::begin_runs(std::int64_t step, bool is_last) {

@@ -35,30 +35,37 @@ class StepMoves {
   // A step was written in another way, or the leaves were bound anew.
   void forget() { next_ = -1; }
 
+  // Whether the arrays are those of their leaves as they are.
+  bool fit(std::span<const ConstTensorView> outputs,
+           std::span<const ConstTensorView> observations) const;
+
   // Writes a step; with the last one nothing is written ahead. Returns false where an array is not
-  // one of its leaf as it is: some of the step may be written then, and forget() is due.
+  // one of its leaf as it is: some of the step may be written then, and forget() is due. Arrays
+  // that are `known` to fit are not looked at.
+  template <bool known>
   bool write(std::int64_t step, bool is_last, std::span<const ConstTensorView> outputs,
              std::span<const ConstTensorView> observations) {
-    if (outputs.size() != outputs_.size() || observations.size() != observations_.size()) {
+    if (!known &&
+        (outputs.size() != outputs_.size() || observations.size() != observations_.size())) {
       return false;
     }
     if (step != next_ || step == full_at_) [[unlikely]] {
       // Where the step before was not written here, this one may well be of its kind.
-      if (step != next_ && !fit(outputs, observations)) {
+      if (!known && step != next_ && !fit(outputs, observations)) {
         return false;
       }
       begin_runs(step, is_last);
     }
     const ConstTensorView* given = outputs.data();
     for (Output& own : outputs_) {
-      if (!own.form.fits(*given)) [[unlikely]] {
+      if (!known && !own.form.fits(*given)) [[unlikely]] {
         return false;
       }
       own.run.write(step, given++->data);
     }
     given = observations.data();
     for (Observation& own : observations_) {
-      if (!own.form.fits(*given)) [[unlikely]] {
+      if (!known && !own.form.fits(*given)) [[unlikely]] {
         return false;
       }
       const std::byte* const from = given++->data;
@@ -138,8 +145,6 @@ class StepMoves {
     const std::byte* address;
   };
 
-  bool fit(std::span<const ConstTensorView> outputs,
-           std::span<const ConstTensorView> observations) const;
   // Those that are full, or all of them where the step before was not written here.
   void begin_runs(std::int64_t step, bool is_last);
 

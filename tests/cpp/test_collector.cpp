@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -103,6 +104,39 @@ TEST_CASE("a batch of all workers has every frame in its place") {
     CHECK(collector.ledger().delivered == 24 * (b + 1));
     CHECK(collector.ledger(1).delivered == 8 * (b + 1));
     CHECK(collector.ledger().in_flight == 0);
+  }
+}
+
+// One environment's steps are recorded in a shorter way than those of several.
+TEST_CASE("environments that are recorded one by one give what they give together") {
+  for (const std::int64_t most : {0, 3}) {
+    for (const bool set_truncated : {false, true}) {
+      CollectorOptions together{.workers = 1, .envs = 3, .steps = 7, .seed = 10};
+      together.max_frames_per_traj = most;
+      together.set_truncated = set_truncated;
+      CollectorOptions apart = together;
+      apart.workers = 3;
+      apart.envs = 1;
+      Collector<Counter> of_three(together, kCount), of_one(apart, kCount);
+      for (int b = 0; b < 4; ++b) {
+        const Batch expected = of_three.next(), batch = of_one.next();
+        const auto check_same = [&]<typename T>(const char* key, T /*type*/) {
+          CAPTURE(key);
+          const auto one = batch.get<T>(key), other = expected.get<T>(key);
+          CHECK(std::equal(one.data(), one.data() + one.size(), other.data(),
+                           other.data() + other.size()));
+        };
+        for (const char* key : {"observation", "next.observation", "next.reward"}) {
+          check_same(key, float{});
+        }
+        for (const char* key : {"next.done", "next.terminated", "next.truncated"}) {
+          check_same(key, bool{});
+        }
+        check_same("action", std::int64_t{});
+        REQUIRE(batch.episodes().size() == expected.episodes().size());
+      }
+      CHECK(of_one.ledger().delivered == of_three.ledger().delivered);
+    }
   }
 }
 

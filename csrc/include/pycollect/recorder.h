@@ -28,6 +28,10 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
+namespace detail {
+class SteppedEnvs;
+}
+
 // An episode that ended in the rollout: by the env or by max_frames_per_traj.
 struct Episode {
   std::int64_t env = 0;     // among all of the worker's
@@ -167,8 +171,13 @@ class Recorder {
   std::vector<Episode> take_episodes();
 
  private:
+  friend class detail::SteppedEnvs;
   class State;
 
+  // What step_kept() records from now on: views that stay as they are, of memory that stays. They
+  // are looked at here, and not with each step.
+  void keep(const StepData& data);
+  std::int64_t step_kept();
   static std::vector<State*> states_of(std::span<Recorder* const> recorders);
 
   std::unique_ptr<State> state_;

@@ -60,15 +60,20 @@ class SteppedEnvs {
 
   // Records the step, after which environments whose episode ended are reset. Returns what
   // Recorder::step does; allocates nothing of its own.
-  std::int64_t record(Recorder& recorder) {
-    const std::int64_t due = recorder.step(data_);
+  std::int64_t record(Recorder& recorder) { return recorded(recorder, recorder.step(data_)); }
+
+  // The same where a policy writes into arrays that stay: what each step has then is looked at
+  // once, by keep(), which is due after set_policy_data().
+  void keep(Recorder& recorder) { recorder.keep(data_); }
+  std::int64_t record_kept(Recorder& recorder) { return recorded(recorder, recorder.step_kept()); }
+
+ private:
+  std::int64_t recorded(Recorder& recorder, std::int64_t due) {
     if (due != 0 && due != -1) {  // -1: it was stopped, and no environment has ended
       reset_done(recorder);
     }
     return due;
   }
-
- private:
   void reset_done(Recorder& recorder);
 
   std::unique_ptr<AnyEnvBatch> environments_;
