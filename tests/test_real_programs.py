@@ -20,7 +20,7 @@ from examples.real import report
 from examples.real.episodes import TOLD, Comparison, compared, watched
 from examples.real.programs import PROGRAMS, Program
 from examples.real.run import Result
-from examples.real.sides import collector_of, sides_of
+from examples.real.sides import ALONE, collector_of, sides_of
 
 CARTPOLES = replace(PROGRAMS["cartpoles"], steps=60, episodes=8)
 
@@ -77,13 +77,24 @@ def test_what_is_not_installed_is_left_out_and_said(
 ) -> None:
     monkeypatch.setattr("examples.real.sides.find_spec", lambda name: None)
     sides, why_not = sides_of("cartpole")
-    assert [side.name for side in sides] == ["pycollect", "plain loop"]
+    assert [side.name for side in sides] == ["pycollect", "plain loop", ALONE]
     assert why_not["TorchRL"] == "torchrl is not installed"
     nothing = Result("cartpole", 1, (), (), why_not, (0.0, 0.0))
     assert "TorchRL is left out: torchrl is not installed" in report.section(nothing, figures=False)
     monkeypatch.setattr(command, "find_spec", lambda name: None)
     assert command.main(["--only", "half-cheetah"]) == 0
     assert "left out, not installed: mujoco, torchrl" in capsys.readouterr().out
+
+
+def test_a_page_says_how_much_there_is_to_be_saved() -> None:
+    figures: dict[str, Any] = dict.fromkeys((own.name for own in fields(Row)), 1.0)
+    rows = tuple(
+        Row(**{**figures, "case": "CartPole", "side": side, "rates": (1.0,), "cpu_ratio": ratio})
+        for side, ratio in (("pycollect", 1.0), (ALONE, 0.5), ("TorchRL", 3.0))
+    )
+    said = "Environment and network alone do 6 times what TorchRL does."
+    assert said in report.section(Result("cartpole", 1, (), rows, {}, (0.5, 1.0)))
+    assert said not in report.section(Result("cartpole", 1, (), rows[:2], {}, (0.5, 1.0)))
 
 
 def test_results_are_kept_by_program(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from benchmarks.race import Side
 from examples.real.programs import PROGRAMS, Program
 
 OURS, LOOP, TORCHRL = "pycollect", "plain loop", "TorchRL"
+ALONE = "environment and network alone"
 CENTRAL = "pycollect, one call of the policy for all"
 SYNC, ASYNC = "Gymnasium, SyncVectorEnv", "Gymnasium, AsyncVectorEnv"
 DUMMY, SUBPROC = "SB3, DummyVecEnv", "SB3, SubprocVecEnv"
@@ -34,10 +35,12 @@ def sides_of(name: str) -> tuple[list[Side], dict[str, str]]:
     if program.kind == "processes":
         found.append(Side(CENTRAL, ours, {**work, "inference": "central"}))
         found.append(Side(f"{program.envs} {LOOP}s", one_by_hand, work, processes=program.envs))
+        found.append(Side(ALONE, one_alone, work, processes=program.envs))
     elif program.kind == "one":
-        found.append(Side(LOOP, one_by_hand, work))
+        found += [Side(LOOP, one_by_hand, work), Side(ALONE, one_alone, work)]
     else:
-        found.append(Side(LOOP, several_by_hand, {**work, "way": program.kind}))
+        way = {**work, "way": program.kind}
+        found += [Side(LOOP, several_by_hand, way), Side(ALONE, several_alone, way)]
     found.append(Side(TORCHRL, torchrl, work, needs="torchrl"))
     others = {"one": [DUMMY], "several": [SYNC, DUMMY], "processes": [ASYNC, SUBPROC]}
     for way in others.get(program.kind, []):
@@ -172,6 +175,46 @@ def several_by_hand(name: str, way: str) -> Iterator[int]:
             yield kept.read() - dummies
     finally:
         env.close()
+
+
+def one_alone(name: str) -> Iterator[int]:
+    """The calls of one environment and of the network: nothing is kept, and actions are there."""
+    program = PROGRAMS[name]
+    env, network = program.make(), program.network()
+    actions = _drawn(env.action_space, program.steps)
+    observation, _ = env.reset(seed=0)
+    while True:
+        with torch.no_grad():
+            for action in actions:
+                network(torch.from_numpy(observation))
+                observation, _, ended, cut, _ = env.step(action)
+                if ended or cut:
+                    observation, _ = env.reset()
+        yield program.steps
+
+
+def several_alone(name: str, way: str) -> Iterator[int]:
+    """The same of environments that are stepped together; steps that only reset count, too."""
+    program = PROGRAMS[name]
+    env, network = _WAYS[way](program), program.network()
+    space = env.single_action_space
+    actions = [np.stack(_drawn(space, program.envs)) for _ in range(program.steps)]
+    observation = env.reset()
+    try:
+        while True:
+            with torch.no_grad():
+                for action in actions:
+                    network(torch.from_numpy(observation))
+                    observation = env.step(action)[0]
+            yield program.steps * program.envs
+    finally:
+        env.close()
+
+
+def _drawn(space: Any, count: int) -> list[Any]:
+    """Actions as a loop by hand gives them."""
+    drawn = [space.sample() for _ in range(count)]
+    return [a.item() for a in drawn] if isinstance(space, gymnasium.spaces.Discrete) else drawn
 
 
 class _Stepped(Protocol):
