@@ -105,24 +105,27 @@ std::int64_t Recorder::State::step(const OneStep& data) {
 }
 
 // The short way is that of one environment: of several, looking is a small part of a step.
-void Recorder::State::keep(const StepData& data) {
+void Recorder::State::repeat(const StepData& data) {
   Outcome outcome;
-  kept_ = &data;
-  is_kept_plain_ = may_be_plain_ && data.states.empty() && options_.envs == 1 &&
-                   data.reward.dtype == DType::float64 && read_one(data, outcome) &&
-                   moves_.fit(data.outputs, data.observation);
+  repeated_ = data;
+  is_repeated_plain_ = may_be_plain_ && data.states.empty() && options_.envs == 1 &&
+                       data.reward.dtype == DType::float64 && read_one(data, outcome) &&
+                       moves_.fit(data.outputs, data.observation);
 }
 
-std::int64_t Recorder::State::step_kept() {
-  if (!is_kept_plain_) {
-    return step(*kept_);
+std::int64_t Recorder::State::step_again() {
+  if (!repeated_) {
+    throw std::logic_error("step_again: expected repeat() before it");
+  }
+  if (!is_repeated_plain_) {
+    return step(*repeated_);
   }
   check_step_is_due();
   Outcome outcome;
-  std::memcpy(&outcome.reward, kept_->reward.data, sizeof(outcome.reward));
-  outcome.terminated = *kept_->terminated.data != std::byte{0};
-  outcome.truncated = *kept_->truncated.data != std::byte{0};
-  return record_one<true>(*kept_, outcome);
+  std::memcpy(&outcome.reward, repeated_->reward.data, sizeof(outcome.reward));
+  outcome.terminated = *repeated_->terminated.data != std::byte{0};
+  outcome.truncated = *repeated_->truncated.data != std::byte{0};
+  return record_one<true>(*repeated_, outcome);
 }
 
 void Recorder::State::refuse_step() const {
@@ -241,9 +244,9 @@ void Recorder::State::write_current(std::span<const ConstTensorView> observation
 
 std::int64_t Recorder::step(const StepData& data) { return state_->step(data); }
 
-void Recorder::keep(const StepData& data) { state_->keep(data); }
+void Recorder::repeat(const StepData& data) { state_->repeat(data); }
 
-std::int64_t Recorder::step_kept() { return state_->step_kept(); }
+std::int64_t Recorder::step_again() { return state_->step_again(); }
 
 std::int64_t Recorder::step(const OneStep& data) { return state_->step(data); }
 

@@ -29,8 +29,8 @@ class Recorder::State {
   bool stop(std::span<State* const> beside);
   std::int64_t step(const StepData& data);
   std::int64_t step(const OneStep& data);
-  void keep(const StepData& data);
-  std::int64_t step_kept();
+  void repeat(const StepData& data);
+  std::int64_t step_again();
   void reset(std::span<const ConstTensorView> observation);
   RolloutHeader finish(const RolloutName& name, std::span<State* const> beside);
   void abandon();
@@ -166,8 +166,8 @@ class Recorder::State {
   bool may_be_plain_ = false;
   bool has_live_ = false;  // is there an observation whose `current` each step writes
   StepMoves moves_;
-  const StepData* kept_ = nullptr;  // what step_kept() records
-  bool is_kept_plain_ = false;      // so that nothing of it need be looked at
+  std::optional<StepData> repeated_;  // what step_again() records
+  bool is_repeated_plain_ = false;    // so that nothing of it need be looked at
 };
 
 bool was_plain(const Recorder& recorder);

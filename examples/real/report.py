@@ -36,19 +36,19 @@ def section(result: Result, figures: bool = True) -> str:
         else f"{len(result.wrong)} WRONG: " + "; ".join(result.wrong)
     )
     before, after = result.load
-    shares = {row.side: row.cpu_ratio for row in result.rows}
+    times = {row.side: row.cpu_ratio for row in result.rows}
     parts = [
         f"## {PROGRAMS[result.name].title}",
         f"Episodes compared: {result.episodes}, {said}. Load: {before:.1f} to {after:.1f}.",
         aligned([HEADINGS, *map(_cells, result.rows)]) if figures else "",
-        _most_of(shares) if figures else "",
+        _most_of(times) if figures else "",
         *(f"{side} is left out: {why}." for side, why in result.left_out.items()),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def _most_of(times: dict[str, float]) -> str:
-    """How far behind the program's own calls TorchRL is: that much, and no more, can be saved."""
+    """How far behind the program's own calls TorchRL is: what there is to be saved, or nearly."""
     if not times.keys() >= {ALONE, TORCHRL}:
         return ""
     most = times[TORCHRL] / times[ALONE]

@@ -47,12 +47,56 @@ struct Counter {
   int steps = 0;
 };
 
+// The same with an observation that is written by itself, not behind the one before.
+struct Wide {
+  using Number = float;
+  using Action = std::int64_t;
+  static constexpr std::size_t kObservation = 20'000;
+  explicit Wide(std::uint64_t seed) : counter(seed) {}
+
+  void reset(std::span<float, kObservation> observation) {
+    std::fill(observation.begin(), observation.end(), -1.0F);
+    counter.reset(observation.first<2>());
+  }
+  Outcome step(std::int64_t action, std::span<float, kObservation> observation) {
+    const Outcome outcome = counter.step(action, observation.first<2>());
+    observation[kObservation - 1] = observation[1];
+    return outcome;
+  }
+
+  Counter counter;
+};
+
 // The action is the number of steps that were seen.
-constexpr auto kCount = [](std::span<const float> observation, std::span<std::int64_t> action) {
+template <typename E>
+constexpr auto kCountOf = [](std::span<const float> observation, std::span<std::int64_t> action) {
   for (std::size_t p = 0; p < action.size(); ++p) {
-    action[p] = static_cast<std::int64_t>(observation[2 * p + 1]);
+    action[p] = static_cast<std::int64_t>(observation[E::kObservation * p + 1]);
   }
 };
+constexpr auto kCount = kCountOf<Counter>;
+
+// Where trajectories begin and end, and the episodes that ended, in whatever order.
+void check_same_trajectories(const Batch& batch, const Batch& expected) {
+  const auto segments = [](const Batch& of) {
+    std::vector<std::array<std::int64_t, 3>> found;
+    for (const Segment& segment : of.trajectories().segments()) {
+      found.push_back({segment.row, segment.start, segment.length});
+    }
+    return found;
+  };
+  CHECK(segments(batch) == segments(expected));
+  const auto ended = [](const Batch& of) {
+    std::vector<std::array<double, 3>> found;
+    for (const Batch::Episode& episode : of.episodes()) {
+      found.push_back({static_cast<double>(episode.worker + episode.env),
+                       static_cast<double>(episode.length), episode.total_reward});
+    }
+    std::sort(found.begin(), found.end());
+    return found;
+  };
+  CHECK(ended(batch) == ended(expected));
+}
 
 void check_balance(const Ledger& ledger) {
   CHECK(ledger.issued == ledger.delivered + ledger.in_flight + ledger.lost);
@@ -107,8 +151,9 @@ TEST_CASE("a batch of all workers has every frame in its place") {
   }
 }
 
-// One environment's steps are recorded in a shorter way than those of several.
-TEST_CASE("environments that are recorded one by one give what they give together") {
+// The arrays of one environment are looked at once, those of several with each step.
+TEST_CASE_TEMPLATE("environments that are recorded one by one give what they give together", E,
+                   Counter, Wide) {
   for (const std::int64_t most : {0, 3}) {
     for (const bool set_truncated : {false, true}) {
       CollectorOptions together{.workers = 1, .envs = 3, .steps = 7, .seed = 10};
@@ -117,7 +162,7 @@ TEST_CASE("environments that are recorded one by one give what they give togethe
       CollectorOptions apart = together;
       apart.workers = 3;
       apart.envs = 1;
-      Collector<Counter> of_three(together, kCount), of_one(apart, kCount);
+      Collector<E> of_three(together, kCountOf<E>), of_one(apart, kCountOf<E>);
       for (int b = 0; b < 4; ++b) {
         const Batch expected = of_three.next(), batch = of_one.next();
         const auto check_same = [&]<typename T>(const char* key, T /*type*/) {
@@ -133,7 +178,7 @@ TEST_CASE("environments that are recorded one by one give what they give togethe
           check_same(key, bool{});
         }
         check_same("action", std::int64_t{});
-        REQUIRE(batch.episodes().size() == expected.episodes().size());
+        check_same_trajectories(batch, expected);
       }
       CHECK(of_one.ledger().delivered == of_three.ledger().delivered);
     }

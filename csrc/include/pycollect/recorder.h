@@ -174,10 +174,11 @@ class Recorder {
   friend class detail::SteppedEnvs;
   class State;
 
-  // What step_kept() records from now on: views that stay as they are, of memory that stays. They
-  // are looked at here, and not with each step.
-  void keep(const StepData& data);
-  std::int64_t step_kept();
+  // What step_again() records from now on: views that stay where and as they are, of memory that
+  // stays. They are looked at here, and not with each step. Throws std::logic_error before
+  // repeat().
+  void repeat(const StepData& data);
+  std::int64_t step_again();
   static std::vector<State*> states_of(std::span<Recorder* const> recorders);
 
   std::unique_ptr<State> state_;

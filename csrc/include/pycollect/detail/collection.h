@@ -71,15 +71,15 @@ bool roll(Policy& policy, const Rollout& own) {
   const std::span<const ConstTensorView> seen = environments.seen(), actions = own.actions;
   const std::span<const TensorView> outputs = own.outputs;
   environments.set_policy_data(own.chosen);
-  environments.keep(recorder);
-  // Counted here: nothing but stopping ends it earlier.
+  environments.repeat(recorder);
+  // Counted here: without a RolloutControl each step is one of the rollout, or throws.
   for (std::int64_t left = recorder.steps_left(); left > 0; --left) {
     if (own.stopping.load(std::memory_order_relaxed)) {
       return false;
     }
     act<E>(policy, seen, outputs);
     environments.step_as(batch, actions);
-    environments.record_kept(recorder);
+    environments.record_again(recorder);
   }
   return true;
 }

@@ -62,10 +62,12 @@ class SteppedEnvs {
   // Recorder::step does; allocates nothing of its own.
   std::int64_t record(Recorder& recorder) { return recorded(recorder, recorder.step(data_)); }
 
-  // The same where a policy writes into arrays that stay: what each step has then is looked at
-  // once, by keep(), which is due after set_policy_data().
-  void keep(Recorder& recorder) { recorder.keep(data_); }
-  std::int64_t record_kept(Recorder& recorder) { return recorded(recorder, recorder.step_kept()); }
+  // The same where the policy writes into arrays that stay: repeat(), due after set_policy_data(),
+  // looks at them once for all steps.
+  void repeat(Recorder& recorder) { recorder.repeat(data_); }
+  std::int64_t record_again(Recorder& recorder) {
+    return recorded(recorder, recorder.step_again());
+  }
 
  private:
   std::int64_t recorded(Recorder& recorder, std::int64_t due) {
