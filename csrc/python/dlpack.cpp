@@ -4,6 +4,7 @@
 #include <vector>
 
 namespace pycollect::python::dlpack {
+
 // Looked up once per type, as DLPack says one may; the types are kept alive so that an address
 // cannot come to mean another one. Guarded by the GIL.
 Offer offer_of(PyTypeObject* type) {

@@ -58,6 +58,15 @@ bool is_one(const ConstTensorView& view) {
          (view.rank() == 0 || (view.rank() == 1 && view.shape[0] == 1));
 }
 
+template <typename T>
+double number_in(const ConstTensorView& view) {
+  T number{};  // by memcpy, because it need not be aligned
+  std::memcpy(&number, view.data, sizeof(number));
+  return number;
+}
+
+bool flag_in(const ConstTensorView& view) { return *view.data != std::byte{0}; }
+
 // The outcome of one environment, if its arrays have the usual types.
 bool read_one(const StepData& data, Outcome& outcome) {
   if (!is_one(data.reward) || !is_one(data.terminated) || !is_one(data.truncated) ||
@@ -65,16 +74,14 @@ bool read_one(const StepData& data, Outcome& outcome) {
     return false;
   }
   if (data.reward.dtype == DType::float32) {
-    float number = 0;  // by memcpy, because it need not be aligned
-    std::memcpy(&number, data.reward.data, sizeof(number));
-    outcome.reward = number;
+    outcome.reward = number_in<float>(data.reward);
   } else if (data.reward.dtype == DType::float64) {
-    std::memcpy(&outcome.reward, data.reward.data, sizeof(outcome.reward));
+    outcome.reward = number_in<double>(data.reward);
   } else {
     return false;
   }
-  outcome.terminated = *data.terminated.data != std::byte{0};
-  outcome.truncated = *data.truncated.data != std::byte{0};
+  outcome.terminated = flag_in(data.terminated);
+  outcome.truncated = flag_in(data.truncated);
   return true;
 }
 
@@ -121,11 +128,10 @@ std::int64_t Recorder::State::step_again() {
     return step(*repeated_);
   }
   check_step_is_due();
-  Outcome outcome;
-  std::memcpy(&outcome.reward, repeated_->reward.data, sizeof(outcome.reward));
-  outcome.terminated = *repeated_->terminated.data != std::byte{0};
-  outcome.truncated = *repeated_->truncated.data != std::byte{0};
-  return record_one<true>(*repeated_, outcome);
+  const StepData& data = *repeated_;
+  const Outcome outcome{number_in<double>(data.reward), flag_in(data.terminated),
+                        flag_in(data.truncated)};
+  return record_one<true>(data, outcome);
 }
 
 void Recorder::State::refuse_step() const {

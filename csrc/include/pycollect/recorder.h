@@ -175,8 +175,8 @@ class Recorder {
   class State;
 
   // What step_again() records from now on: views that stay where and as they are, of memory that
-  // stays. They are looked at here, and not with each step. Throws std::logic_error before
-  // repeat().
+  // stays. They are looked at here, and not with each step. step_again() throws std::logic_error
+  // where nothing is to be repeated.
   void repeat(const StepData& data);
   std::int64_t step_again();
   static std::vector<State*> states_of(std::span<Recorder* const> recorders);
