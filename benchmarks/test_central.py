@@ -1,9 +1,10 @@
 """One policy for all workers, called centrally, beside one in each worker, which share one device.
 
 The device stands for a GPU: whoever calls the policy has it for two milliseconds, whatever the
-batch. The limit is the device alone, called again and again for all environments. In groups,
-environments take time, too: the limit is then the longer of both, a worker's environments stepped
-one after the other.
+batch. The limit is the device alone, called again and again for all environments; beside it stand
+processes that step such environments and ask through the same slots, while nothing is kept. In
+groups, environments take time, too: the limit is then the longer of both, a worker's environments
+stepped one after the other.
 """
 
 import fcntl
@@ -14,7 +15,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ SAMPLE_FACTORY = "PYCOLLECT_SAMPLE_FACTORY"
 PEER = "TorchRL"
 WORKERS = "pycollect, a policy in each worker"
 ALONE = "the policy alone, for all environments"
+UNRECORDED = "processes that step and ask, nothing is kept"
 STEPPED = "the environments alone"
 
 
@@ -210,16 +212,58 @@ def primed(make: Callable[[], Any], module: Any) -> Any:
     return TransformedEnv(make(), Compose(InitTracker(), module[0].make_tensordict_primer()))
 
 
+def for_all(env: Any, policy: Any, lock: str, workers: int) -> Callable[[], Any]:
+    """A call of the policy for all environments at a time."""
+    module = LstmStep() if policy is lstm else policy(lock).module
+    observation = torch.from_numpy(env().reset()[0])
+    return partial(module, observation.expand(workers * ENVS, *observation.shape))
+
+
 def alone(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
     """The policy alone, called for all environments at a time."""
-    module = LstmStep() if policy is lstm else policy(lock).module
-    envs = workers * ENVS
-    observation = torch.from_numpy(env().reset()[0]).expand(envs, *env().observation_space.shape)
+    call = for_all(env, policy, lock, workers)
     with torch.no_grad():
         while True:
             for _ in range(STEPS):
-                module(observation)
-            yield envs * STEPS
+                call()
+            yield workers * ENVS * STEPS
+
+
+def unrecorded(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
+    """The same, while processes step the environments and wait for each call: what can be had."""
+    from pycollect._core import Bell, ServerSlots
+
+    bell, slots, call = Bell(), ServerSlots(), for_all(env, policy, lock, workers)
+    numbers = [slots.add() for _ in range(workers)]
+    with ExitStack() as running, torch.no_grad():
+        for own in numbers:
+            running.enter_context(
+                other_process(step_for_ever, slots.address, own, bell.address, env)
+            )
+        while True:
+            for _ in range(STEPS):
+                heard = bell.knocks
+                while lacking := workers - len(slots.asking()):
+                    bell.wait_knock(heard, 1.0, lacking)
+                    heard = bell.knocks
+                call()
+                slots.answer_all(numbers, 0)
+            yield workers * ENVS * STEPS
+
+
+def step_for_ever(slots: Any, slot: int, bell: Any, make: Any) -> None:
+    """A worker that only steps its environments and asks."""
+    from pycollect._core import WorkerSlot
+
+    end = WorkerSlot(slots, slot, bell)
+    envs, action = [make() for _ in range(ENVS)], np.zeros(1, np.float32)
+    current = np.stack([env.reset()[0] for env in envs])
+    while True:
+        answered = end.ask(b"", 1.0)
+        while not answered:
+            answered = end.wait_answer(1.0)
+        for row, env in enumerate(envs):
+            current[row] = env.step(action)[0]
 
 
 def stepped_alone(workers: int) -> Iterator[int]:
@@ -333,6 +377,7 @@ def test_central(
             side(WORKERS, ours, inference=None),
             replace(side(PEER, torchrl), needs="torchrl", spawns=True),
             *others,
+            side(UNRECORDED, unrecorded),
             side(ALONE, alone),
         ],
         frame_bytes=2 * env().observation_space.sample().nbytes,

@@ -348,16 +348,19 @@ def merge_freed_memory() -> None:
 class Bell:
     """What all workers of a driver ring, and what it sleeps on. Thread-safe.
 
-    Who only wants to be served knocks, and is not counted among those who ring.
+    Who only wants to be served knocks, and is not counted among those who ring. Who rings counts
+    among those who knock, as `URGENT` of them.
 
     Args:
         address: of another process's; None: a new one.
 
     Attributes:
         count: how often it was rung.
-        knocks: how often somebody knocked or rang.
+        knocks: how often somebody knocked.
+        URGENT: so many knocks wake whoever waits, however many it waits for.
     """
 
+    URGENT: int
     def __init__(self, address: _Address | None = None) -> None: ...
     @property
     def address(self) -> _Address: ...
@@ -367,16 +370,16 @@ class Bell:
     def wait_ring(self, seen: int, seconds: float) -> bool:
         """Sleep until `count` is no longer `seen`; return whether it is not.
 
-        It also ends after that time, when somebody knocks, and when a signal arrives.
+        It also ends after that time, and when a signal arrives.
         """
 
     @property
     def knocks(self) -> int: ...
-    def knock(self) -> None: ...
-    def wait_knock(self, heard: int, seconds: float) -> bool:
-        """Sleep until `knocks` is no longer `heard`; return whether it is not.
+    def knock(self, times: int = 1) -> None: ...
+    def wait_knock(self, heard: int, seconds: float, number: int = 1) -> bool:
+        """Sleep until there are `number` more `knocks` than `heard`; return whether there are.
 
-        It also ends after that time, and when a signal arrives.
+        It also ends after that time, and when a signal arrives. For one thread at a time.
         """
 
 @final
@@ -494,6 +497,9 @@ class ServerSlots:
         asked another one meanwhile.
         """
 
+    def telling(self) -> list[int]:
+        """Those of them whose question is more than an empty message."""
+
     def question(self, slot: int) -> bytes:
         """The question; RuntimeError where `asking` found none."""
 
@@ -504,6 +510,9 @@ class ServerSlots:
             ValueError: the message is too long.
             RuntimeError: `asking` found no question, or it was answered.
         """
+
+    def answer_all(self, slots: Sequence[int], note: int) -> None:
+        """Answer all of these with that number and nothing else, or none; raises likewise."""
 
 @final
 class WorkerSlot:
@@ -520,7 +529,7 @@ class WorkerSlot:
 
     def __init__(self, slots: _Address, slot: int, bell: _Address) -> None: ...
     def ask(self, message: bytes = b"", seconds: float = 0) -> bool:
-        """Ask, and knock; then `wait_answer`.
+        """Ask, and knock, urgently where there is a message; then `wait_answer`.
 
         Raises:
             ValueError: the message is too long.

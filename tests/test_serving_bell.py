@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -12,6 +13,7 @@ from pycollect.inference.bell import ServingBell
 from pycollect.inference.server import InferenceServer
 
 LONG = 60.0
+AWAITED = 2
 
 
 class Served:
@@ -25,19 +27,21 @@ class Served:
     def refresh(self) -> None:
         """Nothing has changed."""
 
-    def serve(self, owing: int) -> None:
-        """Look."""
+    def serve(self, owing: int) -> int:
+        """Look; then two more have to ask."""
         self.looks += 1
         if self.looks <= len(self._then):
             self._then[self.looks - 1]()
+        return AWAITED
 
 
 class Awake(Bell):
     """A bell on which nobody sleeps who has not looked since it was heard last."""
 
-    def wait_knock(self, heard: int, seconds: float) -> bool:
+    def wait_knock(self, heard: int, seconds: float, number: int = 1) -> bool:
         """At once, or not at all."""
-        if self.knocks == heard:
+        assert number == AWAITED
+        if self.knocks < heard + number:
             pytest.fail("the driver slept, though somebody had knocked or rung")
         return True
 
@@ -45,6 +49,11 @@ class Awake(Bell):
 def serving(bell: Bell, server: Served) -> ServingBell:
     """That bell, served by that server."""
     return ServingBell(bell, cast(InferenceServer, cast(Any, server)))
+
+
+def all_knock(bell: Bell) -> Callable[[], None]:
+    """Those who are awaited knock."""
+    return partial(bell.knock, AWAITED)
 
 
 def test_who_knocked_before_the_driver_looked_is_served_at_once() -> None:
@@ -62,13 +71,20 @@ def test_an_answer_ends_the_wait_whenever_it_comes() -> None:
     seen = own.count
     bell.ring()  # after the driver has looked for answers, before it waits
     assert own.wait_ring(seen, LONG)
-    own = serving(bell, server := Served(bell.knock, bell.knock, bell.ring))
+    own = serving(bell, server := Served(all_knock(bell), all_knock(bell), bell.ring))
     assert own.wait_ring(own.count, LONG)
     assert server.looks == 3
 
 
 def test_who_knocks_does_not_end_the_wait() -> None:
     bell = Bell()
-    own = serving(bell, server := Served(bell.knock, bell.knock))
+    own = serving(bell, server := Served(all_knock(bell), all_knock(bell)))
     assert not own.wait_ring(own.count, 0.05)
     assert server.looks >= 3
+
+
+def test_fewer_than_those_who_are_awaited_wake_nobody() -> None:
+    bell = Bell()
+    own = serving(bell, server := Served(bell.knock))
+    assert not own.wait_ring(own.count, 0.05)
+    assert server.looks == 2  # before it slept, and as its time was over

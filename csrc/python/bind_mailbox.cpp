@@ -41,13 +41,14 @@ void bind_mailbox(py::module_& module) {
           },
           py::arg("seen"), py::arg("seconds"), Release())
       .def_property_readonly("knocks", &Bell::knocks)
-      .def("knock", &Bell::knock)
+      .def("knock", &Bell::knock, py::arg("times") = 1)
       .def(
           "wait_knock",
-          [](const Bell& self, std::uint64_t heard, double seconds) {
-            return self.wait_knock(heard, Seconds(seconds));
+          [](const Bell& self, std::uint64_t heard, double seconds, std::uint64_t number) {
+            return self.wait_knock(heard, Seconds(seconds), number);
           },
-          py::arg("heard"), py::arg("seconds"), Release());
+          py::arg("heard"), py::arg("seconds"), py::arg("number") = 1, Release())
+      .def_readonly_static("URGENT", &Bell::kUrgent);
 
   py::class_<Mailbox>(module, "Mailbox", "The driver's end of a mailbox.")
       .def(py::init<std::int64_t>(), py::arg("capacity"))

@@ -22,6 +22,7 @@ void bind_slot(py::module_& module) {
       .def("__len__", &ServerSlots::count)
       .def("add", &ServerSlots::add)
       .def("asking", &ServerSlots::asking)
+      .def("telling", &ServerSlots::telling)
       .def(
           "question",
           [](const ServerSlots& self, std::size_t slot) { return to_bytes(self.question(slot)); },
@@ -32,6 +33,12 @@ void bind_slot(py::module_& module) {
             self.answer(slot, view_of(message), note);
           },
           py::arg("slot"), py::arg("message") = py::bytes(), py::arg("note") = 0)
+      .def(
+          "answer_all",
+          [](ServerSlots& self, const std::vector<std::size_t>& slots, std::uint64_t note) {
+            self.answer_all(slots, note);
+          },
+          py::arg("slots"), py::arg("note"))
       .def_readonly_static("BYTES", &kSlotBytes);
 
   py::class_<WorkerSlot>(module, "WorkerSlot", "The worker's end of a slot.")

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <chrono>
 #include <climits>
 #include <cmath>
@@ -30,15 +31,17 @@ inline void wake_all(const std::atomic<std::uint64_t>& number) {
 }
 
 // Sleeps while the number is `seen`, until somebody wakes, the time is over or a signal arrives.
-inline void wait(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
+// Returns whether it was `seen` at first.
+inline bool wait(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
                  std::chrono::duration<double> timeout) {
   constexpr double kLongest = 86400;  // longer waits only wake once a day
   const double seconds = std::fmin(std::fmax(timeout.count(), 0), kLongest);
   timespec time{};
   time.tv_sec = static_cast<std::time_t>(seconds);
   time.tv_nsec = static_cast<long>((seconds - static_cast<double>(time.tv_sec)) * 1e9);
-  syscall(SYS_futex, word_of(number), FUTEX_WAIT, static_cast<std::uint32_t>(seen), &time, nullptr,
-          0);
+  const long status = syscall(SYS_futex, word_of(number), FUTEX_WAIT,
+                              static_cast<std::uint32_t>(seen), &time, nullptr, 0);
+  return status == 0 || errno != EAGAIN;
 }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI::futex

@@ -30,8 +30,11 @@ struct MailboxPages {
 };
 
 struct BellPage {
+  static constexpr std::uint64_t kNobody = ~std::uint64_t{};
+
   std::atomic<std::uint64_t> rings{};
-  std::atomic<std::uint64_t> knocks{};  // rings count here, too, and there first
+  std::atomic<std::uint64_t> knocks{};            // rings count here, too, and there first
+  std::atomic<std::uint64_t> wake_from{kNobody};  // so many knocks on, who waits for them is woken
 };
 
 namespace {
@@ -107,14 +110,15 @@ std::uint64_t Bell::count() const {
 }
 
 void Bell::ring() {
-  page_in(*memory_).rings.fetch_add(1, std::memory_order_release);
-  knock();
+  auto& rings = page_in(*memory_).rings;
+  rings.fetch_add(1, std::memory_order_release);
+  futex::wake_all(rings);
+  knock(kUrgent);
 }
 
 bool Bell::wait_ring(std::uint64_t seen, Seconds timeout) const {
-  const std::uint64_t heard = knocks();  // before it looks: a ring later than that ends the wait
   if (count() == seen) {
-    wait_knock(heard, timeout);
+    futex::wait(page_in(*memory_).rings, seen, timeout);
   }
   return count() != seen;
 }
@@ -123,16 +127,26 @@ std::uint64_t Bell::knocks() const {
   return page_in(*memory_).knocks.load(std::memory_order_acquire);
 }
 
-void Bell::knock() {
-  page_in(*memory_).knocks.fetch_add(1, std::memory_order_release);
-  futex::wake_all(page_in(*memory_).knocks);
+// Both sides write their own number first and then read the other's, in one order for all: so the
+// waiter sees this knock, or whoever knocks that it is waited for.
+void Bell::knock(std::uint64_t times) {
+  BellPage& page = page_in(*memory_);
+  if (page.knocks.fetch_add(times) + times >= page.wake_from.load()) {
+    futex::wake_all(page.knocks);
+  }
 }
 
-bool Bell::wait_knock(std::uint64_t heard, Seconds timeout) const {
-  if (knocks() == heard) {
-    futex::wait(page_in(*memory_).knocks, heard, timeout);
+bool Bell::wait_knock(std::uint64_t heard, Seconds timeout, std::uint64_t number) const {
+  BellPage& page = page_in(*memory_);
+  const std::uint64_t enough = heard + number;
+  page.wake_from.store(enough);
+  std::uint64_t knocks = page.knocks.load();
+  // It does not sleep where somebody has knocked since it looked.
+  while (knocks < enough && !futex::wait(page.knocks, knocks, timeout)) {
+    knocks = page.knocks.load();
   }
-  return knocks() != heard;
+  page.wake_from.store(BellPage::kNobody);
+  return this->knocks() >= enough;
 }
 
 Mailbox::Mailbox(std::int64_t capacity)

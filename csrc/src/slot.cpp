@@ -53,6 +53,8 @@ struct SlotTable {
 
 namespace {
 
+static_assert(kMostSlots <= Bell::kUrgent, "a server may wait for a knock of each slot");
+
 SlotTable& table_in(const Memory& memory) {
   if (static_cast<std::size_t>(memory.bytes()) < sizeof(SlotTable)) {
     throw std::invalid_argument("slots: expected their address, got other memory");
@@ -85,10 +87,13 @@ ServerSlots::ServerSlots(const SharedAddress& address) : memory_(attach_memory(a
 
 SlotTable& ServerSlots::table() const { return *reinterpret_cast<SlotTable*>(memory_->data()); }
 
+bool ServerSlots::is_asking(std::size_t slot) const {
+  return found_[slot] != table().pages[slot].answered.load(std::memory_order_relaxed);
+}
+
 // That of a question that asking() found and that was not answered.
 SlotPage& ServerSlots::page_asking(std::size_t slot) const {
-  if (slot >= found_.size() ||
-      found_[slot] == table().pages[slot].answered.load(std::memory_order_relaxed)) {
+  if (slot >= found_.size() || !is_asking(slot)) {
     throw std::logic_error("slot " + std::to_string(slot) +
                            ": expected a question that asking() found, there is none");
   }
@@ -114,9 +119,18 @@ std::vector<std::size_t> ServerSlots::asking() {
   std::vector<std::size_t> slots;
   found_.resize(count());
   for (std::size_t slot = 0; slot < found_.size(); ++slot) {
-    const SlotPage& page = table().pages[slot];
-    found_[slot] = page.asked.load(std::memory_order_acquire);
-    if (found_[slot] != page.answered.load(std::memory_order_relaxed)) {
+    found_[slot] = table().pages[slot].asked.load(std::memory_order_acquire);
+    if (is_asking(slot)) {
+      slots.push_back(slot);
+    }
+  }
+  return slots;
+}
+
+std::vector<std::size_t> ServerSlots::telling() const {
+  std::vector<std::size_t> slots;
+  for (std::size_t slot = 0; slot < found_.size(); ++slot) {
+    if (is_asking(slot) && table().pages[slot].question.length != 0) {
       slots.push_back(slot);
     }
   }
@@ -133,6 +147,15 @@ void ServerSlots::answer(std::size_t slot, std::span<const std::byte> message, s
   futex::wake_all(to.answered);
 }
 
+void ServerSlots::answer_all(std::span<const std::size_t> slots, std::uint64_t note) {
+  for (const std::size_t slot : slots) {
+    page_asking(slot);
+  }
+  for (const std::size_t slot : slots) {
+    answer(slot, {}, note);
+  }
+}
+
 WorkerSlot::WorkerSlot(const SharedAddress& slots, std::size_t slot, const SharedAddress& bell)
     : memory_(attach_memory(slots)), page_(&page_in(table_in(*memory_), slot)), bell_(bell) {}
 
@@ -146,7 +169,7 @@ void WorkerSlot::ask(std::span<const std::byte> message) {
   to.question.write(message);
   asked_ = before + 1;
   to.asked.store(asked_, std::memory_order_release);
-  bell_.knock();
+  bell_.knock(message.empty() ? 1 : Bell::kUrgent);
 }
 
 bool WorkerSlot::wait_answer(Seconds timeout) const {

@@ -81,9 +81,10 @@ class ServingBell:
         server, deadline = self._server, time.monotonic() + seconds
         while True:
             heard = self._bell.knocks
-            server.serve(self._owing)
+            awaited = server.serve(self._owing)
             left = deadline - time.monotonic()
             if self._bell.count != seen or left <= 0:
                 return
             patience = server.patience
-            self._bell.wait_knock(heard, left if patience is None else min(left, patience))
+            most = left if patience is None else min(left, patience)
+            self._bell.wait_knock(heard, most, awaited)

@@ -63,7 +63,7 @@ class PolicyWorker(ServingWorker):
     ) -> None:
         self.index = index
         self._server, self._bell, self._seats = server, bell, seats
-        self._heard = 0
+        self._heard, self._awaited = 0, 1
         self._version = PolicyVersion()
         server.count_by(self._version)
 
@@ -81,13 +81,13 @@ class PolicyWorker(ServingWorker):
         """Sleep until a worker asks, or those that are held back are to be served."""
         patience = self._server.patience
         most = LOOK_SECONDS if patience is None else min(patience, LOOK_SECONDS)
-        self._bell.wait_knock(self._heard, most)
+        self._bell.wait_knock(self._heard, most, self._awaited)
         self._heard = self._bell.knocks
 
     def serve(self, version: int) -> None:
         """Call the policy for them, whose frames carry that version."""
         self._version.number = version
-        self._server.serve()
+        self._awaited = self._server.serve()
 
     def seat(self, worker: int) -> bytes:
         """See :meth:`ServingWorker.seat`; where the driver has no seats for them."""

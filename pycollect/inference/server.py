@@ -91,8 +91,10 @@ class InferenceServer:
         for table in self._tables:
             table.refresh()
 
-    def serve(self, owing: int | None = None) -> None:
+    def serve(self, owing: int | None = None) -> int:
         """Call the policy for those who wait, unless they wait for others.
+
+        Returns how many more have to ask before there is anything to be done, at least 1.
 
         Args:
             owing: workers that were asked for something and have not answered yet; None: nobody
@@ -103,28 +105,46 @@ class InferenceServer:
         # at the one whose turn is before it, which is looked at later.
         *before, newest = [self._asking() for _ in self._tables]
         turns = [(self._turn + later) % len(self._tables) for later in range(len(self._tables))]
+        awaited = []
         for turn, look in zip(turns, (newest, *reversed(before)), strict=True):
             table = self._tables[turn]
-            asking = [seat for seat in look if seat.table is table and seat in newest]
-            if not asking or table.holds_back(asking, owing):
+            asking = self._still_asking(table, look, newest)
+            lacking = table.lacking(asking, owing)
+            awaited.append(table.awaited(lacking, owing))
+            if not asking or table.holds_back(lacking):
                 continue
             for group, seats in table.calls(asking):
                 self._call(group, seats)
             self._turn = (turn + 1) % len(self._tables)
+        return max(min(awaited), 1)
 
     def _asking(self) -> list[Seat]:
-        """Those who ask what is to be done; who comes to a table is given a row."""
-        asking = [self._seat(number) for number in self._slots.asking()]
-        return [seat for seat in asking if not self._is_told(seat) and seat.group is not None]
+        """Those who ask what is to be done; who comes to a table is given a row.
 
-    def _seat(self, number: int) -> Seat:
-        """That of a slot; workers come while others are served."""
-        while number >= len(self._seats):
-            own = len(self._seats)
+        One that asks so and never joined here had joined a server that is gone. So is it.
+        """
+        slots = self._slots
+        asking = slots.asking()
+        self._seat_all()
+        for number in slots.telling():
+            asking.remove(number)
+            self._tell(self._seats[number], slots.question(number))
+        return [seat for number in asking if (seat := self._seats[number]).group is not None]
+
+    def _still_asking(
+        self, table: Table, look: Sequence[Seat], newest: Sequence[Seat]
+    ) -> Sequence[Seat]:
+        """Those at a table whom a look has found."""
+        if len(self._tables) == 1:
+            return look
+        return [seat for seat in look if seat.table is table and seat in newest]
+
+    def _seat_all(self) -> None:
+        """Workers come while others are served."""
+        for own in range(len(self._seats), len(self._slots)):
             tables = len(self._tables)
             table = self._tables[own % tables]
             self._seats.append(Seat(own, own % self._parts, table, own // tables))
-        return self._seats[number]
 
     @property
     def patience(self) -> float | None:
@@ -132,14 +152,8 @@ class InferenceServer:
         each = [own for table in self._tables if (own := table.patience) is not None]
         return min(each, default=None)
 
-    def _is_told(self, seat: Seat) -> bool:
-        """Answer a worker that asks for more than what lies in its row; return whether it did.
-
-        One that asks for more and never joined here had joined a server that is gone. So is it.
-        """
-        question = self._slots.question(seat.number)
-        if not question:
-            return False
+    def _tell(self, seat: Seat, question: bytes) -> None:
+        """Answer a worker that asks for more than what lies in its row."""
         answer: Joined | ErrorReport | None
         try:
             asked: Joining | StatesWanted = unpack(question)
@@ -148,7 +162,6 @@ class InferenceServer:
         except Exception as error:  # raised where the worker asked
             answer = ErrorReport.of(error)
         self._answer(seat, answer)
-        return True
 
     def _call(self, group: Group, seats: Sequence[Seat]) -> None:
         version = self._version.number  # before: new weights may come meanwhile
@@ -160,8 +173,7 @@ class InferenceServer:
             for seat in seats:
                 self._answer(seat, report)
             return
-        for seat in seats:
-            self._slots.answer(seat.number, note=version)
+        self._slots.answer_all([seat.number for seat in seats], version)
 
     def _answer(self, seat: Seat, value: Joined | ErrorReport | None) -> None:
         message, seat.kept = (b"", None) if value is None else pack(value, ServerSlots.BYTES)

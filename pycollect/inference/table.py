@@ -82,15 +82,27 @@ class Table:
             return None
         return max(since + timeout - time.monotonic(), 0.0)
 
-    def holds_back(self, asking: Sequence[Seat], owing: int) -> bool:
-        """Whether these wait for others that may come.
+    def lacking(self, asking: Sequence[Seat], owing: int) -> int:
+        """How many more have to ask before these are served, at least; 0: they need not wait.
 
         Args:
             owing: workers that may ask, or do.
         """
         least = self._options.min_batch_size
-        together = max(Counter(seat.part for seat in asking).values())
-        if together >= owing or (least is not None and _envs(asking) >= least):
+        if least is None:  # seats of one part alone
+            return max(owing - len(asking), 0)
+        together = max(Counter(seat.part for seat in asking).values(), default=0)
+        return int(together < owing and _envs(asking) < least)
+
+    def awaited(self, lacking: int, owing: int) -> int:
+        """How many more have to ask before one is to look again, at least; 0: nobody may."""
+        if self._options.server_timeout is not None:
+            return 1  # whose time begins when somebody is seen
+        return lacking or owing  # who is served now asks again
+
+    def holds_back(self, lacking: int) -> bool:
+        """Whether those who ask wait for others, of whom so many are lacking."""
+        if not lacking:
             self._held_since = None
             return False
         if self._held_since is None:

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <stdexcept>
@@ -103,9 +104,42 @@ TEST_CASE("who knocks is heard, and not counted among those who ring") {
   CHECK_FALSE(bell.wait_ring(0, Seconds(0)));
   bell.ring();
   CHECK(bell.count() == 1);
-  CHECK(bell.knocks() == 2);
+  CHECK(bell.knocks() == 1 + Bell::kUrgent);
   CHECK(bell.wait_knock(1, kLong));
   CHECK(bell.wait_ring(0, kLong));
+}
+
+TEST_CASE("who waits for several knocks sleeps until there are so many, or somebody rings") {
+  Bell bell;
+  bell.knock();
+  bell.knock();
+  CHECK(bell.wait_knock(0, kLong, 2));
+  CHECK_FALSE(bell.wait_knock(0, Seconds(0.01), 3));
+  CHECK_FALSE(bell.wait_knock(1, Seconds(0), 2));
+  bell.ring();
+  CHECK(bell.wait_knock(1, kLong, Bell::kUrgent));
+}
+
+TEST_CASE("of three that knock the last one wakes who waits for all, again and again") {
+  constexpr std::uint64_t kRounds = 2000, kThreads = 3;
+  Bell bell;
+  std::atomic<std::uint64_t> round = 0;
+  std::vector<std::jthread> workers;
+  for (std::uint64_t i = 0; i < kThreads; ++i) {
+    workers.emplace_back([&round, address = bell.address()] {
+      Bell theirs(address);
+      for (std::uint64_t n = 0; n < kRounds; ++n) {
+        round.wait(n);  // until it is n + 1
+        theirs.knock();
+      }
+    });
+  }
+  for (std::uint64_t n = 0; n < kRounds; ++n) {
+    round = n + 1;
+    round.notify_all();
+    CHECK(bell.wait_knock(n * kThreads, kLong, kThreads));
+    CHECK(bell.knocks() == (n + 1) * kThreads);
+  }
 }
 
 TEST_CASE("a driver and two workers in threads of their own") {

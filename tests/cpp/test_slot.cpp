@@ -55,7 +55,7 @@ TEST_CASE("a question knocks, and waits for its answer and the number beside it"
   CHECK_FALSE(p.server.has_question());
   const std::uint64_t before = p.bell.knocks();
   p.worker.ask(bytes("what"));
-  CHECK(p.bell.knocks() == before + 1);
+  CHECK(p.bell.knocks() == before + Bell::kUrgent);
   CHECK(p.bell.count() == 0);
   CHECK(p.server.has_question());
   CHECK(text(p.server.question()) == "what");
@@ -65,6 +65,32 @@ TEST_CASE("a question knocks, and waits for its answer and the number beside it"
   CHECK(p.worker.wait_answer(Seconds(0)));
   CHECK(text(p.worker.answer()) == "that");
   CHECK(p.worker.note() == 7);
+  p.worker.ask({});
+  CHECK(p.bell.knocks() == before + Bell::kUrgent + 1);
+}
+
+TEST_CASE("questions of which nothing is to be told are answered together") {
+  Pair p;
+  const Slot second{p.slots}, third{p.slots};
+  WorkerSlot other(p.slots.address(), second.number, p.bell.address());
+  WorkerSlot telling(p.slots.address(), third.number, p.bell.address());
+  p.worker.ask({});
+  other.ask({});
+  telling.ask(bytes("this"));
+  CHECK(p.slots.telling().empty());  // asking() has not found it
+  CHECK(p.slots.asking() == std::vector<std::size_t>{0, 1, 2});
+  CHECK(p.slots.telling() == std::vector<std::size_t>{2});
+  const std::vector<std::size_t> too_many{0, 1, 3}, both{0, 1};
+  CHECK_THROWS_AS(p.slots.answer_all(too_many, 5), std::logic_error);
+  CHECK_FALSE(p.worker.wait_answer(Seconds(0)));
+  p.slots.answer_all(both, 5);
+  for (WorkerSlot* worker : {&p.worker, &other}) {
+    CHECK(worker->wait_answer(Seconds(0)));
+    CHECK(worker->answer().empty());
+    CHECK(worker->note() == 5);
+  }
+  CHECK_THROWS_AS(p.slots.answer_all(both, 6), std::logic_error);
+  CHECK_FALSE(telling.wait_answer(Seconds(0)));
 }
 
 TEST_CASE("what does not fit a slot or is not there is refused") {

@@ -29,7 +29,7 @@ using Message = std::vector<std::byte>;
 
 // What all workers of a driver ring. Who only wants to be served knocks, and is not counted among
 // those who ring, so that a driver that serves while it waits sees which of both it was.
-// Thread-safe.
+// Thread-safe. A knock that nobody waits for yet costs no system call.
 class Bell {
  public:
   // A new one; throws as share_memory() does.
@@ -41,14 +41,18 @@ class Bell {
   // How often it was rung.
   std::uint64_t count() const;
   void ring();
-  // Sleeps until count() is no longer `seen`, or somebody knocks; returns whether it is not.
+  // Sleeps until count() is no longer `seen`; returns whether it is not.
   bool wait_ring(std::uint64_t seen, Seconds timeout) const;
 
-  // How often somebody knocked or rang.
+  // A ring, or an urgent knock, counts as so many knocks: nobody waits for more.
+  static constexpr std::uint64_t kUrgent = 1024;
+
+  // How often somebody knocked.
   std::uint64_t knocks() const;
-  void knock();
-  // Sleeps until knocks() is no longer `heard`; returns whether it is not.
-  bool wait_knock(std::uint64_t heard, Seconds timeout) const;
+  void knock(std::uint64_t times = 1);
+  // Sleeps until there are `number` knocks more than `heard`; returns whether there are. For one
+  // thread at a time, of all processes.
+  bool wait_knock(std::uint64_t heard, Seconds timeout, std::uint64_t number = 1) const;
 
  private:
   std::shared_ptr<Memory> memory_;

@@ -48,15 +48,20 @@ class ServerSlots {
   // Those with a question that was not answered, in their order. What follows is about these
   // questions: who takes a dead worker's place may have asked another one meanwhile.
   std::vector<std::size_t> asking();
+  // Those of them whose question is more than an empty message.
+  std::vector<std::size_t> telling() const;
   // That question. Throws std::logic_error if asking() found none.
   Message question(std::size_t slot) const;
   // Answers it, with a number beside the message, and wakes the worker. Throws std::length_error
   // past kSlotBytes and std::logic_error if asking() found none, or it was answered.
   void answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note);
+  // Answers all of these with that number and nothing else, or none of them; throws likewise.
+  void answer_all(std::span<const std::size_t> slots, std::uint64_t note);
 
  private:
   SlotTable& table() const;
   SlotPage& page_asking(std::size_t slot) const;
+  bool is_asking(std::size_t slot) const;
   std::shared_ptr<Memory> memory_;
   std::vector<std::uint64_t> found_;  // the number of each slot's question that asking() found
 };
@@ -67,8 +72,8 @@ class WorkerSlot {
   // Throws as attach_memory() does, and std::invalid_argument where there is no such slot.
   WorkerSlot(const SharedAddress& slots, std::size_t slot, const SharedAddress& bell);
 
-  // Asks, and knocks. Throws std::length_error past kSlotBytes and std::logic_error while the
-  // question before was not answered.
+  // Asks, and knocks, urgently where there is a message. Throws std::length_error past kSlotBytes
+  // and std::logic_error while the question before was not answered.
   void ask(std::span<const std::byte> message);
   // Sleeps until the question is answered; returns whether it is.
   bool wait_answer(Seconds timeout) const;

@@ -1,0 +1,52 @@
+"""Who waits for whom in central inference: `pycollect.inference.table`."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+
+from pycollect.inference.group import Group, ServedPolicy
+from pycollect.inference.options import InferenceOptions
+from pycollect.inference.table import Seat, Table
+
+ENVS = 4  # of each worker
+OWING = 5
+
+
+def table(**options: Any) -> Table:
+    """One of eight workers."""
+    policy = ServedPolicy(None, torch.device("cpu"), told=False)
+    return Table(policy, InferenceOptions(**{"central": True, **options}), 8)
+
+
+def asking(at: Table, count: int) -> list[Seat]:
+    """So many of them."""
+    group = cast(Group, SimpleNamespace(needs=SimpleNamespace(env=SimpleNamespace(num_envs=ENVS))))
+    return [Seat(number, 0, at, number, group) for number in range(count)]
+
+
+def test_all_who_may_ask_are_awaited() -> None:
+    own = table(min_batch_size=None, max_batch_size=None, server_timeout=None)
+    assert [own.lacking(asking(own, count), OWING) for count in (0, 2, 5, 6)] == [5, 3, 0, 0]
+    assert own.holds_back(3)
+    assert own.awaited(3, OWING) == 3
+    assert not own.holds_back(0)
+    assert own.awaited(0, OWING) == OWING  # once more, all of them
+    assert own.awaited(0, 0) == 0
+
+
+def test_a_least_size_is_had_by_one_more_perhaps() -> None:
+    own = table(min_batch_size=2 * ENVS, max_batch_size=None, server_timeout=None)
+    assert [own.lacking(asking(own, count), OWING) for count in (0, 1, 2)] == [1, 1, 0]
+    assert own.lacking(asking(own, 1), 1) == 0  # nobody else may come
+
+
+def test_where_time_counts_the_first_one_is_seen() -> None:
+    own = table(min_batch_size=None, max_batch_size=None, server_timeout=60.0)
+    assert own.lacking([], OWING) == OWING
+    assert own.awaited(OWING, OWING) == 1
+    assert own.patience is None
+    assert own.holds_back(OWING - 1)
+    assert 0 < cast(float, own.patience) <= 60
