@@ -24,6 +24,7 @@ HERE = str(Path(__file__).parent)
 _PR_SET_CHILD_SUBREAPER = 36
 _LEAK_SECONDS = 15.0
 _SHARED = Path("/dev/shm")
+_KERNEL_LISTS_CHILDREN = Path(f"/proc/self/task/{os.getpid()}/children").exists()
 
 # Ray's processes come and go by themselves; an actor of ours that stays is called ray::RayWorker
 # or, after a fork, has no title of Ray's own.
@@ -53,7 +54,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # For processes of Gymnasium and TorchRL: a fork of this one can stop the threads of Ray in it
     # for good, and what is spawned imports for seconds. A server that has imported all is forked.
     multiprocessing.set_start_method("forkserver")
-    multiprocessing.set_forkserver_preload(["gymnasium", "torchrl.collectors"])
+    # So do templates of ours import all that a worker needs to find a test's functions.
+    preload = ["gymnasium", "torchrl.collectors", "hypothesis", "pytest"]
+    multiprocessing.set_forkserver_preload(preload)
     if HAS_TORCH:
         import torch
 
@@ -170,17 +173,29 @@ def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.05)
 
 
-def _descendants() -> set[psutil.Process]:
+def _descendants() -> set[int]:
     """All processes below this one."""
-    return set(psutil.Process().children(recursive=True))
+    if _KERNEL_LISTS_CHILDREN:
+        return _listed_below("self")
+    return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
-def _ours(processes: Iterable[psutil.Process]) -> dict[int, str]:
+def _listed_below(pid: int | str) -> set[int]:
+    """The same, without a look at all processes that there are: each test asks twice."""
+    children: set[int] = set()
+    with contextlib.suppress(OSError):  # it has ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            children.update(map(int, (thread / "children").read_text().split()))
+    return children.union(*map(_listed_below, children))
+
+
+def _ours(pids: Iterable[int]) -> dict[int, str]:
     """Those by pid, without zombies, templates, Ray's own and Python's own."""
     known = (*_RAYS_OWN, *_PYTHONS_OWN)
     found = {}
-    for process in processes:
+    for pid in pids:
         with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
             name = process.name()
             title = " ".join([name, *process.cmdline()])
             if name == _TEMPLATE or process.status() == psutil.STATUS_ZOMBIE:
@@ -188,13 +203,13 @@ def _ours(processes: Iterable[psutil.Process]) -> dict[int, str]:
             if _FORK_SERVER in title and process.ppid() == os.getpid():
                 continue
             if not any(s in title for s in known):
-                found[process.pid] = title
+                found[pid] = title
     return found
 
 
 def _not_of_others(names: set[str]) -> set[str]:
     """Without the names that programs beside this one have mapped."""
-    ours = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
+    ours = {os.getpid(), *_descendants()}
     for pid in psutil.pids() if names else ():
         with contextlib.suppress(OSError):
             maps = Path(f"/proc/{pid}/maps").read_text() if pid not in ours else ""

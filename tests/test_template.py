@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import signal
 import subprocess
@@ -123,6 +125,29 @@ def test_a_worker_has_what_a_new_process_would_have(
         os.umask(umask)
     assert is_collecting(before)
     assert is_collecting(after)
+
+
+@own_template
+def test_what_this_program_has_of_pycollect_is_imported_once(
+    engine: ProcessEngine, tmp_path: Path
+) -> None:
+    note, name = tmp_path / "note", "pycollect.bench.environment"
+    assert said(engine, note, lambda: name in sys.modules) == str(name in sys.modules)
+    importlib.import_module(name)  # once the template is there
+    assert said(engine, note, lambda: name in sys.modules) == "True"
+
+
+@own_template
+def test_what_fork_servers_are_to_import_is_imported_once(
+    engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dear.py").write_text("import os\nimported_by = os.getpid()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = multiprocessing.forkserver._forkserver
+    monkeypatch.setattr(server, "_preload_modules", server._preload_modules)
+    multiprocessing.set_forkserver_preload(["__main__", "dear"])
+    note = tmp_path / "note"
+    assert said(engine, note, lambda: sys.modules["dear"].imported_by == os.getppid()) == "True"
 
 
 @own_template

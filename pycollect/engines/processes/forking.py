@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Hashable, Iterator, Sequence
-from multiprocessing import process, spawn, util
+from multiprocessing import forkserver, process, spawn, util
 
 from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.other_process import has_pidfd
@@ -18,7 +18,8 @@ from pycollect.engines.processes.circumstances import circumstances
 from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 
 # What a template imports: the first by itself, the others where this program has them. None of
-# them starts threads, opens a GPU or draws numbers that no two workers may share.
+# them starts threads, opens a GPU or draws numbers that no two workers may share. What a program
+# has told multiprocessing's fork server to import (`set_forkserver_preload`) is its own affair.
 _ALWAYS = ("pycollect.engines.processes.serve",)
 _IF_HERE = ("gymnasium", "pycollect.engines.distributed.rank", "torchrl", "torchrl.envs")
 
@@ -81,7 +82,7 @@ class Template:
         Raises:
             TemplateError: its forks could not do what a new process can, or it is gone.
         """
-        modules = (*_ALWAYS, *(name for name in _IF_HERE if name in sys.modules))
+        modules = _modules()
         if modules != self._modules and not self.why_not:
             with _no_template():
                 self._control.send(pickle.dumps((modules, _path())))
@@ -203,6 +204,18 @@ def _received(of: socket.socket) -> bytes:
     if not data:
         raise ConnectionResetError("the template has ended")
     return data
+
+
+def _modules() -> tuple[str, ...]:
+    """What a template imports now, so that no worker has to.
+
+    Of this package it is what this program has imported: its script does so again in each worker.
+    """
+    package = __name__.partition(".")[0]
+    here = [name for name in _IF_HERE if name in sys.modules]
+    own = sorted(name for name in sys.modules if name.startswith(f"{package}."))
+    wanted: list[str] = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
+    return (*_ALWAYS, *here, *own, *(name for name in wanted if name != "__main__"))
 
 
 def _path() -> list[str]:

@@ -34,6 +34,8 @@ MESSAGE_BYTES = 1 << 16
 
 _NAME = "pycollect-template"
 
+_NEVER = 1_000_000
+
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
 
@@ -183,10 +185,14 @@ class _Template:
 def _import(modules: tuple[str, ...], path: list[str]) -> str:
     """Import what of it can be; return why forks of this process would not do, if so."""
     sys.path[:] = path
+    thresholds = gc.get_threshold()
+    # To look at all that is there, again and again, would take a tenth of the time.
+    gc.set_threshold(thresholds[0], thresholds[1], _NEVER)
     for name in modules:
         with contextlib.suppress(Exception):  # whoever needs it says what is wrong with it
             importlib.import_module(name)
     call_process(_NAME)  # some versions of torch have called it otherwise
+    gc.set_threshold(*thresholds)
     gc.collect()
     gc.freeze()  # whatever is there stays: forks share it as long as nobody counts it again
     return _why_not()
