@@ -377,7 +377,7 @@ def test_central(
             side(WORKERS, ours, inference=None),
             replace(side(PEER, torchrl), needs="torchrl", spawns=True),
             *others,
-            side(UNRECORDED, unrecorded),
+            replace(side(UNRECORDED, unrecorded), spawns=True),
             side(ALONE, alone),
         ],
         frame_bytes=2 * env().observation_space.sample().nbytes,

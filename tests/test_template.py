@@ -127,17 +127,15 @@ def test_a_worker_has_what_a_new_process_would_have(
     assert is_collecting(after)
 
 
-@own_template
 def test_what_this_program_has_of_pycollect_is_imported_once(
     engine: ProcessEngine, tmp_path: Path
 ) -> None:
-    note, name = tmp_path / "note", "pycollect.bench.environment"
-    assert said(engine, note, lambda: name in sys.modules) == str(name in sys.modules)
-    importlib.import_module(name)  # once the template is there
-    assert said(engine, note, lambda: name in sys.modules) == "True"
+    started(engine, CountingEnv)
+    name = "pycollect.bench.environment"  # which nothing else has imported by now
+    importlib.import_module(name)
+    assert said(engine, tmp_path / "note", lambda: name in sys.modules) == "True"
 
 
-@own_template
 def test_what_fork_servers_are_to_import_is_imported_once(
     engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
