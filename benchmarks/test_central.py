@@ -244,7 +244,7 @@ def unrecorded(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
             for _ in range(STEPS):
                 heard = bell.knocks
                 while lacking := workers - len(slots.asking()):
-                    bell.wait_knock(heard, 1.0, lacking)
+                    assert bell.wait_knock(heard, 60.0, lacking), "a process does not ask"
                     heard = bell.knocks
                 call()
                 slots.answer_all(numbers, 0)

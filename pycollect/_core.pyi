@@ -356,8 +356,8 @@ class Bell:
 
     Attributes:
         count: how often it was rung.
-        knocks: how often somebody knocked.
-        URGENT: so many knocks wake whoever waits, however many it waits for.
+        knocks: how many knocks there were.
+        URGENT: the most that may be waited for.
     """
 
     URGENT: int
@@ -497,7 +497,7 @@ class ServerSlots:
         asked another one meanwhile.
         """
 
-    def telling(self) -> list[int]:
+    def with_message(self) -> list[int]:
         """Those of them whose question is more than an empty message."""
 
     def question(self, slot: int) -> bytes:

@@ -62,6 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
         # Threads that wait for each other over a few numbers take five times the time of one.
         torch.set_num_threads(1)
+        from pycollect.engines.processes import forking
+
+        forking._IDLE_SECONDS = 600.0  # between tests with workers there are minutes of others
     # Inductor's processes that compile beside this one would outlive the test that started them.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     # Ray's workers are nice, so that they would wait for all tests that run beside theirs.
@@ -183,8 +186,8 @@ def _descendants() -> set[int]:
 def _listed_below(pid: int | str) -> set[int]:
     """The same, without a look at all processes that there are: each test asks twice."""
     children: set[int] = set()
-    with contextlib.suppress(OSError):  # it has ended
-        for thread in Path(f"/proc/{pid}/task").iterdir():
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended
             children.update(map(int, (thread / "children").read_text().split()))
     return children.union(*map(_listed_below, children))
 

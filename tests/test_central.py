@@ -6,6 +6,8 @@ That frames are right, deaths, seeds and accounts: the tests over ways to collec
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -240,16 +242,54 @@ class Opening(Watched):
         return out
 
 
+@contextmanager
+def without_looks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whoever sleeps too long is not woken by the look that a driver takes every now and then."""
+    seconds = 60.0
+    with monkeypatch.context() as patched:
+        patched.setattr("pycollect.engines.waiting.LOOK_SECONDS", seconds)
+        patched.setattr("pycollect.scheduler.stalls.CHECK_SECONDS", seconds)
+        begin = time.monotonic()
+        yield
+    assert time.monotonic() - begin < seconds
+
+
 @pytest.mark.parametrize("arguments", [{"server_timeout": 0.01}, {"min_batch_size": 1}])
-def test_others_go_on_while_one_steps(tmp_path: Path, arguments: dict[str, Any]) -> None:
+def test_others_go_on_while_one_steps(
+    tmp_path: Path, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate = tmp_path / "gate"
     module = Opening(gate)
     policy = TensorDictModule(module, ["observation"], ["action", "seen"])
     entry = partial(one_waits, gate)
-    with collecting(CENTRAL, entry, policy, frames=STEPS, **arguments) as collector:
+    running = collecting(CENTRAL, entry, policy, frames=STEPS, **arguments)
+    with running as collector, without_looks(monkeypatch):
         batch = collector.next()
     assert batch.shape == (2, STEPS)
     assert (batch["observation"][:, :, 2] == torch.arange(STEPS) % 5).all()  # the episodes' length
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"min_batch_size": 1},
+        {"min_batch_size": 2},
+        {"max_batch_size": 1},
+        {"server_timeout": 0.01},
+        {"env_groups": 2},
+    ],
+    ids=str,
+)
+def test_a_server_sleeps_no_longer_than_it_waits_for_somebody(
+    arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = ENTRIES["list"] if "env_groups" in arguments else ENTRIES["one"]
+    with collecting(CENTRAL, entry, parity_policy(), frames=STEPS, **arguments) as collector:
+        collector.next()
+        with without_looks(monkeypatch):
+            for _ in range(4):
+                collector.next()
 
 
 class HangsOnce(CountingEnv):

@@ -41,6 +41,7 @@ def test_a_least_size_is_had_by_one_more_perhaps() -> None:
     own = table(min_batch_size=2 * ENVS, max_batch_size=None, server_timeout=None)
     assert [own.lacking(asking(own, count), OWING) for count in (0, 1, 2)] == [1, 1, 0]
     assert own.lacking(asking(own, 1), 1) == 0  # nobody else may come
+    assert [own.awaited(lacking, OWING) for lacking in (0, 1)] == [1, 1]
 
 
 def test_where_time_counts_the_first_one_is_seen() -> None:
@@ -50,3 +51,6 @@ def test_where_time_counts_the_first_one_is_seen() -> None:
     assert own.patience is None
     assert own.holds_back(OWING - 1)
     assert 0 < cast(float, own.patience) <= 60
+    assert own.awaited(OWING - 1, OWING) == OWING - 1
+    assert not own.holds_back(0)
+    assert own.awaited(0, OWING) == 1

@@ -6,6 +6,7 @@ import importlib
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from echo_envs import wait_until
 from envs_for_tests import CountingEnv
 from test_process_engine import LONG, PATHS, Started, await_gone, started
 
+import pycollect
 from pycollect.engines.processes import forking
 from pycollect.engines.processes.engine import ProcessEngine
 from pycollect.engines.processes.forking import templates
@@ -40,6 +42,7 @@ def _own_template() -> Iterator[None]:
     templates.leave()
     yield
     templates.leave()
+    templates._left_out = ()
 
 
 own_template = pytest.mark.usefixtures("_own_template")
@@ -131,9 +134,47 @@ def test_what_this_program_has_of_pycollect_is_imported_once(
     engine: ProcessEngine, tmp_path: Path
 ) -> None:
     started(engine, CountingEnv)
-    name = "pycollect.bench.environment"  # which nothing else has imported by now
-    importlib.import_module(name)
-    assert said(engine, tmp_path / "note", lambda: name in sys.modules) == "True"
+    walk = pkgutil.walk_packages(pycollect.__path__, "pycollect.")
+    names = {module.name for module in walk if not module.name.endswith("__main__")}
+    for name in names:
+        importlib.import_module(name)
+    note = tmp_path / "note"
+    assert said(engine, note, lambda: names - {*sys.modules}) == "set()"
+    assert templates.ready().process.pid  # it has neither threads nor a GPU by that
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["threads", "raise SystemExit", pytest.param("import os; os._exit(3)", marks=pytest.mark.slow)],
+)
+@own_template
+def test_what_would_not_do_is_not_imported(
+    code: str, engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "awkward.py").write_text(THREADS if code == "threads" else code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = multiprocessing.forkserver._forkserver
+    monkeypatch.setattr(server, "_preload_modules", ["awkward"])
+    if code == "raise SystemExit":  # as any other error: whoever needs it is told
+        worker = started(engine, CountingEnv)
+    else:
+        with pytest.warns(
+            UserWarning, match=r"\['awkward'\] are not imported for worker processes"
+        ):
+            worker = started(engine, CountingEnv)
+    assert parent(worker).name() == "pyc-template"
+    assert parent(started(engine, CountingEnv)).name() == "pyc-template"  # nobody is told again
+
+
+def test_a_module_that_is_blocked_or_comes_meanwhile_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    monkeypatch.setitem(sys.modules, "pycollect.blocked", None)
+    monkeypatch.setitem(sys.modules, 3, sys)  # some programs do so
+    modules = forking._modules()
+    assert "pycollect.engines.processes.forking" in modules
+    assert not {"gymnasium", "pycollect.blocked", 3}.intersection(modules)
 
 
 def test_what_fork_servers_are_to_import_is_imported_once(

@@ -22,7 +22,7 @@ void bind_slot(py::module_& module) {
       .def("__len__", &ServerSlots::count)
       .def("add", &ServerSlots::add)
       .def("asking", &ServerSlots::asking)
-      .def("telling", &ServerSlots::telling)
+      .def("with_message", &ServerSlots::with_message)
       .def(
           "question",
           [](const ServerSlots& self, std::size_t slot) { return to_bytes(self.question(slot)); },

@@ -34,7 +34,7 @@ struct BellPage {
 
   std::atomic<std::uint64_t> rings{};
   std::atomic<std::uint64_t> knocks{};            // rings count here, too, and there first
-  std::atomic<std::uint64_t> wake_from{kNobody};  // so many knocks on, who waits for them is woken
+  std::atomic<std::uint64_t> wake_from{kNobody};  // the number of knocks that somebody waits for
 };
 
 namespace {

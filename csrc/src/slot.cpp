@@ -127,7 +127,7 @@ std::vector<std::size_t> ServerSlots::asking() {
   return slots;
 }
 
-std::vector<std::size_t> ServerSlots::telling() const {
+std::vector<std::size_t> ServerSlots::with_message() const {
   std::vector<std::size_t> slots;
   for (std::size_t slot = 0; slot < found_.size(); ++slot) {
     if (is_asking(slot) && table().pages[slot].question.length != 0) {

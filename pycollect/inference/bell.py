@@ -61,7 +61,9 @@ class ServingBell:
     def wait_ring(self, seen: int, seconds: float) -> bool:
         """Sleep until a worker has answered, or that time is over; return whether `count` changed.
 
-        Questions to the policy are answered meanwhile, in this thread, unless another one does so.
+        Questions to the policy are answered meanwhile, in this thread, unless another one does so
+        when the wait begins: who waits beside it takes its place when it comes again, so it waits
+        for a moment at a time.
         """
         serves = False
         try:

@@ -110,8 +110,9 @@ class InferenceServer:
             table = self._tables[turn]
             asking = self._still_asking(table, look, newest)
             lacking = table.lacking(asking, owing)
+            waits = not asking or table.holds_back(lacking)
             awaited.append(table.awaited(lacking, owing))
-            if not asking or table.holds_back(lacking):
+            if waits:
                 continue
             for group, seats in table.calls(asking):
                 self._call(group, seats)
@@ -121,12 +122,12 @@ class InferenceServer:
     def _asking(self) -> list[Seat]:
         """Those who ask what is to be done; who comes to a table is given a row.
 
-        One that asks so and never joined here had joined a server that is gone. So is it.
+        A seat that asks and never joined here had joined a server that is gone. So is its worker.
         """
         slots = self._slots
         asking = slots.asking()
         self._seat_all()
-        for number in slots.telling():
+        for number in slots.with_message():
             asking.remove(number)
             self._tell(self._seats[number], slots.question(number))
         return [seat for number in asking if (seat := self._seats[number]).group is not None]

@@ -89,16 +89,10 @@ class Table:
             owing: workers that may ask, or do.
         """
         least = self._options.min_batch_size
-        if least is None:  # seats of one part alone
+        if least is None:  # then a table's seats are all of one part
             return max(owing - len(asking), 0)
         together = max(Counter(seat.part for seat in asking).values(), default=0)
         return int(together < owing and _envs(asking) < least)
-
-    def awaited(self, lacking: int, owing: int) -> int:
-        """How many more have to ask before one is to look again, at least; 0: nobody may."""
-        if self._options.server_timeout is not None:
-            return 1  # whose time begins when somebody is seen
-        return lacking or owing  # who is served now asks again
 
     def holds_back(self, lacking: int) -> bool:
         """Whether those who ask wait for others, of whom so many are lacking."""
@@ -111,6 +105,18 @@ class Table:
             return True
         self._held_since = None
         return False
+
+    def awaited(self, lacking: int, owing: int) -> int:
+        """How many more have to ask before one is to look again, at least.
+
+        Once it is known whether those who ask wait.
+        """
+        options = self._options
+        if options.min_batch_size is not None:
+            return 1  # who may be enough
+        if options.server_timeout is not None and self._held_since is None:
+            return 1  # whose time begins when it is seen
+        return lacking or owing  # who is served asks again
 
     def calls(self, asking: Sequence[Seat]) -> Iterator[tuple[Group, Sequence[Seat]]]:
         """Those whom one call is for, each."""

@@ -77,9 +77,9 @@ TEST_CASE("questions of which nothing is to be told are answered together") {
   p.worker.ask({});
   other.ask({});
   telling.ask(bytes("this"));
-  CHECK(p.slots.telling().empty());  // asking() has not found it
+  CHECK(p.slots.with_message().empty());  // asking() has not found it
   CHECK(p.slots.asking() == std::vector<std::size_t>{0, 1, 2});
-  CHECK(p.slots.telling() == std::vector<std::size_t>{2});
+  CHECK(p.slots.with_message() == std::vector<std::size_t>{2});
   const std::vector<std::size_t> too_many{0, 1, 3}, both{0, 1};
   CHECK_THROWS_AS(p.slots.answer_all(too_many, 5), std::logic_error);
   CHECK_FALSE(p.worker.wait_answer(Seconds(0)));

@@ -16,12 +16,14 @@ from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.other_process import has_pidfd
 from pycollect.engines.processes.circumstances import circumstances
 from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
+from pycollect.errors import warn_user
 
-# What a template imports: the first by itself, the others where this program has them. None of
-# them starts threads, opens a GPU or draws numbers that no two workers may share. What a program
-# has told multiprocessing's fork server to import (`set_forkserver_preload`) is its own affair.
+# What a template imports: the first by itself, the others where this program has them, as all of
+# this package. None of them starts threads, opens a GPU or draws numbers that no two workers may
+# share. What multiprocessing's fork servers are to import is left out where that does so.
 _ALWAYS = ("pycollect.engines.processes.serve",)
-_IF_HERE = ("gymnasium", "pycollect.engines.distributed.rank", "torchrl", "torchrl.envs")
+_IF_HERE = ("gymnasium", "torchrl", "torchrl.envs")
+_PACKAGE = "pycollect."
 
 _PATIENCE = 60.0
 _IDLE_SECONDS = 60.0
@@ -76,13 +78,16 @@ class Template:
         """Whether its process is gone."""
         return self.process.poll() is not None
 
-    def prepare(self) -> None:
+    def prepare(self, wanted: Sequence[str]) -> None:
         """Have it import what workers need. Waits for it: seconds where it has just begun.
+
+        Args:
+            wanted: what it is to import besides.
 
         Raises:
             TemplateError: its forks could not do what a new process can, or it is gone.
         """
-        modules = _modules()
+        modules = (*_modules(), *wanted)
         if modules != self._modules and not self.why_not:
             with _no_template():
                 self._control.send(pickle.dumps((modules, _path())))
@@ -130,6 +135,7 @@ class Templates:
         self.asking = threading.RLock()
         self._current: Template | None = None
         self._left: list[Template] = []
+        self._left_out: Sequence[str] = ()  # what was wanted, and would not do
         # After engines have ended their workers.
         self._at_exit = util.Finalize(None, self._end, exitpriority=50)
 
@@ -153,9 +159,14 @@ class Templates:
                 current = None
             if current is None:
                 current = self._current = Template(here)
+            wanted = _wanted()
+            if wanted == self._left_out:
+                wanted = ()
             try:
-                current.prepare()
+                current.prepare(wanted)
             except TemplateError as error:
+                if wanted:
+                    return self._ready_without(wanted, error)
                 current.why_not = str(error)
                 current.leave()
                 raise
@@ -163,6 +174,16 @@ class Templates:
                 self.leave()
                 raise
             return current
+
+    def _ready_without(self, wanted: Sequence[str], error: TemplateError) -> Template:
+        self._left_out = wanted
+        self.leave()
+        template = self.ready()
+        warn_user(
+            f"set_forkserver_preload: {list(wanted)} are not imported for worker processes, which "
+            f"could not be forked then: {error}"
+        )
+        return template
 
     def leave(self) -> None:
         """Make another one when next there is one asked for."""
@@ -211,11 +232,16 @@ def _modules() -> tuple[str, ...]:
 
     Of this package it is what this program has imported: its script does so again in each worker.
     """
-    package = __name__.partition(".")[0]
-    here = [name for name in _IF_HERE if name in sys.modules]
-    own = sorted(name for name in sys.modules if name.startswith(f"{package}."))
-    wanted: list[str] = forkserver._forkserver._preload_modules  # type: ignore[attr-defined]
-    return (*_ALWAYS, *here, *own, *(name for name in wanted if name != "__main__"))
+    here = [*sys.modules]  # at once: other threads may import
+    own = sorted(name for name in here if isinstance(name, str) and name.startswith(_PACKAGE))
+    there = (name for name in (*_IF_HERE, *own) if sys.modules.get(name) is not None)
+    return (*_ALWAYS, *there)
+
+
+def _wanted() -> tuple[str, ...]:
+    """What this program has told multiprocessing's fork servers to import."""
+    wanted = getattr(forkserver._forkserver, "_preload_modules", ())
+    return tuple(name for name in wanted if name != "__main__")
 
 
 def _path() -> list[str]:

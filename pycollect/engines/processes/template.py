@@ -34,7 +34,7 @@ MESSAGE_BYTES = 1 << 16
 
 _NAME = "pycollect-template"
 
-_NEVER = 1_000_000
+_SELDOM = 1_000_000
 
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
@@ -187,12 +187,14 @@ def _import(modules: tuple[str, ...], path: list[str]) -> str:
     sys.path[:] = path
     thresholds = gc.get_threshold()
     # To look at all that is there, again and again, would take a tenth of the time.
-    gc.set_threshold(thresholds[0], thresholds[1], _NEVER)
+    seldom = (*thresholds[:2], _SELDOM)
+    gc.set_threshold(*seldom)
     for name in modules:
-        with contextlib.suppress(Exception):  # whoever needs it says what is wrong with it
+        with contextlib.suppress(Exception, SystemExit):  # whoever needs it says what is wrong
             importlib.import_module(name)
     call_process(_NAME)  # some versions of torch have called it otherwise
-    gc.set_threshold(*thresholds)
+    if gc.get_threshold() == seldom:  # else a module has set its own
+        gc.set_threshold(*thresholds)
     gc.collect()
     gc.freeze()  # whatever is there stays: forks share it as long as nobody counts it again
     return _why_not()

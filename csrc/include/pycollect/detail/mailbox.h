@@ -47,7 +47,7 @@ class Bell {
   // A ring, or an urgent knock, counts as so many knocks: nobody waits for more.
   static constexpr std::uint64_t kUrgent = 1024;
 
-  // How often somebody knocked.
+  // How many knocks there were.
   std::uint64_t knocks() const;
   void knock(std::uint64_t times = 1);
   // Sleeps until there are `number` knocks more than `heard`; returns whether there are. For one

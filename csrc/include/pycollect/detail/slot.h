@@ -49,7 +49,7 @@ class ServerSlots {
   // questions: who takes a dead worker's place may have asked another one meanwhile.
   std::vector<std::size_t> asking();
   // Those of them whose question is more than an empty message.
-  std::vector<std::size_t> telling() const;
+  std::vector<std::size_t> with_message() const;
   // That question. Throws std::logic_error if asking() found none.
   Message question(std::size_t slot) const;
   // Answers it, with a number beside the message, and wakes the worker. Throws std::length_error
