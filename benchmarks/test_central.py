@@ -259,9 +259,7 @@ def step_for_ever(slots: Any, slot: int, bell: Any, make: Any) -> None:
     envs, action = [make() for _ in range(ENVS)], np.zeros(1, np.float32)
     current = np.stack([env.reset()[0] for env in envs])
     while True:
-        answered = end.ask(b"", 1.0)
-        while not answered:
-            answered = end.wait_answer(1.0)
+        ask(end)
         for row, env in enumerate(envs):
             current[row] = env.step(action)[0]
 
@@ -299,9 +297,14 @@ def ask_for_ever(slots: Any, slot: int, bell: Any) -> None:
 
     end = WorkerSlot(slots, slot, bell)
     while True:
-        answered = end.ask(b"", 1.0)
-        while not answered:
-            answered = end.wait_answer(1.0)
+        ask(end)
+
+
+def ask(end: Any) -> None:
+    """Ask through a slot, and wait for the answer."""
+    answered = end.ask(b"", 1.0)
+    while not answered:
+        answered = end.wait_answer(1.0)
 
 
 def bare(trips: int) -> Iterator[int]:

@@ -140,7 +140,8 @@ def test_what_this_program_has_of_pycollect_is_imported_once(
         importlib.import_module(name)
     note = tmp_path / "note"
     assert said(engine, note, lambda: names - {*sys.modules}) == "set()"
-    assert templates.ready().process.pid  # it has neither threads nor a GPU by that
+    worker = started(engine, CountingEnv, 1)
+    assert parent(worker).name() == "pyc-template"  # it has neither threads nor a GPU by that
 
 
 @pytest.mark.parametrize(
