@@ -349,7 +349,7 @@ class Bell:
     """What all workers of a driver ring, and what it sleeps on. Thread-safe.
 
     Who only wants to be served knocks, and is not counted among those who ring. Who rings counts
-    among those who knock, as `URGENT` of them.
+    among those who knock, too, and for as many as may be waited for.
 
     Args:
         address: of another process's; None: a new one.
@@ -357,10 +357,8 @@ class Bell:
     Attributes:
         count: how often it was rung.
         knocks: how many knocks there were.
-        URGENT: the most that may be waited for.
     """
 
-    URGENT: int
     def __init__(self, address: _Address | None = None) -> None: ...
     @property
     def address(self) -> _Address: ...

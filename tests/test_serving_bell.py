@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -26,6 +27,10 @@ class Served:
 
     def refresh(self) -> None:
         """Nothing has changed."""
+
+    def settings(self) -> AbstractContextManager[None]:
+        """It calls nothing."""
+        return nullcontext()
 
     def serve(self, owing: int) -> int:
         """Look; then two more have to ask."""

@@ -47,8 +47,7 @@ void bind_mailbox(py::module_& module) {
           [](const Bell& self, std::uint64_t heard, double seconds, std::uint64_t number) {
             return self.wait_knock(heard, Seconds(seconds), number);
           },
-          py::arg("heard"), py::arg("seconds"), py::arg("number") = 1, Release())
-      .def_readonly_static("URGENT", &Bell::kUrgent);
+          py::arg("heard"), py::arg("seconds"), py::arg("number") = 1, Release());
 
   py::class_<Mailbox>(module, "Mailbox", "The driver's end of a mailbox.")
       .def(py::init<std::int64_t>(), py::arg("capacity"))

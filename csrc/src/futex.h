@@ -30,17 +30,49 @@ inline void wake_all(const std::atomic<std::uint64_t>& number) {
   syscall(SYS_futex, word_of(number), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
+// Wakes those whose bits are among these, in one call.
+inline void wake_bits(const std::atomic<std::uint64_t>& number, std::uint32_t bits) {
+  syscall(SYS_futex, word_of(number), FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr, bits);
+}
+
+inline timespec timespec_of(std::chrono::duration<double> timeout) {
+  constexpr double kLongest = 86400;  // longer waits only wake once a day
+  const double seconds = std::fmin(std::fmax(timeout.count(), 0), kLongest);
+  timespec parts{};
+  parts.tv_sec = static_cast<std::time_t>(seconds);
+  parts.tv_nsec = static_cast<long>((seconds - static_cast<double>(parts.tv_sec)) * 1e9);
+  return parts;
+}
+
 // Sleeps while the number is `seen`, until somebody wakes, the time is over or a signal arrives.
 // Returns whether it was `seen` at first.
 inline bool wait(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
                  std::chrono::duration<double> timeout) {
-  constexpr double kLongest = 86400;  // longer waits only wake once a day
-  const double seconds = std::fmin(std::fmax(timeout.count(), 0), kLongest);
-  timespec time{};
-  time.tv_sec = static_cast<std::time_t>(seconds);
-  time.tv_nsec = static_cast<long>((seconds - static_cast<double>(time.tv_sec)) * 1e9);
+  const timespec time = timespec_of(timeout);
   const long status = syscall(SYS_futex, word_of(number), FUTEX_WAIT,
                               static_cast<std::uint32_t>(seen), &time, nullptr, 0);
+  return status == 0 || errno != EAGAIN;
+}
+
+// By the monotonic clock.
+inline timespec deadline_in(std::chrono::duration<double> timeout) {
+  timespec now{};
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  timespec end = timespec_of(timeout);
+  end.tv_sec += now.tv_sec;
+  end.tv_nsec += now.tv_nsec;
+  if (end.tv_nsec >= 1'000'000'000) {
+    end.tv_nsec -= 1'000'000'000;
+    ++end.tv_sec;
+  }
+  return end;
+}
+
+// As wait(), until a deadline, for one whom wake_bits() alone wakes.
+inline bool wait_bits(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
+                      std::uint32_t bits, const timespec& deadline) {
+  const long status = syscall(SYS_futex, word_of(number), FUTEX_WAIT_BITSET,
+                              static_cast<std::uint32_t>(seen), &deadline, nullptr, bits);
   return status == 0 || errno != EAGAIN;
 }
 

@@ -44,16 +44,23 @@ struct SlotPage {
 };
 
 struct SlotTable {
-  static constexpr std::uint64_t kMagic = 0x323073746f6c5300ULL;  // "\0Slots02"
+  static constexpr std::uint64_t kMagic = 0x333073746f6c5300ULL;  // "\0Slots03"
 
   std::uint64_t magic = kMagic;
   std::atomic<std::uint64_t> count{};
+  // How often somebody was answered. All workers sleep on this one, so that those who are answered
+  // together are woken by one call of the kernel, before any of them has the server's CPU.
+  alignas(64) std::atomic<std::uint64_t> answers{};
   SlotPage pages[kMostSlots];
 };
 
 namespace {
 
 static_assert(kMostSlots <= Bell::kUrgent, "a server may wait for a knock of each slot");
+
+// By which a sleeper is woken. From 33 slots on some share theirs: then one is woken in vain,
+// looks, and sleeps again.
+std::uint32_t bit_of(std::size_t slot) { return std::uint32_t{1} << (slot % 32); }
 
 SlotTable& table_in(const Memory& memory) {
   if (static_cast<std::size_t>(memory.bytes()) < sizeof(SlotTable)) {
@@ -140,24 +147,44 @@ std::vector<std::size_t> ServerSlots::with_message() const {
 Message ServerSlots::question(std::size_t slot) const { return page_asking(slot).question.read(); }
 
 void ServerSlots::answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note) {
+  write_answer(slot, message, note);
+  wake(bit_of(slot));
+}
+
+void ServerSlots::write_answer(std::size_t slot, std::span<const std::byte> message,
+                               std::uint64_t note) {
   SlotPage& to = page_asking(slot);
   to.answer.write(message);
   to.note.store(note, std::memory_order_relaxed);
   to.answered.store(found_[slot], std::memory_order_release);
-  futex::wake_all(to.answered);
+}
+
+void ServerSlots::wake(std::uint32_t bits) {
+  auto& answers = table().answers;
+  answers.fetch_add(1, std::memory_order_release);
+  futex::wake_bits(answers, bits);
 }
 
 void ServerSlots::answer_all(std::span<const std::size_t> slots, std::uint64_t note) {
   for (const std::size_t slot : slots) {
     page_asking(slot);
   }
+  std::uint32_t bits = 0;
   for (const std::size_t slot : slots) {
-    answer(slot, {}, note);
+    write_answer(slot, {}, note);
+    bits |= bit_of(slot);
+  }
+  if (bits != 0) {
+    wake(bits);
   }
 }
 
 WorkerSlot::WorkerSlot(const SharedAddress& slots, std::size_t slot, const SharedAddress& bell)
-    : memory_(attach_memory(slots)), page_(&page_in(table_in(*memory_), slot)), bell_(bell) {}
+    : memory_(attach_memory(slots)),
+      page_(&page_in(table_in(*memory_), slot)),
+      answers_(&table_in(*memory_).answers),
+      bit_(bit_of(slot)),
+      bell_(bell) {}
 
 void WorkerSlot::ask(std::span<const std::byte> message) {
   SlotPage& to = page();
@@ -173,13 +200,20 @@ void WorkerSlot::ask(std::span<const std::byte> message) {
 }
 
 bool WorkerSlot::wait_answer(Seconds timeout) const {
-  const auto& answered = page().answered;
-  const std::uint64_t seen = answered.load(std::memory_order_acquire);
-  if (seen == asked_) {
-    return true;
+  const timespec deadline = futex::deadline_in(timeout);
+  bool has_slept = false;  // not where somebody, perhaps another one, was answered since it looked
+  while (!has_slept) {
+    const std::uint64_t seen = answers_->load(std::memory_order_acquire);
+    if (is_answered()) {
+      return true;
+    }
+    has_slept = futex::wait_bits(*answers_, seen, bit_, deadline);
   }
-  futex::wait(answered, seen, timeout);
-  return answered.load(std::memory_order_acquire) == asked_;
+  return is_answered();
+}
+
+bool WorkerSlot::is_answered() const {
+  return page().answered.load(std::memory_order_acquire) == asked_;
 }
 
 Message WorkerSlot::answer() const {
@@ -193,7 +227,7 @@ std::uint64_t WorkerSlot::note() const {
 }
 
 void WorkerSlot::check_answered() const {
-  if (asked_ == 0 || page().answered.load(std::memory_order_acquire) != asked_) {
+  if (asked_ == 0 || !is_answered()) {
     throw std::logic_error("answer: expected one to the last question, there is none");
   }
 }

@@ -72,7 +72,8 @@ class ServingBell:
             if not serves:
                 return self._bell.wait_ring(seen, seconds)
             self._server.refresh()
-            self._serve(seen, seconds)
+            with self._server.settings():
+                self._serve(seen, seconds)
         finally:
             if serves:
                 self._serving.release()
@@ -81,9 +82,10 @@ class ServingBell:
     def _serve(self, seen: int, seconds: float) -> None:
         """Look, then sleep: who knocked before does not knock again."""
         server, deadline = self._server, time.monotonic() + seconds
+        owing = self._owing  # who answers rings, which ends this
         while True:
             heard = self._bell.knocks
-            awaited = server.serve(self._owing)
+            awaited = server.serve(owing)
             left = deadline - time.monotonic()
             if self._bell.count != seen or left <= 0:
                 return

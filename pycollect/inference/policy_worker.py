@@ -87,7 +87,8 @@ class PolicyWorker(ServingWorker):
     def serve(self, version: int) -> None:
         """Call the policy for them, whose frames carry that version."""
         self._version.number = version
-        self._awaited = self._server.serve()
+        with self._server.settings():
+            self._awaited = self._server.serve()
 
     def seat(self, worker: int) -> bytes:
         """See :meth:`ServingWorker.seat`; where the driver has no seats for them."""

@@ -16,10 +16,10 @@ from pycollect.batch.weights import Weights, device_of, load_weights, placed, we
 from pycollect.devices import CPU, indexed
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.processes.wire import pack, unpack
-from pycollect.inference.group import Group, ServedPolicy
+from pycollect.inference.group import ServedPolicy
 from pycollect.inference.messages import Joined, Joining, StatesWanted
 from pycollect.inference.options import ServerSettings
-from pycollect.inference.table import Seat, Table
+from pycollect.inference.table import Seat, Table, Together
 from pycollect.stream.version import PolicyVersion
 from pycollect.worker.generators import Generators
 
@@ -92,7 +92,7 @@ class InferenceServer:
             table.refresh()
 
     def serve(self, owing: int | None = None) -> int:
-        """Call the policy for those who wait, unless they wait for others.
+        """Call the policy for those who wait, unless they wait for others; within `settings()`.
 
         Returns how many more have to ask before there is anything to be done, at least 1.
 
@@ -101,6 +101,8 @@ class InferenceServer:
                 knows, it may be all.
         """
         owing = len(self._slots) // self._parts if owing is None else owing
+        if len(self._tables) == 1:
+            return max(self._serve_at(self._tables[0], self._asking(), owing), 1)
         # A worker asks at one table after the other. So who is seen at a table now has asked before
         # at the one whose turn is before it, which is looked at later.
         *before, newest = [self._asking() for _ in self._tables]
@@ -108,16 +110,18 @@ class InferenceServer:
         awaited = []
         for turn, look in zip(turns, (newest, *reversed(before)), strict=True):
             table = self._tables[turn]
-            asking = self._still_asking(table, look, newest)
-            lacking = table.lacking(asking, owing)
-            waits = not asking or table.holds_back(lacking)
-            awaited.append(table.awaited(lacking, owing))
-            if waits:
-                continue
-            for group, seats in table.calls(asking):
-                self._call(group, seats)
-            self._turn = (turn + 1) % len(self._tables)
+            asking = [seat for seat in look if seat.table is table and seat in newest]
+            awaited.append(self._serve_at(table, asking, owing))
         return max(min(awaited), 1)
+
+    def _serve_at(self, table: Table, asking: Sequence[Seat], owing: int) -> int:
+        """Serve those who ask at a table, or have them wait; returns how many more have to ask."""
+        lacking = table.lacking(asking, owing)
+        if asking and not table.holds_back(lacking):
+            for together in table.calls(asking):
+                self._call(together)
+            self._turn = (self._tables.index(table) + 1) % len(self._tables)
+        return table.awaited(lacking, owing)
 
     def _asking(self) -> list[Seat]:
         """Those who ask what is to be done; who comes to a table is given a row.
@@ -131,14 +135,6 @@ class InferenceServer:
             asking.remove(number)
             self._tell(self._seats[number], slots.question(number))
         return [seat for number in asking if (seat := self._seats[number]).group is not None]
-
-    def _still_asking(
-        self, table: Table, look: Sequence[Seat], newest: Sequence[Seat]
-    ) -> Sequence[Seat]:
-        """Those at a table whom a look has found."""
-        if len(self._tables) == 1:
-            return look
-        return [seat for seat in look if seat.table is table and seat in newest]
 
     def _seat_all(self) -> None:
         """Workers come while others are served."""
@@ -158,31 +154,32 @@ class InferenceServer:
         answer: Joined | ErrorReport | None
         try:
             asked: Joining | StatesWanted = unpack(question)
-            with self._settings():
-                answer = seat.table.answer(seat, asked)
+            answer = seat.table.answer(seat, asked)
         except Exception as error:  # raised where the worker asked
             answer = ErrorReport.of(error)
         self._answer(seat, answer)
 
-    def _call(self, group: Group, seats: Sequence[Seat]) -> None:
+    def _call(self, together: Together) -> None:
         version = self._version.number  # before: new weights may come meanwhile
         try:
-            with self._settings():
-                group.call([seat.place for seat in seats])
+            together.group.call(together.places)
         except Exception as error:  # raised in each of these workers
             report = ErrorReport.of(error)
-            for seat in seats:
-                self._answer(seat, report)
-            return
-        self._slots.answer_all([seat.number for seat in seats], version)
+            for number in together.numbers:
+                self._answer(self._seats[number], report)
+        else:
+            self._slots.answer_all(together.numbers, version)
 
     def _answer(self, seat: Seat, value: Joined | ErrorReport | None) -> None:
         message, seat.kept = (b"", None) if value is None else pack(value, ServerSlots.BYTES)
         self._slots.answer(seat.number, message)
 
     @contextmanager
-    def _settings(self) -> Iterator[None]:
-        """The interaction type and the random generators of the policy."""
+    def settings(self) -> Iterator[None]:
+        """The interaction type and the random generators of the policy.
+
+        Entered once for many calls: workers wait while they are set before one.
+        """
         generators = self._generators
         with (
             torch.no_grad(),

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pycollect._core import Memory
 from pycollect.inference.group import Group, ServedPolicy
@@ -33,6 +34,19 @@ class Seat:
     kept: Memory | None = None
 
 
+class Together(NamedTuple):
+    """Those whom one call of the policy is for.
+
+    Attributes:
+        places: of their seats, which all have a row in that group.
+        numbers: of their slots.
+    """
+
+    group: Group
+    places: list[int]
+    numbers: list[int]
+
+
 class Table:
     """Seats whose questions are answered together, in one call of the policy or in a few.
 
@@ -45,6 +59,7 @@ class Table:
         self._expected = seats  # that have not joined yet
         self._groups: list[Group] = []
         self._held_since: float | None = None  # somebody waits for others since then
+        self._called: tuple[Sequence[Seat], list[Together]] = ([], [])  # the last time
 
     def refresh(self) -> None:
         """Look whether the policy has changed, before the next calls."""
@@ -62,6 +77,7 @@ class Table:
     def _join(self, seat: Seat, joining: Joining) -> Joined:
         """Give a seat its row, beside those that need the same."""
         needs, place = joining.needs, seat.place
+        self._called = ([], [])
         if seat.group is not None and not seat.group.needs.are(needs):
             seat.group.leave(place)
         fitting = (own for own in self._groups if own.needs.are(needs))
@@ -118,15 +134,21 @@ class Table:
             return 1  # whose time begins when it is seen
         return lacking or owing  # who is served asks again
 
-    def calls(self, asking: Sequence[Seat]) -> Iterator[tuple[Group, Sequence[Seat]]]:
-        """Those whom one call is for, each."""
+    def calls(self, asking: Sequence[Seat]) -> Sequence[Together]:
+        """Who is served by one call, and who by the next one; mostly as the last time."""
+        if asking != self._called[0]:
+            self._called = (asking, list(self._calls(asking)))
+        return self._called[1]
+
+    def _calls(self, asking: Sequence[Seat]) -> Iterator[Together]:
         most = self._options.max_batch_size
         for group in {id(seat.group): seat.group for seat in asking}.values():
             assert group is not None, "slot: expected a seat that has joined"
             seats = [seat for seat in asking if seat.group is group]
             count = len(seats) if most is None else max(most // group.needs.env.num_envs, 1)
             for begin in range(0, len(seats), count):
-                yield group, seats[begin : begin + count]
+                own = seats[begin : begin + count]
+                yield Together(group, [s.place for s in own], [s.number for s in own])
 
 
 def _envs(seats: Sequence[Seat]) -> int:

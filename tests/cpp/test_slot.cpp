@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <iterator>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -91,6 +92,44 @@ TEST_CASE("questions of which nothing is to be told are answered together") {
   }
   CHECK_THROWS_AS(p.slots.answer_all(both, 6), std::logic_error);
   CHECK_FALSE(telling.wait_answer(Seconds(0)));
+}
+
+TEST_CASE("all who sleep are woken by one answer to them, and nobody who was not answered") {
+  constexpr std::size_t kWorkers = 35;  // of which three share what wakes them with another one
+  constexpr int kTimes = 50;
+  Bell bell;
+  ServerSlots slots;
+  std::vector<std::size_t> numbers(kWorkers);
+  std::generate(numbers.begin(), numbers.end(), [&slots] { return slots.add(); });
+  std::vector<std::thread> workers;
+  for (const std::size_t number : numbers) {
+    workers.emplace_back([&, number] {
+      WorkerSlot worker(slots.address(), number, bell.address());
+      for (int n = 0; n < kTimes; ++n) {
+        worker.ask({});
+        while (!worker.wait_answer(kLong)) {
+        }
+        // The others' turn is told from its own by the number beside the answer.
+        CHECK(worker.note() == static_cast<std::uint64_t>(n) * 2 + number % 2);
+      }
+    });
+  }
+  for (std::uint64_t turn = 0; turn < kTimes * 2; ++turn) {
+    std::vector<std::size_t> served;
+    std::copy_if(numbers.begin(), numbers.end(), std::back_inserter(served),
+                 [turn](std::size_t number) { return number % 2 == turn % 2; });
+    const auto all_ask = [&] {
+      const auto asking = slots.asking();
+      return std::includes(asking.begin(), asking.end(), served.begin(), served.end());
+    };
+    for (std::uint64_t heard = bell.knocks(); !all_ask(); heard = bell.knocks()) {
+      bell.wait_knock(heard, kLong);
+    }
+    slots.answer_all(served, turn);
+  }
+  for (std::thread& worker : workers) {
+    worker.join();
+  }
 }
 
 TEST_CASE("what does not fit a slot or is not there is refused") {

@@ -9,6 +9,7 @@
 // All workers knock at the one Bell on which their server sleeps. Waits end as a Mailbox's do.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -55,13 +56,16 @@ class ServerSlots {
   // Answers it, with a number beside the message, and wakes the worker. Throws std::length_error
   // past kSlotBytes and std::logic_error if asking() found none, or it was answered.
   void answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note);
-  // Answers all of these with that number and nothing else, or none of them; throws likewise.
+  // Answers all of these with that number and nothing else, or none of them, and wakes their
+  // workers at once; throws likewise.
   void answer_all(std::span<const std::size_t> slots, std::uint64_t note);
 
  private:
   SlotTable& table() const;
   SlotPage& page_asking(std::size_t slot) const;
   bool is_asking(std::size_t slot) const;
+  void write_answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note);
+  void wake(std::uint32_t bits);
   std::shared_ptr<Memory> memory_;
   std::vector<std::uint64_t> found_;  // the number of each slot's question that asking() found
 };
@@ -84,9 +88,12 @@ class WorkerSlot {
 
  private:
   SlotPage& page() const { return *page_; }
+  bool is_answered() const;
   void check_answered() const;
   std::shared_ptr<Memory> memory_;
   SlotPage* page_;
+  const std::atomic<std::uint64_t>* answers_;
+  std::uint32_t bit_;
   Bell bell_;
   std::uint64_t asked_ = 0;  // the number of the own last question; 0: none yet
 };
