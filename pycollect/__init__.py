@@ -12,6 +12,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pycollect.compiler_later import import_compiler_later
+
+import_compiler_later()
+
 
 def _homes() -> dict[str, tuple[str | None, str]]:
     """Where each name lies: in which module, None for a module itself, and its name there."""

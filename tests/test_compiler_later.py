@@ -1,0 +1,84 @@
+"""Workers import tensordict without torch's compiler, which finds its marks when it is imported."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MARKED = """
+import json, sys
+{first}
+import tensordict, tensordict.nn, tensordict.utils
+before = "torch._dynamo" in sys.modules
+import torch, torch._dynamo
+from torch._dynamo.trace_rules import _allowed_callable_ids, _disallowed_callable_ids
+constant = [name for name, own in vars(tensordict.utils).items()
+            if getattr(own, "_dynamo_marked_constant", False)]
+allowed = _allowed_callable_ids.function_ids or set()
+named = [own for own in (torch._C._functorch._add_batch_dim, torch._C._functorch._remove_batch_dim,
+                         torch._foreach_copy_) if id(own) in allowed]
+mark = torch.compiler.allow_in_graph.__module__
+print(json.dumps([before, constant, len(named), len(allowed), mark]))
+"""
+
+
+SHOWN = """
+import sys
+import gymnasium, numpy as np
+
+class Showing(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(0, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        there = np.full(1, "torch._dynamo" in sys.modules, np.float32)
+        return there, 0.0, False, False, {}
+
+if __name__ == "__main__":
+    import torch
+    from tensordict.nn import TensorDictModule
+    from pycollect import MultiSyncDataCollector
+
+    policy = TensorDictModule(torch.nn.Linear(1, 1), in_keys=["observation"], out_keys=["action"])
+    eager = {"backend": "eager"}
+    for method, compiled in ("forkserver", None), ("forkserver", eager), ("spawn", None):
+        with MultiSyncDataCollector(
+            [Showing], policy, frames_per_batch=8, start_method=method, compile_policy=compiled
+        ) as collector:
+            print(collector.next()["next", "observation"].flatten()[-1].item())
+"""
+
+
+def found(first: str) -> Any:
+    """What a program says that begins so."""
+    command = [sys.executable, "-c", MARKED.format(first=first)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
+    return json.loads(said.splitlines()[-1])
+
+
+def test_all_marks_are_made_when_the_compiler_is_imported() -> None:
+    alone = found("")
+    # Who asks whether it is installed does not import it.
+    late = found("import pycollect, importlib.util as u; assert u.find_spec('tensordict')")
+    assert alone[0], "tensordict no longer imports the compiler, and this is of no use"
+    assert not late[0]
+    assert late[1:] == alone[1:]
+    assert late[1], "nothing was marked"
+
+
+@pytest.mark.processes
+def test_workers_import_the_compiler_only_to_compile(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SHOWN)
+    command = [sys.executable, program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0.0", "1.0", "0.0"], done.stderr
