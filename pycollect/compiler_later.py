@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import ModuleType
 from typing import Any
 
@@ -80,9 +80,9 @@ class _Hook:
         others = [own for own in sys.meta_path if own is not self and hasattr(own, "find_spec")]
         found = (finder.find_spec(name, path, target) for finder in others)
         spec = next((spec for spec in found if spec is not None), None)
-        if spec is not None and spec.loader is not None:
-            loader: Any = spec.loader  # each module has its own
-            loader.exec_module = partial(self._run, loader.exec_module)
+        loader: Any = None if spec is None else spec.loader
+        if isinstance(loader, SourceFileLoader):  # each module has its own
+            loader.exec_module = partial(self._run, loader.exec_module)  # type: ignore[method-assign]
         return spec
 
     def _run(self, run: Callable[[ModuleType], None], module: ModuleType) -> None:

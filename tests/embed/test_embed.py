@@ -35,6 +35,8 @@ GCC, CLANG = shutil.which("g++"), shutil.which("clang++")
 SAID = "pycollect is built without optimisation"
 RESULT = f"{pycollect.__version__}, 6 frames, dtype: expected"
 
+SUBDIRECTORY = ["-DWAY=add_subdirectory", f"-DPYCOLLECT_CHECKOUT={ROOT}"]
+
 needs_clang = pytest.mark.skipif(CLANG is None, reason="clang++ is not installed")
 
 
@@ -119,17 +121,21 @@ def prefix(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_add_subdirectory(tmp_path: Path) -> None:
-    options = ["-DWAY=add_subdirectory", f"-DPYCOLLECT_CHECKOUT={ROOT}"]
-    options += ["-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
-    options += ["-DCMAKE_UNITY_BUILD=OFF"]  # file by file, which is not the default
+    options = [*SUBDIRECTORY, "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0"]
     assert SAID not in configure(tmp_path, *options)
     built(tmp_path)
 
 
+def test_whether_several_files_are_compiled_at_once_is_the_consumers_choice(tmp_path: Path) -> None:
+    own = "core.dir/csrc/src/slot.cpp"
+    for choice, one_by_one in ([], False), (["-DCMAKE_UNITY_BUILD=OFF"], True):
+        configure(tmp_path, *SUBDIRECTORY, "-DCMAKE_EXPORT_COMPILE_COMMANDS=ON", *choice)
+        assert (own in (tmp_path / "compile_commands.json").read_text()) == one_by_one
+
+
 @needs_clang
 def test_add_subdirectory_without_a_build_type(tmp_path: Path) -> None:
-    options = ["-DWAY=add_subdirectory", f"-DPYCOLLECT_CHECKOUT={ROOT}"]
-    assert SAID in configure(tmp_path, *options, compiler=CLANG)
+    assert SAID in configure(tmp_path, *SUBDIRECTORY, compiler=CLANG)
     assert SAID not in run("cmake", tmp_path).stdout  # once is enough
     assert not visible_options(tmp_path)
     built(tmp_path)
