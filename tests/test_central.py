@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -29,7 +29,8 @@ from echo_envs import ENTRIES, GateEnv, envs_of
 from envs_for_tests import CountingEnv
 from state_support import POLICIES, check_states_follow_the_loop
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModule
+from tensordict.nn import InteractionType, TensorDictModule
+from tensordict.nn.probabilistic import interaction_type, set_interaction_type
 from torch import nn
 
 from pycollect import (
@@ -42,6 +43,7 @@ from pycollect import (
 from pycollect._core import Memory, SharedMemoryError
 from pycollect.collectors.arguments.devices import check_devices
 from pycollect.engines.ray.engine import actor_options
+from pycollect.inference.bell import ServingBell
 from pycollect.inference.client import CentralPolicy
 
 pytestmark = pytest.mark.processes(usual=2)
@@ -437,3 +439,35 @@ def test_workers_may_come_and_go() -> None:
         batch = collector.next()
     assert batch.shape == (2, 6)
     assert torch.equal(batch["seen"], batch["observation"])
+
+
+def test_while_the_driver_sleeps_settings_are_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its other threads draw from the global generators, and call policies, too."""
+    seen: list[tuple[Any, Any]] = []
+    make = ServingBell.__init__
+
+    class Asleep:
+        def __init__(self, bell: Any) -> None:
+            self.bell = bell
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.bell, name)
+
+        def wait_knock(self, *arguments: Any) -> Any:
+            seen.append((interaction_type(), torch.get_rng_state()))
+            return self.bell.wait_knock(*arguments)
+
+    def made(self: ServingBell, bell: Any, server: Any) -> None:
+        make(self, cast(Any, Asleep(bell)), server)
+
+    monkeypatch.setattr(ServingBell, "__init__", made)
+    _, policy = watched()
+    with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS) as collector:
+        collector.set_seed(1)
+        state = torch.get_rng_state()
+        seen.clear()
+        with set_interaction_type(InteractionType.MEAN):
+            collector.next()
+            asleep = [*seen]  # before it is closed
+    assert asleep
+    assert all(mode is InteractionType.MEAN and torch.equal(own, state) for mode, own in asleep)

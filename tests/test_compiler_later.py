@@ -16,7 +16,7 @@ import json, sys
 import tensordict, tensordict.nn, tensordict.utils
 before = "torch._dynamo" in sys.modules
 import torch, torch._dynamo
-from torch._dynamo.trace_rules import _allowed_callable_ids, _disallowed_callable_ids
+from torch._dynamo.trace_rules import _allowed_callable_ids
 constant = [name for name, own in vars(tensordict.utils).items()
             if getattr(own, "_dynamo_marked_constant", False)]
 allowed = _allowed_callable_ids.function_ids or set()
@@ -71,7 +71,45 @@ def test_all_marks_are_made_when_the_compiler_is_imported() -> None:
     assert alone[0], "tensordict no longer imports the compiler, and this is of no use"
     assert not late[0]
     assert late[1:] == alone[1:]
-    assert late[1], "nothing was marked"
+    assert late[1], "nothing was marked as constant"
+    assert late[2], "nothing was marked as allowed"
+
+
+FAILING = """
+import importlib, sys
+import pycollect
+importlib.reload(pycollect)
+
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == self.name:
+            sys.meta_path.remove(self)
+            raise KeyboardInterrupt
+
+def fails(name, within):
+    finder = Interrupts()
+    finder.name = within
+    sys.meta_path.insert(0, finder)
+    try:
+        importlib.import_module(name)
+    except KeyboardInterrupt:
+        return
+    raise AssertionError("the import succeeded")
+
+fails("tensordict", "tensordict._lazy")
+import tensordict.utils
+assert "torch._dynamo" not in sys.modules
+fails("torch._dynamo", "torch._dynamo.convert_frame")
+import torch._dynamo
+assert tensordict.utils._check_inbuild._dynamo_marked_constant
+assert not [own for own in sys.meta_path if type(own).__module__ == "pycollect.compiler_later"]
+"""
+
+
+def test_an_import_that_fails_is_tried_again() -> None:
+    command = [sys.executable, "-c", FAILING]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.processes

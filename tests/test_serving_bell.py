@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -27,10 +26,6 @@ class Served:
 
     def refresh(self) -> None:
         """Nothing has changed."""
-
-    def settings(self) -> AbstractContextManager[None]:
-        """It calls nothing."""
-        return nullcontext()
 
     def serve(self, owing: int) -> int:
         """Look; then two more have to ask."""

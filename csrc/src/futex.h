@@ -68,12 +68,13 @@ inline timespec deadline_in(std::chrono::duration<double> timeout) {
   return end;
 }
 
-// As wait(), until a deadline, for one whom wake_bits() alone wakes.
+// The same, until a deadline, for one of whose bits wake_bits() names one. Returns whether to look
+// again: somebody woke, or the number was another one; not where the time is over or a signal came.
 inline bool wait_bits(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
                       std::uint32_t bits, const timespec& deadline) {
   const long status = syscall(SYS_futex, word_of(number), FUTEX_WAIT_BITSET,
                               static_cast<std::uint32_t>(seen), &deadline, nullptr, bits);
-  return status == 0 || errno != EAGAIN;
+  return status == 0 || errno == EAGAIN;
 }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI::futex

@@ -201,13 +201,12 @@ void WorkerSlot::ask(std::span<const std::byte> message) {
 
 bool WorkerSlot::wait_answer(Seconds timeout) const {
   const timespec deadline = futex::deadline_in(timeout);
-  bool has_slept = false;  // not where somebody, perhaps another one, was answered since it looked
-  while (!has_slept) {
+  for (bool again = true; again;) {
     const std::uint64_t seen = answers_->load(std::memory_order_acquire);
     if (is_answered()) {
       return true;
     }
-    has_slept = futex::wait_bits(*answers_, seen, bit_, deadline);
+    again = futex::wait_bits(*answers_, seen, bit_, deadline);  // others are answered meanwhile
   }
   return is_answered();
 }

@@ -72,8 +72,7 @@ class ServingBell:
             if not serves:
                 return self._bell.wait_ring(seen, seconds)
             self._server.refresh()
-            with self._server.settings():
-                self._serve(seen, seconds)
+            self._serve(seen, seconds)
         finally:
             if serves:
                 self._serving.release()

@@ -87,8 +87,7 @@ class PolicyWorker(ServingWorker):
     def serve(self, version: int) -> None:
         """Call the policy for them, whose frames carry that version."""
         self._version.number = version
-        with self._server.settings():
-            self._awaited = self._server.serve()
+        self._awaited = self._server.serve()
 
     def seat(self, worker: int) -> bytes:
         """See :meth:`ServingWorker.seat`; where the driver has no seats for them."""

@@ -92,7 +92,7 @@ class InferenceServer:
             table.refresh()
 
     def serve(self, owing: int | None = None) -> int:
-        """Call the policy for those who wait, unless they wait for others; within `settings()`.
+        """Call the policy for those who wait, unless they wait for others.
 
         Returns how many more have to ask before there is anything to be done, at least 1.
 
@@ -154,31 +154,33 @@ class InferenceServer:
         answer: Joined | ErrorReport | None
         try:
             asked: Joining | StatesWanted = unpack(question)
-            answer = seat.table.answer(seat, asked)
+            with self._settings():
+                answer = seat.table.answer(seat, asked)
         except Exception as error:  # raised where the worker asked
             answer = ErrorReport.of(error)
         self._answer(seat, answer)
 
     def _call(self, together: Together) -> None:
         version = self._version.number  # before: new weights may come meanwhile
-        try:
-            together.group.call(together.places)
-        except Exception as error:  # raised in each of these workers
-            report = ErrorReport.of(error)
-            for number in together.numbers:
-                self._answer(self._seats[number], report)
-        else:
-            self._slots.answer_all(together.numbers, version)
+        with self._settings():  # which are left when the workers step already
+            try:
+                together.group.call(together.places)
+            except Exception as error:  # raised in each of these workers
+                report = ErrorReport.of(error)
+                for number in together.numbers:
+                    self._answer(self._seats[number], report)
+            else:
+                self._slots.answer_all(together.numbers, version)
 
     def _answer(self, seat: Seat, value: Joined | ErrorReport | None) -> None:
         message, seat.kept = (b"", None) if value is None else pack(value, ServerSlots.BYTES)
         self._slots.answer(seat.number, message)
 
     @contextmanager
-    def settings(self) -> Iterator[None]:
+    def _settings(self) -> Iterator[None]:
         """The interaction type and the random generators of the policy.
 
-        Entered once for many calls: workers wait while they are set before one.
+        They are the program's, whose other threads have them back before this one sleeps.
         """
         generators = self._generators
         with (
