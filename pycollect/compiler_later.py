@@ -90,9 +90,9 @@ class _Hook:
         asked = (own for own in others if hasattr(own, "find_spec"))
         found = (finder.find_spec(name, path, target) for finder in asked)
         spec = next((spec for spec in found if spec is not None), None)
-        loader: Any = None if spec is None else spec.loader
-        if isinstance(loader, SourceFileLoader):  # each module has its own
-            loader.exec_module = partial(self._run, loader.exec_module)  # type: ignore[method-assign]
+        if spec is not None and isinstance(spec.loader, SourceFileLoader):
+            loader: Any = spec.loader  # of this module alone
+            loader.exec_module = partial(self._run, loader.exec_module)
         return spec
 
     def _run(self, run: Callable[[ModuleType], None], module: ModuleType) -> None:

@@ -57,11 +57,17 @@ if __name__ == "__main__":
 """
 
 
+def said_by(*arguments: str | Path) -> str:
+    """What Python prints, given these; it has to succeed."""
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def found(first: str) -> Any:
     """What a program says that begins so."""
-    command = [sys.executable, "-c", MARKED.format(first=first)]
-    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300).stdout
-    return json.loads(said.splitlines()[-1])
+    return json.loads(said_by("-c", MARKED.format(first=first)).splitlines()[-1])
 
 
 def test_all_marks_are_made_when_the_compiler_is_imported() -> None:
@@ -107,16 +113,11 @@ assert not [own for own in sys.meta_path if type(own).__module__ == "pycollect.c
 
 
 def test_an_import_that_fails_is_tried_again() -> None:
-    command = [sys.executable, "-c", FAILING]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    said_by("-c", FAILING)
 
 
 @pytest.mark.processes
 def test_workers_import_the_compiler_only_to_compile(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SHOWN)
-    command = [sys.executable, program]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["0.0", "1.0", "0.0"], done.stderr
+    assert said_by(program).split() == ["0.0", "1.0", "0.0"]

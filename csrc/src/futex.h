@@ -54,7 +54,7 @@ inline bool wait(const std::atomic<std::uint64_t>& number, std::uint64_t seen,
   return status == 0 || errno != EAGAIN;
 }
 
-// By the monotonic clock.
+// When a wait of that length that begins now is over, by the monotonic clock.
 inline timespec deadline_in(std::chrono::duration<double> timeout) {
   timespec now{};
   clock_gettime(CLOCK_MONOTONIC, &now);
