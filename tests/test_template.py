@@ -37,12 +37,14 @@ class NotingEnv(CountingEnv):
 
 
 @pytest.fixture
-def _own_template() -> Iterator[None]:
-    """The test's own: what it does to it is nobody else's."""
-    templates.leave()
+def _own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The test's own, which imports little: what it does to it is nobody else's."""
+    monkeypatch.setattr(forking, "_modules", lambda: forking._ALWAYS)
+    monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_preload_modules", [])
+    others, templates._current = templates._current, None
     yield
     templates.leave()
-    templates._left_out = ()
+    templates._current, templates._left_out = others, ()
 
 
 own_template = pytest.mark.usefixtures("_own_template")
@@ -75,7 +77,6 @@ def said(engine: ProcessEngine, note: Path, says: Callable[[], Any]) -> str:
     return note.read_text()
 
 
-@own_template
 def test_workers_of_all_engines_are_forks_of_one_process(engine: ProcessEngine) -> None:
     first = [started(engine, CountingEnv, index) for index in range(2)]
     engine.wait_closed([worker.handle for worker in first])
@@ -191,28 +192,22 @@ def test_what_fork_servers_are_to_import_is_imported_once(
 
 
 @own_template
-def test_workers_go_on_without_their_template(engine: ProcessEngine) -> None:
-    worker = started(engine, CountingEnv)
+def test_workers_go_on_without_their_template_until_they_are_ended(engine: ProcessEngine) -> None:
+    worker, killed = (started(engine, CountingEnv, index) for index in range(2))
     template = parent(worker)
     template.kill()
     await_gone(template.pid)
     assert is_collecting(worker)
-    other = started(engine, CountingEnv, 1)
+    other = started(engine, CountingEnv, 2)
     assert parent(other).name() == "pyc-template"
     os.kill(worker.info.pid, signal.SIGKILL)
     call = worker.handle.request("set_seed", [1], 1)
     with pytest.raises(WorkerDied, match=f"its process {worker.info.pid} is gone"):
         worker.handle.answer(call)
     worker.handle.kill()
+    killed.handle.kill()
+    await_gone(killed.info.pid)
     engine.wait_closed([other.handle])
-
-
-@own_template
-def test_a_worker_whose_template_is_gone_is_ended(engine: ProcessEngine) -> None:
-    worker = started(engine, CountingEnv)
-    parent(worker).kill()
-    worker.handle.kill()
-    await_gone(worker.info.pid)
 
 
 def test_who_is_let_go_of_is_ended(engine: ProcessEngine) -> None:
@@ -256,8 +251,7 @@ def test_what_starts_threads_while_it_is_imported_is_not_forked(
 ) -> None:
     (tmp_path / "with_threads.py").write_text(THREADS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "with_threads", multiprocessing)
-    monkeypatch.setattr(forking, "_IF_HERE", ("with_threads",))
+    monkeypatch.setattr(forking, "_modules", lambda: (*forking._ALWAYS, "with_threads"))
     worker = started(engine, CountingEnv)
     assert parent(worker) == psutil.Process()
     with pytest.raises(forking.TemplateError, match="has started threads: 1"):
@@ -291,6 +285,7 @@ def test_an_interrupt_while_it_is_awaited_mixes_no_answers(
 
     with monkeypatch.context() as patched:
         patched.setattr(forking, "_received", interrupted)
+        patched.setattr(forking, "_modules", lambda: ("json",))  # it answers at once
         with pytest.raises(KeyboardInterrupt):
             started(engine, CountingEnv)
     assert parent(started(engine, CountingEnv)).name() == "pyc-template"

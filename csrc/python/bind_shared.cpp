@@ -25,7 +25,7 @@ std::shared_ptr<Memory> attach(const Address& address) {
 }
 
 // All of it as a numpy array of bytes that holds the memory.
-py::array_t<std::uint8_t> bytes_of(const std::shared_ptr<Memory>& memory) {
+py::array_t<std::uint8_t> whole_memory(const std::shared_ptr<Memory>& memory) {
   const auto* data = reinterpret_cast<const std::uint8_t*>(memory->data());
   return py::array_t<std::uint8_t>(memory->bytes(), data, py::cast(memory));
 }
@@ -61,7 +61,7 @@ void bind_shared(py::module_& module) {
                   "Another process's shared memory, mapped here.")
       .def_property_readonly("bytes", &Memory::bytes)
       .def_property_readonly("address", &address_of)
-      .def("array", &bytes_of, "All of it as a writable uint8 array that holds the memory.")
+      .def("array", &whole_memory, "All of it as a writable uint8 array that holds the memory.")
       .def("slab", &slab_over, py::arg("placement"), py::arg("generation"),
            "This memory seen as a slab that another process has lent.");
 

@@ -12,7 +12,7 @@ namespace pycollect::python {
 namespace {
 
 // The whole slab as a numpy array of bytes that holds the slab.
-py::array_t<std::uint8_t> bytes_of(const std::shared_ptr<Slab>& slab) {
+py::array_t<std::uint8_t> whole_slab(const std::shared_ptr<Slab>& slab) {
   const auto* data = reinterpret_cast<const std::uint8_t*>(slab->data());
   return py::array_t<std::uint8_t>(slab->bytes(), data, py::cast(slab));
 }
@@ -54,7 +54,7 @@ void bind_slab(py::module_& module) {
       .def_property_readonly("bytes", &Slab::bytes)
       .def_property_readonly("generation", &Slab::generation)
       .def_property_readonly("memory", &Slab::memory)
-      .def("array", &bytes_of, "The slab's bytes as a writable uint8 array that holds the slab.")
+      .def("array", &whole_slab, "The slab's bytes as a writable uint8 array that holds the slab.")
       .def("header", &header_of, py::arg("row") = 0,
            "The checked header of that worker's rollout; ValueError if it does not fit.")
       .def("lengths", &lengths_of, py::arg("row") = 0,

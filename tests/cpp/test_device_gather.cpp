@@ -1,6 +1,8 @@
 // The device's gather against the host's: the fake driver runs the kernel's twin on the host.
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <array>
 #include <cstring>
 #include <random>
 #include <stdexcept>
@@ -78,9 +80,17 @@ struct Batch {
     }
     for (const auto& [dtype, frame] : kFrames) {
       leaves.push_back(leaf(dtype, {kRows, kSteps}, frame));
-      for (std::int64_t i = 0; i < leaves.back().host.bytes(); ++i) {
-        leaves.back().host.data[i] = static_cast<std::byte>(random());
-      }
+      fill(leaves.back(), random);
+    }
+  }
+  // Random bytes, over and over where there are many: their number is a prime, so that no two
+  // frames are alike.
+  static void fill(Array& leaf, std::mt19937& random) {
+    std::array<std::byte, 10007> noise;
+    std::generate(noise.begin(), noise.end(), [&] { return static_cast<std::byte>(random()); });
+    const auto bytes = static_cast<std::size_t>(leaf.host.bytes());
+    for (std::size_t at = 0; at < bytes; at += noise.size()) {
+      std::memcpy(leaf.host.data + at, noise.data(), std::min(noise.size(), bytes - at));
     }
   }
   static Array leaf(DType dtype, Dims lead, const Dims& frame, int fill = 0) {
