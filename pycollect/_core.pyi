@@ -1074,6 +1074,31 @@ class Upload:
         """What that stream is given from now on waits for it; the host does not."""
 
 @final
+class CudaEvent:
+    """The end of what a stream was given so far. Thread-safe.
+
+    A thread may ask it while another one captures a CUDA graph, which torch's own would end.
+
+    Args:
+        device: its index.
+        stream: of that device; a CUstream as a number.
+
+    Raises:
+        ValueError: there is no such device.
+        CudaError: CUDA is not available, or refuses.
+    """
+
+    def __init__(self, device: int, stream: int) -> None: ...
+    def done(self) -> bool:
+        """Whether that is done, as the host sees it."""
+
+    def wait(self) -> None:
+        """Wait until it is. The thread asks again and again: it does not sleep."""
+
+    def hold_back(self, stream: int) -> None:
+        """What that stream is given from now on waits for it; the host does not."""
+
+@final
 class Uploader:
     """Copies host memory to a device, on a stream of its own and in order. Thread-safe.
 

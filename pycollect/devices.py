@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from pycollect import cuda
-from pycollect._core import SharedSlabPool, Upload, host_memory
+from pycollect._core import CudaEvent, SharedSlabPool, Upload, host_memory
 
 CPU = torch.device("cpu")
 
@@ -264,14 +264,21 @@ class StreamAccelerator:
         """See :class:`Accelerator`."""
         before = self.mark()
         current = self._module.current_stream(self.device)
-        current.wait_event(ready)
+        self._hold_back(current, ready)
         for tensor in tensors:
             tensor.record_stream(current)
         return before
 
+    def _hold_back(self, stream: Any, event: Event) -> None:
+        stream.wait_event(event)
+
 
 class CudaAccelerator(StreamAccelerator):
-    """A device of NVIDIA's: the core's Uploader makes the copies, on a stream of its own."""
+    """A device of NVIDIA's: the core's Uploader makes the copies, on a stream of its own.
+
+    Events are the core's, too: a thread that asks one of torch's ends the capture of a CUDA graph
+    that another one has begun in torch's default mode.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._module = torch.cuda
@@ -292,9 +299,29 @@ class CudaAccelerator(StreamAccelerator):
         """See :class:`Accelerator`; torch's pinned memory is rounded up to a power of two."""
         return host_memory(self.device.index, bytes).array()
 
+    def _record(self, stream: Any) -> Event:
+        return _CudaMark(CudaEvent(self.device.index, stream.cuda_stream))
+
+    def _hold_back(self, stream: Any, event: Event) -> None:
+        assert isinstance(event, _CudaMark)
+        event.own.hold_back(stream.cuda_stream)
+
     def _copy(self, host: torch.Tensor, target: torch.Tensor) -> Event:
         # The copying stream itself comes first to use the copy: casts are made there.
         return _CopyEnd(self._uploader.upload(host, target, self._stream))
+
+
+class _CudaMark:
+    """An event of the core's, as one of torch's."""
+
+    def __init__(self, own: CudaEvent) -> None:
+        self.own = own
+
+    def query(self) -> bool:
+        return self.own.done()
+
+    def synchronize(self) -> None:
+        self.own.wait()
 
 
 class _CopyEnd:

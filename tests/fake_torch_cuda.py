@@ -1,7 +1,7 @@
 """What uploads use of `torch.cuda`, over the fake driver; for processes that have that driver.
 
-Device memory is the host's, of torch's CPU tensors, whatever device was asked for. Streams and
-events are the driver's, so that order and waiting are those of the calls that were made.
+Device memory is the host's, of torch's CPU tensors, whatever device was asked for. Streams are the
+driver's, and events are the core's over it, so that order and waiting are those of its calls.
 """
 
 from __future__ import annotations
@@ -51,21 +51,6 @@ class Driver:
 driver = Driver()
 
 
-class Event:
-    """A driver's event that was recorded in a stream."""
-
-    def __init__(self, stream: int) -> None:
-        self.handle = ctypes.c_void_p()
-        assert driver("cuEventCreate", ctypes.byref(self.handle), 2) == 0
-        assert driver("cuEventRecord", self.handle, ctypes.c_void_p(stream)) == 0
-
-    def query(self) -> bool:
-        return driver("cuEventQuery", self.handle) == 0
-
-    def synchronize(self) -> None:
-        assert driver("cuEventSynchronize", self.handle) == 0
-
-
 class Stream:
     """A stream by its number; 0 is the learner's."""
 
@@ -73,13 +58,6 @@ class Stream:
 
     def __init__(self, number: int, device: torch.device = DEVICE) -> None:
         self.cuda_stream, self.device = number, device
-
-    def record_event(self) -> Event:
-        return Event(self.cuda_stream)
-
-    def wait_event(self, event: Event) -> None:
-        stream = ctypes.c_void_p(self.cuda_stream)
-        assert driver("cuStreamWaitEvent", stream, event.handle, 0) == 0
 
 
 @contextmanager

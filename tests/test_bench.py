@@ -88,7 +88,12 @@ def test_what_the_kernel_is_measured_with(width: Width) -> None:
     case = Case(width, 300_000, torch.device("cpu"))
     assert case.plan.count * 100 == case.leaf.shape[0] * case.leaf.shape[1]
     assert case.leaf[0, 0].nbytes == width.bytes
-    assert case.by_torch().shape == (len(case.index), width.items)
+    padded = case.by_torch().reshape(case.plan.count, case.plan.longest, width.items)
+    target = torch.zeros_like(padded)
+    case.plan.padded([case.leaf], [target])
+    for ours, torchs, length in zip(target, padded, case.plan.lengths, strict=True):
+        assert torch.equal(ours[:length], torchs[:length])
+    assert case.megabytes == pytest.approx((case.leaf.nbytes + target.nbytes) / 1e6)
 
 
 def test_the_parts_of_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

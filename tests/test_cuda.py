@@ -21,6 +21,7 @@ from collect_support import (
     parity_policy,
 )
 from echo_envs import echo_fns
+from envs_for_tests import PixelEnv
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -316,6 +317,19 @@ def test_casts_are_those_of_the_cpu() -> None:
     arguments = {"observation_dtype": torch.bfloat16, "observation_scale": 1 / 255}
     came = batches(IN_PROCESS, table_policy(), storing_device="cuda", **arguments)
     for ours, theirs in zip(came, batches(IN_PROCESS, table_policy(), **arguments), strict=True):
+        assert_equal(ours, theirs, "cuda")
+
+
+def test_casts_of_bytes_in_one_pass_are_those_of_the_cpu() -> None:
+    def collected(**more: Any) -> list[TensorDictBase]:
+        arguments = {"observation_dtype": torch.bfloat16, "observation_scale": 1 / 255, **more}
+        with SyncDataCollector(
+            PixelEnv, None, frames_per_batch=20, total_frames=60, **arguments
+        ) as collector:
+            collector.set_seed(0)
+            return list(collector)
+
+    for ours, theirs in zip(collected(storing_device="cuda"), collected(), strict=True):
         assert_equal(ours, theirs, "cuda")
 
 

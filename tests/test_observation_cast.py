@@ -222,3 +222,22 @@ def test_a_cast_in_one_pass_gives_the_same_bits(
     expected = scaled(frames, target, scale)  # in two, on the CPU
     assert torch.equal(scaled_at_once(frames, target, scale), expected) or not _fits(source, target)
     assert _fits(source, target) is torch.equal(frames.to(target).to(source), frames)
+
+
+@pytest.mark.parametrize(
+    ("source", "device", "is_one"),
+    [(torch.uint8, "meta", True), (torch.float64, "meta", False), (torch.uint8, "cpu", False)],
+)
+def test_integers_on_a_device_are_cast_in_one_pass(
+    source: torch.dtype, device: str, is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def noted(*arguments: Any) -> torch.Tensor:
+        asked.append(arguments)
+        return scaled_at_once(*arguments)
+
+    monkeypatch.setattr("pycollect.batch.cast.scaled_at_once", noted)
+    result = scaled(torch.zeros(4, dtype=source, device=device), torch.float32, 0.5)
+    assert (result.dtype, result.device.type) == (torch.float32, device)
+    assert bool(asked) is is_one

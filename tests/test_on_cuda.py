@@ -10,8 +10,15 @@ import pytest
 import torch
 from collect_support import parity_policy
 from echo_envs import echo_fns
-from fake_device import Elsewhere, FakeDevice
-from tensordict.nn import InteractionType
+from fake_device import Elsewhere, FakeDevice, place_policies_on
+from tensordict.nn import (
+    InteractionType,
+    ProbabilisticTensorDictModule,
+    ProbabilisticTensorDictSequential,
+    TensorDictModule,
+)
+from torch import nn
+from torch.distributions import Categorical
 
 from pycollect import MultiStep, SyncDataCollector
 from pycollect._core import CudaError
@@ -218,6 +225,48 @@ def test_so_is_a_step_with_several_inputs_and_outputs(
     assert device.log.count("host waits") == 4
     # Over, the work, side by side, back; what is kept.
     assert len(Graph.captured.calls) == 1 + 2 + 2 + 1 + 1
+
+
+class Leaning(nn.Module):
+    """To where the pole falls, as scores or as the action itself."""
+
+    def __init__(self, *, scores: bool) -> None:
+        super().__init__()
+        self.scores = scores
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        falls = observation[..., 2]
+        return torch.stack([-falls, falls], -1) if self.scores else (falls > 0).long()
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_a_collectors_step_is_one_graph_unless_something_is_drawn(
+    draws: bool, modes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole step is called as it is here, and noted; a call alone is captured."""
+    whole: list[dict[str, Any]] = []
+
+    def noted(self: Crossing, act: Any, **arguments: Any) -> Any:
+        whole.append(arguments)
+        return self.around(act)
+
+    monkeypatch.setattr(Elsewhere, "captured", noted)
+    monkeypatch.setattr(Calling, "on", lambda self, device: self)
+    place_policies_on(OnTheHost(), monkeypatch)
+    policy: Any = TensorDictModule(
+        Leaning(scores=draws), ["observation"], ["logits" if draws else "action"]
+    )
+    if draws:
+        head = ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=Categorical)
+        policy = ProbabilisticTensorDictSequential(policy, head)
+    with SyncDataCollector(
+        "CartPole-v1", policy, frames_per_batch=40, cudagraph_policy={"warmup": 3}
+    ) as collector:
+        td = collector.next()
+    assert whole == ([] if draws else [{"warmup": 3}])
+    assert len(modes) == draws
+    if not draws:
+        assert torch.equal(td["action"].bool(), td["observation"][..., 2] > 0)
 
 
 @pytest.mark.parametrize("keeps", [False, True])

@@ -87,6 +87,21 @@ with stream(storing_device="cuda") as collector:
     )
 
 
+def test_a_graph_that_another_thread_captures_is_not_ended() -> None:
+    """In the default mode any other thread that asks for torch's events would end it."""
+    run_uploads(
+        """
+with stream(storing_device="cuda") as collector:
+    batches = [collector.next()]
+    fake.fake_cuda_capture(1)
+    batches += [collector.next() for _ in range(9)]
+    assert driver.log("cuEventSynchronize")
+    fake.fake_cuda_capture(0)
+assert_same_stream(batches)
+"""
+    )
+
+
 def test_slabs_are_pinned_at_their_size() -> None:
     run_uploads(
         """

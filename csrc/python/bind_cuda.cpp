@@ -33,6 +33,12 @@ std::shared_ptr<cuda::Upload> upload(cuda::Uploader& uploader, const py::object&
   return uploader.upload(std::move(owner), bytes, target, consumer, after);
 }
 
+cuda::Event recorded(int device, Stream stream) {
+  cuda::Event event(cuda::Context::of(device), cuda::Event::Waiting::awake);
+  event.record(stream);
+  return event;
+}
+
 using Release = py::call_guard<py::gil_scoped_release>;
 
 }  // namespace
@@ -44,6 +50,13 @@ void bind_cuda(py::module_& module) {
 
   module.def("host_memory", &cuda::host_memory, py::arg("device"), py::arg("bytes"), Release(),
              "Pinned memory of exactly that size.");
+
+  py::class_<cuda::Event>(module, "CudaEvent", "The end of what a stream was given so far.")
+      .def(py::init(&recorded), py::arg("device"), py::arg("stream"), Release())
+      .def("done", &cuda::Event::done, Release(), "Whether that is done, as the host sees it.")
+      .def("wait", &cuda::Event::wait, Release(), "Wait until it is, and ask again and again.")
+      .def("hold_back", &cuda::Event::hold_back, py::arg("stream"), Release(),
+           "What that stream is given from now on waits for it.");
 
   py::class_<cuda::Upload, std::shared_ptr<cuda::Upload>>(module, "Upload", "A copy under way.")
       .def("done", &cuda::Upload::done, Release(), "Whether it is complete, as the host sees it.")

@@ -204,18 +204,22 @@ Event::~Event() {
 }
 
 Event::Event(Event&& other) noexcept
-    : context_(std::move(other.context_)), handle_(std::exchange(other.handle_, nullptr)) {}
+    : context_(std::move(other.context_)),
+      handle_(std::exchange(other.handle_, nullptr)),
+      waiting_(other.waiting_) {}
 
 Event& Event::operator=(Event&& other) noexcept {
   std::swap(context_, other.context_);
   std::swap(handle_, other.handle_);
+  std::swap(waiting_, other.waiting_);
   return *this;
 }
 
 void Event::record(Stream stream) {
   const Context::Current current(*context_);
   if (handle_ == nullptr) {
-    driver().create_event(&handle_, kEventBlockingSync | kEventDisableTiming);
+    const unsigned sleeps = waiting_ == Waiting::asleep ? kEventBlockingSync : 0;
+    driver().create_event(&handle_, sleeps | kEventDisableTiming);
   }
   driver().record_event(handle_, handle_of(stream));
 }

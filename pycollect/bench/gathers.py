@@ -17,10 +17,12 @@ from pycollect.bench.copies import DEVICE_COPY, Sizes
 from pycollect.bench.rows import Row, missing
 from pycollect.trajectories.on_cuda import split_on_device
 
-_ROW, _EPISODE = 1000, 100
-"""Frames in a row of the batch, and in a trajectory."""
+_EPISODES = (93, 107, 81, 119, 99, 101, 87, 113, 97, 103)
+"""The lengths of the trajectories in a row of the batch, uneven: a trajectory and its place in the
+padded target are seldom aligned alike."""
+_ROW, _EPISODE = sum(_EPISODES), sum(_EPISODES) // len(_EPISODES)
 _KERNEL = "pycollect_gather"
-_MOST_FRAMES = 8_000_000
+_MOST_FRAMES = 64_000_000  # of one byte they are more than any cache holds
 _RUNS = (100, 1_000, 10_000, 100_000)
 
 
@@ -56,7 +58,7 @@ WIDTHS = (
 
 
 class Case:
-    """A leaf in rows of 1000 frames, and where its trajectories of 100 frames go.
+    """A leaf in rows of 1000 frames, whose trajectories of 81 to 119 frames are padded.
 
     Args:
         bytes: of the leaf, about.
@@ -65,12 +67,15 @@ class Case:
     def __init__(self, width: Width, bytes: float, device: torch.device) -> None:
         frames = min(int(bytes) // width.bytes, _MOST_FRAMES)
         rows = max(frames // _ROW, 1)
-        ids = torch.arange(rows * _ROW // _EPISODE).repeat_interleave(_EPISODE)
+        lengths = torch.tensor(_EPISODES).repeat(rows)
+        ids = torch.arange(len(lengths)).repeat_interleave(lengths)
         self.plan = SplitPlan(None, as_signal(ids.reshape(rows, _ROW)), None, batch_dims=2)
         shape = (rows, _ROW, width.items)
         self.leaf = torch.randint(0, 2, shape, dtype=torch.uint8, device=device).to(width.dtype)
-        self.index = torch.arange(rows * _ROW, device=device)
-        self.megabytes = 2 * self.leaf.nbytes / 1e6  # read and written
+        column = torch.arange(self.plan.longest)
+        first = (lengths.cumsum(0) - lengths)[:, None]
+        self.index = torch.where(column < lengths[:, None], first + column, 0).flatten().to(device)
+        self.megabytes = (self.leaf.nbytes + len(self.index) * width.bytes) / 1e6  # read, written
 
     def by_the_core(self) -> object:
         """One launch, with the table that it needs."""
@@ -78,7 +83,7 @@ class Case:
         return split_on_device(self.plan, leaves, (self.plan.count, self.plan.longest), 2)
 
     def by_torch(self) -> torch.Tensor:
-        """Torch's indexing, its indices on the device already."""
+        """Torch's indexing, its indices on the device already; padding is not even set to zero."""
         return self.leaf.flatten(0, 1).index_select(0, self.index)
 
 

@@ -87,6 +87,19 @@ TEST_CASE("an event is made when it is recorded, and done when its stream has co
   CHECK_THROWS_AS(moved.done(), cuda::Error);
 }
 
+TEST_CASE("who waits for an event sleeps, or stays awake where that is told") {
+  const FakeCuda fake;
+  const auto context = cuda::Context::of(0);
+  cuda::Event sleeps(context), stays(context);
+  sleeps.record(0);
+  CHECK(fake.calls("cuEventCreate flags=3") == 1);  // of the driver: blocking, without times
+  stays = cuda::Event(context, cuda::Event::Waiting::awake);
+  stays.record(0);
+  CHECK(fake.calls("cuEventCreate flags=2") == 1);
+  stays.wait();
+  CHECK(stays.done());
+}
+
 TEST_CASE("pinned memory, and a pool of it") {
   const FakeCuda fake;
   const auto memory = cuda::host_memory(0, 100);

@@ -106,7 +106,12 @@ class OwnStream {
 // recorded or moved, else yes.
 class Event {
  public:
-  explicit Event(std::shared_ptr<const Context> context) : context_(std::move(context)) {}
+  // What a thread does that waits: it sleeps until the driver wakes it, or asks again and again,
+  // which tells it some ten microseconds sooner.
+  enum class Waiting { asleep, awake };
+
+  explicit Event(std::shared_ptr<const Context> context, Waiting waiting = Waiting::asleep)
+      : context_(std::move(context)), waiting_(waiting) {}
   ~Event();
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
@@ -115,7 +120,7 @@ class Event {
   void record(Stream stream);
   // Whether that is done, as the host sees it. An event that was never recorded is done.
   bool done() const;
-  // Waits until it is. The thread sleeps: it does not spin.
+  // Waits until it is.
   void wait() const;
   // What the stream is given from now on waits for it; the host does not.
   void hold_back(Stream stream) const;
@@ -123,6 +128,7 @@ class Event {
  private:
   std::shared_ptr<const Context> context_;
   void* handle_ = nullptr;
+  Waiting waiting_;
 };
 
 // Pinned memory: the device reads it directly, and a copy from it runs beside the host. Taking it
