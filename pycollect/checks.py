@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
+import numpy as np
 from tensordict.nn import InteractionType
 
 
@@ -30,19 +32,28 @@ def check_positive(name: str, value: Any) -> int:
     return number
 
 
+def check_not_negative(name: str, value: Any) -> int:
+    """An integer >= 0. Also a float like 1e6."""
+    number = check_integer(name, _without_point(value))
+    if number < 0:
+        raise ValueError(f"{name}: expected an int >= 0, got {number}")
+    return number
+
+
 def check_count(name: str, value: Any) -> int:
     """A count that None, 0 and negative numbers switch off: 0 then. Also a float like 1e6."""
     return 0 if value is None else max(check_integer(name, _without_point(value)), 0)
 
 
 def _without_point(value: Any) -> Any:
-    """A float without a fraction as the int that it is, all else as it is."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    """A float without a fraction as the int that it is, of numpy's too; all else as it is."""
+    is_float = isinstance(value, float | np.floating)
+    return int(value) if is_float and float(value).is_integer() else value
 
 
 def check_seconds(name: str, value: Any) -> float:
     """A number of seconds > 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
         raise ValueError(f"{name}: expected a number of seconds > 0, got {value!r}")
     return float(value)
 

@@ -18,12 +18,17 @@ from envs_for_tests import CountingEnv, LongDoubleEnv
 from tensordict.nn import TensorDictModule
 
 from pycollect import (
+    AsyncBatchedCollector,
+    AsyncCollector,
     Collector,
+    Evaluator,
     MultiaSyncDataCollector,
     MultiSyncDataCollector,
     RayCollector,
     SyncDataCollector,
+    sync_sync_collector,
 )
+from pycollect.collectors.arguments.kwargs import batched
 from pycollect.engines.processes.engine import ProcessEngine
 
 ENV = echo_fns(0)[0]
@@ -294,7 +299,7 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ],
     ({"prefetch": -1}, ValueError, "prefetch"),
     ({"prefetch": "2"}, TypeError, "prefetch"),
-    ({"prefetch": 1.0}, TypeError, "prefetch"),
+    ({"prefetch": 1.5}, TypeError, "prefetch"),
     ({"max_weight_update_interval": 1.5}, TypeError, "max_weight_update_interval"),
     ({"max_worker_restarts": "3"}, TypeError, "max_worker_restarts"),
     ({"worker_timeout": 0}, ValueError, "worker_timeout"),
@@ -394,6 +399,51 @@ def test_whole_floats_are_counts() -> None:
         assert [td.numel() for td in collector] == [4, 4]
     with pytest.raises(TypeError, match=r"frames_per_batch: expected an int, got 4\.5"):
         SyncDataCollector(ENV, None, frames_per_batch=4.5)
+
+
+@pytest.mark.processes
+def test_whole_floats_are_counts_of_processes() -> None:
+    counts = {"frames_per_batch": 8e0, "total_frames": np.float32(8), "prefetch": 1.0}
+    limits = {"worker_timeout": np.int64(100), "worker_init_timeout": np.float64(100)}
+    with MultiSyncDataCollector([ENV] * 2, None, **counts, **limits) as collector:
+        assert [td.numel() for td in collector] == [8]
+
+
+def test_whole_floats_are_counts_of_environments() -> None:
+    with sync_sync_collector(
+        ENV, {}, num_env_per_collector=2.0, num_collectors=1.0, frames_per_batch=8
+    ) as collector:
+        assert collector.next().shape == (2, 4)
+    with SyncDataCollector([ENV] * 2, None, frames_per_batch=8.0) as collector:
+        assert collector.next().shape == (2, 4)
+    assert batched([ENV], 2.0) == [[ENV] * 2]
+    with pytest.raises(TypeError, match=r"prefetch: expected an int, got 1\.5"):
+        MultiSyncDataCollector([ENV], None, frames_per_batch=4, prefetch=1.5)
+
+
+@pytest.mark.parametrize(
+    ("create", "words"),
+    [
+        (lambda: SyncDataCollector(env=ENV, frames_per_batch=4), "'env'; did you mean 'create_env"),
+        (lambda: SyncDataCollector(ENV, batch_size=4), "'batch_size'; did you mean 'frames_per_b"),
+        (lambda: SyncDataCollector(ENV, num_envs=2, frames_per_batch=4), "'num_envs'.*are a list"),
+        (lambda: AsyncCollector(create_env_fns=ENV), "'create_env_fns'; did you mean 'create_env"),
+        (lambda: AsyncCollector(frames_per_batch=4), "AsyncCollector: missing.*'create_env_fn'"),
+        (lambda: AsyncBatchedCollector([ENV], polcy=None), "'polcy'; did you mean 'policy'"),
+        (lambda: AsyncBatchedCollector([ENV], num_workers=2), "'num_workers', which is one of M"),
+        (lambda: Evaluator(envs=ENV), "'envs'; did you mean 'env'"),
+        (lambda: Evaluator(create_env_fn=ENV), "'create_env_fn'; did you mean 'env'"),
+        (lambda: Evaluator(ENV, polcy=None), "'polcy'; did you mean 'policy'"),
+    ],
+)
+def test_what_is_meant_is_told(create: Callable[[], Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        create()
+
+
+def test_the_only_worker_of_an_async_collector() -> None:
+    with pytest.raises(ValueError, match=r"num_workers: expected None or 1, got 2; .*MultiaSync"):
+        AsyncCollector(ENV, None, num_workers=2, frames_per_batch=4)
 
 
 def test_a_misspelt_argument_of_another_collector_is_told() -> None:

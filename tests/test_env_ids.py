@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -69,6 +70,32 @@ def test_several_workers_of_one_id() -> None:
 def test_an_id_that_nobody_registered_is_refused_before_anything_starts() -> None:
     with pytest.raises(gymnasium.error.Error, match="PycollectTests/Counting"):
         MultiSyncDataCollector(["PycollectTests/Counting-v9"], None, frames_per_batch=8)
+
+
+@pytest.mark.parametrize("given", ["env_id_module:PycollectTests/Imported-v0", "CartPole"])
+def test_what_gymnasium_makes_of_an_id_is_made(given: str, tmp_path: Path) -> None:
+    """A module in front of it is imported; without a version it is the newest."""
+    (tmp_path / "env_id_module.py").write_text(
+        "import gymnasium\n"
+        "gymnasium.register('PycollectTests/Imported-v0', 'envs_for_tests:CountingEnv')\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        with SyncDataCollector(given, None, frames_per_batch=8) as collector:
+            assert collector.next().numel() == 8
+    gymnasium.registry.pop("PycollectTests/Imported-v0", None)
+
+
+def test_specs_of_gymnasiums_are_made() -> None:
+    spec = gymnasium.spec("CartPole-v1")
+    for entry in (spec, [spec, "CartPole-v1"]):
+        with SyncDataCollector(entry, None, frames_per_batch=8) as collector:
+            assert collector.next().numel() == 8
+
+
+def test_a_module_that_is_not_there_is_told() -> None:
+    with pytest.raises(ImportError, match=r"create_env_fn: .*no_such_module"):
+        SyncDataCollector("no_such_module:CartPole-v1", None, frames_per_batch=8)
 
 
 def test_an_environment_that_cannot_be_sent_does_not_hinder_others() -> None:

@@ -190,11 +190,30 @@ def test_what_an_environment_raises_is_raised_to_whoever_asks_for_the_result() -
         ({"ray_kwargs": {}}, ValueError, "ray_kwargs"),
         ({"metrics_fn": 3}, TypeError, "metrics_fn"),
         ({"every": 0}, ValueError, "every"),
+        ({"max_steps": "a"}, TypeError, "max_steps"),
+        ({"collector_kwargs": 3}, TypeError, "collector_kwargs: expected a dict"),
+        *(
+            ({"collector_kwargs": {name: value}}, ValueError, f"changes the form.*'{name}'")
+            for name, value in {
+                "drop_uncollected": True,
+                "split_trajs": True,
+                "trajs_per_batch": 2,
+                "postproc": lambda td: td.reshape(-1),
+                "replay_buffer": [],
+                "total_frames": 30,
+            }.items()
+        ),
     ],
 )
 def test_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Evaluator(Counting, policy(), **arguments)
+
+
+def test_nobody_is_warned_of_a_number_that_nobody_gave(recwarn: pytest.WarningsRecorder) -> None:
+    with Evaluator([Counting] * 3, policy(), num_trajectories=3, max_steps=0) as evaluator:
+        assert evaluator.evaluate()["eval/num_episodes"] == 3
+    assert not [own for own in recwarn if "frames_per_batch" in str(own.message)]
 
 
 def test_nothing_is_asked_of_one_that_is_shut_down() -> None:

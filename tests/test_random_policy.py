@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gymnasium
 import pytest
 import torch
 from envs_for_tests import CountingEnv
@@ -34,6 +35,11 @@ def test_with_a_spec_its_actions_are_taken() -> None:
     with SyncDataCollector(CountingEnv, RandomPolicy(Ones()), frames_per_batch=8) as collector:
         assert collector.next()["action"].tolist() == [1] * 8
     assert RandomPolicy(Ones(), ("deep", "a"))(TensorDict())["deep", "a"] == 1
+
+
+def test_a_space_is_no_spec() -> None:
+    with pytest.raises(TypeError, match=r"action_spec: .*TorchRL spec.*got Discrete"):
+        RandomPolicy(gymnasium.spaces.Discrete(2))
 
 
 def test_alone_it_needs_a_spec() -> None:

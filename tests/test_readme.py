@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = [
     path
-    for pattern in ("*.md", "docs/**/*.md", "benchmarks/*.md", "examples/*.md")
+    for pattern in ("*.md", "docs/**/*.md", "benchmarks/**/*.md", "examples/**/*.md")
     for path in sorted(ROOT.glob(pattern))
 ]
 
@@ -36,6 +36,12 @@ def test_the_table_of_real_programs_is_the_one_that_was_measured() -> None:
     table = re.search(r"^\|.*?\n\n", page, re.M | re.S)
     assert table is not None
     assert table.group() in README
+    column = table.group().splitlines()[0].split("|").index(" times TorchRL ")
+    cells = [line.split("|")[column].strip() for line in table.group().splitlines()[2:] if line]
+    times = [float(cell) for cell in cells if cell]
+    said = re.search(r"collectors take ([\d.]+) to ([\d.]+) times the CPU time", README)
+    assert said is not None
+    assert [float(own) for own in said.groups()] == [round(min(times), 1), round(max(times))]
 
 
 def test_the_chart_is_made_of_what_was_published(tmp_path: Path) -> None:

@@ -81,16 +81,20 @@ def _ratio(row: Row, other: Row | None) -> float | None:
     return other.seconds / row.seconds
 
 
-_HEADS = ("case", "MB", "ms", "GB/s", "frames/s", "of the limit", "x peer", "hidden", "")
+_LIMIT = "of the limit"
+_HEADS = ("case", "MB", "ms", "GB/s", "frames/s", _LIMIT, "x peer", "hidden", "")
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows to read in a terminal."""
-    lines = [_HEADS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(_HEADS))]
+    """The rows to read in a terminal; what all are compared with is named."""
+    limits = {row.limit for row in rows if row.limit is not None}
+    limit = f"of the {limits.pop()}" if len(limits) == 1 else _LIMIT
+    heads = tuple(limit if head == _LIMIT else head for head in _HEADS)
+    lines = [heads, *(_cells(row) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(heads))]
     return "\n".join(
         "  ".join(
-            cell.ljust(w) if i in (0, len(_HEADS) - 1) else cell.rjust(w)
+            cell.ljust(w) if i in (0, len(heads) - 1) else cell.rjust(w)
             for i, (cell, w) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines

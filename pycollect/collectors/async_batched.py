@@ -19,6 +19,7 @@ from pycollect.collectors.arguments.async_batched import (
     server_arguments,
     workers_entries,
 )
+from pycollect.collectors.arguments.given import telling
 from pycollect.collectors.multi import MultiaSyncDataCollector
 from pycollect.stream.buffer_delivery import put
 from pycollect.stream.flow import Part
@@ -86,6 +87,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         SharedMemoryError: processes cannot share memory here; it says why.
     """
 
+    @telling
     def __init__(
         self,
         create_env_fn: Sequence[Any],
@@ -131,6 +133,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             "max_batch_size": max_batch_size,
             "server_timeout": server_timeout,
         }
+        envs_per_worker = check.check_positive("envs_per_worker", envs_per_worker)
         server = server_arguments(server_config, device_config, device, sizes)
         entries = workers_entries(
             create_env_fn, create_env_kwargs, envs_per_worker, worker_affinity

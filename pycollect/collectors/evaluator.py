@@ -19,6 +19,7 @@ from pycollect import checks as check
 from pycollect.batch.frame import MASK
 from pycollect.batch.weights import weights_from, weights_of
 from pycollect.collectors import evaluated
+from pycollect.collectors.arguments.given import telling
 from pycollect.collectors.episodes import Episodes
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.docstrings import completed_by
@@ -32,6 +33,15 @@ Metrics = dict[str, Any]
 
 _STEPS = 200  # of each environment in a batch
 _BACKENDS = ("thread", "process", "ray")
+_OTHER_FORM = (
+    "drop_uncollected",
+    "split_trajs",
+    "trajs_per_batch",
+    "postproc",
+    "cat_results",
+    "replay_buffer",
+    "total_frames",
+)
 _REWARD, _DONE = ("next", "reward"), ("next", "done")
 
 
@@ -55,11 +65,12 @@ class Evaluator:
             ``env``, it gets an environment: with "thread" the one that is evaluated, elsewhere one
             that is made for it alone, and closed.
         num_trajectories: episodes in each evaluation, rounded up to as many of each environment.
-        max_steps: an episode is truncated after so many; None: they end by themselves, as do those
-            of a TorchRL environment that has a StepCounter, with "thread".
+        max_steps: an episode is truncated after so many; None or 0: they end by themselves, as do
+            those of a TorchRL environment that has a StepCounter, with "thread".
         frames_per_batch: steps of all environments between two looks; None: 200 of each worker's.
         num_workers: with "process" and "ray", workers that each have `env`.
-        collector_kwargs: further arguments of the collector.
+        collector_kwargs: further arguments of the collector, but for those that give batches
+            another form than they come in.
         log_prefix: before the name of each result.
         exploration_type: how actions are drawn.
         reward_keys: where rewards are, a nested key of TensorDict.
@@ -85,6 +96,7 @@ class Evaluator:
         TypeError, ValueError: as the collectors', before anything starts.
     """
 
+    @telling
     def __init__(
         self,
         env: Any,
@@ -125,10 +137,11 @@ class Evaluator:
         self._seed = None if seed is None else check.check_seed(seed)
         self._prefix, self._policy, self._reward = log_prefix, policy, reward_keys
         workers = check.check_positive("num_workers", num_workers)
-        steps = _STEPS if max_steps is None else min(max_steps, _STEPS)
+        _check_form(collector_kwargs)
+        limit = check.check_count("max_steps", max_steps)
         arguments = {
-            "frames_per_batch": steps * workers if frames_per_batch is None else frames_per_batch,
-            "max_frames_per_traj": max_steps,
+            "frames_per_batch": frames_per_batch or _frames_of(env, limit) * workers,
+            "max_frames_per_traj": limit or None,
             "exploration_type": exploration_type,
             "policy_device": device,
             "weight_sync_schemes": weight_sync_schemes,
@@ -372,6 +385,25 @@ def _check_given(done_keys: Any, collector_cls: Any) -> None:
         raise ValueError(
             f"collector_cls: expected None, got {collector_cls!r}; backend says where to evaluate"
         )
+
+
+def _check_form(given: Any) -> None:
+    """Episodes are counted in each environment's row of a batch as it is collected."""
+    if given is not None and not isinstance(given, Mapping):
+        raise TypeError(f"collector_kwargs: expected a dict or None, got {type(given).__name__}")
+    other = [repr(name) for name in _OTHER_FORM if (given or {}).get(name) not in (None, False)]
+    if other:
+        raise ValueError(
+            f"collector_kwargs: expected none that changes the form of batches, got "
+            f"{', '.join(other)}; cells without a frame are left out in any case"
+        )
+
+
+def _frames_of(env: Any, limit: int) -> int:
+    """Of a batch where nobody says it: as many steps of each environment of a list."""
+    steps = min(limit, _STEPS) if limit else _STEPS
+    each = len(env) if isinstance(env, (list, tuple)) else 1
+    return -(-steps // max(each, 1)) * max(each, 1)
 
 
 def _check_of_one_process(workers: int, ray_kwargs: Any, num_gpus: Any) -> None:

@@ -12,7 +12,7 @@ from tensordict.nn import InteractionType
 from pycollect import checks as check
 from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import workers as parse
-from pycollect.collectors.arguments.given import Given, takes
+from pycollect.collectors.arguments.given import Given, takes, telling
 from pycollect.collectors.arguments.inference import Central, watched
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.choice import ChoosingSync
@@ -297,7 +297,13 @@ class AsyncCollector(MultiaSyncDataCollector):
         TensorDicts, [T] or [P, T].
     """
 
+    @telling
     def __init__(self, create_env_fn: Any, policy: Any = None, **arguments: Any) -> None:
+        if arguments.get("num_workers") not in (None, 1):
+            raise ValueError(
+                f"num_workers: expected None or 1, got {arguments['num_workers']!r}; "
+                "AsyncCollector has one worker, MultiaSyncDataCollector has several"
+            )
         super().__init__([create_env_fn], policy, **arguments)
 
 

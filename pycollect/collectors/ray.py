@@ -157,6 +157,8 @@ class RayCollector(LaunchedCollector):
             :class:`MultiaSyncDataCollector`. On each other node one more actor calls a copy for
             the workers there; it is given weights as workers are, and replaced as that process is.
             None: each worker has a copy.
+        worker_init_timeout: seconds in which an actor must have built its environments, whatever
+            else its machine does.
         compress: rollouts of workers on other nodes travel compressed by LZ4, leaf by leaf (extra
             `lz4`); those of this node share memory.
         start_method: of the processes that workers have, where they have some: "forkserver", forks

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import gymnasium
+from gymnasium.envs.registration import EnvSpec
 from torch import nn
 
 from .compiled import is_compiled_env
@@ -14,7 +16,9 @@ from .vector_api import is_vector_env
 
 
 def check_entry(entry: Any) -> Any:
-    """One entry: a callable, a list of callables, or an environment; ids become callables.
+    """One entry: a callable, a list of callables, or an environment.
+
+    What is made by Gymnasium, an id or an EnvSpec, becomes a callable.
 
     Raises:
         TypeError: something else, or an environment in a list.
@@ -27,6 +31,8 @@ def check_entry(entry: Any) -> Any:
         return [_checked_item(i, item) for i, item in enumerate(entry)]
     if isinstance(entry, str):
         return maker("create_env_fn", entry)
+    if isinstance(entry, EnvSpec):
+        return partial(gymnasium.make, entry)
     is_policy = isinstance(entry, nn.Module)  # as TorchRL's environments are, too
     if (is_policy or not callable(entry)) and not is_env(entry) and not hasattr(entry, "step"):
         raise TypeError(
@@ -39,6 +45,8 @@ def check_entry(entry: Any) -> Any:
 def _checked_item(i: int, item: Any) -> Any:
     if isinstance(item, str):
         return maker(f"create_env_fn[{i}]", item)
+    if isinstance(item, EnvSpec):
+        return partial(gymnasium.make, item)
     if is_env(item):
         raise TypeError(
             f"create_env_fn[{i}]: expected a callable that makes an environment, got "

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import cloudpickle
 import gymnasium
+from gymnasium.envs import registration
 from gymnasium.envs.registration import EnvSpec
 
 Registered = Mapping[str, EnvSpec]
@@ -22,13 +24,25 @@ def maker(name: str, env_id: str) -> Callable[..., gymnasium.Env[Any, Any]]:
 
     Raises:
         gymnasium.error.Error: there is none of that id; the text names the nearest.
+        ImportError: the module in front of it is not to be had.
     """
     try:
-        return partial(gymnasium.make, gymnasium.spec(env_id))
-    except gymnasium.error.Error as error:
+        return partial(gymnasium.make, _spec(env_id))
+    except (gymnasium.error.Error, ImportError) as error:
         raise type(error)(
             f"{name}: expected an id of Gymnasium's, got {env_id!r}: {error}"
         ) from None
+
+
+def _spec(env_id: str) -> EnvSpec:
+    """As `gymnasium.make` finds it: ``module:id`` by importing, the newest where no version is."""
+    module, _, own = env_id.rpartition(":")
+    if module:
+        importlib.import_module(module)
+    namespace, name, version = registration.parse_env_id(own)
+    if version is None and own not in gymnasium.registry:
+        version = registration.find_highest_version(namespace, name)
+    return gymnasium.spec(registration.get_env_id(namespace, name, version))
 
 
 def registered_here() -> Registered:

@@ -14,9 +14,17 @@ class RandomPolicy:
         action_spec: a TorchRL spec, or anything with `rand()`; None: the environment's own actions,
             which only a collector knows.
         action_key: where the action is written.
+
+    Raises:
+        TypeError: no spec, as a space of Gymnasium's.
     """
 
     def __init__(self, action_spec: Any = None, action_key: NestedKey = "action") -> None:
+        if action_spec is not None and not callable(getattr(action_spec, "rand", None)):
+            raise TypeError(
+                "action_spec: expected a TorchRL spec, or None for the environment's own actions, "
+                f"got {type(action_spec).__name__}"
+            )
         self.action_spec = None if action_spec is None else action_spec.clone()
         self.action_key = action_key
 

@@ -43,10 +43,7 @@ def check_ahead(name: str, value: Any, sync: bool) -> int:
     """Rollouts per worker beyond the one being consumed: by default 2, and 0 where sync."""
     if value is None:
         return 0 if sync else 2
-    number = check.check_integer(name, value)
-    if number < 0:
-        raise ValueError(f"{name}: expected an int >= 0, got {number}")
-    return number
+    return check.check_not_negative(name, value)
 
 
 _ROUNDING = 1e-9  # 0.7 * 10 is a little more than 7

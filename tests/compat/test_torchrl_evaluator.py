@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import warnings
 from functools import partial
 from typing import Any
@@ -41,6 +42,16 @@ def policy_for(env: Any) -> TensorDictModule:
 
 def one_env() -> Any:
     return ContinuousActionVecMockEnv()
+
+
+class Gated(ContinuousActionVecMockEnv):  # type: ignore[misc] # TorchRL has no types
+    """Steps while its gate is open."""
+
+    gate = threading.Event()
+
+    def _step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.gate.wait(60)
+        return super()._step(*args, **kwargs)
 
 
 def normalised_env() -> Any:
@@ -151,15 +162,18 @@ def test_weights_in_all_forms(evaluator: Any) -> None:
 
 @pytest.mark.parametrize("evaluator", BOTH)
 def test_steps_are_counted_and_restored(evaluator: Any) -> None:
-    own = evaluator(one_env(), policy(), max_steps=4, num_trajectories=1)
+    Gated.gate.set()
+    own = evaluator(Gated(), policy(), max_steps=4, num_trajectories=1)
     steps = [own.evaluate(step=step)["eval/step"] for step in (None, 9, None)]
     assert steps == [0, 9, 1]
     state = own.state_dict()
     own.load_state_dict({"step_counter": 5})
     assert own.evaluate()["eval/step"] == 5
+    Gated.gate.clear()
     own.trigger_eval()
     with pytest.raises(RuntimeError):
         own.state_dict()
+    Gated.gate.set()
     own.shutdown()
     assert state["step_counter"] == 2
 

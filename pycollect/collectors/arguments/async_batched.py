@@ -68,7 +68,7 @@ def server_arguments(
 
 
 def workers_entries(
-    create_env_fn: Any, create_env_kwargs: Any, envs_per_worker: Any, worker_affinity: Any
+    create_env_fn: Any, create_env_kwargs: Any, envs_per_worker: int, worker_affinity: Any
 ) -> list[Any]:
     """The entry of each worker: a callable, or a list of those that it steps."""
     if not isinstance(create_env_fn, (list, tuple)):
@@ -81,9 +81,9 @@ def workers_entries(
     bound = [
         partial(own, **more) if more else own for own, more in zip(entries, kwargs, strict=True)
     ]
-    size = check.check_positive("envs_per_worker", envs_per_worker)
-    if size > 1:
-        bound = [bound[at : at + size] for at in range(0, len(bound), size)]
+    if envs_per_worker > 1:
+        starts = range(0, len(bound), envs_per_worker)
+        bound = [bound[at : at + envs_per_worker] for at in starts]
     masks = _masks(worker_affinity, len(bound))
     return [_pinned(*pair) for pair in zip(bound, masks, strict=True)]
 

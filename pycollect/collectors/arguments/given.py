@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from pycollect.collectors.arguments.names import check_others
 
 P = ParamSpec("P")
 S = TypeVar("S")
+F = TypeVar("F", bound=Callable[..., None])
 
 
 class Given(dict[str, Any]):
@@ -46,6 +47,36 @@ class Given(dict[str, Any]):
         return given
 
 
+def telling(init: F) -> F:
+    """A constructor with a signature of its own, whose misspelt arguments are told as those are."""
+    own = inspect.signature(init)
+    passes_on = any(one.kind is one.VAR_KEYWORD for one in own.parameters.values())
+
+    @functools.wraps(init)
+    def wrapper(self: object, *args: Any, **kwargs: Any) -> None:
+        try:
+            own.bind(self, *args, **kwargs)
+        except TypeError as error:
+            cls = type(self)
+            of_base = inspect.signature(cls.__mro__[1]).parameters if passes_on else {}
+            known = [*(name for name in own.parameters if name != "self"), *of_base]
+            raise _misfit(cls.__name__, known, kwargs, error) from None
+        init(self, *args, **kwargs)
+
+    return cast(F, wrapper)
+
+
+def _misfit(
+    cls: str, known: Collection[str], given: Mapping[str, Any], error: TypeError
+) -> TypeError:
+    """The error of a call that does not fit; raises another one for an argument that is unknown.
+
+    What is misspelt is missing, too: that one's own error names both.
+    """
+    check_others(cls, known, {name: value for name, value in given.items() if name not in known})
+    return TypeError(f"{cls}: {error}")
+
+
 def takes(
     signature: Callable[P, None], without: tuple[str, ...] = (), **annotations: str
 ) -> Callable[[Callable[[S, Given], None]], Callable[Concatenate[S, P], None]]:
@@ -71,13 +102,7 @@ def takes(
             try:
                 given = Given.bound(own, args, kwargs)
             except TypeError as error:
-                cls = type(self).__name__
-                # What is misspelt is missing, too: its own error names both.
-                unknown = {
-                    name: value for name, value in kwargs.items() if name not in own.parameters
-                }
-                check_others(cls, own.parameters, unknown)
-                raise TypeError(f"{cls}: {error}") from None
+                raise _misfit(type(self).__name__, own.parameters, kwargs, error) from None
             init(self, given)
 
         # Where inspect looks for it; a function's type does not know.

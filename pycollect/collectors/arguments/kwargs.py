@@ -30,12 +30,13 @@ def batched(
     Raises:
         ValueError: an entry that cannot be repeated, by the name of the argument.
     """
-    return [_batched(entry, name, envs) for entry in entries]
+    count = check.check_positive(name, envs)
+    return [_batched(entry, name, count) for entry in entries]
 
 
-def _batched(entry: Any, name: str, envs: Any) -> Any:
+def _batched(entry: Any, name: str, envs: int) -> Any:
     """The entry itself, or so many copies of its callable that are stepped as a batch."""
-    if check.check_positive(name, envs) == 1:
+    if envs == 1:
         return entry
     if isinstance(entry, list):
         raise ValueError(f"{name}: expected 1 where create_env_fn has lists as entries, got {envs}")

@@ -60,6 +60,18 @@ _CLASSES = (
 )
 
 
+_MEANT = {
+    "env": "create_env_fn",
+    "envs": "create_env_fn",
+    "env_fn": "create_env_fn",
+    "env_fns": "create_env_fn",
+    "create_env_fn": "env",
+    "create_env_fns": "env",
+    "batch_size": "frames_per_batch",
+}
+"""What other libraries, and other classes here, call what is meant."""
+
+
 def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> None:
     """Check the keyword arguments that are not in the signature of a collector's class.
 
@@ -91,7 +103,11 @@ def _unknown(name: str, known: list[str], other: str) -> str:
     nearest = difflib.get_close_matches(other, known, n=1, cutoff=0.6)
     takers = _takers(other)
     hint = ""
-    if other == "num_workers" and "num_collectors" in known:
+    if (meant := _MEANT.get(other)) in known:
+        hint = f"; did you mean {meant!r}?"
+    elif other == "num_envs":
+        hint = "; several environments are a list of callables, or one vector environment"
+    elif other == "num_workers" and "num_collectors" in known:
         hint = (
             "; did you mean 'num_collectors'? MultiSyncDataCollector and MultiaSyncDataCollector "
             "have 'num_workers'"
