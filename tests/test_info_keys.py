@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -136,7 +138,7 @@ def test_per_actor(ray_cluster: Any) -> None:
 
 def test_entries_of_last_steps_are_objects() -> None:
     with (
-        pytest.warns(UserWarning, match="info of the first step has no end"),
+        pytest.warns(UserWarning, match="info of the first step has no 'end'"),
         SyncDataCollector(info_fns(count=2), None, frames_per_batch=16, info_keys=["end"]) as own,
     ):
         td = own.next()
@@ -153,11 +155,29 @@ def test_episode_statistics() -> None:
 
     keys = [("episode", "r")]
     with (
-        pytest.warns(UserWarning, match=r"episode\.r"),
+        pytest.warns(UserWarning, match=r"has no \('episode', 'r'\)") as said,
         SyncDataCollector(make, None, frames_per_batch=6, info_keys=keys) as collector,
     ):
         td = collector.next()
     assert td["next", "episode", "r"] == [None, None, 6.0, None, None, 6.0]
+    assert str(said[0].message).endswith("info_keys={('episode', 'r'): torch.float32}")
+
+
+def test_what_a_warning_says_to_write_keeps_the_other_entries() -> None:
+    def make() -> Any:
+        return RecordEpisodeStatistics(InfoEnv(length=3))
+
+    options: dict[str, Any] = {"frames_per_batch": 6}
+    keys = ["steps", ("episode", "r")]
+    with pytest.warns(UserWarning, match="info_keys") as said:
+        SyncDataCollector(make, None, info_keys=keys, **options).shutdown()
+    words = "info_keys={'steps': None, ('episode', 'r'): torch.float32}"
+    assert str(said[0].message).endswith(words)
+    written = {"steps": None, ("episode", "r"): torch.float32}
+    with SyncDataCollector(make, None, info_keys=written, **options) as collector:
+        td = collector.next()
+    assert td["next", "episode", "r"].tolist() == [0, 0, 6, 0, 0, 6]
+    assert td["next", "steps"].tolist() == [1, 2, 3, 1, 2, 3]
 
 
 def test_entries_that_come_and_go_are_zeros() -> None:
@@ -206,9 +226,108 @@ def test_an_entry_that_changes_its_form_is_named() -> None:
 
     with (
         SyncDataCollector(Growing, None, frames_per_batch=8, info_keys=["rows"]) as collector,
-        pytest.raises(ValueError, match=r"info_keys: 'rows' is float64 \[1\].*\[2\]"),
+        pytest.raises(ValueError, match=r"'rows' to be float64 of shape \[1\].*is \[2\]"),
     ):
         collector.next()
+
+
+class Telling(CountingEnv):
+    """Tells the same value in each step."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(length=3)
+        self.value = value
+
+    def step(self, action: Any) -> Any:
+        return (*super().step(action)[:4], {"x": self.value})
+
+
+def told(value: Any, keys: Any, kind: str = "one") -> torch.Tensor:
+    """The only value that is recorded under "x"."""
+    make = partial(Telling, value)
+    entry = {"one": make, "list": [make, make], "vector": lambda: SyncVectorEnv([make, make])}[kind]
+    with SyncDataCollector(entry, None, frames_per_batch=8, info_keys=keys) as collector:
+        said = collector.next()["next", "x"].flatten()
+    assert torch.equal(said, said[:1].expand(8))
+    return said[0]
+
+
+@pytest.mark.parametrize("kind", ["one", "list", "vector"])
+@pytest.mark.parametrize(
+    ("value", "asked", "dtype"),
+    [
+        (127, torch.int8, torch.int8),
+        (1, torch.uint8, torch.uint8),
+        (1, torch.bool, torch.bool),
+        (0.1, torch.float64, torch.float64),
+        (np.float64(0.5), torch.float32, torch.float32),
+        (np.complex64(1 + 2j), None, torch.complex64),
+        (np.complex64(1 + 2j), torch.complex128, torch.complex128),
+        (1 + 2j, torch.complex64, torch.complex64),
+        (np.uint64(2**63 + 1), None, torch.uint64),
+    ],
+)
+def test_values_are_kept(kind: str, value: Any, asked: Any, dtype: torch.dtype) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        said = told(value, {"x": asked}, kind)
+    assert (said.dtype, said.item()) == (dtype, value)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(0.5, torch.float32), (1 + 2j, torch.complex64), (2, torch.int64)]
+)
+def test_numbers_of_python_have_the_dtype_of_torch(value: Any, dtype: torch.dtype) -> None:
+    said = told(value, ["x"])
+    assert (said.dtype, said.item()) == (dtype, value)
+
+
+NO_NUMBER = "neither a number nor a numpy array"
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "words"),
+    [
+        (300, "int8", "got 300 (int), but int8 does not hold 300; ask for another dtype, for "),
+        (300, "int8", "for example info_keys={'x': torch.int64}"),
+        (2**31 + 5, "int32", "got 2147483653 (int), but int32 does not hold 2147483653;"),
+        (-1, "uint8", "but uint8 does not hold -1;"),
+        (2**64 - 1, "int64", "info_keys={'x': torch.uint64}"),
+        (np.array([1, 2**40]), "int32", "but int32 does not hold 1099511627776;"),
+        (1.5, "int32", "got 1.5 (float), but int32 does not hold float64 values;"),
+        (1 + 2j, "float32", "but float32 does not hold complex128 values;"),
+        (torch.tensor(3.0), "float32", f"got tensor(3.) (Tensor), which is {NO_NUMBER}"),
+        ([1, 2], "float32", f"got [1, 2] (list), which is {NO_NUMBER}"),
+        (None, "float32", f"got None (NoneType), which is {NO_NUMBER}"),
+        (2**70, "int64", f"(int), which is {NO_NUMBER}, of a dtype that tensors have"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(value: Any, dtype: str, words: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        told(value, {"x": getattr(torch, dtype)})
+    assert str(caught.value).startswith(f"info_keys: expected 'x' to be {dtype} of shape [")
+
+
+@pytest.mark.parametrize("kind", ["one", "list", "SAME_STEP", "NEXT_STEP"])
+def test_an_entry_that_never_comes_is_named_at_an_episodes_end(kind: str) -> None:
+    keys = {"episode.r": torch.float32, "end": torch.float32}
+    with (
+        SyncDataCollector(
+            ENTRIES[kind](0), parity_policy(), frames_per_batch=3, info_keys=keys
+        ) as collector,
+        warnings.catch_warnings(record=True) as said,
+    ):
+        warnings.simplefilter("always")
+        ended = False
+        for _ in range(30):
+            batch = collector.next()
+            ended |= bool(batch["next", "done"].any())
+            assert len(said) == ended
+    assert ended
+    assert said[0].filename == __file__
+    words = str(said[0].message)
+    assert "no info had 'episode.r' until an episode's end" in words
+    assert "named by a tuple, for example ('episode', 'r')" in words
 
 
 @pytest.mark.parametrize(
@@ -219,7 +338,8 @@ def test_an_entry_that_changes_its_form_is_named() -> None:
         (["reward"], ValueError, "info_keys: the key 'reward' belongs to the collector"),
         (["step_count"], ValueError, "info_keys: the key 'step_count'"),
         (["a", "a"], ValueError, "info_keys: expected each entry once"),
-        ({"a": "word"}, TypeError, "info_keys: expected a dtype of numbers, got 'word'"),
+        ({"a": "word"}, TypeError, "info_keys: expected a dtype of numbers .* got 'word'"),
+        ({"a": torch.bfloat16}, TypeError, "dtype of numbers that numpy has, got torch.bfloat16"),
         ({"reward": torch.float32}, ValueError, "info_keys: the key 'reward' belongs"),
         (["observation"], ValueError, "info_keys: 'observation' is a key of the observation"),
     ],

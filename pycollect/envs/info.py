@@ -10,11 +10,11 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.batch.extras import Extra, ExtraValues
-from pycollect.batch.layout import Key, dotted, dtype_name
+from pycollect.batch.layout import Key, dtype_name
 from pycollect.errors import warn_user
 
 from .base import Arrays, BoolArray, EnvBatch, Sampler
-from .spaces import RESERVED_KEYS, Array, describe
+from .spaces import RESERVED_KEYS, Array, cast_safely, describe, key_name
 
 InfoKey: TypeAlias = str | tuple[str, ...]
 AskedInfo: TypeAlias = Sequence[InfoKey] | Mapping[InfoKey, torch.dtype | None]
@@ -25,6 +25,9 @@ InfoKeys: TypeAlias = Mapping[Key, str | None]
 
 NOTHING = object()
 """Stands for an entry that an info does not have."""
+
+_PYTHONS = {float: "float32", complex: "complex64"}
+"""Python's numbers whose dtype is torch's default, not numpy's, where none is asked for."""
 
 
 class Tapped(Protocol):
@@ -71,7 +74,7 @@ def check_info_keys(value: Any) -> InfoKeys:
     for name in value:
         key = _checked_key(name)
         if any(_overlap(key, other) for other in keys):
-            raise ValueError(f"info_keys: expected each entry once, got {dotted(key)!r} again")
+            raise ValueError(f"info_keys: expected each entry once, got {key_name(key)} again")
         keys[key] = _checked_dtype(value[name]) if isinstance(value, Mapping) else None
     return keys
 
@@ -92,9 +95,11 @@ def _checked_dtype(value: Any) -> str | None:
     if value is None:
         return None
     try:
-        return dtype_name(value)
+        return str(np.dtype(dtype_name(value)))  # bfloat16 is torch's alone
     except (KeyError, TypeError, ValueError):
-        raise TypeError(f"info_keys: expected a dtype of numbers, got {value!r}") from None
+        raise TypeError(
+            f"info_keys: expected a dtype of numbers that numpy has, got {value!r}"
+        ) from None
 
 
 def _overlap(a: Key, b: Key) -> bool:
@@ -105,9 +110,10 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     """The env with entries of its info as `step_only` leaves and `step_extras`.
 
     One step, with a random action, shows what they are; whoever uses the env resets it afterwards.
-    Numbers, and arrays of numbers, become leaves (Python's floats float32, like torch's), and so
-    does what has a dtype, a scalar unless that step shows a shape; anything else, and what that
-    step did not show, extras, with a warning for the latter. A leaf is zero where an info has none.
+    Numbers, and arrays of numbers, become leaves (Python's floats float32, its complex numbers
+    complex64, like torch's), and so does what has a dtype, a scalar unless that step shows a shape;
+    anything else, and what that step did not show, extras, with a warning for the latter. A leaf is
+    zero where an info has none, with a warning if none has had it when the first episode ends.
 
     Raises:
         ValueError: an environment of TorchRL, or a key that the observation has too.
@@ -121,8 +127,8 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     for key in keys:
         if any(_overlap(key, other) for other in taken):
             raise ValueError(
-                f"info_keys: {dotted(key)!r} is a key of the observation, which has "
-                f"{', '.join(map(dotted, taken))}"
+                f"info_keys: {key_name(key)} is a key of the observation, which has "
+                f"{', '.join(map(key_name, taken))}"
             )
     return InfoEnv(env, keys)
 
@@ -156,12 +162,15 @@ class InfoEnv(EnvBatch):
         self._env.step(actions[0] if len(actions) == 1 else actions)
         self._env.reset()
         found = {key: [v for v in self._read(key) if v is not NOTHING] for key in keys}
-        absent = [dotted(key) for key, values in found.items() if not (values or keys[key])]
-        if absent:
+        absent = [key for key, values in found.items() if not values]
+        self._unseen = [key for key in absent if keys[key]]
+        objects = [key for key in absent if not keys[key]]
+        if objects:
+            told = {**keys, **dict.fromkeys(objects, "float32")}
             warn_user(
-                f"info_keys: the info of the first step has no {', '.join(absent)}; recorded as "
-                "objects, None where an info does not have it; a dict from keys to dtypes makes "
-                "tensors of them",
+                f"info_keys: the info of the first step has no {_names(objects)}; recorded as "
+                "objects, None where an info does not have it. With a dtype it is a tensor, for "
+                f"example {_argument(told)}"
             )
         return [_entry(key, values, keys[key]) for key, values in found.items()]
 
@@ -210,8 +219,23 @@ class InfoEnv(EnvBatch):
     def _informed(self, result: tuple[Arrays, Any, Any, Any]) -> tuple[Arrays, Any, Any, Any]:
         observation, reward, terminated, truncated = result
         self._stepped = True
+        if self._unseen:
+            self._look_for_unseen(bool(np.any(terminated) or np.any(truncated)))
         values = tuple(self._array(leaf) for leaf in self.step_only)
         return self._with(observation, values), reward, terminated, truncated
+
+    def _look_for_unseen(self, ended: bool) -> None:
+        """Warn, once, of what no info had until an episode `ended`: many are told only then."""
+        self._unseen = [
+            key for key in self._unseen if all(value is NOTHING for value in self._read(key))
+        ]
+        if ended and self._unseen:
+            warn_user(
+                f"info_keys: no info had {_names(self._unseen)} until an episode's end; recorded "
+                "as zeros while there is none. Is it written as the environment does? What lies "
+                "in a dict of the info is named by a tuple, for example ('episode', 'r')"
+            )
+            self._unseen = []
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """See `EnvBatch.reset_done`."""
@@ -231,7 +255,18 @@ class InfoEnv(EnvBatch):
         for row, value in enumerate(self._read(leaf.key)):
             if value is not NOTHING:
                 rows[row] = _conform(value, leaf)
-        return rows if self.batched else rows[0]
+        # The ellipsis keeps an array: a scalar would be recorded by its value as a real number.
+        return rows if self.batched else rows[0, ...]
+
+
+def _names(keys: Sequence[Key]) -> str:
+    return ", ".join(map(key_name, keys))
+
+
+def _argument(keys: InfoKeys) -> str:
+    """The argument that asks for these."""
+    entries = (f"{key_name(key)}: {name and f'torch.{name}'}" for key, name in keys.items())
+    return f"info_keys={{{', '.join(entries)}}}"
 
 
 def _entry(key: Key, values: Sequence[Any], dtype: str | None) -> Leaf | Extra:
@@ -240,14 +275,12 @@ def _entry(key: Key, values: Sequence[Any], dtype: str | None) -> Leaf | Extra:
         return Leaf(key, dtype, arrays[0].shape if arrays else ())
     if not arrays or len(arrays) < len(values) or len({array.shape for array in arrays}) > 1:
         return Extra(key)
-    return Leaf(key, dtype_name(arrays[0].dtype), arrays[0].shape)
+    return Leaf(key, _PYTHONS.get(type(values[0]), dtype_name(arrays[0].dtype)), arrays[0].shape)
 
 
 def _as_array(value: Any) -> Array | None:
     """A number or an array of numbers; None for anything else."""
-    if isinstance(value, float) and not isinstance(value, np.generic):
-        return np.asarray(value, np.float32)
-    if not isinstance(value, bool | int | np.generic | np.ndarray):
+    if not isinstance(value, bool | int | float | complex | np.generic | np.ndarray):
         return None
     array = np.asarray(value)
     try:
@@ -259,16 +292,35 @@ def _as_array(value: Any) -> Array | None:
 
 def _conform(value: Any, leaf: Leaf) -> Array:
     array = _as_array(value)
-    if (
-        array is None
-        or array.shape != leaf.shape
-        or not np.can_cast(array.dtype, leaf.dtype, "same_kind")
-    ):
-        raise ValueError(
-            f"info_keys: {dotted(leaf.key)!r} is {leaf.dtype} {list(leaf.shape)}, as it was asked "
-            f"for or came in the first step; now came {describe(value)}"
+    if array is None:
+        why = (
+            "which is neither a number nor a numpy array, of a dtype that tensors have; convert it "
+            "in the environment or in a wrapper"
         )
-    return array
+    elif array.shape != leaf.shape:
+        why = (
+            f"whose shape is {list(array.shape)}; an entry keeps the shape that the first step "
+            "shows, and is one number where that does not have it"
+        )
+    else:
+        cast = cast_safely(array, leaf.dtype)
+        if cast is not None:
+            return cast
+        why = _why_not_cast(array, leaf)
+    raise ValueError(
+        f"info_keys: expected {key_name(leaf.key)} to be {leaf.dtype} of shape {list(leaf.shape)}, "
+        f"as it was asked for or came in the first step, got {describe(value)}, {why}"
+    )
+
+
+def _why_not_cast(array: Array, leaf: Leaf) -> str:
+    what = f"{array.dtype} values"
+    if array.dtype.kind in "iub":  # another kind of integers: some values are lost, not all
+        what = str(array[array != array.astype(leaf.dtype)][0])
+    return (
+        f"but {leaf.dtype} does not hold {what}; ask for another dtype, for example "
+        f"{_argument({leaf.key: dtype_name(array.dtype)})}"
+    )
 
 
 def entry_of(info: Any, key: Key) -> Any:

@@ -65,7 +65,7 @@ def _children(
 ) -> list[tuple[Key, Space]]:
     if not space.spaces:
         raise ValueError(
-            f"{what}: expected at least one entry in {_name(root)}, got the empty {space}"
+            f"{what}: expected at least one entry in {key_name(root)}, got the empty {space}"
         )
     if isinstance(space, spaces.Tuple):
         return [((*root, str(i)), child) for i, child in enumerate(space.spaces)]
@@ -85,14 +85,14 @@ def _is_extra(space: Space) -> bool:
 
 def _leaf(space: Space, key: Key, what: str) -> Leaf:
     if not isinstance(space, gymnasium.Space):
-        raise TypeError(f"{what}: expected a gymnasium.Space at {_name(key)}, got {space!r}")
+        raise TypeError(f"{what}: expected a gymnasium.Space at {key_name(key)}, got {space!r}")
     assert space.dtype is not None  # the others are extras
     try:
         name = dtype_name(space.dtype)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{what}: expected a dtype that tensors have, got {space.dtype} in {space} "
-            f"at {_name(key)}"
+            f"at {key_name(key)}"
         ) from error
     return Leaf(key, name, tuple(int(n) for n in space.shape or ()))
 
@@ -152,7 +152,7 @@ def action_leaves(space: Space) -> tuple[Leaf, ...]:
     for extra, own in extra_spaces(space, ("action",), "action_space"):
         raise ValueError(
             "action_space: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple "
-            f"of them, got {own} at {_name(extra.key)}; encode it with "
+            f"of them, got {own} at {key_name(extra.key)}; encode it with "
             "gymnasium.wrappers.TransformAction"
         )
     return tuple(leaf for leaf, _ in leaf_spaces(space, ("action",), "action_space"))
@@ -232,7 +232,7 @@ def _read(extra: Extra) -> Callable[[Any], Any]:
             return torch.from_numpy(np.array(value, dtype).reshape(len(value), *feature))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"observation {_name(extra.key)}: expected a sequence of {dtype} "
+                f"observation {key_name(extra.key)}: expected a sequence of {dtype} "
                 f"{list(feature)}, as the space declares, got {describe(value)}"
             ) from error
 
@@ -256,9 +256,7 @@ def _builder(space: Space) -> Callable[[Any], Any]:
 
 
 def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the env") -> Array:
-    """Return `value` as an array of the leaf's dtype and of `shape`, cast if that is safe.
-
-    Safe are casts that numpy calls "same_kind", except that integers must keep their values.
+    """Return `value` as an array of the leaf's dtype and of `shape`, see `cast_safely`.
 
     Args:
         value: what the env returned: array, scalar or sequence.
@@ -273,28 +271,36 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the env"
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"observation {_name(leaf.key)}: expected {leaf.dtype} {list(shape)}, as the space of "
-            f"{env} declares, got {describe(value)}"
+            f"observation {key_name(leaf.key)}: expected {leaf.dtype} {list(shape)}, as the space "
+            f"of {env} declares, got {describe(value)}"
         ) from error
     if array.shape != shape:
         raise ValueError(
-            f"observation {_name(leaf.key)}: expected shape {list(shape)}, as the space of {env} "
-            f"declares, got {list(array.shape)} ({array.dtype})"
+            f"observation {key_name(leaf.key)}: expected shape {list(shape)}, as the space of "
+            f"{env} declares, got {list(array.shape)} ({array.dtype})"
         )
-    dtype = np.dtype(leaf.dtype)
+    cast = cast_safely(array, leaf.dtype)
+    if cast is not None:
+        return cast
+    raise ValueError(
+        f"observation {key_name(leaf.key)}: expected {leaf.dtype}, as the space of {env} declares, "
+        f"got {array.dtype}, which cannot be cast to it safely; correct the space or convert the "
+        "observation with gymnasium.wrappers.TransformObservation"
+    )
+
+
+def cast_safely(array: Array, name: str) -> Array | None:
+    """Return the array in the dtype of that name; None where the cast is not safe.
+
+    Safe are casts that numpy calls "same_kind", except that integers must keep their values.
+    """
+    dtype = np.dtype(name)
     if array.dtype == dtype and array.dtype.isnative:
         return array
     if array.dtype.kind in "iub" and dtype.kind in "iub":
         cast = array.astype(dtype)
-        if np.array_equal(cast, array):
-            return cast
-    elif np.can_cast(array.dtype, dtype, "same_kind"):
-        return array.astype(dtype)
-    raise ValueError(
-        f"observation {_name(leaf.key)}: expected {leaf.dtype}, as the space of {env} declares, "
-        f"got {array.dtype}, which cannot be cast to it safely; correct the space or convert the "
-        "observation with gymnasium.wrappers.TransformObservation"
-    )
+        return cast if np.array_equal(cast, array) else None
+    return array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
 
 
 def conform_scalar(value: Any, leaf: Leaf, env: str = "the env") -> int:
@@ -307,12 +313,13 @@ def conform_scalar(value: Any, leaf: Leaf, env: str = "the env") -> int:
         return operator.index(value)
     except TypeError as error:
         raise ValueError(
-            f"observation {_name(leaf.key)}: expected an integer, as the space of {env} declares, "
-            f"got {describe(value)}"
+            f"observation {key_name(leaf.key)}: expected an integer, as the space of {env} "
+            f"declares, got {describe(value)}"
         ) from error
 
 
-def _name(key: Key) -> str:
+def key_name(key: Key) -> str:
+    """A key as its user writes it, for messages: a string, or a tuple of several."""
     return repr(key[0] if len(key) == 1 else key) if key else "the top"
 
 
