@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from envs_for_tests import CountingEnv
 from gymnasium import spaces
-from tensordict.nn import TensorDictModule
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
 
 from pycollect import SyncDataCollector
 
@@ -31,21 +33,21 @@ class Doubles(CountingEnv):
 
 
 def linear(inputs: int) -> TensorDictModule:
-    return TensorDictModule(torch.nn.Linear(inputs, 1), ["observation"], ["action"])
+    return TensorDictModule(nn.Linear(inputs, 1), ["observation"], ["action"])
 
 
-class Whole(torch.nn.Module):
-    """Takes a TensorDict."""
+class Whole(nn.Module):
+    """Takes a TensorDict, and does not say what it reads."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: int = 3) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(3, 1)
+        self.layer = nn.Linear(inputs, 1)
 
     def forward(self, td: Any) -> Any:
         return td.set("action", self.layer(td["observation"]))
 
 
-@pytest.mark.parametrize("policy", [linear(3), torch.nn.Linear(3, 1), Whole()])
+@pytest.mark.parametrize("policy", [linear(3), nn.Linear(3, 1), Whole()])
 def test_a_dtype_is_named_with_the_remedy(policy: Any) -> None:
     words = (
         r"policy: .*'observation' float64 \[3\].* parameters are float32.*"
@@ -84,3 +86,216 @@ def test_an_index_error_of_its_own_is_left_alone() -> None:
 def test_a_function_of_a_tensordict_that_is_given_a_tensor() -> None:
     with pytest.raises(RuntimeError, match=r"policy: its first call, with 'observation' float32"):
         SyncDataCollector(CountingEnv, lambda given: given["observation"], frames_per_batch=4)
+
+
+class Shows(gymnasium.Env[Any, Any]):
+    """Shows samples of a space."""
+
+    def __init__(self, space: spaces.Space[Any]) -> None:
+        self.observation_space = space
+        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def numbers(*shape: int, dtype: Any = np.float32) -> spaces.Box:
+    return spaces.Box(0, 4, shape, dtype)
+
+
+def beside(shown: spaces.Space[Any]) -> spaces.Dict:
+    """An observation among others that no policy here reads."""
+    return spaces.Dict(
+        {"observation": shown, "t": spaces.Discrete(5), "mask": spaces.MultiBinary(2)}
+    )
+
+
+def reading(function: Any) -> TensorDictModule:
+    return TensorDictModule(function, ["observation"], ["action"])
+
+
+BOOLS = spaces.Box(0, 1, (3,), np.bool_)
+DOUBLES = numbers(3, dtype=np.float64)
+FLOAT32 = torch.float32
+ENTRIES = {"one": lambda make: make, "list": lambda make: [make, make]}
+
+
+def message(space: spaces.Space[Any], policy: Any, entry: str = "one", **arguments: Any) -> str:
+    """What the collector says when it is built."""
+    with pytest.raises(RuntimeError, match="policy: its first call, with ") as raised:
+        SyncDataCollector(
+            ENTRIES[entry](lambda: Shows(space)), policy, frames_per_batch=4, **arguments
+        )
+    return str(raised.value)
+
+
+def lstm(inputs: int) -> TensorDictSequential:
+    recurrent = pytest.importorskip("torchrl.modules").LSTMModule(
+        input_size=inputs, hidden_size=4, in_key="observation", out_key="hidden"
+    )
+    return TensorDictSequential(
+        recurrent, TensorDictModule(nn.Linear(4, 1), ["hidden"], ["action"])
+    )
+
+
+class Layers(nn.Module):
+    """An LSTM over the environments as if they were time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(3, 4), nn.Linear(4, 1)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.head(self.recurrent(observation)[0])
+
+
+class Cell(nn.Module):
+    """A policy over a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.head = nn.GRUCell(3, 4), nn.Linear(4, 1)
+
+    def forward(self, observation: torch.Tensor, h: torch.Tensor) -> Any:
+        h = self.cell(observation, h)
+        return self.head(h), h
+
+
+class Placed(nn.Module):
+    """A policy over a state that is an index."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(5, 2), nn.Linear(4, 1)
+
+    def forward(self, observation: torch.Tensor, place: torch.Tensor) -> Any:
+        self.table(place)
+        return self.head(observation), place
+
+
+def cell() -> TensorDictModule:
+    return TensorDictModule(Cell(), ["observation", "h"], ["action", ("next", "h")])
+
+
+NAMED = {"observation": FLOAT32}
+TO_THEIRS = "Its parameters are float32, 'observation' not: observation_dtype="
+STATE = {"policy_state": {"h": (4,)}}
+TYPES: dict[str, tuple[Any, Any, dict[str, Any], str, Any]] = {
+    "MultiBinary": (spaces.MultiBinary(3), lambda: linear(3), {}, TO_THEIRS, FLOAT32),
+    "bool": (BOOLS, lambda: linear(3), {}, TO_THEIRS, NAMED),
+    "bool to a module": (BOOLS, lambda: nn.Linear(3, 1), {}, TO_THEIRS, NAMED),
+    "float64 beside others": (beside(DOUBLES), lambda: linear(3), {}, TO_THEIRS, NAMED),
+    "float64 beside others, without in_keys": (beside(DOUBLES), Whole, {}, TO_THEIRS, NAMED),
+    "float64 to a norm": (
+        DOUBLES,
+        lambda: reading(nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1))),
+        {},
+        TO_THEIRS,
+        FLOAT32,
+    ),
+    "uint8 to a convolution": (
+        numbers(3, 4, 4, dtype=np.uint8),
+        lambda: reading(nn.Sequential(nn.Conv2d(3, 1, 4), nn.Flatten(-3))),
+        {},
+        TO_THEIRS,
+        FLOAT32,
+    ),
+    "float32 as indices": (
+        numbers(1),
+        lambda: reading(nn.Sequential(nn.Embedding(5, 1), nn.Flatten(-2))),
+        {},
+        "Indices are int64, 'observation' not: if these are whole numbers, observation_dtype=",
+        torch.int64,
+    ),
+    "TorchRL's LSTMModule": (DOUBLES, lambda: lstm(3), {}, TO_THEIRS, FLOAT32),
+    "a state of given shape": (DOUBLES, cell, STATE, TO_THEIRS, FLOAT32),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("case", TYPES)
+def test_a_remedy_for_types_helps(case: str, entry: str) -> None:
+    space, make_policy, arguments, words, remedy = TYPES[case]
+    policy = make_policy()
+    text = message(space, policy, entry, **arguments)
+    assert f"{words}{remedy} casts" in text
+    assert "'mask' not" not in text
+    assert "'t' not" not in text
+    with SyncDataCollector(
+        ENTRIES[entry](lambda: Shows(space)),
+        policy,
+        frames_per_batch=4,
+        observation_dtype=remedy,
+        **arguments,
+    ) as collector:
+        collector.next()
+
+
+def test_an_lstm_of_torchs_is_told_the_remedy() -> None:
+    assert f"{TO_THEIRS}torch.float32" in message(DOUBLES, reading(Layers()), "list")
+
+
+def test_a_bool_that_was_not_named_is_told_why() -> None:
+    text = message(BOOLS, linear(3), observation_dtype=FLOAT32)
+    assert f"{TO_THEIRS}{NAMED} casts" in text
+    assert "bools are cast only where they are named" in text
+
+
+@pytest.mark.parametrize(
+    ("space", "policy", "arguments"),
+    [
+        (beside(numbers(3)), linear(4), {}),
+        (spaces.Discrete(5), reading(nn.Sequential(nn.Embedding(5, 4), nn.Linear(3, 1))), {}),
+        (numbers(2), cell(), STATE),
+        (numbers(3), cell(), {"policy_state": {"h": (7,)}}),
+    ],
+    ids=["beside others", "behind an embedding", "beside a state", "of a state"],
+)
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_an_error_of_shapes_has_no_remedy_for_types(
+    space: Any, policy: Any, arguments: Any, entry: str
+) -> None:
+    text = message(space, policy, entry, **arguments)
+    assert "'observation' " in text
+    for other in ("observation_dtype", "policy_state=", "'mask'", "'t'", "Its parameters"):
+        assert other not in text
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+@pytest.mark.parametrize("arguments", [{}, {"observation_dtype": FLOAT32}], ids=["plain", "cast"])
+def test_one_integer_is_no_vector(arguments: Any, entry: str) -> None:
+    text = message(spaces.Discrete(16), linear(16), entry, **arguments)
+    dtype, shape = "float32" if arguments else "int64", {"one": [], "list": [2]}[entry]
+    assert f"'observation' {dtype} {shape}, raised" in text
+    assert "'observation' is one integer per environment and no vector" in text
+    assert "torch.nn.Embedding" in text
+    assert "one-hot" in text
+    assert "observation_dtype" not in text
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_one_float_is_no_vector(entry: str) -> None:
+    text = message(numbers(), linear(1), entry)
+    assert "'observation' is one number per environment and no vector" in text
+    assert "unsqueeze(-1)" in text
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_a_guess_of_a_states_dtype_is_not_told(entry: str) -> None:
+    policy = TensorDictModule(Placed(), ["observation", "place"], ["action", ("next", "place")])
+    text = message(numbers(3), policy, entry, policy_state={"place": ()})
+    assert "'place' int64" in text
+    assert "x3 and 4x1" in text
+
+
+def test_what_a_policy_with_a_state_of_given_shape_raises_is_left_alone() -> None:
+    def broken(observation: torch.Tensor, h: torch.Tensor) -> Any:
+        raise RuntimeError("own words")
+
+    policy = TensorDictModule(broken, ["observation", "h"], ["action", ("next", "h")])
+    with pytest.raises(RuntimeError, match=r"^own words$"):
+        SyncDataCollector(Doubles, policy, frames_per_batch=4, policy_state={"h": (4,)})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 from typing import Any, NamedTuple
 
@@ -12,10 +12,17 @@ from pycollect.batch.extras import Extra, Kind
 from pycollect.batch.layout import Key, is_delivered
 from pycollect.policy.crossing import Crossing
 from pycollect.policy.inputs import PolicyInputs
-from pycollect.policy.misfit import explained
+from pycollect.policy.misfit import Failure, failure
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly
-from pycollect.policy.program.steps import CannotUnwrapError, Program, Values, show, show_all
+from pycollect.policy.program.steps import (
+    CannotUnwrapError,
+    Program,
+    Values,
+    as_key,
+    show,
+    show_all,
+)
 from pycollect.policy.program.undisturbed import undisturbed
 from pycollect.policy.shown import Shown, equal
 from pycollect.policy.signature import Forms, is_envs, overlaps
@@ -63,25 +70,38 @@ class Probe:
     def run(self, program: Program | None, forms: Forms) -> Probed:
         """Call the policy, with its states in each of their forms until one fits.
 
-        Raises what the policy raises; ValueError if no form fits, or for outputs that cannot be.
+        Raises what the policy raises, with what it was given where torch did not take that;
+        ValueError if no form fits, or for outputs that cannot be.
         """
-        tries = list(islice(product(*forms.values()), _MOST_TRIES))
-        failure: Exception | None = None
-        for choice in tries:
+        failures: list[Failure] = []
+        for choice in islice(product(*forms.values()), _MOST_TRIES):
             self._inputs.give_states(dict(zip(forms, choice, strict=True)))
             try:
                 return self._in_this_form(program)
             except Exception as error:
-                if len(tries) == 1:
-                    if told := explained(error, self._policy, self._inputs.tensors):
-                        raise told from error
-                    raise
-                failure = failure or error
-        raise ValueError(
-            f"policy: the shape of its state(s) {show_all(forms)} was not found; with "
-            f"{[list(form.shape) for form in tries[0]]} it came to this: {failure}; "
-            "give policy_state={key: shape}"
-        ) from failure
+                failures.append(failure(error, self._policy, self._read(program), self._inputs))
+        telling = _telling(failures, forms)
+        if telling is None:
+            first = failures[0].raised
+            raise ValueError(
+                f"policy: the shape of its state(s) {show_all(forms)} was not found; with "
+                f"{[list(own[0].shape) for own in forms.values()]} it came to this: {first}; "
+                "give policy_state={key: shape}"
+            ) from first
+        if telling.told is None:
+            raise telling.raised
+        raise telling.told from telling.raised
+
+    def _read(self, program: Program | None) -> dict[Key, torch.Tensor]:
+        """Those of its inputs that the policy says it reads; all where it does not say."""
+        tensors = self._inputs.tensors
+        if program is not None:
+            read = list(program.read)
+        elif hasattr(self._policy, "in_keys"):
+            read = [as_key(key) for key in self._policy.in_keys]
+        else:
+            return dict(tensors)
+        return {key: tensor for key, tensor in tensors.items() if overlaps(key, read)}
 
     def _in_this_form(self, program: Program | None) -> Probed:
         probed = None if program is None else self._plainly(program)
@@ -178,6 +198,22 @@ class Probe:
             td.update({key[1:]: values[key] for key in nexts if key in values})
             out = returned(self._policy, td)
         return not all(equal(_entry(out, key), value) for key, value in values.items())
+
+
+def _telling(failures: Sequence[Failure], forms: Forms) -> Failure | None:
+    """The failure that no other form of the states mends; None if a shape may not have been tried.
+
+    Args:
+        failures: one for each choice of forms.
+        forms: of one shape and several dtypes, where the shape was given.
+    """
+    of_observation = [one for one in failures if one.is_of_observation]
+    if of_observation:
+        return of_observation[0]
+    if any(len({form.shape for form in own}) > 1 for own in forms.values()):
+        return None
+    # What fails of a state's dtype is a wrong guess of it, and tells nothing of the right one.
+    return next((one for one in failures if not one.is_of_state), failures[0])
 
 
 def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
