@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from benchmarks.race import Race, Row
 from examples.real.episodes import compared
 from examples.real.programs import PROGRAMS
-from examples.real.sides import WANTED, sides_of
+from examples.real.sides import LOOP, WANTED, sides_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def run(name: str, *, rounds: int, seconds: float, smoke: bool) -> Result:
         program.title,
         sides,
         frame_bytes=0,
-        wanted=WANTED,
+        wanted={**WANTED, LOOP: program.of_loop},
         seconds=0.0 if smoke else seconds,
         prepared=not smoke,
     )
