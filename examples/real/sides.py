@@ -25,7 +25,7 @@ SYNC, ASYNC = "Gymnasium, SyncVectorEnv", "Gymnasium, AsyncVectorEnv"
 DUMMY, SUBPROC = "SB3, DummyVecEnv", "SB3, SubprocVecEnv"
 
 WANTED = {TORCHRL: 1.7}
-"""The least of our frames per CPU-second divided by theirs; the plain loop's is the program's own."""
+"""The least of our frames per CPU-second divided by theirs; the loop's is the program's own."""
 
 
 def sides_of(name: str) -> tuple[list[Side], dict[str, str]]:
