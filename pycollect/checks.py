@@ -53,16 +53,26 @@ def _without_point(value: Any) -> Any:
 
 def check_seconds(name: str, value: Any) -> float:
     """A number of seconds > 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) > 0:
+    seconds = _real(value)
+    if seconds is None or not seconds > 0:
         raise ValueError(f"{name}: expected a number of seconds > 0, got {value!r}")
-    return float(value)
+    return seconds
 
 
 def check_fraction(name: str, value: Any) -> float:
     """A number from 0 to 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+    fraction = _real(value)
+    if fraction is None or not 0 <= fraction <= 1:
         raise ValueError(f"{name}: expected a number from 0 to 1, or None, got {value!r}")
-    return float(value)
+    return fraction
+
+
+def _real(value: Any) -> float | None:
+    """A real number, of numpy's too; None for anything else, and for what no float holds."""
+    try:
+        return None if isinstance(value, bool) or not isinstance(value, Real) else float(value)
+    except OverflowError:
+        return None
 
 
 def check_form(name: str, value: Any, trajs_per_batch: Any) -> str:

@@ -427,7 +427,10 @@ def test_whole_floats_are_counts_of_environments() -> None:
         (lambda: SyncDataCollector(env=ENV, frames_per_batch=4), "'env'; did you mean 'create_env"),
         (lambda: SyncDataCollector(ENV, batch_size=4), "'batch_size'; did you mean 'frames_per_b"),
         (lambda: SyncDataCollector(ENV, num_envs=2, frames_per_batch=4), "'num_envs'.*are a list"),
-        (lambda: AsyncCollector(create_env_fns=ENV), "'create_env_fns'; did you mean 'create_env"),
+        (
+            lambda: AsyncCollector(create_env_fns=ENV),
+            "'create_env_fns'; did you mean 'create_env_fn'",
+        ),
         (lambda: AsyncCollector(frames_per_batch=4), "AsyncCollector: missing.*'create_env_fn'"),
         (lambda: AsyncBatchedCollector([ENV], polcy=None), "'polcy'; did you mean 'policy'"),
         (lambda: AsyncBatchedCollector([ENV], num_workers=2), "'num_workers', which is one of M"),
@@ -439,6 +442,16 @@ def test_whole_floats_are_counts_of_environments() -> None:
 def test_what_is_meant_is_told(create: Callable[[], Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         create()
+
+
+def test_a_subclass_tells_what_is_missing() -> None:
+    class Own(AsyncCollector):
+        pass
+
+    with pytest.raises(TypeError, match="Own: missing a required argument: 'create_env_fn'"):
+        Own(frames_per_batch=4)
+    with pytest.raises(TypeError, match=r"Own got an unexpected keyword argument 'argument'$"):
+        Own(argument=4)
 
 
 def test_the_only_worker_of_an_async_collector() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def test_what_gymnasium_makes_of_an_id_is_made(given: str, tmp_path: Path) -> No
         with SyncDataCollector(given, None, frames_per_batch=8) as collector:
             assert collector.next().numel() == 8
     gymnasium.registry.pop("PycollectTests/Imported-v0", None)
+    sys.modules.pop("env_id_module", None)
 
 
 def test_specs_of_gymnasiums_are_made() -> None:
@@ -96,6 +98,8 @@ def test_specs_of_gymnasiums_are_made() -> None:
 def test_a_module_that_is_not_there_is_told() -> None:
     with pytest.raises(ImportError, match=r"create_env_fn: .*no_such_module"):
         SyncDataCollector("no_such_module:CartPole-v1", None, frames_per_batch=8)
+    with pytest.raises(ValueError, match=r"create_env_fn: .*':CartPole-v1'"):
+        SyncDataCollector(":CartPole-v1", None, frames_per_batch=8)
 
 
 def test_an_environment_that_cannot_be_sent_does_not_hinder_others() -> None:

@@ -190,10 +190,14 @@ def test_what_an_environment_raises_is_raised_to_whoever_asks_for_the_result() -
         ({"ray_kwargs": {}}, ValueError, "ray_kwargs"),
         ({"metrics_fn": 3}, TypeError, "metrics_fn"),
         ({"every": 0}, ValueError, "every"),
+        ({"num_collectors": 2}, TypeError, "'num_collectors'; did you mean 'num_workers'"),
+        ({"policy_device": "cpu"}, TypeError, "'policy_device'; did you mean 'device'"),
+        ({"max_frames_per_traj": 3}, TypeError, "'max_frames_per_traj'; did you mean 'max_steps'"),
+        ({"interruptor": 1}, TypeError, "Evaluator got an unexpected.*'interruptor'$"),
         ({"max_steps": "a"}, TypeError, "max_steps"),
         ({"collector_kwargs": 3}, TypeError, "collector_kwargs: expected a dict"),
         *(
-            ({"collector_kwargs": {name: value}}, ValueError, f"changes the form.*'{name}'")
+            ({"collector_kwargs": {name: value}}, ValueError, f"expected no '{name}'; an Eval")
             for name, value in {
                 "drop_uncollected": True,
                 "split_trajs": True,
@@ -201,6 +205,9 @@ def test_what_an_environment_raises_is_raised_to_whoever_asks_for_the_result() -
                 "postproc": lambda td: td.reshape(-1),
                 "replay_buffer": [],
                 "total_frames": 30,
+                "set_truncated": True,
+                "reset_at_each_iter": True,
+                "cat_results": -1,
             }.items()
         ),
     ],
@@ -208,6 +215,14 @@ def test_what_an_environment_raises_is_raised_to_whoever_asks_for_the_result() -
 def test_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Evaluator(Counting, policy(), **arguments)
+
+
+def test_arguments_without_effect_are_taken() -> None:
+    without = {"total_frames": -1, "trajs_per_batch": -1, "postproc": None, "split_trajs": False}
+    with Evaluator(Counting, policy(1.0), num_trajectories=2, collector_kwargs=without) as own:
+        assert own.evaluate()["eval/num_episodes"] == 2
+    with pytest.raises(ValueError, match="frames_per_batch"):
+        Evaluator(Counting, policy(), frames_per_batch=0)
 
 
 def test_nobody_is_warned_of_a_number_that_nobody_gave(recwarn: pytest.WarningsRecorder) -> None:

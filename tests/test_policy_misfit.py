@@ -126,7 +126,9 @@ ENTRIES = {"one": lambda make: make, "list": lambda make: [make, make]}
 
 def message(space: spaces.Space[Any], policy: Any, entry: str = "one", **arguments: Any) -> str:
     """What the collector says when it is built."""
-    with pytest.raises(RuntimeError, match="policy: its first call, with ") as raised:
+    # A ValueError of torch's stays one.
+    errors = (RuntimeError, ValueError)
+    with pytest.raises(errors, match="policy: its first call, with ") as raised:
         SyncDataCollector(
             ENTRIES[entry](lambda: Shows(space)), policy, frames_per_batch=4, **arguments
         )
@@ -299,3 +301,12 @@ def test_what_a_policy_with_a_state_of_given_shape_raises_is_left_alone() -> Non
     policy = TensorDictModule(broken, ["observation", "h"], ["action", ("next", "h")])
     with pytest.raises(RuntimeError, match=r"^own words$"):
         SyncDataCollector(Doubles, policy, frames_per_batch=4, policy_state={"h": (4,)})
+
+
+def test_a_policys_own_words_stay_its_own() -> None:
+    class Refuses(nn.Module):
+        def forward(self, observation: torch.Tensor) -> torch.Tensor:
+            raise ValueError("this policy wants 2D observations")
+
+    with pytest.raises(ValueError, match=r"^this policy wants 2D observations$"):
+        SyncDataCollector(lambda: Shows(numbers(3)), Refuses(), frames_per_batch=4)

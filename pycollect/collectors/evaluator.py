@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -33,15 +34,18 @@ Metrics = dict[str, Any]
 
 _STEPS = 200  # of each environment in a batch
 _BACKENDS = ("thread", "process", "ray")
-_OTHER_FORM = (
-    "drop_uncollected",
-    "split_trajs",
-    "trajs_per_batch",
-    "postproc",
-    "cat_results",
-    "replay_buffer",
-    "total_frames",
-)
+_OFF: Mapping[str, Callable[[Any], bool]] = {
+    "drop_uncollected": operator.not_,
+    "split_trajs": operator.not_,
+    "trajs_per_batch": lambda value: not check.check_count("trajs_per_batch", value),
+    "postproc": lambda value: value is None,
+    "replay_buffer": lambda value: value is None,
+    "cat_results": lambda value: value is None or value == "stack",
+    "total_frames": lambda value: check.check_total_frames("total_frames", value) is None,
+    "set_truncated": operator.not_,
+    "reset_at_each_iter": operator.not_,
+}
+"""Arguments with which episodes cannot be counted, and whether a value is without effect."""
 _REWARD, _DONE = ("next", "reward"), ("next", "done")
 
 
@@ -70,7 +74,8 @@ class Evaluator:
         frames_per_batch: steps of all environments between two looks; None: 200 of each worker's.
         num_workers: with "process" and "ray", workers that each have `env`.
         collector_kwargs: further arguments of the collector, but for those that give batches
-            another form than they come in.
+            another form, an end, or episodes other ends (`postproc`, `split_trajs`, `set_truncated`
+            and so on).
         log_prefix: before the name of each result.
         exploration_type: how actions are drawn.
         reward_keys: where rewards are, a nested key of TensorDict.
@@ -137,10 +142,12 @@ class Evaluator:
         self._seed = None if seed is None else check.check_seed(seed)
         self._prefix, self._policy, self._reward = log_prefix, policy, reward_keys
         workers = check.check_positive("num_workers", num_workers)
-        _check_form(collector_kwargs)
+        _check_kwargs(collector_kwargs)
         limit = check.check_count("max_steps", max_steps)
+        if frames_per_batch is None:
+            frames_per_batch = _frames_of(env, limit) * workers
         arguments = {
-            "frames_per_batch": frames_per_batch or _frames_of(env, limit) * workers,
+            "frames_per_batch": frames_per_batch,
             "max_frames_per_traj": limit or None,
             "exploration_type": exploration_type,
             "policy_device": device,
@@ -387,15 +394,15 @@ def _check_given(done_keys: Any, collector_cls: Any) -> None:
         )
 
 
-def _check_form(given: Any) -> None:
-    """Episodes are counted in each environment's row of a batch as it is collected."""
+def _check_kwargs(given: Any) -> None:
+    """Whole episodes are counted, in each environment's row of batches as they are collected."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"collector_kwargs: expected a dict or None, got {type(given).__name__}")
-    other = [repr(name) for name in _OTHER_FORM if (given or {}).get(name) not in (None, False)]
-    if other:
+    others = [repr(name) for name, is_off in _OFF.items() if not is_off((given or {}).get(name))]
+    if others:
         raise ValueError(
-            f"collector_kwargs: expected none that changes the form of batches, got "
-            f"{', '.join(other)}; cells without a frame are left out in any case"
+            f"collector_kwargs: expected no {', '.join(others)}; an Evaluator counts whole "
+            "episodes in batches as they are collected, and leaves out cells without a frame"
         )
 
 

@@ -113,7 +113,8 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             not show (with a warning), NonTensorData, None where an info does not have it. As a
             dict to dtypes, ``{("episode", "r"): torch.float32}``: what has one is a tensor in any
             case, of one number where the first step does not show it; a warning names what no info
-            had when the first episode ends. An integer that the dtype does not hold is an error.
+            had when the environment first ends an episode. An integer that the dtype does not hold
+            is an error.
         max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
         init_random_frames: random actions until so many frames were issued.
         reset_at_each_iter: reset all environments at the start of every batch.

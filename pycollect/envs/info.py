@@ -153,6 +153,7 @@ class InfoEnv(EnvBatch):
         self._zeros = tuple(
             np.zeros((*self._rows, *leaf.shape), leaf.dtype) for leaf in self.step_only
         )
+        self._are_plain = tuple(map(_plain_numbers, self.step_only))
         self._stepped = False
 
     def _probe(self, keys: InfoKeys) -> list[Leaf | Extra]:
@@ -221,7 +222,7 @@ class InfoEnv(EnvBatch):
         self._stepped = True
         if self._unseen:
             self._look_for_unseen(bool(np.any(terminated) or np.any(truncated)))
-        values = tuple(self._array(leaf) for leaf in self.step_only)
+        values = tuple(map(self._array, self.step_only, self._are_plain))
         return self._with(observation, values), reward, terminated, truncated
 
     def _look_for_unseen(self, ended: bool) -> None:
@@ -250,13 +251,32 @@ class InfoEnv(EnvBatch):
     def _with(self, observation: Arrays, values: tuple[Array, ...]) -> Arrays:
         return (*((observation,) if self._single else observation), *values)
 
-    def _array(self, leaf: Leaf) -> Array:
+    def _array(self, leaf: Leaf, is_plain: Callable[[Any], bool]) -> Array:
         rows = np.zeros((self.num_envs, *leaf.shape), leaf.dtype)
         for row, value in enumerate(self._read(leaf.key)):
-            if value is not NOTHING:
+            if is_plain(value):
+                rows[row] = value
+            elif value is not NOTHING:
                 rows[row] = _conform(value, leaf)
         # The ellipsis keeps an array: a scalar would be recorded by its value as a real number.
         return rows if self.batched else rows[0, ...]
+
+
+def _plain_numbers(leaf: Leaf) -> Callable[[Any], bool]:
+    """Whether it is one of Python's own numbers, which the leaf holds: nothing is to be cast then.
+
+    Most entries are, at each step.
+    """
+    dtype = np.dtype(leaf.dtype)
+    if leaf.shape:
+        return lambda value: False
+    if dtype.kind in "fc":
+        return lambda value: type(value) is float
+    if dtype.kind == "b":
+        return lambda value: type(value) is bool
+    limits = np.iinfo(dtype)
+    least, most = int(limits.min), int(limits.max)
+    return lambda value: type(value) is int and least <= value <= most
 
 
 def _names(keys: Sequence[Key]) -> str:

@@ -24,11 +24,11 @@ def maker(name: str, env_id: str) -> Callable[..., gymnasium.Env[Any, Any]]:
 
     Raises:
         gymnasium.error.Error: there is none of that id; the text names the nearest.
-        ImportError: the module in front of it is not to be had.
+        ImportError, TypeError, ValueError: the module in front of it is not to be had, or none.
     """
     try:
         return partial(gymnasium.make, _spec(env_id))
-    except (gymnasium.error.Error, ImportError) as error:
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
         raise type(error)(
             f"{name}: expected an id of Gymnasium's, got {env_id!r}: {error}"
         ) from None
@@ -36,13 +36,18 @@ def maker(name: str, env_id: str) -> Callable[..., gymnasium.Env[Any, Any]]:
 
 def _spec(env_id: str) -> EnvSpec:
     """As `gymnasium.make` finds it: ``module:id`` by importing, the newest where no version is."""
-    module, _, own = env_id.rpartition(":")
-    if module:
+    module, colon, own = env_id.rpartition(":")
+    if colon:
         importlib.import_module(module)
+    if own in gymnasium.registry:
+        return gymnasium.spec(own)
     namespace, name, version = registration.parse_env_id(own)
-    if version is None and own not in gymnasium.registry:
-        version = registration.find_highest_version(namespace, name)
-    return gymnasium.spec(registration.get_env_id(namespace, name, version))
+    newest = registration.find_highest_version(namespace, name)
+    if version is not None or newest is None:
+        return gymnasium.spec(own)
+    found = registration.get_env_id(namespace, name, newest)
+    gymnasium.logger.warn(f"Using the latest versioned environment `{found}` instead of `{own}`.")
+    return gymnasium.spec(found)
 
 
 def registered_here() -> Registered:

@@ -22,7 +22,7 @@ _OF_FORM = {
         r"too many indices|dimension specified|dimension out of range|tensors used as indices",
         re.IGNORECASE,
     ),
-    ValueError: re.compile(r"^RNN input dtype|\b\dD\b|got input size"),
+    ValueError: re.compile(r"^RNN input dtype|Expected \w+ to be \dD|got input size"),
 }
 """What torch's errors say where dtypes or shapes do not fit."""
 
@@ -61,13 +61,14 @@ class Failure(NamedTuple):
 
     Attributes:
         raised: by the policy.
-        told: an error that says what the policy was given, where torch did not take that.
+        told: an error that says what the policy was given, where torch did not take that; a
+            ValueError for one, else a RuntimeError.
         is_of_observation: torch did not take the dtypes of observations, and of nothing else.
         is_of_state: torch did not take the dtype of a state.
     """
 
     raised: Exception
-    told: RuntimeError | None = None
+    told: RuntimeError | ValueError | None = None
     is_of_observation: bool = False
     is_of_state: bool = False
 
@@ -88,7 +89,7 @@ def failure(
     forms = (
         f"{show(key)} {_name(tensor.dtype)} {list(tensor.shape)}" for key, tensor in read.items()
     )
-    told = RuntimeError(
+    told = (ValueError if isinstance(error, ValueError) else RuntimeError)(
         f"policy: its first call, with {', '.join(forms) or 'no tensors'}, raised: "
         f"{str(error).rstrip('.')}{misfit.remedy()}"
     )

@@ -11,8 +11,8 @@ class RandomPolicy:
     """Draws actions from a spec; without one, a collector draws them as it does for None.
 
     Args:
-        action_spec: a TorchRL spec, or anything with `rand()`; None: the environment's own actions,
-            which only a collector knows.
+        action_spec: a TorchRL spec, or anything with `rand()` and `clone()`; None: the
+            environment's own actions, which only a collector knows.
         action_key: where the action is written.
 
     Raises:
@@ -20,7 +20,8 @@ class RandomPolicy:
     """
 
     def __init__(self, action_spec: Any = None, action_key: NestedKey = "action") -> None:
-        if action_spec is not None and not callable(getattr(action_spec, "rand", None)):
+        methods = (getattr(action_spec, name, None) for name in ("rand", "clone"))
+        if action_spec is not None and not all(map(callable, methods)):
             raise TypeError(
                 "action_spec: expected a TorchRL spec, or None for the environment's own actions, "
                 f"got {type(action_spec).__name__}"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from pycollect.collectors.arguments.names import check_others
+from pycollect.collectors.arguments.names import check_others, unknown_argument
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -50,31 +50,31 @@ class Given(dict[str, Any]):
 def telling(init: F) -> F:
     """A constructor with a signature of its own, whose misspelt arguments are told as those are."""
     own = inspect.signature(init)
-    passes_on = any(one.kind is one.VAR_KEYWORD for one in own.parameters.values())
+    kinds = {name: one.kind for name, one in own.parameters.items() if name != "self"}
+    passes_on = inspect.Parameter.VAR_KEYWORD in kinds.values()
+    named = [name for name, kind in kinds.items() if kind is not inspect.Parameter.VAR_KEYWORD]
 
     @functools.wraps(init)
     def wrapper(self: object, *args: Any, **kwargs: Any) -> None:
         try:
             own.bind(self, *args, **kwargs)
         except TypeError as error:
-            cls = type(self)
-            of_base = inspect.signature(cls.__mro__[1]).parameters if passes_on else {}
-            known = [*(name for name in own.parameters if name != "self"), *of_base]
-            raise _misfit(cls.__name__, known, kwargs, error) from None
+            known = [*named, *(_of_base(type(self), wrapper) if passes_on else ())]
+            unknown = [name for name in kwargs if name not in known]
+            cls = type(self).__name__
+            raise TypeError(
+                unknown_argument(cls, known, unknown[0]) if unknown else f"{cls}: {error}"
+            ) from None
         init(self, *args, **kwargs)
 
     return cast(F, wrapper)
 
 
-def _misfit(
-    cls: str, known: Collection[str], given: Mapping[str, Any], error: TypeError
-) -> TypeError:
-    """The error of a call that does not fit; raises another one for an argument that is unknown.
-
-    What is misspelt is missing, too: that one's own error names both.
-    """
-    check_others(cls, known, {name: value for name, value in given.items() if name not in known})
-    return TypeError(f"{cls}: {error}")
+def _of_base(cls: type, init: object) -> list[str]:
+    """The arguments of the class above the one that has that constructor."""
+    mro = cls.__mro__
+    owner = next(at for at, own in enumerate(mro) if vars(own).get("__init__") is init)
+    return [*inspect.signature(mro[owner + 1]).parameters]
 
 
 def takes(
@@ -102,7 +102,13 @@ def takes(
             try:
                 given = Given.bound(own, args, kwargs)
             except TypeError as error:
-                raise _misfit(type(self).__name__, own.parameters, kwargs, error) from None
+                cls = type(self).__name__
+                # What is misspelt is missing, too: its own error names both.
+                unknown = {
+                    name: value for name, value in kwargs.items() if name not in own.parameters
+                }
+                check_others(cls, own.parameters, unknown)
+                raise TypeError(f"{cls}: {error}") from None
             init(self, given)
 
         # Where inspect looks for it; a function's type does not know.

@@ -61,13 +61,12 @@ _CLASSES = (
 
 
 _MEANT = {
-    "env": "create_env_fn",
-    "envs": "create_env_fn",
-    "env_fn": "create_env_fn",
-    "env_fns": "create_env_fn",
-    "create_env_fn": "env",
-    "create_env_fns": "env",
+    **dict.fromkeys(("env", "envs", "env_fn", "env_fns"), "create_env_fn"),
+    **dict.fromkeys(("create_env_fn", "create_env_fns"), "env"),
     "batch_size": "frames_per_batch",
+    "num_collectors": "num_workers",
+    "policy_device": "device",
+    "max_frames_per_traj": "max_steps",
 }
 """What other libraries, and other classes here, call what is meant."""
 
@@ -96,10 +95,11 @@ def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> 
             if value is not None:
                 raise ValueError(f"{other}: not an argument of {name}; {refused[other]}")
         else:
-            raise TypeError(_unknown(name, known, other))
+            raise TypeError(unknown_argument(name, known, other))
 
 
-def _unknown(name: str, known: list[str], other: str) -> str:
+def unknown_argument(name: str, known: list[str], other: str) -> str:
+    """The text of an error: that class has no such argument; what is meant, where that is known."""
     nearest = difflib.get_close_matches(other, known, n=1, cutoff=0.6)
     takers = _takers(other)
     hint = ""
