@@ -346,7 +346,7 @@ import os, threading
 from pycollect import MultiSyncDataCollector
 from envs_for_tests import CountingEnv
 if __name__ == "__mp_main__":
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # whole lines: there are two of them
     threading.Event().wait()
 MultiSyncDataCollector([CountingEnv] * 2, None, frames_per_batch=10)
 """
