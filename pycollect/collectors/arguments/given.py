@@ -48,7 +48,7 @@ class Given(dict[str, Any]):
 
 
 def telling(init: F) -> F:
-    """A constructor with a signature of its own, whose misspelt arguments are told as those are."""
+    """A constructor with a signature of its own: of a misspelt argument it says what is meant."""
     own = inspect.signature(init)
     kinds = {name: one.kind for name, one in own.parameters.items() if name != "self"}
     passes_on = inspect.Parameter.VAR_KEYWORD in kinds.values()
