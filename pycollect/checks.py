@@ -125,8 +125,8 @@ def check_factory(value: Any, policy: Any) -> Any:
     return check_callable("policy_factory", value)
 
 
-def check_threads(name: str, value: Any) -> int | None:
-    """None or a number of threads."""
+def check_positive_or_none(name: str, value: Any) -> int | None:
+    """None, or an integer >= 1. Also a float like 1e6."""
     return None if value is None else check_positive(name, value)
 
 

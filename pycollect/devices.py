@@ -300,21 +300,21 @@ class CudaAccelerator(StreamAccelerator):
         return host_memory(self.device.index, bytes).array()
 
     def _record(self, stream: Any) -> Event:
-        return _CudaMark(CudaEvent(self.device.index, stream.cuda_stream))
+        return _CoreEvent(CudaEvent(self.device.index, stream.cuda_stream))
 
     def _hold_back(self, stream: Any, event: Event) -> None:
-        assert isinstance(event, _CudaMark)
+        assert isinstance(event, _CoreEvent)
         event.own.hold_back(stream.cuda_stream)
 
     def _copy(self, host: torch.Tensor, target: torch.Tensor) -> Event:
         # The copying stream itself comes first to use the copy: casts are made there.
-        return _CopyEnd(self._uploader.upload(host, target, self._stream))
+        return _CoreEvent(self._uploader.upload(host, target, self._stream))
 
 
-class _CudaMark:
-    """An event of the core's, as one of torch's."""
+class _CoreEvent:
+    """An event of the core's, or the end of one of its copies, as an event of torch's."""
 
-    def __init__(self, own: CudaEvent) -> None:
+    def __init__(self, own: CudaEvent | Upload) -> None:
         self.own = own
 
     def query(self) -> bool:
@@ -322,19 +322,6 @@ class _CudaMark:
 
     def synchronize(self) -> None:
         self.own.wait()
-
-
-class _CopyEnd:
-    """The end of a copy of the core's, as an event of torch's."""
-
-    def __init__(self, upload: Upload) -> None:
-        self._upload = upload
-
-    def query(self) -> bool:
-        return self._upload.done()
-
-    def synchronize(self) -> None:
-        self._upload.wait()
 
 
 class _Done:

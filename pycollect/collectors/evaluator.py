@@ -409,8 +409,8 @@ def _check_kwargs(given: Any) -> None:
 def _frames_of(env: Any, limit: int) -> int:
     """Of a batch where nobody says it: as many steps of each environment of a list."""
     steps = min(limit, _STEPS) if limit else _STEPS
-    each = len(env) if isinstance(env, (list, tuple)) else 1
-    return -(-steps // max(each, 1)) * max(each, 1)
+    envs = max(len(env), 1) if isinstance(env, (list, tuple)) else 1
+    return -(-steps // envs) * envs
 
 
 def _check_of_one_process(workers: int, ray_kwargs: Any, num_gpus: Any) -> None:

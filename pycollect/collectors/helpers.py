@@ -198,8 +198,8 @@ def _entries(
 
     A batch's callables have theirs bound, since each may have others.
     """
-    per_collector = _count("num_env_per_collector", per_collector)
-    collectors = _count("num_collectors", collectors)
+    per_collector = check.check_positive_or_none("num_env_per_collector", per_collector)
+    collectors = check.check_positive_or_none("num_collectors", collectors)
     if isinstance(env_fns, (list, tuple)):
         envs = [check_entry(fn) for fn in env_fns]
         if not envs:
@@ -222,10 +222,6 @@ def _entries(
         return envs, kwargs
     bound = [partial(env, **own) if own else env for env, own in zip(envs, kwargs, strict=True)]
     return [bound[i : i + per_collector] for i in range(0, len(bound), per_collector)], None
-
-
-def _count(name: str, value: int | None) -> int | None:
-    return None if value is None else check.check_positive(name, value)
 
 
 def _kwargs_of_each(value: EnvKwargs, envs: int) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -29,10 +28,8 @@ def check_entry(entry: Any) -> Any:
         if not entry:
             raise ValueError("create_env_fn: expected at least one env callable, got an empty list")
         return [_checked_item(i, item) for i, item in enumerate(entry)]
-    if isinstance(entry, str):
+    if isinstance(entry, str | EnvSpec):
         return maker("create_env_fn", entry)
-    if isinstance(entry, EnvSpec):
-        return partial(gymnasium.make, entry)
     is_policy = isinstance(entry, nn.Module)  # as TorchRL's environments are, too
     if (is_policy or not callable(entry)) and not is_env(entry) and not hasattr(entry, "step"):
         raise TypeError(
@@ -43,10 +40,8 @@ def check_entry(entry: Any) -> Any:
 
 
 def _checked_item(i: int, item: Any) -> Any:
-    if isinstance(item, str):
+    if isinstance(item, str | EnvSpec):
         return maker(f"create_env_fn[{i}]", item)
-    if isinstance(item, EnvSpec):
-        return partial(gymnasium.make, item)
     if is_env(item):
         raise TypeError(
             f"create_env_fn[{i}]: expected a callable that makes an environment, got "

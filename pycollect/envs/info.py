@@ -113,7 +113,7 @@ def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
     Numbers, and arrays of numbers, become leaves (Python's floats float32, its complex numbers
     complex64, like torch's), and so does what has a dtype, a scalar unless that step shows a shape;
     anything else, and what that step did not show, extras, with a warning for the latter. A leaf is
-    zero where an info has none, with a warning if none has had it when the first episode ends.
+    zero where an info has none, with a warning if none has had it when an episode first ends.
 
     Raises:
         ValueError: an environment of TorchRL, or a key that the observation has too.

@@ -16,22 +16,21 @@ Registered = Mapping[str, EnvSpec]
 """What was registered, by id."""
 
 
-def maker(name: str, env_id: str) -> Callable[..., gymnasium.Env[Any, Any]]:
+def maker(name: str, what: str | EnvSpec) -> Callable[..., gymnasium.Env[Any, Any]]:
     """A callable that makes that environment wherever it is called.
 
     Args:
-        name: of the argument that the id came in.
+        name: of the argument that it came in.
+        what: its id, or its spec.
 
     Raises:
         gymnasium.error.Error: there is none of that id; the text names the nearest.
         ImportError, TypeError, ValueError: the module in front of it is not to be had, or none.
     """
     try:
-        return partial(gymnasium.make, _spec(env_id))
+        return partial(gymnasium.make, what if isinstance(what, EnvSpec) else _spec(what))
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        raise type(error)(
-            f"{name}: expected an id of Gymnasium's, got {env_id!r}: {error}"
-        ) from None
+        raise type(error)(f"{name}: expected an id of Gymnasium's, got {what!r}: {error}") from None
 
 
 def _spec(env_id: str) -> EnvSpec:

@@ -21,7 +21,7 @@ def _check_inference(name: str, value: Any) -> bool:
 def _check_size(name: str, value: Any, central: Any) -> int | None:
     if value is not None and central is None:
         raise ValueError(f"{name}: expected None without inference='central', got {value!r}")
-    return None if value is None else check.check_positive(name, value)
+    return check.check_positive_or_none(name, value)
 
 
 def _check_timeout(name: str, value: Any, central: Any) -> float | None:

@@ -66,7 +66,7 @@ class WorkerOptions:
     )
     track_policy_version: bool = flag(False, "record the version")
     num_threads: int | None = argument(
-        None, check.check_threads, "of torch while it collects; None: the caller's setting"
+        None, check.check_positive_or_none, "of torch while it collects; None: the caller's setting"
     )
     cast: ObservationCast | None = made_of(
         ObservationCast.checked,

@@ -44,7 +44,7 @@ def env_entries(
     Raises:
         ValueError: neither a list nor a number, or the list has another length.
     """
-    count = None if number is None else check.check_positive(name, number)
+    count = check.check_positive_or_none(name, number)
     if isinstance(create_env_fn, (list, tuple)):
         entries = list(create_env_fn)
         if not entries:
