@@ -262,7 +262,9 @@ class Memory:
 
 @final
 class SharedSlabPool:
-    """A fixed number of shared slabs that workers write and users get. Thread-safe.
+    """Shared slabs that workers write and users get. Thread-safe.
+
+    If all slabs are lent, the pool adds one.
 
     Args:
         working: slabs for the workers, at least 1.
@@ -280,8 +282,13 @@ class SharedSlabPool:
     def __init__(
         self, placement: Placement, working: int, spare: int, poison: bool = False
     ) -> None: ...
-    def acquire(self) -> Slab | None:
-        """A free slab, or None where all are in use; its contents are whatever was there."""
+    def acquire(self) -> Slab:
+        """Return a free slab, or a new one if all are lent. Its contents are undefined.
+
+        Raises:
+            ValueError: memory cannot hold the new slab; with both numbers.
+            CudaError: the slabs are pinned, and the driver does not register the new one.
+        """
 
     def pin(self, device: int) -> None:
         """Have a CUDA device read the slabs where they are, until pool and slabs are gone.

@@ -177,12 +177,10 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     return value
 
 
-def check_open(closed: bool, failure: BaseException | None) -> None:
-    """Raise where nothing can be asked of the workers any more."""
+def check_open(closed: bool) -> None:
+    """Raise RuntimeError if the collector was shut down."""
     if closed:
         raise RuntimeError("the collector was shut down")
-    if failure is not None:
-        raise failure
 
 
 def no_weights_given() -> ValueError:

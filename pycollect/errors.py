@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 
 class WorkerError(RuntimeError):
@@ -32,6 +34,56 @@ class WorkerError(RuntimeError):
 
 class WorkerDied(WorkerError):
     """A worker's process is gone, or was ended because nothing came from it any more."""
+
+
+_E = TypeVar("_E", bound=BaseException)
+
+
+def without_frames(error: _E) -> _E:
+    """Return a copy of an exception, its causes and its contexts without their tracebacks.
+
+    A traceback holds its frames and all their callers, and so every slab in a local variable. If
+    one of these frames can reach the exception, nothing is freed before garbage is collected.
+    So every exception that is kept after its handler has ended is such a copy, and a kept
+    exception is raised as another copy of it.
+    """
+    return cast(_E, _copy_of(error, {}))
+
+
+def _copy_of(error: BaseException, copies: dict[int, BaseException]) -> BaseException:
+    if id(error) not in copies:
+        own = copies[id(error)] = _bare(error)
+        if error.__cause__ is not None:
+            own.__cause__ = _copy_of(error.__cause__, copies)
+        if error.__context__ is not None:
+            own.__context__ = _copy_of(error.__context__, copies)
+        own.__suppress_context__ = error.__suppress_context__
+    return copies[id(error)]
+
+
+def _bare(error: BaseException) -> BaseException:
+    # By the built-in base class: an `__init__` or `__reduce__` of Python may need other arguments.
+    base: Any = next(cls for cls in type(error).__mro__ if cls.__module__ == "builtins")
+    _, arguments, *state = base.__reduce__(error)
+    try:
+        own: BaseException = base.__new__(type(error), *arguments)
+    except TypeError:  # another base class, of C, makes its instances
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    base.__init__(own, *arguments)
+    if state:
+        base.__setstate__(own, *state)
+    return own
+
+
+def result_of(future: Future[Any]) -> Any:
+    """Wait for a future's result, or raise a copy of its exception.
+
+    The future keeps the exception that its `result` raises, and the calling frame the future.
+    """
+    error = future.exception()
+    if error is not None:
+        raise without_frames(error)
+    return future.result()
 
 
 _kept: list[str] | None = None  # warnings, while a process has no user to see them

@@ -72,7 +72,6 @@ def test_a_worker_writes_into_the_drivers_slab() -> None:
     assert shared_memory_why_not() == ""
     pool = SharedSlabPool(placement(), 1, 1)
     slab = pool.acquire()
-    assert slab is not None
     assert run_in_process(fill_slab, slab.memory.address, slab.generation) == slab.generation
     assert (slab.array() == 7).all()
     pool_bytes = slab.memory.bytes
@@ -136,7 +135,6 @@ def test_no_descriptor_is_left() -> None:
     for _ in range(20):
         pool = SharedSlabPool(placement(), 2, 1)
         slab = pool.acquire()
-        assert slab is not None
         Memory.attach(slab.memory.address)  # type: ignore[arg-type]
         del pool, slab
     assert len(os.listdir("/proc/self/fd")) == before
@@ -159,7 +157,6 @@ def test_users_who_keep_batches_get_copies() -> None:
     kept = []
     for value in range(5):
         slab = pool.acquire()
-        assert slab is not None
         slab.array()[:] = value
         kept.append(pool.deliver(slab).array())
         del slab
@@ -172,7 +169,6 @@ def test_users_who_keep_batches_get_copies() -> None:
 def test_private_memory_has_no_address() -> None:
     pool = SharedSlabPool(placement(), 1, 0)
     slab = pool.acquire()
-    assert slab is not None
     copy = pool.deliver(slab)
     assert copy.memory.address is None
     assert slab.memory.address is not None

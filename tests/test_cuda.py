@@ -209,7 +209,6 @@ def test_the_core_copies_to_cuda_and_reads_what_processes_wrote_where_it_is(
     pool = make_shared_pool(Placement(Layout([Leaf(("a",), "uint8", (64,))]), 1, 1, 64), 1, 1)
     assert device.pin(pool)
     slab = pool.acquire()
-    assert slab is not None
     assert torch.from_numpy(slab.array()).is_pinned()
     for _ in batches(MULTI_STACK, table_policy(), 2, storing_device="cuda"):
         pass

@@ -114,7 +114,6 @@ class Started:
     def ask(self, random: bool = False) -> Slab:
         """Ask for a rollout; the slab that it is to be in."""
         slab = SharedSlabPool(self.info.placement, 1, 0).acquire()
-        assert slab is not None
         self.handle.submit(RolloutRequest(random, SlabRows(slab)))
         return slab
 
@@ -145,7 +144,6 @@ def test_workers_write_into_the_rows_of_one_batch(engine: ProcessEngine) -> None
         pool = SharedSlabPool(Placement(layout, 2, 1, STEPS, order), 1, 1)
         for _ in range(2):
             slab = pool.acquire()
-            assert slab is not None
             for row, handle in enumerate(handles):
                 handle.submit(RolloutRequest(False, SlabRows(slab, row, order)))
             waiting = list(handles)

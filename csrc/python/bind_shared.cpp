@@ -69,7 +69,8 @@ void bind_shared(py::module_& module) {
       .def(py::init<Placement, std::int64_t, std::int64_t, bool>(), py::arg("placement"),
            py::arg("working"), py::arg("spare"), py::arg("poison") = false,
            py::call_guard<py::gil_scoped_release>())
-      .def("acquire", &SharedSlabPool::acquire, "A free slab, or None where all are in use.")
+      .def("acquire", &SharedSlabPool::acquire, py::call_guard<py::gil_scoped_release>(),
+           "Return a free slab, or a new one if all are lent.")
       .def("deliver", &deliver, py::arg("slab"), py::call_guard<py::gil_scoped_release>(),
            "That slab for the user to keep, or a private copy where too few would remain.")
       .def("pin", &SharedSlabPool::pin, py::arg("device"), py::call_guard<py::gil_scoped_release>(),

@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <list>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "pycollect/copy.h"
 #include "pycollect/cuda.h"
@@ -28,41 +30,55 @@ TensorView bytes_of(Slab& slab) {
 struct SharedSlabPool::State {
   struct Block {
     std::shared_ptr<Memory> memory;
+    std::unique_ptr<const cuda::Registration> registration;  // of a block added later, if pinned
     std::uint64_t generation = 0;
-    bool lent = false;
     bool delivered = false;
   };
+  using Blocks = std::list<Block>;  // moved between lists by splicing: a return never allocates
 
-  // The free block that came back first, so that all are used alike; null if there is none.
-  Block* take() {
-    std::lock_guard lock(mutex);
-    if (free.empty()) {
-      return nullptr;
+  // Lends the block that has been free the longest, so that all blocks are used alike, or a new one
+  // of that many bytes.
+  Blocks::iterator take(std::int64_t bytes) {
+    {
+      std::lock_guard lock(mutex);
+      if (!free.empty()) {
+        lent.splice(lent.end(), free, free.begin());
+        return std::prev(lent.end());
+      }
     }
-    Block& block = blocks[free.front()];
-    free.erase(free.begin());
-    block.lent = true;
-    ++block.generation;
-    return &block;
+    return add(bytes);
   }
 
-  void take_back(Block& block) {
-    if (poison) {
-      std::memset(block.memory->data(), 0xA5, static_cast<std::size_t>(block.memory->bytes()));
+  // Lends new memory, pinned as the first blocks are.
+  Blocks::iterator add(std::int64_t bytes) {
+    Blocks added;
+    Block& block = added.emplace_back();
+    block.memory = share_memory(bytes);
+    if (device) {
+      block.registration = std::make_unique<const cuda::Registration>(block.memory, *device);
     }
     std::lock_guard lock(mutex);
-    delivered -= block.delivered;
-    block.lent = block.delivered = false;
-    free.push_back(static_cast<std::size_t>(&block - blocks.data()));
+    lent.splice(lent.end(), added);
+    return std::prev(lent.end());
+  }
+
+  void take_back(Blocks::iterator block) {
+    if (poison) {
+      std::memset(block->memory->data(), 0xA5, static_cast<std::size_t>(block->memory->bytes()));
+    }
+    std::lock_guard lock(mutex);
+    delivered -= block->delivered;
+    block->delivered = false;
+    free.splice(free.end(), lent, block);
   }
 
   // Whether the user may have this slab itself.
   bool give(const Slab& slab) {
     std::lock_guard lock(mutex);
-    const auto block = std::find_if(blocks.begin(), blocks.end(), [&](const Block& candidate) {
-      return candidate.lent && candidate.memory == slab.memory();
+    const auto block = std::find_if(lent.begin(), lent.end(), [&](const Block& candidate) {
+      return candidate.memory == slab.memory();
     });
-    if (block == blocks.end()) {
+    if (block == lent.end()) {
       throw std::invalid_argument("slab: expected one that this pool has lent, got another one");
     }
     if (!block->delivered && delivered >= spare) {
@@ -76,12 +92,13 @@ struct SharedSlabPool::State {
 
   std::int64_t spare = 0;
   bool poison = false;
+  std::optional<int> device;  // that reads the blocks; set before the first slab is lent
   mutable std::mutex mutex;
-  std::vector<Block> blocks;      // does not move once made
-  std::vector<std::size_t> free;  // has room for all: a return never allocates
+  Blocks free;
+  Blocks lent;
   std::int64_t delivered = 0;
   std::int64_t copied = 0;
-  std::shared_ptr<Memory> memory;                          // of all blocks
+  std::shared_ptr<Memory> memory;                          // of the first blocks
   std::unique_ptr<const cuda::Registration> registration;  // ends before the memory is unmapped
 };
 
@@ -99,28 +116,23 @@ SharedSlabPool::SharedSlabPool(Placement placement, std::int64_t working, std::i
   const auto memory = share_memory(checked_mul(stride, count));
   state_->spare = spare;
   state_->poison = poison;
-  state_->blocks.resize(static_cast<std::size_t>(count));
   for (std::int64_t i = 0; i < count; ++i) {
-    const auto index = static_cast<std::size_t>(i);
-    state_->blocks[index].memory = part_of(memory, i * stride, placement_->bytes());
-    state_->free.push_back(index);
+    state_->free.emplace_back().memory = part_of(memory, i * stride, placement_->bytes());
   }
   state_->memory = memory;
 }
 
 void SharedSlabPool::pin(int device) {
   state_->registration = std::make_unique<const cuda::Registration>(state_->memory, device);
+  state_->device = device;
 }
 
 std::shared_ptr<Slab> SharedSlabPool::acquire() {
-  State::Block* block = state_->take();
-  if (block == nullptr) {
-    return nullptr;
-  }
-  auto slab = std::make_unique<Slab>(block->memory, placement_, block->generation);
+  const auto block = state_->take(placement_->bytes());
+  auto slab = std::make_unique<Slab>(block->memory, placement_, ++block->generation);
   return {slab.release(), [state = state_, block](Slab* lease) {
             delete lease;
-            state->take_back(*block);
+            state->take_back(block);
           }};
 }
 
@@ -136,9 +148,9 @@ std::shared_ptr<Slab> SharedSlabPool::deliver(ThreadPool& threads,
 
 PoolStats SharedSlabPool::stats() const {
   std::lock_guard lock(state_->mutex);
-  const auto created = static_cast<std::int64_t>(state_->blocks.size());
+  const auto lent = static_cast<std::int64_t>(state_->lent.size());
   const auto free = static_cast<std::int64_t>(state_->free.size());
-  return {created, created - free, free};
+  return {lent + free, lent, free};
 }
 
 std::int64_t SharedSlabPool::copied() const {

@@ -210,7 +210,7 @@ class Evaluator:
         Raises:
             RuntimeError: an evaluation runs, with ``busy_policy="error"``.
         """
-        check.check_open(self._closed, None)
+        check.check_open(self._closed)
         self._triggers += 1
         if (self._triggers - 1) % self._every:
             return False
@@ -226,10 +226,13 @@ class Evaluator:
         self._results.append(result)
 
         def once() -> bool:
+            nonlocal result
             try:
                 result.set_result(self._evaluate(given, number))
             except Exception as error:
-                result.set_exception(error)  # whoever asks for the result hears of it
+                result.set_exception(error)  # raised by `wait`
+            finally:
+                del result  # it holds the exception, whose traceback holds this frame
             return False
 
         Background().start(once, self.shutdown)

@@ -22,7 +22,7 @@ from pycollect.engines.messages import (
 )
 from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.shared_value import SharedValue
-from pycollect.errors import WorkerDied
+from pycollect.errors import WorkerDied, result_of
 
 
 class Caller(Protocol):
@@ -174,7 +174,7 @@ class CallHandle:
     def answer(self, call: Any) -> Any:
         """What a call returned; what went wrong in the worker is raised. Waits."""
         try:
-            answer = call.result()
+            answer = result_of(call)
         except Exception as error:
             loss = self._caller.loss(error)
             if loss is None:

@@ -15,6 +15,7 @@ from typing import Any
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.remote_worker import RemoteWorker
 from pycollect.engines.serving_worker import ServingWorker
+from pycollect.errors import result_of, without_frames
 
 Task = tuple["Future[Any]", Callable[[], Any]]
 
@@ -41,7 +42,7 @@ class ServingHost(RemoteWorker):
             if isinstance(worker, ServingWorker):
                 self._attend(worker)
         except Exception as error:  # whoever asks whether it serves is told
-            self._failure = error
+            self._failure = without_frames(error)
             raise
         finally:
             self._is_over.set()
@@ -82,7 +83,7 @@ class ServingHost(RemoteWorker):
         self._tasks.put((future, task))
         if self._is_over.is_set():  # else it is set later, and the task is found after that
             self._refuse_tasks()
-        return future.result()
+        return result_of(future)
 
     def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
         """What it draws follows from these from now on."""
@@ -99,7 +100,7 @@ class ServingHost(RemoteWorker):
     def steps(self) -> int:
         """Rounds so far; what has ended them, if that was not `close`. May be asked at any time."""
         if self._failure is not None:
-            raise self._failure
+            raise without_frames(self._failure)
         return self._rounds
 
     def close(self) -> None:

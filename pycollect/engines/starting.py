@@ -9,6 +9,7 @@ from pycollect.engines.call_handle import CallHandle
 from pycollect.engines.messages import WorkerInfo
 from pycollect.engines.processes.handle import MailboxHandle, ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS, Rung
+from pycollect.errors import without_frames
 
 
 class ServingMonitor(ProcessMonitor, Protocol):
@@ -64,7 +65,7 @@ class StartingEitherWay:
             try:
                 called = self._by_calls()
             except Exception as error:  # whoever asks for what was built is told
-                self._failure = error
+                self._failure = without_frames(error)
             else:
                 if called is not None:
                     self._handle, self._monitor = called, None
@@ -88,7 +89,7 @@ class StartingEitherWay:
                 break
             self._bell.wait_ring(seen, LOOK_SECONDS)
         if self._failure is not None:
-            raise self._failure
+            raise without_frames(self._failure)
         info = self._handle.read_info()
         if self._monitor is not None:
             self._monitor.watch(info.pid)

@@ -74,23 +74,16 @@ class Probe:
         ValueError if no form fits, or for outputs that cannot be.
         """
         failures: list[Failure] = []
-        for choice in islice(product(*forms.values()), _MOST_TRIES):
-            self._inputs.give_states(dict(zip(forms, choice, strict=True)))
-            try:
-                return self._in_this_form(program)
-            except Exception as error:
-                failures.append(failure(error, self._policy, self._read(program), self._inputs))
-        telling = _telling(failures, forms)
-        if telling is None:
-            first = failures[0].raised
-            raise ValueError(
-                f"policy: the shape of its state(s) {show_all(forms)} was not found; with "
-                f"{[list(own[0].shape) for own in forms.values()]} it came to this: {first}; "
-                "give policy_state={key: shape}"
-            ) from first
-        if telling.told is None:
-            raise telling.raised
-        raise telling.told from telling.raised
+        try:
+            for choice in islice(product(*forms.values()), _MOST_TRIES):
+                self._inputs.give_states(dict(zip(forms, choice, strict=True)))
+                try:
+                    return self._in_this_form(program)
+                except Exception as error:
+                    failures.append(failure(error, self._policy, self._read(program), self._inputs))
+            raise _refusal(failures, forms)
+        finally:
+            failures.clear()  # their tracebacks hold this frame
 
     def _read(self, program: Program | None) -> dict[Key, torch.Tensor]:
         """Those of its inputs that the policy says it reads; all where it does not say."""
@@ -198,6 +191,23 @@ class Probe:
             td.update({key[1:]: values[key] for key in nexts if key in values})
             out = returned(self._policy, td)
         return not all(equal(_entry(out, key), value) for key, value in values.items())
+
+
+def _refusal(failures: Sequence[Failure], forms: Forms) -> Exception:
+    """The error of a policy that no form of its states fits; arguments are those of `_telling`."""
+    telling = _telling(failures, forms)
+    if telling is not None:
+        if telling.told is not None:
+            telling.told.__cause__ = telling.raised
+        return telling.told or telling.raised
+    first = failures[0].raised
+    error = ValueError(
+        f"policy: the shape of its state(s) {show_all(forms)} was not found; with "
+        f"{[list(own[0].shape) for own in forms.values()]} it came to this: {first}; "
+        "give policy_state={key: shape}"
+    )
+    error.__cause__ = first
+    return error
 
 
 def _telling(failures: Sequence[Failure], forms: Forms) -> Failure | None:

@@ -10,7 +10,7 @@ import cloudpickle
 
 from pycollect._core import SharedMemoryError, Uninterrupted
 from pycollect.engines.messages import Rollout
-from pycollect.errors import WorkerDied, WorkerError, warn_user
+from pycollect.errors import WorkerDied, WorkerError, warn_user, without_frames
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.policy_server import DIED
 from pycollect.scheduler.policy_servers import PolicyServers
@@ -141,9 +141,9 @@ class Awaiting:
                 try:
                     answers.append(self._answer_of(worker, call))
                 except Exception as error:
-                    failures.append(error)
+                    failures.append(without_frames(error))
             if failures:
-                raise failures[0]
+                raise without_frames(failures[0])
             return answers
 
     def _answer_of(self, worker: WorkerRecord, call: Any) -> bytes:

@@ -128,7 +128,7 @@ class Membership:
     def end_all(self) -> None:
         """End all workers; what is in flight is lost."""
         with self._flow.moving:
-            check_open(self._flow.closed, None)
+            check_open(self._flow.closed)
             self._flow.drop("shutdown")
             for worker in self._group.present:
                 worker.drop()

@@ -11,7 +11,7 @@ from pycollect._core import Uninterrupted
 from pycollect.batch.weights import Weights
 from pycollect.engines.messages import WorkerSpec
 from pycollect.engines.protocol import NodeEngine
-from pycollect.errors import WorkerDied
+from pycollect.errors import WorkerDied, without_frames
 from pycollect.scheduler.node_weights import Newest, NodeWeights
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.policy_server import DIED, PolicyServer
@@ -126,7 +126,7 @@ class NodeServer(PolicyServer):
             try:
                 self._group.take(record)
             except Exception as error:
-                self._end = _as_death(record, error)
+                self._end = without_frames(_as_death(record, error))
                 record.process.kill()
                 raise
             self.was_built = True

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from pycollect.errors import WorkerDied
+from pycollect.errors import WorkerDied, without_frames
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerRecord
 from pycollect.scheduler.stalls import StallDetector
@@ -63,7 +63,7 @@ class PolicyServer(ABC):
                 try:
                     record.handle.answer(call)
                 except WorkerDied as death:
-                    self._death = death
+                    self._death = without_frames(death)
         return self.death() is not None
 
     def _new_death(self) -> WorkerDied | None:
@@ -81,7 +81,7 @@ class PolicyServer(ABC):
         try:
             record.handle.answer(record.handle.request("steps"))
         except WorkerDied as death:
-            return death
+            return without_frames(death)
         raise AssertionError("a process that is gone has answered")
 
     def last_words(self) -> str:

@@ -15,7 +15,7 @@ from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.weights import Weights, weights_of
 from pycollect.engines.messages import Rollout, RolloutRequest
 from pycollect.engines.protocol import Engine
-from pycollect.errors import WorkerError
+from pycollect.errors import WorkerError, without_frames
 from pycollect.scheduler.assembly import Assembly, PendingBatch, in_flight_bytes
 from pycollect.scheduler.awaiting import Awaiting, Call
 from pycollect.scheduler.elastic import Membership
@@ -167,7 +167,7 @@ class Scheduler:
     def _collect_round(self) -> None:
         """A rollout of each."""
         if self._flow.failing is not None:  # there is no whole round any more
-            raise self._flow.failing
+            raise without_frames(self._flow.failing)
         workers = [worker for worker in self.group.present if worker.requests]
         with self._flow.statistics.timed("assemble"):
             pending = self._pending(workers)
@@ -235,7 +235,7 @@ class Scheduler:
             elif done := self.awaiting.one_now(waiting):
                 worker = done
             else:
-                raise flow.failing
+                raise without_frames(flow.failing)
             try:
                 rollout = self.awaiting.rollout_of(worker)
             except Exception as error:
@@ -246,7 +246,7 @@ class Scheduler:
 
     def _give_up(self, worker: WorkerRecord, error: Exception) -> None:
         """Nothing more comes from this one; what it failed of is raised later."""
-        self._flow.failing = self._flow.failing or error
+        self._flow.failing = self._flow.failing or without_frames(error)
         self.group.release(worker)
 
     def _pending(self, workers: Sequence[WorkerRecord]) -> PendingBatch:

@@ -59,18 +59,13 @@ class SharedSlabs:
     def acquire(
         self, workers: Group, placement: Placement, uploader: DeviceUploader | None = None
     ) -> Slab:
-        """A slab for these workers to write; arguments as of `prepare`.
+        """Return a slab for these workers to write. Arguments and errors are those of `prepare`.
 
-        There always is one: a worker has answered whatever it was asked before it is asked for
-        more than `working` rollouts, also for rollouts that were dropped, or its process is gone.
+        `working` slabs are enough: a worker is asked for another rollout once it has answered an
+        older one, also a dropped one, or once its process is gone. The pool adds slabs if others
+        are lent for longer, for example to the frames of exceptions that the caller keeps.
         """
-        slab = self.prepare(workers, placement, uploader).acquire()
-        if slab is None:
-            raise RuntimeError(
-                f"workers {list(workers)} hold {self._working} slabs, one more is needed; please "
-                "report this"
-            )
-        return slab
+        return self.prepare(workers, placement, uploader).acquire()
 
     def deliver(self, workers: Group, slab: Slab) -> Slab:
         """The slab for the user to keep, or a private copy where too few would remain.

@@ -75,7 +75,7 @@ class PolicyUpdates:
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
         """Give these workers weights from a source, or by worker; None: the policy's."""
-        check_open(self._flow.closed, None)
+        check_open(self._flow.closed)
         if not self._sends:
             return
         gifts = self._gifts(source, worker_ids)

@@ -13,7 +13,7 @@ from pycollect.batch.layout import dotted
 from pycollect.engines.messages import WorkerInfo
 from pycollect.engines.protocol import Engine, StartingWorker
 from pycollect.engines.shared_value import SharedValue
-from pycollect.errors import WorkerDied, WorkerError, warn_user
+from pycollect.errors import WorkerDied, WorkerError, warn_user, without_frames
 from pycollect.scheduler.assembly import forget_ids
 from pycollect.scheduler.hooks import HookSender
 from pycollect.scheduler.options import RemoteOptions
@@ -177,7 +177,7 @@ class WorkerGroup:
                 self._start_anew(worker, death, self._flow.statistics.batches)
         except WorkerError as error:
             worker.requests.clear()
-            self._flow.failing = self._flow.failing or error
+            self._flow.failing = self._flow.failing or without_frames(error)
             raise
 
     def _start_anew(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from multiprocessing import util
 
+from pycollect.errors import without_frames
+
 _BEFORE_WORKERS_END = 200  # a ProcessEngine ends them at exit with a lower priority
 
 _ends: dict[threading.Thread, Callable[[], None]] = {}
@@ -86,14 +88,14 @@ class Background:
         """Raise what the function raised, once."""
         error, self._error = self._error, None
         if error is not None:
-            raise error
+            raise without_frames(error)
 
     def _run(self, step: Callable[[], bool], stopping: threading.Event) -> None:
         try:
             while not stopping.is_set() and step():
                 pass
         except Exception as error:
-            self._error = error
+            self._error = without_frames(error)
             raise
         finally:
             del _ends[threading.current_thread()]

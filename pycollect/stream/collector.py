@@ -17,6 +17,7 @@ from pycollect.batch.layout import Key
 from pycollect.batch.upload import Uploads
 from pycollect.devices import CPU
 from pycollect.docstrings import completed_by
+from pycollect.errors import without_frames
 from pycollect.stream.background import Background
 from pycollect.stream.buffer_delivery import extend, pieces, put
 from pycollect.stream.buffer_warnings import warn_of_training
@@ -111,7 +112,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """Collect a batch and deliver it; `_ENDED` where its trajectories do not come together."""
         self._flow.check_not_closed()
         if self._flow.failure is not None:
-            raise self._flow.failure
+            raise without_frames(self._flow.failure)
         self._background.check()
         self._flow.statistics.entered()
         try:
@@ -227,7 +228,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             with self._flow.statistics.timed("deliver"):
                 return batch, assembled(batch, self._flow.options, uploads)
         except Exception as error:
-            self._flow.failure = error
+            self._flow.failure = without_frames(error)
             raise
 
     def _enqueue(self) -> None:
@@ -255,7 +256,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         try:
             yield
         except Exception as error:
-            self._flow.failure = error
+            self._flow.failure = without_frames(error)
             raise
 
     def _collected(self) -> Batch:

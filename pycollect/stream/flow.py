@@ -11,7 +11,7 @@ from pycollect._core import TrajectoryIds
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.upload import Uploads
 from pycollect.checks import check_open
-from pycollect.errors import warn_user
+from pycollect.errors import warn_user, without_frames
 from pycollect.stream.buffer_delivery import written_before
 from pycollect.stream.fair_lock import FairLock
 from pycollect.stream.ledger import Ledger
@@ -45,7 +45,8 @@ class Flow:
         cut_frames: of trajectories that were cut there.
         parts: claimed batches that are to be delivered as one, and are in flight until then.
         unclaimed: a batch that was collected and that an interrupt may have kept from the caller.
-        failing: raised once what is done was delivered; until then nothing new is asked for.
+        failing: raised once what is done was delivered; until then nothing new is asked for. It
+            and `failure` are copies of what was caught, see :func:`without_frames`.
         failure: what every later call raises again.
         closed: nothing more is collected.
     """
@@ -169,7 +170,10 @@ class Flow:
 
     def check_open(self) -> None:
         """Raise where the stream cannot go on: it was shut down, or something went wrong."""
-        check_open(self.closed, self.failure or self.failing)
+        check_open(self.closed)
+        failure = self.failure or self.failing
+        if failure is not None:
+            raise without_frames(failure)
 
     def check_not_closed(self) -> None:
         """Raise where batches cannot be collected any more; another thread may have decided so."""

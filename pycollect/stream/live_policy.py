@@ -63,7 +63,7 @@ class LivePolicy:
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
         """Write them into the caller's policy, at once."""
-        check_open(self._flow.closed, None)
+        check_open(self._flow.closed)
         source = for_all(source, worker_ids, self._workers())
         if source is None and self._is_ours and self._sends:
             raise no_weights_given()

@@ -152,7 +152,6 @@ TEST_CASE("slabs go round between workers and user") {
   auto a = pool.acquire();
   auto b = pool.acquire();
   auto c = pool.acquire();
-  CHECK(pool.acquire() == nullptr);
   const auto there = attach_memory(*b->memory()->address());
   Slab worker_view(there, std::make_shared<const Placement>(placement_of(5)), b->generation());
   worker_view.data()[100] = std::byte{9};
@@ -163,6 +162,25 @@ TEST_CASE("slabs go round between workers and user") {
   a = pool.acquire();
   CHECK(a->generation() > generation);
   CHECK(pool.stats().lent == 3);
+}
+
+TEST_CASE("a pool whose slabs are all lent adds slabs, and keeps them") {
+  ThreadPool threads(1);
+  SharedSlabPool pool(placement_of(5), 1, 1, true);
+  std::vector<std::shared_ptr<Slab>> lost = {pool.acquire(), pool.acquire()};
+  auto added = pool.acquire();
+  CHECK(pool.stats().created == 3);
+  const auto there = attach_memory(*added->memory()->address());
+  there->data()[100] = std::byte{9};
+  CHECK(added->data()[100] == std::byte{9});
+  CHECK(pool.deliver(threads, added) == added);
+  added.reset();
+  CHECK(there->data()[100] == std::byte{0xA5});
+
+  lost.push_back(pool.acquire());
+  CHECK(pool.stats().created == 3);
+  lost.clear();
+  CHECK(pool.stats().free == 3);
 }
 
 TEST_CASE("the user gets slabs while enough remain, then private copies") {

@@ -201,6 +201,27 @@ TEST_CASE("a pool's shared slabs are registered at once, and until the last one 
   CHECK(fake.log().find("pinned=0") == std::string::npos);
 }
 
+TEST_CASE("a slab that a pinned pool adds is registered, too") {
+  const FakeCuda fake;
+  const Placement placement(Layout({{{"a"}, DType::uint8, {4}}}), {1, 1, 8, Order::stack});
+  SharedSlabPool pool(placement, 1, 0, false);
+  pool.pin(0);
+  {
+    const std::shared_ptr<Slab> first = pool.acquire();
+    fake_cuda_fail("cuMemHostRegister_v2", 0, 2);
+    CHECK_THROWS_AS(pool.acquire(), cuda::Error);
+    CHECK(pool.stats().created == 1);
+    const cuda::DeviceMemory target(0, placement.bytes());
+    cuda::Uploader uploader(0);
+    const std::shared_ptr<Slab> added = pool.acquire();
+    uploader.upload(added, {added->data(), static_cast<std::size_t>(added->bytes())},
+                    target.address(), 0);
+    uploader.wait();
+  }
+  CHECK(fake.log().find("pinned=0") == std::string::npos);
+  CHECK(fake.calls("cuMemHostUnregister") == 0);
+}
+
 TEST_CASE("whatever fails, owners are let go, and nothing reads their memory afterwards") {
   constexpr int kGone = 99;
   for (const char* symbol :

@@ -12,10 +12,11 @@ namespace pycollect::inline PYCOLLECT_ABI {
 
 class ThreadPool;
 
-// A fixed number of slabs in shared memory, made and touched at once. They go round: acquire()
-// gives one for workers to write, deliver() makes it the user's, the end of its last view brings
-// it back. Workers never wait for the user: of the slabs, `spare` may be the user's at a time, and
-// past that a batch is delivered as a private copy.
+// Slabs in shared memory, made and touched at once. They go round: acquire() gives one for workers
+// to write, deliver() makes it the user's, the end of its last view brings it back. Workers never
+// wait for the user: of the slabs, `spare` may be the user's at a time, and past that a batch is
+// delivered as a private copy. If all slabs are lent, for instance because the
+// user keeps exceptions whose frames hold slabs, acquire() adds one. It stays in the pool.
 //
 // Thread-safe, and returns like a MemoryPool's. The memory lives until the pool and every slab of
 // it are gone.
@@ -26,8 +27,8 @@ class SharedSlabPool {
   // MemoryPool.
   SharedSlabPool(Placement placement, std::int64_t working, std::int64_t spare, bool poison);
 
-  // A free slab, or null where all are in use: the workers' share is. Its contents are whatever was
-  // there; its memory has an address for attach_memory().
+  // A free slab, or a new one if all are lent. Its contents are whatever was there; its memory has
+  // an address for attach_memory(). Throws as share_memory() and pin() do if it has to add a slab.
   std::shared_ptr<Slab> acquire();
 
   // The batch that was written into a slab of this pool, in memory that the user may keep: that

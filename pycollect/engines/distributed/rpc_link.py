@@ -67,7 +67,7 @@ class DriverLink:
             AGENT.leave()
             raise
         self._taken = self._given = 0
-        self._came: queue.SimpleQueue[Future[Any] | LinkBrokenError] = queue.SimpleQueue()
+        self._came: queue.SimpleQueue[Future[Any] | str] = queue.SimpleQueue()
         self._closing = threading.Lock()
 
     def send(self, value: Any) -> RpcSent:
@@ -85,7 +85,7 @@ class DriverLink:
         try:
             call.value()
         except RuntimeError as error:
-            self._came.put(LinkBrokenError(str(error)))
+            self._came.put(str(error))
 
     def receive(self) -> Any:
         """The next value. Waits."""
@@ -94,8 +94,8 @@ class DriverLink:
             call = rpc.rpc_async(self._rank, give, (self._given,), timeout=_NO_END)
             call.add_done_callback(self._came.put)
             came = self._came.get()
-            if isinstance(came, LinkBrokenError):
-                raise came
+            if isinstance(came, str):
+                raise LinkBrokenError(came)
             parts: Parts | None = came.value()
         except RuntimeError as error:
             raise LinkBrokenError(str(error)) from error
@@ -106,7 +106,7 @@ class DriverLink:
     def close(self) -> None:
         """Call it no more, and wake whoever waits for it. Idempotent."""
         if self._closing.acquire(blocking=False):  # kept for good
-            self._came.put(LinkBrokenError("it is closed"))
+            self._came.put("it is closed")
             AGENT.part(self._rank)
             AGENT.leave()
 

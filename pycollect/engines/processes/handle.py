@@ -26,7 +26,6 @@ from pycollect.engines.processes.serve import QUESTIONS
 from pycollect.engines.processes.wire import pack, unpack
 from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.waiting import LOOK_SECONDS, Rung
-from pycollect.errors import WorkerDied
 
 
 class ProcessMonitor(Protocol):
@@ -280,8 +279,8 @@ class MailboxHandle:
         answer = self._answers[number]
         if isinstance(answer, ErrorReport):
             raise answer.rebuild(self.spec)
-        if isinstance(answer, WorkerDied):
-            raise answer
+        if isinstance(answer, ProcessEnd):
+            raise answer.death_of(self.spec)
         return answer
 
     def _wait_more(self) -> None:
@@ -293,7 +292,7 @@ class MailboxHandle:
             if not self._bell.wait_ring(seen, LOOK_SECONDS) and self.is_dead:
                 if self._take_answers():  # its last, in between
                     return
-                raise self._death()
+                raise self._end().death_of(self.spec)
 
     def _take_answers(self) -> bool:
         """Take what was answered; return whether there was anything."""
@@ -308,13 +307,14 @@ class MailboxHandle:
             try:
                 self._answers[self._taken] = unpack(message)
             except SharedMemoryError:  # it died just now, its memory with it
-                self._answers[self._taken] = self._death()
+                self._answers[self._taken] = self._end()
         return self._taken > before
 
     def _forget(self, number: int) -> None:
         self._answers.pop(number, None)
 
-    def _death(self) -> WorkerDied:
+    def _end(self) -> ProcessEnd:
+        """How the process ended, with a hint if it ended before it was built."""
         end = self.monitor.end()
         if self._taken == 0 and end.line.endswith("exit code 1") and not self.monitor.last_words():
             line = (
@@ -322,4 +322,4 @@ class MailboxHandle:
                 'makes a collector, put it under if __name__ == "__main__":'
             )
             end = replace(end, line=line)
-        return end.death_of(self.spec)
+        return end

@@ -16,6 +16,7 @@ from pycollect.engines.ray.monitor import ActorMonitor
 from pycollect.engines.shared_value import SharedValue
 from pycollect.engines.starting import StartingEitherWay
 from pycollect.engines.waiting import ThreadBell
+from pycollect.errors import result_of
 
 PolicyAt = Callable[[str, WorkerSpec], "bytes | None"]
 """What stands for the policy in a worker on a node, as `NodePolicies.policy_at` tells it."""
@@ -79,7 +80,7 @@ class _Elsewhere:
 
     def _node(self, located: Future[str]) -> str:
         try:
-            return located.result()
+            return str(result_of(located))
         except Exception as error:
             loss = self._actor.loss(error)
             if loss is None:
