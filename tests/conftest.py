@@ -176,6 +176,15 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     return device
 
 
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector: what a reference cycle holds stays until the test is over."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.fixture(autouse=True)
 def leaves_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test after which a process, a thread or named shared memory is still there."""

@@ -21,15 +21,15 @@ def table(**options: Any) -> Table:
     return Table(policy, InferenceOptions(**{"central": True, **options}), 8)
 
 
-def asking(at: Table, count: int) -> list[Seat]:
+def asking(count: int) -> list[Seat]:
     """So many of them."""
     group = cast(Group, SimpleNamespace(needs=SimpleNamespace(env=SimpleNamespace(num_envs=ENVS))))
-    return [Seat(number, 0, at, number, group) for number in range(count)]
+    return [Seat(number, 0, 0, number, group) for number in range(count)]
 
 
 def test_all_who_may_ask_are_awaited() -> None:
     own = table(min_batch_size=None, max_batch_size=None, server_timeout=None)
-    assert [own.lacking(asking(own, count), OWING) for count in (0, 2, 5, 6)] == [5, 3, 0, 0]
+    assert [own.lacking(asking(count), OWING) for count in (0, 2, 5, 6)] == [5, 3, 0, 0]
     assert own.holds_back(3)
     assert own.awaited(3, OWING) == 3
     assert not own.holds_back(0)
@@ -39,8 +39,8 @@ def test_all_who_may_ask_are_awaited() -> None:
 
 def test_a_least_size_is_had_by_one_more_perhaps() -> None:
     own = table(min_batch_size=2 * ENVS, max_batch_size=None, server_timeout=None)
-    assert [own.lacking(asking(own, count), OWING) for count in (0, 1, 2)] == [1, 1, 0]
-    assert own.lacking(asking(own, 1), 1) == 0  # nobody else may come
+    assert [own.lacking(asking(count), OWING) for count in (0, 1, 2)] == [1, 1, 0]
+    assert own.lacking(asking(1), 1) == 0  # nobody else may come
     assert [own.awaited(lacking, OWING) for lacking in (0, 1)] == [1, 1]
 
 

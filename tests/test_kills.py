@@ -6,7 +6,6 @@ start processes. When a process is killed is up to a clock; nothing is waited fo
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import subprocess
@@ -87,6 +86,7 @@ def case(way: Way, kills: int, *marks: Any) -> Any:
     return pytest.param(way, kills, id=f"{way.name}, {kills} times", marks=[place, *marks])
 
 
+@pytest.mark.usefixtures("no_garbage_collection")
 @pytest.mark.parametrize(
     ("way", "kills"),
     [
@@ -100,7 +100,6 @@ def case(way: Way, kills: int, *marks: Any) -> Any:
     ],
 )
 def test_workers_that_are_killed(way: Way, kills: int) -> None:
-    gc.collect()
     before = shared_files()
     with collecting(way, endless, frames=T, max_worker_restarts=kills) as collector:
         ids: list[torch.Tensor] = []
@@ -118,7 +117,6 @@ def test_workers_that_are_killed(way: Way, kills: int) -> None:
     every = torch.cat(ids).unique()
     assert every.tolist() == list(range(int(every.max()) + 1))
     del collector, td, steps
-    gc.collect()
     assert shared_files() == before
 
 

@@ -110,7 +110,7 @@ class InferenceServer:
         awaited = []
         for turn, look in zip(turns, (newest, *reversed(before)), strict=True):
             table = self._tables[turn]
-            asking = [seat for seat in look if seat.table is table and seat in newest]
+            asking = [seat for seat in look if seat.table == turn and seat in newest]
             awaited.append(self._serve_at(table, asking, owing))
         return max(min(awaited), 1)
 
@@ -140,8 +140,7 @@ class InferenceServer:
         """Workers come while others are served."""
         for own in range(len(self._seats), len(self._slots)):
             tables = len(self._tables)
-            table = self._tables[own % tables]
-            self._seats.append(Seat(own, own % self._parts, table, own // tables))
+            self._seats.append(Seat(own, own % self._parts, own % tables, own // tables))
 
     @property
     def patience(self) -> float | None:
@@ -155,7 +154,7 @@ class InferenceServer:
         try:
             asked: Joining | StatesWanted = unpack(question)
             with self._settings():
-                answer = seat.table.answer(seat, asked)
+                answer = self._tables[seat.table].answer(seat, asked)
         except Exception as error:  # raised where the worker asked
             answer = ErrorReport.of(error)
         self._answer(seat, answer)

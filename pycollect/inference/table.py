@@ -21,14 +21,15 @@ class Seat:
     Attributes:
         number: of its slot.
         part: which group of the worker's environments it is.
-        table, place: where it is served.
+        table: index of the table that serves it; the table itself holds the seats it served last.
+        place: of it at that table.
         group: in which it has a row, once it has joined.
         kept: what a long answer lies in, until the next one.
     """
 
     number: int
     part: int
-    table: Table
+    table: int
     place: int
     group: Group | None = None
     kept: Memory | None = None

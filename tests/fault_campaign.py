@@ -1,0 +1,302 @@
+"""Random faults in a collector, and an oracle that follows every frame.
+
+The environment has no torch: workers import this file by name.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+EPISODE = 4
+SILENCE = 120.0  # seconds in which a collector has to deliver batches after a fault
+
+
+class BrokeOnRequestError(Exception):
+    """A FaultyEnv was asked to raise."""
+
+
+class FaultyEnv(gymnasium.Env):
+    """Observation (life, count, episode, step), of which a life is a random number per instance.
+
+    The count is of steps in a life, so that it grows by one with every frame.
+
+    A fault is requested by a file, which the next step takes: "raise", "exit" or "hang".
+    """
+
+    observation_space = spaces.Box(0, 2**62, (4,), np.int64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, request: Path) -> None:
+        self.request = request
+        self.life = int.from_bytes(os.urandom(7), "big")
+        self.count = self.episode = self.steps = 0
+
+    def observe(self) -> Any:
+        return np.array([self.life, self.count, self.episode, self.steps], np.int64)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.episode += 1
+        self.steps = 0
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        if self.request.exists():
+            fault = self.request.read_text()
+            self.request.unlink()
+            if fault == "raise":
+                raise BrokeOnRequestError("on request")
+            if fault == "exit":
+                os._exit(37)
+            threading.Event().wait()
+        self.count += 1
+        self.steps += 1
+        return self.observe(), 0.0, self.steps == EPISODE, False, {}
+
+
+class Frames:
+    """Follows every life of every environment: no frame comes twice, and none is skipped.
+
+    Attributes:
+        seen: frames that were delivered.
+        skipped: frames that are missing before a delivered one of the same life.
+    """
+
+    def __init__(self) -> None:
+        self.seen = self.skipped = 0
+        self._next: dict[int, int] = {}
+        self._ids: dict[tuple[int, int], int] = {}
+
+    def follow(self, td: Any) -> None:
+        """Check one batch."""
+        cells = td.reshape(-1)
+        columns = (
+            cells["observation"],
+            cells["next", "observation"],
+            cells["action"],
+            cells["next", "done"].squeeze(-1),
+            cells["collector", "traj_ids"],
+        )
+        for (life, count, episode, step), following, action, done, trajectory in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
+            if trajectory < 0:  # an uncollected cell
+                continue
+            expected = self._next.get(life, 0)
+            assert count >= expected, f"frame {count} of life {life} came twice"
+            self.skipped += count - expected
+            self._next[life] = count + 1
+            self.seen += 1
+            assert following == [life, count + 1, episode, step + 1]
+            assert action == count % 2
+            assert done == (step + 1 == EPISODE)
+            own = self._ids.setdefault((life, episode), trajectory)
+            assert own == trajectory
+
+    def check_ids(self) -> None:
+        """Trajectories are numbered without gaps in the order of their first frames."""
+        assert [*self._ids.values()] == list(range(len(self._ids)))
+
+
+class Interrupts:
+    """SIGINT from another thread at a random moment, raised only within a call of the collector."""
+
+    def __init__(self) -> None:
+        self.armed = self.came = False
+
+    def __enter__(self) -> Interrupts:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _handle(self, *_: Any) -> None:
+        self.came = True
+        if self.armed:
+            raise KeyboardInterrupt
+
+    def send(self, seconds: float) -> None:
+        """Send one to this thread after that time."""
+        self.came = False
+        main = threading.get_ident()
+        threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+
+class Campaign:
+    """Collects in one way, and commits one random fault after the other.
+
+    Args:
+        make: makes a collector of environments, given as one entry per worker.
+        workers: their number.
+        remote: they are in other processes.
+        folder: for the requests of faults.
+        held: counts shared memory, of which a collector that has ended holds none.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        workers: int,
+        remote: bool,
+        folder: Path,
+        seed: int,
+        held: Callable[[], int],
+    ) -> None:
+        self._make, self._remote, self._held = make, remote, held
+        self._requests = [folder / f"fault of {worker}" for worker in range(workers)]
+        self._random = random.Random(seed)
+        self._interrupts = Interrupts()
+        self._missing = 0
+        self.committed: list[str] = []
+
+    def run(self, faults: int) -> None:
+        """Commit that many faults, with new collectors after those that end one."""
+        with self._interrupts:
+            while len(self.committed) < faults:
+                before = self._held()
+                self._run_one(faults)
+                assert self._held() == before, self.committed
+
+    def _run_one(self, faults: int) -> None:
+        retries = self._remote and self._random.random() < 0.8
+        own = {"restart_on_error": retries, "worker_timeout": 1.0} if self._remote else {}
+        entries = [partial(FaultyEnv, request) for request in self._requests]
+        self._frames, self._missing, over = Frames(), 0, False
+        with self._make(entries, **own, max_worker_restarts=1000) as collector:
+            self._collector = collector
+            self._collect(4)
+            slabs = self._slabs()
+            while len(self.committed) < faults and not over:
+                over = self._commit(retries)
+                if not over:
+                    self._collect(4)
+                    assert self._slabs() == slabs, self.committed
+        self._check()
+        assert collector.ledger()["total"]["in_flight"] == 0
+        del self._collector
+        for request in self._requests:
+            request.unlink(missing_ok=True)
+
+    def _slabs(self) -> int:
+        """Shared slabs that there are: one more for each that something holds for ever."""
+        if not self._remote:
+            return 0
+        pools = self._collector._source.assembly._shared._pools.values()
+        return sum(pool.stats().created for pool in pools)
+
+    def _commit(self, retries: bool) -> bool:
+        """Commit a fault; return whether the collector has ended."""
+        names = ["interrupt", "raise"]
+        if self._remote:
+            names += ["kill", "stop", "exit", "hang"]
+            names += ["server"] * 3 * ("server" in self._collector.stats())
+        name = self._random.choice(names)
+        self.committed.append(name)
+        if name == "interrupt":
+            self._interrupt()
+            return False
+        if name == "raise" and not retries:
+            return self._end()
+        before = self._restarts(name)
+        if name == "server":
+            os.kill(self._collector.stats()["server"]["pid"], signal.SIGKILL)
+        elif name in ("kill", "stop"):
+            number = signal.SIGKILL if name == "kill" else signal.SIGSTOP
+            self._collect_until(lambda: self._signal(number))
+        else:
+            self._request(name)
+        self._collect_until(lambda: self._restarts(name) > before)
+        return False
+
+    def _victim(self) -> int:
+        return self._random.randrange(len(self._requests))
+
+    def _signal(self, number: int) -> bool:
+        """Signal a worker; return whether it was there, which it may not be after a fault."""
+        with suppress(ProcessLookupError):
+            os.kill(self._collector.stats()["workers"][self._victim()]["pid"], number)
+            return True
+        return False
+
+    def _request(self, fault: str) -> None:
+        request = self._requests[self._victim()]
+        whole = request.with_suffix(".whole")
+        whole.write_text(fault)
+        whole.rename(request)
+
+    def _restarts(self, name: str) -> int:
+        stats = self._collector.stats()
+        if name == "server":
+            return int(stats["server"]["restarts"])
+        return sum(own["restarts"] for own in stats["workers"].values())
+
+    def _end(self) -> bool:
+        self._request("raise")
+        try:
+            self._collect_until(lambda: False)
+        except BrokeOnRequestError:
+            return True
+        raise AssertionError("the environment's exception did not arrive")
+
+    def _interrupt(self) -> None:
+        self._interrupts.send(self._random.random() * 0.02)
+        self._collect_until(lambda: self._interrupts.came)
+
+    def _collect(self, batches: int) -> None:
+        for _ in range(batches):
+            self._next()
+        self._check()
+
+    def _collect_until(self, done: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + SILENCE
+        while not done():
+            assert time.monotonic() < deadline, f"nothing follows from {self.committed[-1]}"
+            self._next()
+
+    def _next(self) -> None:
+        td = None
+        try:
+            self._interrupts.armed = True
+            td = self._collector.next()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self._interrupts.armed = False
+        if td is not None:
+            self._frames.follow(td)
+        elif not self._remote:  # the environments made steps that were given up
+            self._missing = self._ledger()["lost"]
+
+    def _ledger(self) -> dict[str, Any]:
+        ledger: dict[str, Any] = self._collector.ledger()
+        for account in (ledger["total"], *ledger["workers"].values()):
+            delivered, in_flight, lost = (
+                account[name] for name in ("delivered", "in_flight", "lost")
+            )
+            assert account["issued"] == delivered + in_flight + lost
+            assert lost == sum(account["reasons"].values())
+        total: dict[str, Any] = ledger["total"]
+        return total
+
+    def _check(self) -> None:
+        """Nothing is missing but batches that an interrupt took after their delivery."""
+        taken = self._ledger()["delivered"] - self._frames.seen
+        assert taken >= 0
+        assert taken == 0 or "interrupt" in self.committed
+        assert self._frames.skipped <= taken + self._missing
+        if not taken:
+            self._frames.check_ids()
