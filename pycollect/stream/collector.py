@@ -446,7 +446,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 episodes=flow.statistics.episodes,
                 trajectories=flow.queue.next_id if flow.queue else flow.ids.next,
                 policy_version=flow.version.number,
-                policy=dict(self._source.weights.current()),
+                policy=self._source.weights.current(),
                 ledger=flow.ledger.state(),
                 workers=self._source.streams.states(),
             ).to_dict()
@@ -479,7 +479,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     @property
     def policy_weights(self) -> TensorDict:
         """The policy's weights as the collector knows them, nested as its modules are."""
-        return TensorDict(dict(self._source.weights.current())).unflatten_keys(".")
+        return TensorDict(dict(self._source.weights.current().tensors)).unflatten_keys(".")
 
     def start(self) -> None:
         """Collect into the replay buffer in a thread of this process, until the end or `pause`.
