@@ -79,11 +79,6 @@ class WeightForm:
                     f"policy_or_weights: expected shape {expected[name]} for {name!r}, "
                     f"got {list(tensor.shape)}"
                 )
-            if tensor.is_meta or tensor.layout != torch.strided:
-                raise ValueError(
-                    f"policy_or_weights: {name!r} must be a dense tensor with values, got "
-                    f"{tensor.layout} on {tensor.device}"
-                )
         return came
 
     def check_whole(self, came: Weights) -> None:
@@ -131,9 +126,10 @@ def load_weights(policy: Any, weights: Weights) -> None:
     Raises:
         ValueError: They do not fit the policy, which was not changed then.
     """
-    weights = WeightForm.of(policy).fitted(weights)
-    extra = {key: opened_extra_state(key, value) for key, value in weights.extra.items()}
     targets = named_weights(policy)
+    if weights.extra or not _fits(targets, weights.tensors):
+        weights = WeightForm.of(policy).fitted(weights)
+    extra = {key: opened_extra_state(key, value) for key, value in weights.extra.items()}
     for name, module in policy.named_modules() if weights.modes else ():
         mode = weights.modes.get(name, module.training)
         if module.training != mode:
@@ -146,6 +142,13 @@ def load_weights(policy: Any, weights: Weights) -> None:
         key = extra_state_key(name)
         if key in extra:
             module.set_extra_state(extra[key])
+
+
+def _fits(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether names and shapes fit, without the cost of a WeightForm."""
+    return bool(tensors) and all(
+        name in targets and targets[name].shape == value.shape for name, value in tensors.items()
+    )
 
 
 _FLAGS = ("", "flags")  # no parameter has such a name

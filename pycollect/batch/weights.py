@@ -82,9 +82,21 @@ def weights_from(source: Any) -> Weights:
 
     Raises:
         TypeError: `source` has another type, or contains a value that cannot be sent.
+        ValueError: A tensor is sparse, or has no values.
     """
     if isinstance(source, Weights):
         return source
+    weights = _weights_from(source)
+    for name, value in weights.tensors.items():
+        if value.is_meta or value.layout != torch.strided:
+            raise ValueError(
+                f"policy_or_weights: {name!r} must be a dense tensor with values, got "
+                f"{value.layout} on {value.device}"
+            )
+    return weights
+
+
+def _weights_from(source: Any) -> Weights:
     if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
         return weights_of(source)
     if not isinstance(source, Mapping | TensorDictBase):

@@ -430,13 +430,15 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """Where the stream stands after the last delivered batch.
 
         Made without asking a worker: what is in flight goes on undisturbed. Holds the policy's
-        weights and version, counters, the ledger, and where the workers' random generators stand.
+        weights (with extra state and training modes) and version, counters, the ledger, and where
+        the workers' random generators stand.
         Weights of policies that workers in other processes built from a `policy_factory` are known
         here, and part of it, once `update_policy_weights_` gave them some.
 
         Returns:
             A dict of tensors, numbers, strings and dicts of these, which
-            ``torch.load(weights_only=True)`` takes.
+            ``torch.load(weights_only=True)`` takes. Extra state of the policy's modules is part of
+            it, with the types that they gave it.
         """
         with self._flow.moving:
             flow = self._flow

@@ -209,6 +209,8 @@ def _read_actions(plain: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(state, Mapping):
+        raise TypeError(f"expected a dict, got {type(state).__name__}")
     inner = state["state"]
     for name, value in inner.items():
         if not isinstance(value, str):
