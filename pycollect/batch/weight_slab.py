@@ -130,7 +130,8 @@ def load_weights(policy: Any, weights: Weights) -> None:
     if weights.extra or not _fits(targets, weights.tensors):
         weights = WeightForm.of(policy).fitted(weights)
     extra = {key: opened_extra_state(key, value) for key, value in weights.extra.items()}
-    for name, module in policy.named_modules() if weights.modes else ():
+    modules = dict(policy.named_modules()) if isinstance(policy, nn.Module) else {}
+    for name, module in modules.items():
         mode = weights.modes.get(name, module.training)
         if module.training != mode:
             module.train(mode)
@@ -138,7 +139,7 @@ def load_weights(policy: Any, weights: Weights) -> None:
         for name, value in weights.tensors.items():
             if targets[name].data_ptr() != value.data_ptr():
                 targets[name].copy_(value)
-    for name, module in policy.named_modules() if extra else ():
+    for name, module in modules.items() if extra else ():
         key = extra_state_key(name)
         if key in extra:
             module.set_extra_state(extra[key])
