@@ -184,6 +184,21 @@ def test_a_state_has_them(way: Way) -> None:
         assert (fresh.training, fresh.module.head.gain) == (False, 3.0)
 
 
+@pytest.mark.parametrize("way", [ALL[0], *marked(MULTI_STACK)])
+def test_a_state_whose_extra_state_a_module_refuses_changes_nothing(way: Way) -> None:
+    policy = shows()
+    with collecting(way, ONE, policy, frames=T) as collector:
+        collector.next()
+        state = collector.state_dict()
+        state["policy"]["module.head._extra_state"] = 3  # not a dict
+        state["policy"]["module.body.bias"].fill_(7.0)
+        with pytest.raises(ValueError, match=r"module\.head\._extra_state"):
+            collector.load_state_dict(state)
+        assert policy.module.body.bias != 7.0
+        assert collector.stats()["batches"] == 1
+        assert collector.next()["observation"][..., 2].max() > T - 1  # no reset
+
+
 @pytest.mark.parametrize("way", [pytest.param(MULTI_STACK, marks=pytest.mark.processes)])
 def test_workers_that_are_added_have_them(way: Way) -> None:
     policy = shows()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
@@ -124,7 +125,8 @@ def load_weights(policy: Any, weights: Weights) -> None:
     `train` of a parent sets its children, too.
 
     Raises:
-        ValueError: They do not fit the policy, which was not changed then.
+        ValueError: Names or shapes do not fit, and nothing was changed; or a module refused its
+            extra state.
     """
     targets = named_weights(policy)
     if weights.extra or not _fits(targets, weights.tensors):
@@ -142,7 +144,24 @@ def load_weights(policy: Any, weights: Weights) -> None:
     for name, module in modules.items() if extra else ():
         key = extra_state_key(name)
         if key in extra:
-            module.set_extra_state(extra[key])
+            _set_extra_state(module, key, extra[key])
+
+
+def _set_extra_state(module: nn.Module, key: str, value: Any) -> None:
+    try:
+        module.set_extra_state(value)
+    except Exception as error:
+        raise ValueError(
+            f"policy_or_weights: the module refused its extra state {key!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def check_loads(policy: Any, weights: Weights) -> None:
+    """Raise ValueError unless these are all weights of the policy, and it takes their values."""
+    WeightForm.of(policy).check_whole(weights)
+    if weights.extra:  # only the module itself can check it
+        load_weights(copy.deepcopy(policy), weights)
 
 
 def _fits(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:

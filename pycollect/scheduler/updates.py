@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
+from pycollect.batch.weight_slab import check_loads
 from pycollect.batch.weights import NO_WEIGHTS, Weights, weights_from, weights_of
 from pycollect.checks import check_open, check_worker_ids, no_weights_given
 from pycollect.scheduler.options import RemoteOptions
@@ -63,8 +64,7 @@ class PolicyUpdates:
     def check(self, weights: Weights) -> None:
         """Raise ValueError unless a state's weights fit all workers' policies."""
         if not self._options.built_by_workers:
-            for worker in self._group.present:
-                worker.info.weights.check_whole(weights)
+            check_loads(self._policy, weights)
         elif weights:
             self._group.weights.check(weights, self._group.present)
         elif self._group.weights.newest:

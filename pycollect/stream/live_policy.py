@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from pycollect.batch.weight_slab import WeightForm, load_weights
+from pycollect.batch.weight_slab import check_loads, load_weights
 from pycollect.batch.weights import Weights, weights_from, weights_of
 from pycollect.checks import check_open, no_weights_given
 from pycollect.stream.flow import Flow
@@ -56,7 +56,7 @@ class LivePolicy:
 
     def check(self, weights: Weights) -> None:
         """Raise ValueError unless they fit the policy."""
-        WeightForm.of(self.policy).check_whole(weights)
+        check_loads(self.policy, weights)
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
         """Write them into the caller's policy, at once."""
