@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from collect_support import (
@@ -419,6 +420,23 @@ def test_captured_and_compiled_policies(arguments: dict[str, Any]) -> None:
     came = batches(IN_PROCESS, make(), policy_device="cuda", **arguments)
     for ours, theirs in zip(came, batches(IN_PROCESS, make()), strict=True):
         assert_equal(ours, theirs, "cpu", exact=False)
+
+
+def test_a_captured_policy_follows_its_mode() -> None:
+    policy = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1)).cuda()
+    with SyncDataCollector(
+        lambda: gymnasium.make("Pendulum-v1"),
+        policy,
+        frames_per_batch=8,
+        policy_device="cuda",
+        cudagraph_policy=True,
+    ) as collector:
+        collector.next()
+        policy.eval()
+        batch = collector.next()
+        with torch.no_grad():
+            expected = policy(batch["observation"].cuda()).cpu()
+        torch.testing.assert_close(batch["action"], expected, atol=1e-3, rtol=1e-3)
 
 
 def test_graphs_of_a_policy_on_the_cpu_are_refused() -> None:

@@ -22,7 +22,8 @@ from torch import nn
 from pycollect._core import Placement, SharedSlabPool, Slab
 from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.slab_views import slab_tensors
-from pycollect.batch.weights import WeightSlab, weight_leaves, weights_from
+from pycollect.batch.weight_slab import WeightForm, WeightSlab
+from pycollect.batch.weights import weights_from
 from pycollect.engines.messages import RolloutRequest, WorkerInfo, WorkerSpec
 from pycollect.engines.processes.engine import ProcessEngine
 from pycollect.engines.processes.handle import MailboxHandle
@@ -174,7 +175,7 @@ def test_rollouts_that_are_queued_each_have_their_slab(engine: ProcessEngine) ->
 def test_the_newest_weights_are_taken_by_rollouts_that_are_queued(engine: ProcessEngine) -> None:
     worker = started(engine, SlowEnv)
     handle, policy = worker.handle, Constant()
-    packer = WeightSlab(weight_leaves(weights_from(policy)))
+    packer = WeightSlab(WeightForm.of(policy))
     worker.ask()
     slab = worker.ask()
     for serial in range(1, 4):

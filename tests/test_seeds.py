@@ -191,7 +191,7 @@ def test_generators_go_on_from_a_state(kind: Any) -> None:
 def test_a_state_of_no_bit_generator_is_refused(name: Any) -> None:
     plain = Generators(np.random.SeedSequence(3)).state([]).plain()
     plain["numpy"][0] = name
-    with pytest.raises(ValueError, match="state_dict: expected states of generators"):
+    with pytest.raises(ValueError, match=r"state_dict: .*'numpy'"):
         GeneratorState.from_plain(plain)
 
 

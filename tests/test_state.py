@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import random
+import re
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from collect_support import (
@@ -22,7 +25,9 @@ from collect_support import (
     collecting,
     marked,
 )
-from envs_for_tests import CountingEnv
+from envs_for_tests import CountingEnv, EnvBrokeError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -227,8 +232,152 @@ BAD: dict[str, tuple[Any, Any]] = {
     "other environments": (lambda s: s["workers"]["0"]["actions"].pop(), ValueError),
     "no weights": (lambda s: s["policy"].clear(), ValueError),
     "a number that is too large": (lambda s: s.update(policy_version=2**63), ValueError),
+    "a numpy generator of another kind": (
+        lambda s: s["workers"]["0"].update(numpy=s["workers"]["0"]["actions"][0]),
+        ValueError,
+    ),
+    "a position outside of the words": (
+        lambda s: s["workers"]["0"]["numpy"].__setitem__(2, 10**6),
+        ValueError,
+    ),
+    "words that are too large": (
+        lambda s: s["workers"]["0"]["numpy"][1].add_(2**32),
+        ValueError,
+    ),
+    "a pair of normals without a number": (
+        lambda s: s["workers"]["0"]["python"].__setitem__(2, "one"),
+        ValueError,
+    ),
+    "a generator of fractions": (
+        lambda s: s["workers"]["0"]["actions"][0]["state"].update(state=0.5),
+        ValueError,
+    ),
+    "a device generator of another dtype": (
+        lambda s: s["workers"]["0"].update(device=torch.zeros(16)),
+        ValueError,
+    ),
+    "generators that are no dict": (lambda s: s["workers"].update({"0": [1]}), ValueError),
+    "workers of several types": (lambda s: s["workers"].update({0: None}), ValueError),
+    "weights of another worker": (lambda s: s["policies"].update({"7": {}}), ValueError),
+    "modes of another worker": (lambda s: s["training"].update({"7": {}}), ValueError),
+    "a mode that is no bool": (lambda s: s["training"]["policy"].update({"": 1}), ValueError),
+    "an account of no worker": (lambda s: s["ledger"].update({"²": s["ledger"]["0"]}), ValueError),
     "a broken ledger": (lambda s: s["ledger"].update({"0": {"delivered": 3}}), ValueError),
 }
+
+
+CHANGES = [None, -1, 0, 2**62, 0.5, float("nan"), "", "1", True, [], {}, b"1"]
+TENSORS = [torch.zeros(0), torch.zeros(3, dtype=torch.uint8), torch.tensor([2**40, -1])]
+
+
+def places(tree: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Return the paths to all values of nested dicts and lists."""
+    if isinstance(tree, dict):
+        return [path, *(own for key in tree for own in places(tree[key], (*path, key)))]
+    if isinstance(tree, list):
+        return [path, *(own for key in range(len(tree)) for own in places(tree[key], (*path, key)))]
+    return [path]
+
+
+def at(tree: Any, path: tuple[Any, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def after_one_batch() -> Any:
+    collector = SyncDataCollector(dice(0), noisy(), frames_per_batch=2 * T)
+    collector.set_seed(3)
+    collector.next()
+    return collector
+
+
+@pytest.fixture(scope="module")
+def untouched() -> tuple[Any, Any]:
+    """A state, and the batch that follows without any attempt to load another."""
+    collector = after_one_batch()
+    state = collector.state_dict()
+    batch = collector.next().clone()
+    collector.shutdown()
+    return state, batch
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_an_altered_state_is_loaded_as_a_whole_or_changes_nothing(
+    untouched: Any, data: st.DataObject
+) -> None:
+    good, following = untouched
+    state = deepcopy(good)
+    *inside, key = data.draw(st.sampled_from([path for path in places(state) if path]))
+    parent = at(state, tuple(inside))
+    change = data.draw(st.sampled_from(["remove", "replace", "copy", "shape"]))
+    if change == "remove":
+        del parent[key]
+    elif change == "replace":
+        parent[key] = data.draw(st.sampled_from([*CHANGES, *TENSORS]))
+    elif change == "copy":  # a value from elsewhere in the state
+        parent[key] = deepcopy(at(good, data.draw(st.sampled_from(places(good)))))
+    elif isinstance(parent[key], torch.Tensor):
+        parent[key] = data.draw(
+            st.sampled_from(
+                [parent[key][:-1], parent[key][None], parent[key].float(), -parent[key]]
+            )
+        )
+    collector = after_one_batch()
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
+    refusal = ""
+    try:
+        collector.load_state_dict(state)
+    except (ValueError, TypeError) as error:
+        refusal = str(error)
+    batch = collector.next()
+    collector.shutdown()
+    if refusal:
+        assert re.match("state_dict|policy_or_weights", refusal)
+        assert same(batch, following)
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
+    assert (before[2]["state"]["key"] == np.random.get_state(legacy=False)["state"]["key"]).all()
+
+
+class Draws(CountingEnv):
+    """Draws from the global generators, and raises in the third step if it is to."""
+
+    error: type[BaseException] | None = None
+
+    def step(self, action: Any) -> Any:
+        torch.rand(1), random.random(), np.random.random()
+        if self.error is not None and self.steps == 2:
+            raise self.error
+        return super().step(action)
+
+
+@pytest.mark.parametrize("error", [EnvBrokeError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("where", ["environment", "policy"])
+def test_the_callers_generators_survive_what_is_raised(
+    where: str, error: type[BaseException]
+) -> None:
+    def raises(observation: torch.Tensor) -> torch.Tensor:
+        torch.rand(1)
+        if armed:
+            raise error
+        return torch.zeros((), dtype=torch.int64)
+
+    armed: list[int] = []
+    env = Draws()
+    with SyncDataCollector(lambda: env, raises, frames_per_batch=T) as collector:
+        collector.set_seed(3)
+        if where == "policy":
+            armed.append(1)
+        else:
+            env.error = error
+        before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
+        with pytest.raises(error):
+            collector.next()
+        assert torch.equal(before[0], torch.get_rng_state())
+        assert before[1] == random.getstate()
+        assert (before[2] == np.random.get_state()[1]).all()
 
 
 def test_a_state_has_tensors_of_its_own() -> None:

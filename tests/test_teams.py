@@ -33,6 +33,7 @@ from pycollect import (
 )
 from pycollect._core import RolloutControl, SharedNumber
 from pycollect.batch.slab_views import make_pool, slab_tensors, to_tensordict
+from pycollect.batch.weights import Weights
 from pycollect.engines.messages import WorkerSpec
 from pycollect.engines.processes.handle import MailboxHandle
 from pycollect.scheduler.options import Preemption, RemoteOptions
@@ -207,7 +208,6 @@ def test_text_and_random_actions_from_a_team() -> None:
         slab = make_pool(alone.placement, 1).acquire()
         assert (alone.collect(slab, 0, 0, True).extras["hint",] == hints).all()
     with team_of(STACK.entries(1), bias_policy()) as team:
-        biases = {name: torch.full((1,), 3.0) for name in ("module.bias",)}
-        team.load_weights(biases)
+        team.load_weights(Weights({"module.bias": torch.full((1,), 3.0)}))
         assert (collected(team, 1, random=True)[0]["bias"] == 0).all()
         assert (collected(team, 1)[0]["bias"] == 3).all()

@@ -186,6 +186,7 @@ def test_weights_that_do_not_fit_in_process(make: Any, error: Any, text: str) ->
 def test_without_a_policy_there_are_no_weights() -> None:
     with collecting(IN_PROCESS, ONE, None, frames=T) as collector:
         collector.update_policy_weights_()
+        collector.update_policy_weights_(torch.nn.Dropout())
         with pytest.raises(ValueError, match="unknown"):
             collector.update_policy_weights_(torch.nn.Linear(2, 2))
 

@@ -1,150 +1,184 @@
-"""A policy's weights: found by name, and packed as one slab, once per version."""
+"""A policy's weights: parameters, buffers, extra state and training modes, found by name."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence, Set
+import io
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
+import cloudpickle
 import torch
 from tensordict import TensorDictBase
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from pycollect._core import Layout, Leaf, Placement, Slab, SlabPool
-from pycollect.batch.layout import dtype_name
-
-Weights = Mapping[str, torch.Tensor]
+_EXTRA_STATE = "_extra_state"  # the last part of such a key, as in `nn.Module.state_dict`
 
 
-def weights_from(source: Any) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by name ("module.0.weight").
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a policy at one moment, or some of them.
+
+    Attributes:
+        tensors: Parameters and buffers by name ("module.0.weight").
+        extra: Serialized extra state by key ("module.0._extra_state").
+        modes: Training mode by module name ("module.0"); the policy itself has the name "".
+    """
+
+    tensors: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    extra: Mapping[str, bytes] = field(default_factory=dict)
+    modes: Mapping[str, bool] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.tensors or self.extra or self.modes)
+
+    def copied(self) -> Weights:
+        """Return the same weights in tensors of their own."""
+        tensors = {name: value.detach().clone() for name, value in self.tensors.items()}
+        return replace(self, tensors=tensors)
+
+    def updated(self, newer: Weights) -> Weights:
+        """Return these weights, replaced by newer ones of the same name."""
+        return Weights(
+            {**_without(self.tensors, newer.tensors), **newer.tensors},
+            {**_without(self.extra, newer.extra), **newer.extra},
+            {**self.modes, **newer.modes},
+        )
+
+    def equal(self, other: Weights) -> bool:
+        """Return whether `other` has all of these names, with equal values."""
+        return (
+            all(other.extra.get(key) == value for key, value in self.extra.items())
+            and all(other.modes.get(name) == mode for name, mode in self.modes.items())
+            and all(
+                name in other.tensors and torch.equal(tensor, other.tensors[name].to(tensor.device))
+                for name, tensor in self.tensors.items()
+            )
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors and extra state as `nn.Module.state_dict` does, as copies."""
+        extra = {key: opened_extra_state(key, value) for key, value in self.extra.items()}
+        return {**self.copied().tensors, **extra}
+
+
+NO_WEIGHTS = Weights()
+
+
+def _without(old: Mapping[str, Any], newer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries with other names; newer values of tied parameters must come last."""
+    return {name: value for name, value in old.items() if name not in newer}
+
+
+def weights_from(source: Any) -> Weights:
+    """Return the weights in any accepted form; only a module has training modes.
 
     Args:
-        source: an nn.Module; a TensorDict of parameters (``TensorDict.from_module``), also a
+        source: An nn.Module; a TensorDict of parameters (``TensorDict.from_module``) or a
             TensorDictParams; a ``state_dict()``; or nested dicts of tensors.
 
     Raises:
-        TypeError: `source` is none of these.
+        TypeError: `source` has another type, or contains a value that cannot be sent.
+        ValueError: A tensor is sparse, or has no values.
     """
-    if isinstance(source, TensorDictBase):  # a TensorDictParams is a module, too
-        source = source.flatten_keys(".").to_dict()
-    if isinstance(source, nn.Module):
-        return named_weights(source)
-    if not isinstance(source, Mapping):
-        raise TypeError(
-            "policy_or_weights: expected an nn.Module, a TensorDict of parameters or a state dict, "
-            f"got {type(source).__name__}"
-        )
-    weights = {}
-    for name, value in source.items():
-        if isinstance(value, (Mapping, TensorDictBase)):
-            weights.update({f"{name}.{sub}": own for sub, own in weights_from(value).items()})
-        elif isinstance(value, torch.Tensor):
-            weights[str(name)] = value.detach()
-        else:
-            raise TypeError(
-                f"policy_or_weights: expected tensors, got {type(value).__name__} for {name!r}"
+    if isinstance(source, Weights):
+        return source
+    weights = _weights_from(source)
+    for name, value in weights.tensors.items():
+        if value.is_meta or value.layout != torch.strided:
+            raise ValueError(
+                f"policy_or_weights: {name!r} must be a dense tensor with values, got "
+                f"{value.layout} on {value.device}"
             )
     return weights
 
 
-def weights_of(policy: Any) -> dict[str, torch.Tensor]:
-    """The weights of a policy in any accepted form; none for a plain callable."""
-    return named_weights(policy) if isinstance(policy, nn.Module) else {}
+def _weights_from(source: Any) -> Weights:
+    if isinstance(source, nn.Module) and not isinstance(source, TensorDictBase):
+        return weights_of(source)
+    if not isinstance(source, Mapping | TensorDictBase):
+        raise TypeError(
+            "policy_or_weights: expected an nn.Module, a TensorDict of parameters or a state dict, "
+            f"got {type(source).__name__}"
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    extra: dict[str, bytes] = {}
+    _gather(source, "", tensors, extra)
+    return Weights(tensors, extra)
 
 
-def check_same(leaves: Sequence[Leaf], came: Weights) -> None:
-    """Raise ValueError that says which names or shapes differ from these."""
-    expected = {leaf.key[0] for leaf in leaves}
-    if expected != came.keys():
-        raise _other_names(expected, came)
-    check_part(leaves, came)
-
-
-def check_part(leaves: Sequence[Leaf], came: Weights) -> None:
-    """Raise ValueError unless these are some of the weights, in their shapes: the others stay."""
-    expected = {leaf.key[0]: list(leaf.shape) for leaf in leaves}
-    if came.keys() - expected.keys() or (expected and not came):
-        raise _other_names(expected.keys(), came)
-    for name, tensor in came.items():
-        if expected[name] != list(tensor.shape):
-            raise ValueError(
-                f"policy_or_weights: expected shape {expected[name]} for {name!r}, "
-                f"got {list(tensor.shape)}"
+def _gather(
+    source: Any, prefix: str, tensors: dict[str, torch.Tensor], extra: dict[str, bytes]
+) -> None:
+    """Collect the entries of nested dicts by their full names."""
+    for key, value in source.items():
+        name = f"{prefix}{key}"
+        if name.rpartition(".")[2] == _EXTRA_STATE:
+            extra[name] = _serialized(name, value)
+        elif isinstance(value, Mapping | TensorDictBase):
+            _gather(value, f"{name}.", tensors, extra)
+        elif isinstance(value, torch.Tensor):
+            tensors[name] = value.detach()
+        else:
+            raise TypeError(
+                f"policy_or_weights: expected tensors, got {type(value).__name__} for {name!r}"
             )
 
 
-def _other_names(expected: Set[str], came: Weights) -> ValueError:
-    missing = sorted(expected - came.keys())
-    unknown = sorted(came.keys() - expected)
-    return ValueError(
-        "policy_or_weights: expected the names of the collector's policy; "
-        f"missing: {missing or 'none'}, unknown: {unknown or 'none'}"
-    )
+def weights_of(policy: Any) -> Weights:
+    """Return the weights of a policy, sharing memory with it; none for a plain callable.
 
-
-def same_values(ours: Weights, theirs: Weights) -> bool:
-    """Whether two sets of weights of the same names are equal, bit for bit or as numbers."""
-    return all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
-
-
-def load_weights(target: Weights, source: Weights) -> None:
-    """Write `source` into tensors of `target`, in place, after checking that they are its own."""
-    check_part(weight_leaves(target), source)
-    with torch.no_grad():
-        for name, value in source.items():
-            if target[name].data_ptr() != value.data_ptr():
-                target[name].copy_(value)
-
-
-def weight_leaves(weights: Weights) -> tuple[Leaf, ...]:
-    """Names, dtypes and shapes of weights."""
-    return tuple(Leaf((name,), dtype_name(t.dtype), tuple(t.shape)) for name, t in weights.items())
-
-
-_GIVEN = ("", "given")  # which of the weights are there; none of them has such a name
-
-
-class WeightSlab:
-    """Packs weights of fixed names, dtypes and shapes, or some of them, into one buffer.
-
-    Args:
-        leaves: the form of all, see :func:`weight_leaves`; at least one.
+    Raises:
+        TypeError: An extra state cannot be pickled.
+        ValueError: A lazy parameter has no shape yet.
     """
+    if not isinstance(policy, nn.Module):
+        return Weights()
+    modules = list(policy.named_modules())
+    extra = {
+        key: _serialized(key, module.get_extra_state())
+        for name, module in modules
+        if overrides(module, "get_extra_state")
+        for key in [extra_state_key(name)]
+    }
+    return Weights(named_weights(policy), extra, {name: own.training for name, own in modules})
 
-    def __init__(self, leaves: Sequence[Leaf]) -> None:
-        self._names = [leaf.key[0] for leaf in leaves]
-        layout = Layout([*leaves, Leaf(_GIVEN, "bool", (len(leaves),))])
-        self._pool = SlabPool(Placement(layout, 1, 1, 1), 1)
 
-    def pack(self, weights: Weights) -> npt.NDArray[np.uint8]:
-        """The values of these weights now, as one array of bytes of its own."""
-        slab = self._pool.acquire()
-        views, given = self._views(slab)
-        given.copy_(torch.tensor([name in weights for name in self._names], device="cpu"))
-        load_weights(views, weights)
-        packed: npt.NDArray[np.uint8] = slab.array()
-        return packed
+def extra_state_key(module: str) -> str:
+    """Return the key of a module's extra state in a state dict."""
+    return f"{module}.{_EXTRA_STATE}" if module else _EXTRA_STATE
 
-    def unpack(self, buffer: npt.NDArray[np.uint8]) -> dict[str, torch.Tensor]:
-        """Tensors that hold what was packed; ValueError for a buffer of another size."""
-        slab = self._pool.acquire()
-        target = slab.array()
-        if buffer.nbytes != target.nbytes:
-            raise ValueError(f"buffer: expected {target.nbytes} bytes, got {buffer.nbytes}")
-        target[:] = buffer
-        views, given = self._views(slab)
-        there = zip(views.items(), given.tolist(), strict=True)
-        return {name: view for (name, view), is_there in there if is_there}
 
-    def _views(self, slab: Slab) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        *tensors, given = slab.tensors([1], torch.Tensor)
-        views = {name: t.squeeze(0) for name, t in zip(self._names, tensors, strict=True)}
-        return views, given.squeeze(0)
+def overrides(module: nn.Module, method: str) -> bool:
+    """Return whether the module's class has its own `method`."""
+    return getattr(type(module), method) is not getattr(nn.Module, method)
+
+
+def _serialized(key: str, value: Any) -> bytes:
+    """Return an extra state as bytes that are equal for equal tensors."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file, pickle_module=cloudpickle)
+    except Exception as error:
+        raise TypeError(
+            f"policy_or_weights: the extra state {key!r} must be picklable to reach workers, got "
+            f"{type(value).__name__}: {error}"
+        ) from error
+    return file.getvalue()
+
+
+def opened_extra_state(key: str, serialized: bytes) -> Any:
+    """Return the value of an extra state, its tensors on the CPU."""
+    try:
+        return torch.load(io.BytesIO(serialized), map_location="cpu", weights_only=False)
+    except Exception as error:
+        raise ValueError(
+            f"policy_or_weights: the extra state {key!r} cannot be unpickled here: "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def named_weights(policy: Any) -> dict[str, torch.Tensor]:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import nn
 
 from pycollect import checks as check
 from pycollect.batch.frame import MASK
-from pycollect.batch.weights import weights_from, weights_of
+from pycollect.batch.weights import Weights, weights_from, weights_of
 from pycollect.collectors import evaluated
 from pycollect.collectors.arguments.given import telling
 from pycollect.collectors.episodes import Episodes
@@ -340,10 +341,10 @@ class Evaluator:
         if self._results:
             raise RuntimeError(f"{method}: expected no result that nobody has had; wait() for it")
 
-    def _weights_now(self, weights: Any, by_model: Any) -> dict[str, torch.Tensor]:
+    def _weights_now(self, weights: Any, by_model: Any) -> Weights:
         source = source_of({"weights": weights}, None, by_model or None)
         own = weights_of(self._policy) if source is None else weights_from(source)
-        return {name: value.detach().clone() for name, value in own.items()}
+        return replace(own.copied(), modes={})  # the copy stays in evaluation mode
 
     def _next_step(self, step: int | None) -> int:
         if step is not None:
@@ -351,7 +352,7 @@ class Evaluator:
         self._steps += 1
         return self._steps - 1
 
-    def _evaluate(self, weights: dict[str, torch.Tensor], step: int) -> Metrics:
+    def _evaluate(self, weights: Weights, step: int) -> Metrics:
         with self._evaluating:
             began = time.perf_counter()
             if weights:

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from pycollect._core import Leaf, Placement, Slab
+from pycollect._core import Placement, Slab
 from pycollect.batch.compression import PackedBuffer
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.room import Room
 from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.slab_views import leaf_sizes
+from pycollect.batch.weight_slab import NO_FORM, WeightForm
 from pycollect.devices import CPU
 from pycollect.engines.inheritance import pickled_apart
 from pycollect.engines.rollout_worker import RolloutWorker
@@ -70,7 +71,7 @@ class WorkerInfo:
     Attributes:
         num_seeds: how many its environments are reset with.
         bounded: its episodes are known to end.
-        weights: names, dtypes and shapes of the policy's parameters and buffers.
+        weights: Form of the policy's weights.
         device: where its environments lie.
         processes: how many of its own collect for it; 0: it does so itself.
         beside: these are stacked in a rollout, each a part of its own.
@@ -85,7 +86,7 @@ class WorkerInfo:
     pid: int
     node: str
     bounded: bool
-    weights: tuple[Leaf, ...] = ()
+    weights: WeightForm = NO_FORM
     device: torch.device = CPU
     processes: int = 0
     beside: bool = False

@@ -21,7 +21,7 @@ from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.slab_views import make_pool, to_tensordict
-from pycollect.batch.weights import WeightSlab
+from pycollect.batch.weight_slab import WeightSlab
 from pycollect.engines.face import answered
 from pycollect.engines.import_warnings import have_filtered
 from pycollect.engines.inheritance import unpickled

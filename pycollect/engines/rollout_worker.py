@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
-from pycollect._core import Leaf, Placement, RolloutControl, Slab
+from pycollect._core import Placement, RolloutControl, Slab
 from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.weight_slab import WeightForm
 from pycollect.batch.weights import Weights
 from pycollect.engines.face import Face
 from pycollect.worker.generators import GeneratorState, TeamState
@@ -45,8 +46,8 @@ class RolloutWorker(Protocol):
         """Its environments."""
 
     @property
-    def weights(self) -> tuple[Leaf, ...]:
-        """Names, dtypes and shapes of the policy's parameters and buffers."""
+    def weights(self) -> WeightForm:
+        """Form of the policy's weights."""
 
     @property
     def device(self) -> torch.device:

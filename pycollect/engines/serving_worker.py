@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from pycollect._core import Leaf, Placement, RolloutControl, Slab
+from pycollect._core import Placement, RolloutControl, Slab
 from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.weight_slab import WeightForm
 from pycollect.batch.weights import Weights
 from pycollect.engines.face import Face
 from pycollect.worker.generators import GeneratorState
@@ -43,8 +44,8 @@ class ServingWorker(ABC):
 
     @property
     @abstractmethod
-    def weights(self) -> tuple[Leaf, ...]:
-        """Names, dtypes and shapes of the parameters and buffers of what it serves with."""
+    def weights(self) -> WeightForm:
+        """Form of the policy's weights."""
 
     @property
     @abstractmethod

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import cloudpickle
 import torch
 
-from pycollect._core import Bell, Leaf, ServerSlots
+from pycollect._core import Bell, ServerSlots
 from pycollect.batch.slab_rows import MemoryAddress
-from pycollect.batch.weights import Weights, weight_leaves, weights_of
+from pycollect.batch.weight_slab import WeightForm
+from pycollect.batch.weights import Weights
 from pycollect.engines.messages import WorkerSpec
 from pycollect.engines.serving_worker import ServingWorker
 from pycollect.engines.waiting import LOOK_SECONDS
@@ -68,9 +69,9 @@ class PolicyWorker(ServingWorker):
         server.count_by(self._version)
 
     @property
-    def weights(self) -> tuple[Leaf, ...]:
-        """Names, dtypes and shapes of the policy's parameters and buffers."""
-        return weight_leaves(weights_of(self._server.policy))
+    def weights(self) -> WeightForm:
+        """Form of the policy's weights."""
+        return WeightForm.of(self._server.policy)
 
     @property
     def device(self) -> torch.device:

@@ -12,7 +12,8 @@ from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import ServerSlots
 from pycollect.batch.room import Rooms
-from pycollect.batch.weights import Weights, device_of, load_weights, placed, weights_from
+from pycollect.batch.weight_slab import load_weights
+from pycollect.batch.weights import Weights, device_of, placed
 from pycollect.devices import CPU, indexed
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.processes.wire import pack, unpack
@@ -75,7 +76,7 @@ class InferenceServer:
 
     def load_weights(self, weights: Weights) -> None:
         """Write new weights into what is called, in place."""
-        load_weights(weights_from(self.policy), weights)
+        load_weights(self.policy, weights)
 
     def seed(self, root: int, *place: int) -> None:
         """From now on, what the policy draws comes from a stream of its own.

@@ -199,7 +199,11 @@ class PolicyRunner:
             self._fingerprint = Fingerprint((), ())
             act, self.reuses_memory = self._act_with_tensordict(), False
         else:
-            self._fingerprint = Fingerprint(watched_modules(program), called_modules(program))
+            self._fingerprint = Fingerprint(
+                watched_modules(program),
+                called_modules(program),
+                captured=self._calling.graphed is not None,
+            )
             self._check_unchanged(program)
             act, self.reuses_memory = self._act_of(program)
         if self._given.are_redrawn:

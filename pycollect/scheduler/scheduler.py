@@ -12,7 +12,7 @@ from tensordict import TensorDictBase
 from pycollect._core import Uninterrupted
 from pycollect.batch.room import Room, Rooms
 from pycollect.batch.slab_rows import SlabRows
-from pycollect.batch.weights import Weights, weights_of
+from pycollect.batch.weights import NO_WEIGHTS, Weights, weights_of
 from pycollect.engines.messages import Rollout, RolloutRequest
 from pycollect.engines.protocol import Engine
 from pycollect.errors import WorkerError, without_frames
@@ -428,7 +428,7 @@ class Scheduler:
 
 def _live_weights(flow: Flow, policy: Any) -> tuple[Weights, int] | None:
     """Those of a policy that is called here, for who begins to call a copy, and their version."""
-    weights = weights_of(policy) if flow.options.ways.sends else {}
+    weights = weights_of(policy) if flow.options.ways.sends else NO_WEIGHTS
     return (weights, flow.version.number) if weights else None
 
 

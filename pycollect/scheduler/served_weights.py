@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pycollect.batch.weights import Weights, same_values, weights_of
+from pycollect.batch.weights import Weights, weights_of
 from pycollect.scheduler.node_servers import NodeServers
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.policy_process import PolicyProcess
@@ -88,7 +88,7 @@ class LiveWeights(LivePolicy):
         if self._nodes is None or not self._sends or not weights:
             return
         has = self._nodes.weights
-        if not has or not same_values(weights, has):
+        if not has or not weights.equal(has):
             self._flow.version.count()
             self._give()
 
@@ -159,11 +159,8 @@ class ServerWeights(PolicyUpdates):
 
     def push(self, worker_ids: Sequence[int]) -> None:
         """Give all servers the policy's, as `PolicyUpdates.push`, unless they have the same."""
-        policy = weights_of(self._policy)
-        has = {**self._first, **self._process.group.weights.newest}
-        if not same_values(
-            policy, {name: has[name].to(own.device) for name, own in policy.items()}
-        ):
+        has = self._first.updated(self._process.group.weights.newest)
+        if not weights_of(self._policy).equal(has):
             super().push([self._process.record.index])
 
     def _push(

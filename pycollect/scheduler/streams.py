@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pycollect.batch.weights import load_weights, weights_of
+from pycollect.batch.weight_slab import load_weights
+from pycollect.batch.weights import NO_WEIGHTS
 from pycollect.scheduler.awaiting import Awaiting
 from pycollect.scheduler.workers import WorkerGroup
 from pycollect.stream.state import CollectorState, WorkerState, check_generators
@@ -37,7 +38,7 @@ class GroupStreams:
         """Of each present worker, at the end of its last delivered rollout."""
         own = self._group.weights.own
         return {
-            worker.index: WorkerState(worker.generators, own.get(worker.index, {}))
+            worker.index: WorkerState(worker.generators, own.get(worker.index, NO_WEIGHTS))
             for worker in self._group.present
         }
 
@@ -52,7 +53,7 @@ class GroupStreams:
     def resume(self, state: CollectorState) -> None:
         """Give workers generators, weights and version; reset."""
         if state.policy and self._policy is not None:
-            load_weights(weights_of(self._policy), state.policy)
+            load_weights(self._policy, state.policy)
         calls: dict[int, tuple[Any, ...]] = {}
         present, sender = self._group.present, self._group.weights
         for worker in present:
@@ -68,7 +69,7 @@ class GroupStreams:
             worker.frames = state.ledger.get(str(worker.index), {}).get("delivered", 0)
         self._awaiting.begin_all(calls)
         # Now that what was dropped has ended, which might have changed buffers of the policy.
-        if state.policy or not any(worker.info.weights for worker in present):
+        if state.policy or not any(worker.info.weights.leaves for worker in present):
             sender.send(state.policy, present, state.policy_version)
         for worker in present:
             if own_policy := state.workers[worker.index].policy:

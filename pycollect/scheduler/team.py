@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pycollect._core import Leaf, Placement, RolloutControl, Slab, join_rollouts
+from pycollect._core import Placement, RolloutControl, Slab, join_rollouts
 from pycollect.batch.extras import Extras, pickled_extras
-from pycollect.batch.weights import Weights
+from pycollect.batch.weight_slab import WeightForm
+from pycollect.batch.weights import NO_WEIGHTS, Weights
 from pycollect.engines.face import Face
 from pycollect.engines.messages import WorkerInfo, WorkerSpec
 from pycollect.engines.processes.engine import ProcessEngine
@@ -125,7 +126,7 @@ class Team:
             batch_size=tuple(envs),
         )
         self.leaves = first.leaves
-        self.weights: tuple[Leaf, ...] = first.weights
+        self.weights: WeightForm = first.weights
         self.device = first.device
         self.bounded = all(info.bounded for info in infos.values())
         self.placement = Placement(self.leaves.layout(), 1, self.env.num_envs, self.steps)
@@ -169,7 +170,7 @@ class Team:
             WorkerError: a process died too often.
         """
         if self._fresh is not None or policy_version != self._version:
-            self._processes.push(self._fresh or {}, policy_version)
+            self._processes.push(self._fresh or NO_WEIGHTS, policy_version)
             self._fresh, self._version = None, policy_version
         try:
             batch = self._processes.rollout(random, control or RolloutControl())

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
-from pycollect.batch.weights import Weights, check_same, same_values, weights_from, weights_of
+from pycollect.batch.weight_slab import check_loads
+from pycollect.batch.weights import NO_WEIGHTS, Weights, weights_from, weights_of
 from pycollect.checks import check_open, check_worker_ids, no_weights_given
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerRecord
@@ -63,8 +64,7 @@ class PolicyUpdates:
     def check(self, weights: Weights) -> None:
         """Raise ValueError unless a state's weights fit all workers' policies."""
         if not self._options.built_by_workers:
-            for worker in self._group.present:
-                check_same(worker.info.weights, weights)
+            check_loads(self._policy, weights)
         elif weights:
             self._group.weights.check(weights, self._group.present)
         elif self._group.weights.newest:
@@ -139,19 +139,19 @@ class PolicyUpdates:
 
         Others that workers were given since stay until the policy's change.
         """
-        weights = weights_of(self._policy) if self._sends else {}
+        weights = weights_of(self._policy) if self._sends else NO_WEIGHTS
         if not weights:
             return
         untouched = self._flow.version.number == 0 and self._flow.statistics.batches == 0
-        if untouched and same_values(weights, self._first):
+        if untouched and weights.equal(self._first):
             return
-        if self._overruled is not None and same_values(weights, self._overruled):
+        if self._overruled is not None and weights.equal(self._overruled):
             return
         self._overruled = None
         self._push([(weights, self._group.of(worker_ids))], False)
 
     def _policy_now(self) -> Weights:
-        return {name: value.clone() for name, value in weights_of(self._policy).items()}
+        return weights_of(self._policy).copied()
 
     def _push(
         self, gifts: Sequence[Gift], acknowledge: bool, own: bool = False

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pycollect._core import Leaf
-from pycollect.batch.weights import Weights, WeightSlab, check_part
+from pycollect.batch.weight_slab import WeightForm, WeightSlab
+from pycollect.batch.weights import NO_WEIGHTS, Weights
 from pycollect.engines.messages import Buffer
 from pycollect.engines.shared_value import SharedValue
 from pycollect.scheduler.records import WorkerRecord
@@ -27,8 +27,8 @@ class Assignment:
 
     serial: int = 0
     version: int = 0
-    weights: Weights = field(default_factory=dict)
-    packed: dict[tuple[Leaf, ...], SharedValue] = field(default_factory=dict)
+    weights: Weights = NO_WEIGHTS
+    packed: dict[WeightForm, SharedValue] = field(default_factory=dict)
 
 
 _NOTHING = Assignment()
@@ -43,7 +43,7 @@ class WeightSender:
 
     def __init__(self, put: Callable[[Buffer], SharedValue]) -> None:
         self._put = put
-        self._slabs: dict[tuple[Leaf, ...], WeightSlab] = {}
+        self._slabs: dict[WeightForm, WeightSlab] = {}
         self._newest = _NOTHING
         self._of: dict[int, Assignment] = {}
         self._own: set[int] = set()
@@ -61,7 +61,7 @@ class WeightSender:
     def check(self, weights: Weights, workers: Sequence[WorkerRecord]) -> None:
         """Raise ValueError if names or shapes are not those of the workers' policies."""
         for worker in workers:
-            check_part(worker.info.weights, weights)
+            worker.info.weights.fitted(weights)
 
     def send(
         self,
@@ -76,11 +76,11 @@ class WeightSender:
         Args:
             own: others are to have others.
         """
-        copies = {name: value.detach().clone() for name, value in weights.items()}
+        copies = weights.copied()
         serial = self._newest.serial + 1
         before = [self._of.get(worker.index, _NOTHING) for worker in workers]
         following = {  # workers that had the same have the same again
-            id(had): Assignment(serial, version, {**had.weights, **copies})
+            id(had): Assignment(serial, version, had.weights.updated(copies))
             for had in (self._newest, *before)
         }
         self._newest = following[id(self._newest)]
@@ -108,7 +108,7 @@ class WeightSender:
             own.packed[form] = self._put(self._packed(form, own.weights))
         return worker.handle.assign(own.serial, own.version, own.packed[form], acknowledge)
 
-    def _packed(self, form: tuple[Leaf, ...], weights: Weights) -> Buffer:
+    def _packed(self, form: WeightForm, weights: Weights) -> Buffer:
         """The weights as bytes, in the dtypes that a worker's policy has."""
         if not form:
             return np.empty(0, np.uint8)

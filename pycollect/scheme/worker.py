@@ -76,9 +76,12 @@ class Worker:
         """The actor's weights.
 
         Returns:
-            Its parameters and buffers by name, on the CPU.
+            Its state dict, with tensors on the CPU.
         """
-        return {name: value.cpu() for name, value in self.actor.state_dict().items()}
+        return {
+            name: value.cpu() if isinstance(value, torch.Tensor) else value
+            for name, value in self.actor.state_dict().items()
+        }
 
     def terminate_worker(self) -> None:
         """End this Ray actor, behind what was asked of it before.

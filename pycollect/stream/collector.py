@@ -431,13 +431,15 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """Where the stream stands after the last delivered batch.
 
         Made without asking a worker: what is in flight goes on undisturbed. Holds the policy's
-        weights and version, counters, the ledger, and where the workers' random generators stand.
+        weights (with extra state and training modes) and version, counters, the ledger, and where
+        the workers' random generators stand.
         Weights of policies that workers in other processes built from a `policy_factory` are known
         here, and part of it, once `update_policy_weights_` gave them some.
 
         Returns:
             A dict of tensors, numbers, strings and dicts of these, which
-            ``torch.load(weights_only=True)`` takes.
+            ``torch.load(weights_only=True)`` takes. Extra state of the policy's modules is part of
+            it, with the types that they gave it.
         """
         with self._flow.moving:
             flow = self._flow
@@ -447,7 +449,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 episodes=flow.statistics.episodes,
                 trajectories=flow.queue.next_id if flow.queue else flow.ids.next,
                 policy_version=flow.version.number,
-                policy=dict(self._source.weights.current()),
+                policy=self._source.weights.current(),
                 ledger=flow.ledger.state(),
                 workers=self._source.streams.states(),
             ).to_dict()
@@ -480,7 +482,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     @property
     def policy_weights(self) -> TensorDict:
         """The policy's weights as the collector knows them, nested as its modules are."""
-        return TensorDict(dict(self._source.weights.current())).unflatten_keys(".")
+        return TensorDict(dict(self._source.weights.current().tensors)).unflatten_keys(".")
 
     def start(self) -> None:
         """Collect into the replay buffer in a thread of this process, until the end or `pause`.

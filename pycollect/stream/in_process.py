@@ -15,9 +15,7 @@ from pycollect._core import Slab, Uninterrupted
 from pycollect.batch.extras import joined
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors
-from pycollect.batch.weights import (
-    load_weights,
-)
+from pycollect.batch.weight_slab import load_weights
 from pycollect.envs.groups import EnvGroups
 from pycollect.errors import WorkerError
 from pycollect.stream.blank import blank_batch
@@ -60,11 +58,13 @@ class OwnStreams:
     def check(self, states: Mapping[int, WorkerState]) -> None:
         """Raise ValueError unless the state fits the worker."""
         check_generators(0, states[0], 0, self._worker.env.num_envs)
+        if states[0].policy:
+            raise ValueError("state_dict: expected no weights for worker 0 beside 'policy'")
 
     def resume(self, state: CollectorState) -> None:
         """Take over weights and generators; reset."""
         if state.policy:
-            load_weights(self._weights.current(), state.policy)
+            load_weights(self._weights.policy, state.policy)
             self._weights.renew_copy()
         own = state.workers[0].generators
         seeds = derived_seeds(self._worker.env.num_seeds, state.entropy, state.batches, 0)

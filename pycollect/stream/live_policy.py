@@ -6,14 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from pycollect.batch.weights import (
-    Weights,
-    check_same,
-    load_weights,
-    weight_leaves,
-    weights_from,
-    weights_of,
-)
+from pycollect.batch.weight_slab import check_loads, load_weights
+from pycollect.batch.weights import Weights, weights_from, weights_of
 from pycollect.checks import check_open, no_weights_given
 from pycollect.stream.flow import Flow
 from pycollect.stream.weight_calls import for_all
@@ -39,6 +33,9 @@ class LivePolicy:
             copy.
         is_ours: nobody else has it: a factory made it.
         workers: tells the ids of those that there are.
+
+    Attributes:
+        policy: The user's.
     """
 
     def __init__(
@@ -50,16 +47,16 @@ class LivePolicy:
         workers: Callable[[], Sequence[int]],
     ) -> None:
         self._flow, self._caller = flow, caller
-        self._policy, self._is_ours, self._workers = policy, is_ours, workers
+        self.policy, self._is_ours, self._workers = policy, is_ours, workers
         self._sends = flow.options.ways.sends
 
     def current(self) -> Weights:
         """The caller's."""
-        return weights_of(self._policy)
+        return weights_of(self.policy)
 
     def check(self, weights: Weights) -> None:
         """Raise ValueError unless they fit the policy."""
-        check_same(weight_leaves(self.current()), weights)
+        check_loads(self.policy, weights)
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:
         """Write them into the caller's policy, at once."""
@@ -67,15 +64,19 @@ class LivePolicy:
         source = for_all(source, worker_ids, self._workers())
         if source is None and self._is_ours and self._sends:
             raise no_weights_given()
-        if source is not None and self._sends:
-            load_weights(self.current(), weights_from(source))
+        if self._sends:
+            self._load(source)
         self.renew_copy()
         self._flow.version.count()
 
     def receive(self, source: Any) -> None:
         """Write them into the caller's policy; no version is counted."""
-        load_weights(self.current(), weights_from(source))
+        self._load(source)
         self.renew_copy()
+
+    def _load(self, source: Any) -> None:
+        if source is not None and source is not self.policy:
+            load_weights(self.policy, weights_from(source))
 
     @contextmanager
     def one_version(self) -> Iterator[None]:
@@ -86,7 +87,7 @@ class LivePolicy:
 
     def renew_copy(self) -> None:
         """Where it is a copy that is called, it gets what the caller's holds now."""
-        if self._sends and self._caller.policy is not self._policy:
+        if self._sends and self._caller.policy is not self.policy:
             self._caller.load_weights(self.current())
 
     def due(self) -> Sequence[int]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
-from pycollect.batch.weights import weights_from
+from pycollect.batch.weights import NO_WEIGHTS, Weights, weights_from
 from pycollect.worker.generators import GeneratorState, TeamState, from_plain
 
 _FORMAT = "pycollect 1"
@@ -24,7 +22,7 @@ class WorkerState:
     """
 
     generators: GeneratorState | TeamState | None = None
-    policy: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    policy: Weights = NO_WEIGHTS
 
 
 def check_generators(worker: int, state: WorkerState, processes: int, envs: int) -> None:
@@ -70,12 +68,15 @@ class CollectorState:
     episodes: int
     trajectories: int
     policy_version: int
-    policy: dict[str, torch.Tensor]
+    policy: Weights
     ledger: dict[str, Any]
     workers: dict[int, WorkerState]
 
     def to_dict(self) -> dict[str, Any]:
-        """Tensors, numbers, strings, lists and dicts only, none shared with the collector."""
+        """Return tensors, numbers, strings, lists and dicts of these, as copies.
+
+        The extra state of a module has the type that the module gave it.
+        """
         return {
             "format": _FORMAT,
             "entropy": self.entropy,
@@ -83,11 +84,19 @@ class CollectorState:
             "episodes": self.episodes,
             "trajectories": self.trajectories,
             "policy_version": self.policy_version,
-            "policy": _copied(self.policy),
+            "policy": self.policy.state_dict(),
             "policies": {
-                str(index): _copied(worker.policy)
+                str(index): worker.policy.state_dict()
                 for index, worker in self.workers.items()
                 if worker.policy
+            },
+            "training": {
+                name: dict(policy.modes)
+                for name, policy in [
+                    ("policy", self.policy),
+                    *((str(index), worker.policy) for index, worker in self.workers.items()),
+                ]
+                if policy.modes
             },
             "ledger": self.ledger,
             "workers": {
@@ -125,36 +134,50 @@ class CollectorState:
 
 def _checked(source: Mapping[str, Any], ids: list[int]) -> CollectorState:
     count = {name: _count(source, name) for name in ("batches", "episodes", "trajectories")}
+    names = {str(index): index for index in ids}
     own = _mapping(source, "workers")
     policies = _mapping({"policies": {}, **source}, "policies")
-    if sorted(own) != sorted(map(str, ids)):
-        raise ValueError(f"state_dict: expected the workers {ids}, got {sorted(own)}")
+    modes = _mapping({"training": {}, **source}, "training")
+    if own.keys() != names.keys():
+        raise ValueError(f"state_dict: expected the workers {[*names]}, got {list(own)}")
+    _check_names("policies", policies, [*names])
+    _check_names("training", modes, ["policy", *names])
     return CollectorState(
         entropy=_count(source, "entropy"),
         policy_version=_count(source, "policy_version"),
-        policy=weights_from(_mapping(source, "policy")),
+        policy=_weights(source, "policy", modes),
         ledger=_checked_ledger(_mapping(source, "ledger")),
         workers={
             index: WorkerState(
-                None if own[str(index)] is None else from_plain(own[str(index)]),
-                weights_from(policies.get(str(index), {})),
+                None if own[name] is None else from_plain(own[name], f"'workers', {name!r}"),
+                _weights({name: {}, **policies}, name, modes),
             )
-            for index in ids
+            for name, index in names.items()
         },
         **count,
     )
 
 
-def _copied(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in weights.items()}
+def _weights(source: Mapping[str, Any], name: str, modes: Mapping[str, Any]) -> Weights:
+    """Return the weights under that name, with their training modes."""
+    own = _mapping({name: {}, **modes}, name)
+    if not all(isinstance(key, str) and isinstance(mode, bool) for key, mode in own.items()):
+        raise ValueError(f"state_dict: 'training' must map modules to bools for {name!r}")
+    return replace(weights_from(_mapping(source, name)), modes=own)
+
+
+def _check_names(entry: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
+    others = [name for name in given if name not in known]
+    if others:
+        raise ValueError(f"state_dict: {entry!r} must only have entries of {known}, got {others}")
 
 
 def _count(source: Mapping[str, Any], name: str) -> int:
     value = source.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f"state_dict: expected an int >= 0 for {name!r}, got {value!r}")
-    if value >= 2**63 and name != "entropy":  # any seed there; what counts is an int64 elsewhere
-        raise ValueError(f"state_dict: expected an int < 2**63 for {name!r}, got {value!r}")
+    if value >= 2**62 and name != "entropy":  # counters are int64 elsewhere, and go on from here
+        raise ValueError(f"state_dict: expected an int < 2**62 for {name!r}, got {value!r}")
     return value
 
 
@@ -168,7 +191,8 @@ def _mapping(source: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 def _checked_ledger(source: Mapping[str, Any]) -> dict[str, Any]:
     accounts = {}
     for worker, account in source.items():
-        if not (isinstance(worker, str) and worker.isdigit() and isinstance(account, Mapping)):
+        is_id = isinstance(worker, str) and worker.isdecimal() and worker == str(int(worker))
+        if not (is_id and isinstance(account, Mapping)):
             raise ValueError(f"state_dict: expected accounts by worker in 'ledger', got {worker!r}")
         reasons = _mapping(account, "reasons")
         accounts[worker] = {
@@ -190,7 +214,7 @@ def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
     frames = [_count(source, "frames") if "frames" in source else 0 for source in sources]
     first = _mapping({"policy_state_dict": {}, **sources[0]}, "policy_state_dict")
     # A TensorDict's own state_dict() describes itself in entries such as "__batch_size".
-    first = {name: value for name, value in first.items() if "__" not in name}
+    first = {name: value for name, value in first.items() if "__" not in str(name)}
     return CollectorState(
         entropy=sum(frames),
         batches=max(_count(source, "iter") for source in sources),

@@ -43,11 +43,12 @@ class WeightUpdates:
         takes the new weights when it starts.
 
         Args:
-            policy_or_weights: an nn.Module, a TensorDict of parameters (nested, as
+            policy_or_weights: An nn.Module, a TensorDict of parameters (nested, as
                 ``TensorDict.from_module`` makes it, or flat), a state dict or nested dicts, with
-                names and shapes of the collector's policy; names that are missing stay as they
-                are. Or a dict of these by worker id. None: the policy that the collector was made
-                with.
+                names and shapes of the collector's policy; missing names keep their values. A
+                module also brings its extra state and the training mode of each submodule; a state
+                dict brings its extra state. Or a dict of these by worker id. Defaults to ``None``:
+                the policy that the collector was made with.
             weights, policy, policy_weights: the same under TorchRL's other names.
             worker_ids: one id or several; None: all workers.
             model_id: "policy" or None: there are no others.
@@ -58,7 +59,8 @@ class WeightUpdates:
         Raises:
             ValueError: names or shapes differ, a worker id or a model is unknown, or arguments
                 exclude each other.
-            TypeError: `policy_or_weights` is none of these.
+            TypeError: `policy_or_weights` is none of these, or contains an extra state that cannot
+                be pickled.
         """
         given = {
             "policy_or_weights": policy_or_weights,

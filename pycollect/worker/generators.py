@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from pycollect._core import Uninterrupted
 from pycollect.devices import CPU, generator_state, set_generator_state
 
 
@@ -38,7 +39,7 @@ def derived_seeds(count: int, entropy: int, *key: int) -> list[int]:
     return [int(seed) for seed in sequence.generate_state(count, np.uint32)]
 
 
-# What torch, numpy and Python raise where they are given something that is no state.
+# Errors of torch, numpy and Python for values that are no generator state.
 _REFUSALS = (
     ArithmeticError,
     AttributeError,
@@ -47,6 +48,8 @@ _REFUSALS = (
     TypeError,
     ValueError,
 )
+
+_MT19937_WORDS = 624
 
 
 @dataclass(frozen=True)
@@ -79,31 +82,35 @@ class GeneratorState:
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> GeneratorState:
-        """What `plain` returned; ValueError for anything that no generator takes."""
-        try:
-            version, words, next_gauss = plain["python"]
-            state = cls(
-                torch=plain["torch"].numpy(),
-                numpy=_whole_numpy(plain["numpy"]),
-                python=(version, tuple(words.tolist()), next_gauss),
-                actions=tuple(_whole(own) for own in plain["actions"]),
-                device=plain["device"].numpy(),
+    def from_plain(cls, plain: Any, place: str = "generators") -> GeneratorState:
+        """Return the state that `plain` described.
+
+        Args:
+            plain: Any value.
+            place: Names the entry of the collector's state, for errors.
+
+        Raises:
+            ValueError: An entry is missing, or no generator takes it.
+        """
+        if not isinstance(plain, Mapping):
+            raise ValueError(
+                f"state_dict: {place} must be a dict of generator states, got "
+                f"{type(plain).__name__}"
             )
-            Generators.of(state)
-            state.action_generators()
-        except _REFUSALS as error:
-            raise ValueError(f"state_dict: expected states of generators, got {error}") from error
-        return state
+        values = {}
+        for name, read in _READERS.items():
+            try:
+                values[name] = read(plain[name])
+            except _REFUSALS as error:
+                raise ValueError(
+                    f"state_dict: {place}, {name!r} must be the state of a generator: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        return cls(**values)
 
     def action_generators(self) -> list[np.random.Generator]:
         """New generators that go on where those of the state stood."""
-        generators = []
-        for state in self.actions:
-            generator = np.random.default_rng()
-            generator.bit_generator.state = state
-            generators.append(generator)
-        return generators
+        return [_action_generator(state) for state in self.actions]
 
 
 @dataclass(frozen=True)
@@ -117,11 +124,24 @@ class TeamState:
         return {"processes": [state.plain() for state in self.processes]}
 
 
-def from_plain(plain: Any) -> GeneratorState | TeamState:
-    """What `plain` of one of them returned; ValueError for anything that no generator takes."""
+def from_plain(plain: Any, place: str) -> GeneratorState | TeamState:
+    """Return the state that one of the two `plain` methods described.
+
+    Args:
+        plain: Any value.
+        place: Names the entry of the collector's state, for errors.
+
+    Raises:
+        ValueError: An entry is missing, or no generator takes it.
+    """
     if isinstance(plain, Mapping) and isinstance(plain.get("processes"), list):
-        return TeamState(tuple(map(GeneratorState.from_plain, plain["processes"])))
-    return GeneratorState.from_plain(plain)
+        return TeamState(
+            tuple(
+                GeneratorState.from_plain(own, f"{place}, 'processes', {number}")
+                for number, own in enumerate(plain["processes"])
+            )
+        )
+    return GeneratorState.from_plain(plain, place)
 
 
 def _plain_numpy(state: Mapping[str, Any]) -> Any:
@@ -133,22 +153,96 @@ def _plain_numpy(state: Mapping[str, Any]) -> Any:
     return ["MT19937", keys, inner["pos"], state["has_gauss"], state["gauss"]]
 
 
-def _whole_numpy(plain: Any) -> dict[str, Any]:
-    if isinstance(plain, Mapping):
-        return _whole(plain)
-    name, keys, position, has_gauss, gauss = plain
-    inner = {"key": keys.numpy().astype(np.uint32), "pos": position}
-    return {"bit_generator": name, "state": inner, "has_gauss": has_gauss, "gauss": gauss}
-
-
 def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """A numpy bit generator's state: its integers have 128 bits, so they become strings."""
     inner = {name: str(value) for name, value in state["state"].items()}
     return {**state, "state": inner}
 
 
+# Reading a plain state. Each function returns a value that the generator has accepted.
+
+
+def _read_torch(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
+    state = _bytes(plain)
+    _torch_generator(state)
+    return state
+
+
+def _read_device(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
+    return _bytes(plain)  # the device itself may be in another process
+
+
+def _bytes(plain: torch.Tensor) -> npt.NDArray[np.uint8]:
+    if plain.dtype != torch.uint8 or plain.ndim != 1:
+        raise ValueError(f"expected a vector of uint8, got {plain.dtype}{list(plain.shape)}")
+    return plain.numpy()
+
+
+def _read_python(plain: Any) -> Any:
+    version, words, next_gauss = plain
+    if not isinstance(next_gauss, float | None):
+        raise TypeError(f"expected a float or None as the next normal, got {next_gauss!r}")
+    return _python_generator((version, tuple(words.tolist()), next_gauss)).getstate()
+
+
+def _read_numpy(plain: Any) -> Any:
+    state = _whole(plain) if isinstance(plain, Mapping) else _whole_mt19937(plain)
+    if state["has_gauss"] not in (0, 1) or not isinstance(state["gauss"], float):
+        raise ValueError("expected 0 or 1 for 'has_gauss' and a float for 'gauss'")
+    return _Numpy.of(state).state
+
+
+def _whole_mt19937(plain: Any) -> dict[str, Any]:
+    name, keys, position, has_gauss, gauss = plain
+    if name != "MT19937" or keys.dtype != torch.int64 or keys.shape != (_MT19937_WORDS,):
+        raise ValueError(f"expected {_MT19937_WORDS} words of an MT19937")
+    words = keys.numpy()
+    # numpy itself checks neither of them.
+    if words.min() < 0 or words.max() >= 2**32 or not 0 <= position <= _MT19937_WORDS:
+        raise ValueError("expected words below 2**32, and a position among them")
+    inner = {"key": words.astype(np.uint32), "pos": position}
+    return {"bit_generator": name, "state": inner, "has_gauss": has_gauss, "gauss": gauss}
+
+
+def _read_actions(plain: Any) -> tuple[dict[str, Any], ...]:
+    return tuple(dict(_action_generator(_whole(own)).bit_generator.state) for own in plain)
+
+
 def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {**state, "state": {name: int(value) for name, value in state["state"].items()}}
+    if not isinstance(state, Mapping):
+        raise TypeError(f"expected a dict, got {type(state).__name__}")
+    inner = state["state"]
+    for name, value in inner.items():
+        if not isinstance(value, str):
+            raise TypeError(f"expected a string of digits for {name!r}, got {value!r}")
+    return {**state, "state": {name: int(value) for name, value in inner.items()}}
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    "torch": _read_torch,
+    "numpy": _read_numpy,
+    "python": _read_python,
+    "actions": _read_actions,
+    "device": _read_device,
+}
+
+
+def _torch_generator(state: npt.NDArray[np.uint8]) -> torch.Generator:
+    generator = torch.Generator()
+    generator.set_state(torch.from_numpy(state.copy()))
+    return generator
+
+
+def _python_generator(state: Any) -> random.Random:
+    generator = random.Random()
+    generator.setstate(state)
+    return generator
+
+
+def _action_generator(state: Mapping[str, Any]) -> np.random.Generator:
+    generator = np.random.default_rng()
+    generator.bit_generator.state = state
+    return generator
 
 
 class Generators:
@@ -161,14 +255,17 @@ class Generators:
 
     def __init__(self, sequence: np.random.SeedSequence, device: torch.device = CPU) -> None:
         torch_seed, numpy_seed, python_seed, last = sequence.generate_state(4, np.uint64)
-        self._place = device
-        self._device: torch.Tensor | None = None
+        own = None
         if device.type != "cpu":
-            self._device = torch.Generator(device).manual_seed(int(last) >> 1).get_state()
-        self._torch = torch.Generator().manual_seed(int(torch_seed) >> 1).get_state()
+            own = torch.Generator(device).manual_seed(int(last) >> 1).get_state()
         legacy = np.random.RandomState(int(numpy_seed) % 2**32)
-        self._numpy = _Numpy.of(legacy.get_state(legacy=False))
-        self._python = random.Random(int(python_seed)).getstate()
+        self._place = device
+        self._own = _Globals(
+            torch.Generator().manual_seed(int(torch_seed) >> 1).get_state(),
+            _Numpy.of(legacy.get_state(legacy=False)),
+            random.Random(int(python_seed)).getstate(),
+            own,
+        )
 
     @classmethod
     def of(cls, state: GeneratorState, device: torch.device = CPU) -> Generators:
@@ -176,43 +273,70 @@ class Generators:
 
         Where the state has none of that device, its generator is seeded from the state's seed.
         """
-        own = torch.Generator()
-        own.set_state(torch.from_numpy(state.torch.copy()))
+        own = _torch_generator(state.torch)
         self = cls(np.random.SeedSequence(own.initial_seed()), device)
+        there = self._own.device
         if state.device.size and device.type != "cpu":
-            self._device = torch.from_numpy(state.device.copy())
-        python = random.Random()
-        python.setstate(state.python)
-        self._torch, self._numpy = own.get_state(), _Numpy.of(state.numpy)
-        self._python = python.getstate()
+            generator = torch.Generator(device)
+            generator.set_state(torch.from_numpy(state.device.copy()))
+            there = generator.get_state()
+        self._own = _Globals(
+            own.get_state(),
+            _Numpy.of(state.numpy),
+            _python_generator(state.python).getstate(),
+            there,
+        )
         return self
 
     def state(self, actions: Sequence[np.random.Generator]) -> GeneratorState:
         """Where they stand now, and where the generators of random actions do."""
-        own = tuple(dict(generator.bit_generator.state) for generator in actions)
-        place = np.empty(0, np.uint8) if self._device is None else self._device.numpy()
-        return GeneratorState(self._torch.numpy(), self._numpy.state, self._python, own, place)
+        each = tuple(dict(generator.bit_generator.state) for generator in actions)
+        own = self._own
+        place = np.empty(0, np.uint8) if own.device is None else own.device.numpy()
+        return GeneratorState(own.cpu.numpy(), own.numpy.state, own.python, each, place)
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Within, the global generators are the worker's; afterwards the caller's, unchanged."""
-        callers = torch.get_rng_state(), _Numpy.now(), random.getstate()
-        callers_device = generator_state(self._place)
-        set_generator_state(self._place, self._device)
-        torch.set_rng_state(self._torch)
-        self._numpy.put()
-        random.setstate(self._python)
+        callers = _Globals.now(self._place)
+        is_active = False
         try:
+            with Uninterrupted():
+                self._own.put(self._place)
+                is_active = True
             yield
         finally:
-            self._torch = torch.get_rng_state()
-            self._numpy = _Numpy.now()
-            self._python = random.getstate()
-            self._device = generator_state(self._place)
-            set_generator_state(self._place, callers_device)
-            torch.set_rng_state(callers[0])
-            callers[1].put()
-            random.setstate(callers[2])
+            with Uninterrupted():
+                if is_active:
+                    self._own = _Globals.now(self._place)
+                callers.put(self._place)
+
+
+class _Globals(NamedTuple):
+    """States of the global generators at one moment.
+
+    Attributes:
+        cpu: Of torch's generator on the CPU.
+        python: As ``random.getstate()`` returns it.
+        device: Of the generator of a device; ``None`` for the CPU.
+    """
+
+    cpu: torch.Tensor
+    numpy: _Numpy
+    python: Any
+    device: torch.Tensor | None
+
+    @classmethod
+    def now(cls, place: torch.device) -> _Globals:
+        """Return the present states; `place` is the device whose generator is included."""
+        return cls(torch.get_rng_state(), _Numpy.now(), random.getstate(), generator_state(place))
+
+    def put(self, place: torch.device) -> None:
+        """Make them the present states again."""
+        set_generator_state(place, self.device)
+        torch.set_rng_state(self.cpu)
+        self.numpy.put()
+        random.setstate(self.python)
 
 
 class _Numpy(NamedTuple):
@@ -239,8 +363,9 @@ class _Numpy(NamedTuple):
         if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
             raise ValueError(f"expected a bit generator's name, got {state['bit_generator']!r}")
         bits = kind()
-        np.random.RandomState(bits).set_state(state)  # looks at all of it
-        return cls(state, bits)
+        legacy = np.random.RandomState(bits)
+        legacy.set_state(state)
+        return cls(legacy.get_state(legacy=False), bits)
 
     def put(self) -> None:
         """Make it numpy's global generator again, of which nobody else has drawn since."""

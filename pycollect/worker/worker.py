@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from tensordict.nn.probabilistic import set_interaction_type
 
-from pycollect._core import Leaf, RolloutControl, Slab
+from pycollect._core import RolloutControl, Slab
 from pycollect.batch.extras import Extras, pickled_extras
 from pycollect.batch.layout import dotted
-from pycollect.batch.weights import Weights, load_weights, weight_leaves, weights_from, weights_of
+from pycollect.batch.weight_slab import WeightForm, load_weights
+from pycollect.batch.weights import Weights
 from pycollect.devices import CPU, Devices, indexed, why_not
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import EnvBatch
@@ -151,9 +152,9 @@ class Worker:
         return self.env.device if self._policy_device == CPU else self._policy_device
 
     @property
-    def weights(self) -> tuple[Leaf, ...]:
-        """Names, dtypes and shapes of the policy's parameters and buffers."""
-        return weight_leaves(weights_of(self.policy))
+    def weights(self) -> WeightForm:
+        """Form of the policy's weights."""
+        return WeightForm.of(self.policy)
 
     @property
     def bounded(self) -> bool:
@@ -338,7 +339,7 @@ class Worker:
 
     def load_weights(self, weights: Weights) -> None:
         """Write new weights into the policy, in place."""
-        load_weights(weights_from(self.policy), weights)
+        load_weights(self.policy, weights)
 
     def close(self) -> None:
         """Close the environments. Idempotent."""

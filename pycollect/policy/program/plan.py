@@ -190,10 +190,14 @@ class Fingerprint:
     Args:
         modules: what is looked at in full.
         called: modules of which only how they are called is looked at, see `forward_of`.
+        captured: Whether CUDA graphs of the called modules keep the training mode of each part.
     """
 
-    def __init__(self, modules: Sequence[nn.Module], called: Sequence[nn.Module]) -> None:
+    def __init__(
+        self, modules: Sequence[nn.Module], called: Sequence[nn.Module], captured: bool = False
+    ) -> None:
         self._modules, self._called = modules, called
+        self._parts = [part for own in called for part in own.modules()] if captured else []
         self._held: list[Any] = []
         self._marks = self._take(self._held)
 
@@ -202,7 +206,7 @@ class Fingerprint:
         return self._take([]) == self._marks
 
     def _take(self, held: list[Any]) -> list[int]:
-        marks = [int(_is_autocasting())]
+        marks = [int(_is_autocasting()), *(int(part.training) for part in self._parts)]
         for module in self._called:
             kind = type(module)
             forward = inspect.getattr_static(kind, "forward", None)  # asked for, some make it anew

@@ -1,0 +1,240 @@
+"""The form of a policy's weights: what fits it, how it is loaded, and how it is packed as bytes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from pycollect._core import Layout, Leaf, Placement, Slab, SlabPool
+from pycollect.batch.layout import dtype_name
+from pycollect.batch.weights import (
+    Weights,
+    extra_state_key,
+    named_weights,
+    opened_extra_state,
+    overrides,
+)
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """What a policy's weights look like. Hashable; false for a policy without weights.
+
+    Attributes:
+        leaves: Names, dtypes and shapes of parameters and buffers.
+        extra: Keys of the modules that take an extra state.
+        modules: Names of all modules, which have training modes.
+        tied: Further names of the same parameters, buffers or modules, each with the first name.
+    """
+
+    leaves: tuple[Leaf, ...] = ()
+    extra: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    tied: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, policy: Any) -> WeightForm:
+        """Return the form of a policy's weights; ValueError for a lazy parameter."""
+        if not isinstance(policy, nn.Module):
+            return cls()
+        tensors = named_weights(policy).items()
+        modules = dict(policy.named_modules())
+        return cls(
+            tuple(Leaf((name,), dtype_name(t.dtype), tuple(t.shape)) for name, t in tensors),
+            tuple(
+                extra_state_key(name)
+                for name, module in modules.items()
+                if overrides(module, "set_extra_state")
+            ),
+            tuple(modules),
+            tuple(_tied(policy)),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.modules)
+
+    def fitted(self, came: Weights) -> Weights:
+        """Return weights under the first name of each; names may be missing.
+
+        Raises:
+            ValueError: A name or shape is not that of the policy.
+        """
+        tied = dict(self.tied)
+        came = Weights(_renamed(came.tensors, tied), _renamed(came.extra, tied), came.modes)
+        expected = {leaf.key[0]: list(leaf.shape) for leaf in self.leaves}
+        known = expected.keys() | set(self.extra)
+        names = came.tensors.keys() | came.extra.keys()
+        if names - known or (expected and not names):
+            raise _other_names(expected.keys(), known, names)
+        for name, tensor in came.tensors.items():
+            if expected[name] != list(tensor.shape):
+                raise ValueError(
+                    f"policy_or_weights: expected shape {expected[name]} for {name!r}, "
+                    f"got {list(tensor.shape)}"
+                )
+        return came
+
+    def check_whole(self, came: Weights) -> None:
+        """Raise ValueError unless these are all parameters and buffers, in their shapes."""
+        expected = {leaf.key[0] for leaf in self.leaves}
+        fitted = self.fitted(came)
+        if expected != fitted.tensors.keys():
+            raise _other_names(expected, expected, fitted.tensors.keys())
+
+
+NO_FORM = WeightForm()
+
+
+def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items()}
+
+
+def _other_names(expected: Set[str], known: Set[str], came: Set[str]) -> ValueError:
+    missing, unknown = sorted(expected - came), sorted(came - known)
+    return ValueError(
+        "policy_or_weights: expected the names of the collector's policy; "
+        f"missing: {missing or 'none'}, unknown: {unknown or 'none'}"
+    )
+
+
+def _tied(policy: nn.Module) -> list[tuple[str, str]]:
+    """Return each further name of a shared parameter, buffer or extra state, with its first."""
+    modules = policy.named_modules(remove_duplicate=False)
+    named: list[tuple[str, Any]] = [
+        *policy.named_parameters(remove_duplicate=False),
+        *policy.named_buffers(remove_duplicate=False),
+        *((extra_state_key(name), module) for name, module in modules),
+    ]
+    first: dict[int, str] = {}
+    names = [(name, first.setdefault(id(value), name)) for name, value in named]
+    return [(name, own) for name, own in names if name != own]
+
+
+def load_weights(policy: Any, weights: Weights) -> None:
+    """Write weights into a policy in place.
+
+    Modes come first: a module's `train` may change its weights. Parents come before children, as
+    `train` of a parent sets its children, too.
+
+    Raises:
+        ValueError: Names or shapes do not fit, and nothing was changed; or a module refused its
+            extra state.
+    """
+    targets = named_weights(policy)
+    if weights.extra or not _fits(targets, weights.tensors):
+        weights = WeightForm.of(policy).fitted(weights)
+    extra = {key: opened_extra_state(key, value) for key, value in weights.extra.items()}
+    modules = dict(policy.named_modules()) if isinstance(policy, nn.Module) else {}
+    for name, module in modules.items():
+        mode = weights.modes.get(name, module.training)
+        if module.training != mode:
+            module.train(mode)
+    with torch.no_grad():
+        for name, value in weights.tensors.items():
+            if targets[name].data_ptr() != value.data_ptr():
+                targets[name].copy_(value)
+    for name, module in modules.items() if extra else ():
+        key = extra_state_key(name)
+        if key in extra:
+            _set_extra_state(module, key, extra[key])
+
+
+def _set_extra_state(module: nn.Module, key: str, value: Any) -> None:
+    try:
+        module.set_extra_state(value)
+    except Exception as error:
+        raise ValueError(
+            f"policy_or_weights: the module refused its extra state {key!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def check_loads(policy: Any, weights: Weights) -> None:
+    """Raise ValueError unless these are all weights of the policy, and it takes their values."""
+    WeightForm.of(policy).check_whole(weights)
+    if weights.extra:  # only the module itself can check it
+        load_weights(copy.deepcopy(policy), weights)
+
+
+def _fits(targets: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether names and shapes fit, without the cost of a WeightForm."""
+    return bool(tensors) and all(
+        name in targets and targets[name].shape == value.shape for name, value in tensors.items()
+    )
+
+
+_FLAGS = ("", "flags")  # no parameter has such a name
+_NOT_GIVEN = 2
+
+
+class WeightSlab:
+    """Packs weights of one form, or some of them, into one buffer.
+
+    A buffer holds the tensors, a byte for each (whether it is given), a byte for each module (its
+    training mode, if given), and the extra state, pickled, if there is any.
+
+    Args:
+        form: The form of all weights, of a policy that is a module.
+    """
+
+    def __init__(self, form: WeightForm) -> None:
+        self._form = form
+        self._names = [leaf.key[0] for leaf in form.leaves]
+        flags = len(form.leaves) + len(form.modules)
+        layout = Layout([*form.leaves, Leaf(_FLAGS, "uint8", (flags,))])
+        self._pool = SlabPool(Placement(layout, 1, 1, 1), 1)
+
+    def pack(self, weights: Weights) -> npt.NDArray[np.uint8]:
+        """Return the values of these weights now, as one array of bytes of its own."""
+        weights = self._form.fitted(weights)
+        slab = self._pool.acquire()
+        views, flags = self._views(slab)
+        given = [int(name in weights.tensors) for name in self._names]
+        modes = [int(weights.modes.get(name, _NOT_GIVEN)) for name in self._form.modules]
+        flags.copy_(torch.tensor([*given, *modes], dtype=torch.uint8, device="cpu"))
+        with torch.no_grad():
+            for name, value in weights.tensors.items():
+                views[name].copy_(value)
+        packed: npt.NDArray[np.uint8] = slab.array()
+        if not weights.extra:
+            return packed
+        return np.concatenate([packed, np.frombuffer(pickle.dumps(weights.extra), np.uint8)])
+
+    def unpack(self, buffer: npt.NDArray[np.uint8]) -> Weights:
+        """Return weights in memory of their own; ValueError for a buffer that is too short."""
+        slab = self._pool.acquire()
+        target = slab.array()
+        if buffer.nbytes < target.nbytes:
+            raise ValueError(
+                f"buffer: expected at least {target.nbytes} bytes, got {buffer.nbytes}"
+            )
+        target[:] = buffer[: target.nbytes]
+        rest = buffer[target.nbytes :]
+        views, flags = self._views(slab)
+        given, modes = flags[: len(views)].tolist(), flags[len(views) :].tolist()
+        return Weights(
+            {
+                name: view
+                for (name, view), is_given in zip(views.items(), given, strict=True)
+                if is_given
+            },
+            pickle.loads(rest.tobytes()) if rest.nbytes else {},
+            {
+                name: bool(mode)
+                for name, mode in zip(self._form.modules, modes, strict=True)
+                if mode != _NOT_GIVEN
+            },
+        )
+
+    def _views(self, slab: Slab) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        *tensors, flags = slab.tensors([1], torch.Tensor)
+        views = {name: t.squeeze(0) for name, t in zip(self._names, tensors, strict=True)}
+        return views, flags.squeeze(0)
