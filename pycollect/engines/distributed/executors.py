@@ -79,19 +79,14 @@ def executor_of(name: str, parameters: Mapping[str, Any] | None) -> Any:
     own = dict(DEFAULT_SLURM_CONF if parameters is None else parameters)
     folder = Path(own.pop("folder", DEFAULT_FOLDER)).absolute()
     cluster = own.pop("cluster", None)
-
-    def executor_in(folder: Path) -> Any:
+    try:
+        if cluster != DEBUG:  # which writes no file
+            folder = private_folder(folder)
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(**own)
-        return executor
-
-    try:
-        executor = executor_in(folder)
-        if executor.cluster == DEBUG:  # writes no file
-            return executor
-        return executor_in(private_folder(folder))
     except (ValueError, NameError, TypeError, AssertionError, RuntimeError, OSError) as error:
         raise ValueError(f"{name}: {error}; got {dict(parameters or own)}") from error
+    return executor
 
 
 def private_folder(folder: Path) -> Path:
