@@ -1,9 +1,8 @@
-"""What goes to ranks of torch.distributed and comes from them: messages, signatures, ports."""
+"""What goes to ranks of torch.distributed and comes from them: messages, ports."""
 
 from __future__ import annotations
 
 import os
-import pickle
 import socket
 import threading
 from contextlib import nullcontext
@@ -18,24 +17,31 @@ from envs_for_tests import CountingEnv
 from pycollect import DistributedDataCollector
 from pycollect.engines.distributed.address import Invitation
 from pycollect.engines.distributed.group_link import GroupCarrier, GroupLink
-from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
+from pycollect.engines.distributed.groups import DRIVER, WORKER
+from pycollect.engines.distributed.meeting import Meeting, meet
 from pycollect.engines.distributed.rendezvous import LOOPBACK, Rendezvous
+
+
+def meetings(timeout: float = 30.0) -> tuple[Rendezvous, Meeting, Meeting]:
+    """A rendezvous, and the driver's and the rank's end of a meeting there."""
+    rendezvous = Rendezvous(LOOPBACK, 0, timeout)
+    ours = rendezvous.invite("one", Invitation("", 0, None, GroupCarrier("gloo")))
+    theirs, _ = meet(ours.address)
+    return rendezvous, ours, theirs
 
 
 @pytest.fixture
 def links() -> tuple[GroupLink, GroupLink]:
     """Both ends, in this process."""
-    rendezvous = Rendezvous(LOOPBACK, 0, 30.0)
-    address = rendezvous.invite("one", Invitation("", 0, None, GroupCarrier("gloo"))).address
+    _, ours, theirs = meetings()
     ends: dict[int, GroupLink] = {}
 
-    def connect(rank: int) -> None:
-        group = group_of_two("gloo", address.store(), rank, address.own_host())
-        ends[rank] = GroupLink(group, DRIVER if rank == WORKER else WORKER)
+    def connect() -> None:
+        ends[WORKER] = GroupCarrier("gloo").rank_end(theirs)
 
-    thread = threading.Thread(target=connect, args=(WORKER,))
+    thread = threading.Thread(target=connect)
     thread.start()
-    connect(DRIVER)
+    ends[DRIVER] = GroupCarrier("gloo").driver_end(ours)
     thread.join()
     return ends[DRIVER], ends[WORKER]
 
@@ -79,19 +85,7 @@ def test_what_does_not_pickle_is_an_error_and_the_next_value_arrives(
     sent.wait()
 
 
-# Who may say something
-
-
-def test_only_what_a_process_of_this_collector_signed_is_believed() -> None:
-    rendezvous = Rendezvous(LOOPBACK, 0, 5.0)
-    meeting = rendezvous.invite("one", Invitation("", 0, None, GroupCarrier("gloo")))
-    store = meeting.address.store()
-    assert meeting.refusal is None
-    store.set("refusal", bytes(32) + pickle.dumps("I am an intruder"))
-    with pytest.raises(ValueError, match="not signed by a process of this collector"):
-        _ = meeting.refusal
-    meeting.address.tell(store, "refusal", "it is on another node")
-    assert meeting.refusal == "it is on another node"
+# Ports
 
 
 def listening(pid: int) -> set[Any]:

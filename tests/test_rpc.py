@@ -14,21 +14,24 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from collect_support import MULTI_STACK, collecting, elsewhere, of_ranks
 from envs_for_tests import CountingEnv
 from test_distributed import T, transports
-from test_rank_messages import listening
+from test_rank_messages import listening, meetings
 from test_restarts import check_ledger, endless, kill
 from torch.distributed import rpc
 
 from pycollect import DistributedDataCollector, RPCCollector, RPCDataCollector
-from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.groups import DRIVER, WORKER
 from pycollect.engines.distributed.link import LinkBrokenError
-from pycollect.engines.distributed.rendezvous import LOOPBACK, Rendezvous
+from pycollect.engines.distributed.meeting import Meeting
+from pycollect.engines.distributed.rendezvous import LOOPBACK
 from pycollect.engines.distributed.rpc_rank import RankLink, parts_of, value_of
+from pycollect.engines.distributed.seal import Seal
 
 WAY = next(way for way in of_ranks(MULTI_STACK) if way.transport == "rpc")
 
@@ -133,42 +136,45 @@ def test_a_program_ends_without_a_word(end: str, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> Iterator[RankLink]:
-    """Called here as the driver's calls would."""
-    monkeypatch.setattr("pycollect.engines.distributed.rpc_rank.AGENT.enter", lambda *_: None)
-    rendezvous = Rendezvous(LOOPBACK, 0, 5.0)
-    address = RankAddress(LOOPBACK, rendezvous.port, b"", "one", 5.0)
-    yield RankLink(address, "one", {})
-    rendezvous.close()
+def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RankLink, Meeting]]:
+    """The rank's end, which is called here directly, and the driver's meeting."""
+    monkeypatch.setattr("pycollect.engines.distributed.rpc_rank.AGENT", MagicMock(url=lambda: b""))
+    _, ours, theirs = meetings()
+    yield RankLink(theirs, "one", {}), ours
+    ours.close()
 
 
-def test_values_are_received_in_the_order_in_which_they_were_sent(link: RankLink) -> None:
+def test_values_are_received_in_the_order_in_which_they_were_sent(
+    ends: tuple[RankLink, Meeting],
+) -> None:
+    link, meeting = ends
+    seal = Seal(meeting.key, DRIVER)
     for order in itertools.permutations([1, 2, 3, 4]):
         base = link._next - 1
+        values = [(number, np.full(3, number, np.uint8)) for number in range(1, 5)]
+        parts = [parts_of(value, seal) for value in values]
         for number in order:
-            link.take(base + number, parts_of((number, np.full(3, number, np.uint8))))
+            link.take(base + number, parts[number - 1])
         for number in range(1, 5):
             name, array = link.receive()
             assert name == number
             assert (array == number).all()
 
 
-def test_a_value_is_given_whoever_comes_first(link: RankLink) -> None:
+def test_a_value_is_given_whoever_comes_first(ends: tuple[RankLink, Meeting]) -> None:
+    link, meeting = ends
+    seal = Seal(meeting.key, WORKER)
     early = link.send("one")
-    assert value_of(link.give(1).wait()) == "one"
+    assert value_of(link.give(1).wait(), seal) == "one"
     asked = link.give(2)
     early.wait()  # that the second is asked for says so
     assert not asked.done()
     link.send("two")
-    assert value_of(asked.wait()) == "two"
+    assert value_of(asked.wait(), seal) == "two"
 
 
-def test_a_rank_learns_that_its_driver_is_gone() -> None:
-    rendezvous = Rendezvous(LOOPBACK, 0, 5.0)
-    address = RankAddress(LOOPBACK, rendezvous.port, b"", "one", 5.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pycollect.engines.distributed.rpc_rank.AGENT.enter", lambda *_: None)
-        link = RankLink(address, "one", {})
+def test_a_rank_learns_that_its_driver_is_gone(ends: tuple[RankLink, Meeting]) -> None:
+    link, meeting = ends
     sent = link.send("one")
     caught: list[str] = []
 
@@ -180,7 +186,7 @@ def test_a_rank_learns_that_its_driver_is_gone() -> None:
     waiting = [threading.Thread(target=expect, args=(call,)) for call in (link.receive, sent.wait)]
     for thread in waiting:
         thread.start()
-    rendezvous.close()
+    meeting.close()
     for thread in waiting:
         thread.join(10)
     assert len(caught) == 2

@@ -117,8 +117,9 @@ class DistributedDataCollector(LaunchedCollector):
         num_collectors: the number of ranks, where `create_env_fn` is not a list.
         slurm_kwargs: of the launcher "submitit": parameters of its executor; None: 10 minutes,
             partition "train", 32 CPUs and no GPU per job. Each job is one rank. Two are ours:
-            "folder", where jobs find their files, "log_test" by default, and "cluster", "slurm",
-            "local" or "debug", whose jobs are children of this process; None: what is there.
+            "folder", "log_test" by default, in which each run makes a folder for the files and
+            logs of its jobs that only this user can open, and "cluster", "slurm", "local" or
+            "debug", whose jobs are children of this process; None: what is there.
         backend: what carries messages to ranks that share no memory with this process: "gloo", or
             another of torch's that can carry what lies in host memory.
         launcher: "submitit": jobs of a cluster, by the package of that name; "submitit_delayed":

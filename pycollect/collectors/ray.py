@@ -143,6 +143,7 @@ class RayCollector(LaunchedCollector):
             None: they are waited for. Where they have processes of their own, `cat_results` is to
             be "stack".
         ray_init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
+            A cluster that is started here listens on loopback, unless "_node_ip_address" is given.
         remote_configs: Ray's options of actors, a dict or one per worker; 1 CPU and 2 GiB by
             default, and 0.2 GPUs where `policy_device`, `env_device` or `device` is a GPU.
         num_collectors: the number of workers, where `create_env_fn` is not a list.

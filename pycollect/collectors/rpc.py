@@ -34,9 +34,9 @@ class RPCDataCollector(DistributedDataCollector):
         tensorpipe_options: of `TensorPipeRpcBackendOptions`: "num_worker_threads", 16 by default,
             "rpc_timeout", in seconds, in which a message has to arrive, 0 by default, which is no
             limit: `worker_timeout` is one; "_transports", ["uv"] by default, and "_channels".
-        tcp_address: also where agents of ranks listen, at any port that is free. Whoever reaches
-            such a port can have code run there, as with all RPC of torch; this process's own
-            agent is reached from this machine alone.
+        tcp_address: also where agents of ranks listen, at any free port. torch runs its built-in
+            operators for any process that connects there, and Python functions only if the call
+            is signed; this process's own agent listens on loopback.
         ...: those of :class:`DistributedDataCollector`.
 
     Raises:

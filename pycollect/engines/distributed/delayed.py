@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import os
 import pickle
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from pycollect.engines.distributed.executors import (
     check_job_parameters,
     executor_of,
     is_of_this_machine,
+    private_folder,
 )
 from pycollect.engines.distributed.groups import check_backend
 from pycollect.engines.distributed.interrupts import heard_again
@@ -58,9 +58,7 @@ class Board:
     @classmethod
     def made(cls, executor: Any, places: int, port: int) -> Board:
         """A new one beside the executor's files, which only this user can read."""
-        executor.folder.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix="pycollect-", dir=executor.folder))
-        return cls(folder, places, is_of_this_machine(executor), port)
+        return cls(private_folder(executor.folder), places, is_of_this_machine(executor), port)
 
     def claim(self, address: RankAddress) -> int | None:
         """Tell a job that waits where it is wanted; its place, or None where none is left."""

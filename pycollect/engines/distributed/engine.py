@@ -111,7 +111,7 @@ class DistributedEngine:
         self._monitors[:] = [*(own for own in self._monitors if not own.was_ended), monitor]
 
         carrier = self._carrier
-        connect = partial(carrier.driver_end, meeting.address)  # does not keep this engine
+        connect = partial(carrier.driver_end, meeting)  # does not keep this engine
 
         def by_calls() -> CallHandle:
             caller = RankCaller(carrier.name, connect, monitor, bell)

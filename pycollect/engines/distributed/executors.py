@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pycollect.errors import warn_user
 
 DEFAULT_SLURM_CONF: dict[str, Any] = {
     "timeout_min": 10,
@@ -76,11 +80,32 @@ def executor_of(name: str, parameters: Mapping[str, Any] | None) -> Any:
     folder = Path(own.pop("folder", DEFAULT_FOLDER)).absolute()
     cluster = own.pop("cluster", None)
     try:
+        if cluster != DEBUG:  # which writes no file
+            folder = private_folder(folder)
         executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         executor.update_parameters(**own)
-    except (ValueError, NameError, TypeError, AssertionError, RuntimeError) as error:
+    except (ValueError, NameError, TypeError, AssertionError, RuntimeError, OSError) as error:
         raise ValueError(f"{name}: {error}; got {dict(parameters or own)}") from error
     return executor
+
+
+def private_folder(folder: Path) -> Path:
+    """Make a folder in this one that only this user can open.
+
+    Files of jobs hold the secret of a run, and run as code when they are unpickled; submitit
+    writes them with the modes that the umask leaves. Placeholders of submitit's, such as "%j",
+    stay the last parts of the path.
+    """
+    fixed = import_submitit().core.utils.JobPaths.get_first_id_independent_folder(folder)
+    for part in reversed([fixed, *fixed.parents]):
+        part.mkdir(mode=0o700, exist_ok=True)
+        mode = part.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            warn_user(
+                f"every user can rename the entries of {str(part)!r}, and so replace the files of "
+                "jobs, which run as code; choose a folder that only you can write"
+            )
+    return Path(tempfile.mkdtemp(prefix="pycollect-", dir=fixed)) / folder.relative_to(fixed)
 
 
 def is_of_this_machine(executor: Any) -> bool:

@@ -10,16 +10,18 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch._C._distributed_c10d import PrefixStore
 
-from pycollect.engines.distributed.address import RankAddress
 from pycollect.engines.distributed.groups import DRIVER, WORKER, group_of_two
 from pycollect.engines.distributed.link import LinkBrokenError, packed, unpacked
+from pycollect.engines.distributed.meeting import Meeting
+from pycollect.engines.distributed.seal import SIGNATURE_BYTES, ForgedError, Seal
 from pycollect.engines.messages import Buffer
 
-_HEAD_BYTES = 1024  # of the first message of a value: most have no second one
-_HEAD = struct.Struct("<QQ")  # bytes of what follows it, arrays beside it
-_SIZE = struct.Struct("<Q")
+_HEAD_BYTES = 1024  # of the first part of a message: most have no second one
+_SIGNATURE = f"{SIGNATURE_BYTES}s"
+_HEAD = struct.Struct(f"<QQ{_SIGNATURE}")  # bytes of data, number of arrays, signature of the data
+_ARRAY = struct.Struct(f"<Q{_SIGNATURE}")  # bytes and signature of an array; data begins with these
+_FIRST_BYTES = _HEAD_BYTES - SIGNATURE_BYTES - _HEAD.size  # of data, in the head
 _FOR_EVER = timedelta(days=10_000)  # a learner may take its time; a death breaks the connection
 
 
@@ -34,14 +36,15 @@ class GroupCarrier:
     backend: str
     name: ClassVar[str] = "messages"
 
-    def driver_end(self, address: RankAddress) -> GroupLink:
+    def driver_end(self, meeting: Meeting) -> GroupLink:
         """The driver's end. Waits for the rank."""
-        group = group_of_two(self.backend, address.store(), DRIVER, address.host)
-        return GroupLink(group, WORKER)
+        group = group_of_two(self.backend, meeting, DRIVER, meeting.address.host)
+        return GroupLink(group, WORKER, meeting.key)
 
-    def rank_end(self, address: RankAddress, store: PrefixStore) -> GroupLink:
+    def rank_end(self, meeting: Meeting) -> GroupLink:
         """The rank's end. Waits for the driver."""
-        return GroupLink(group_of_two(self.backend, store, WORKER, address.own_host()), DRIVER)
+        group = group_of_two(self.backend, meeting, WORKER, meeting.address.own_host())
+        return GroupLink(group, DRIVER, meeting.key)
 
 
 class GroupSent:
@@ -59,22 +62,34 @@ class GroupSent:
 class GroupLink:
     """One end of a group of two: a value is a message, and one for each of its arrays.
 
+    Every part of a message is signed, and checked before it is used: torch does not check which
+    process has connected to a group.
+
     Args:
         group: of torch.distributed.
         peer: the other one's rank.
+        key: of the signatures, which no other link has.
     """
 
-    def __init__(self, group: Any, peer: int) -> None:
+    def __init__(self, group: Any, peer: int, key: bytes) -> None:
         self._group = group
         self._peer = peer
+        self._own = Seal(key, DRIVER + WORKER - peer)
+        self._other = Seal(key, peer)
         self._head = torch.empty(_HEAD_BYTES, dtype=torch.uint8, device="cpu")
 
     def send(self, value: Any) -> GroupSent:
         """Send a value, and do not wait."""
-        data, arrays = packed(value)
-        sizes = b"".join(_SIZE.pack(array.nbytes) for array in arrays)
-        whole = bytearray(_HEAD.pack(len(sizes) + len(data), len(arrays)) + sizes + data)
-        head, rest = whole[:_HEAD_BYTES].ljust(_HEAD_BYTES, b"\0"), whole[_HEAD_BYTES:]
+        pickled, arrays = packed(value)
+        seal = self._own
+        seal.advance()
+        signatures = [seal.sign(part, array) for part, array in enumerate(arrays, 2)]
+        entries = map(_ARRAY.pack, (array.nbytes for array in arrays), signatures)
+        data = b"".join([*entries, pickled])
+        first, rest = data[:_FIRST_BYTES], bytearray(data[_FIRST_BYTES:])
+        signed = _HEAD.pack(len(data), len(arrays), seal.sign(1, rest)) + first
+        signed = signed.ljust(_HEAD_BYTES - SIGNATURE_BYTES, b"\0")
+        head = bytearray(seal.sign(0, signed) + signed)
         parts: list[Any] = [np.frombuffer(part, np.uint8) for part in (head, rest) if part]
         return GroupSent([self._post(part) for part in (*parts, *arrays) if part.nbytes])
 
@@ -87,20 +102,34 @@ class GroupLink:
 
     def receive(self) -> Any:
         """The next value. Waits."""
+        try:
+            return unpacked(*self._receive_parts())
+        except ForgedError as error:
+            raise LinkBrokenError(str(error)) from error
+
+    def _receive_parts(self) -> tuple[memoryview, list[Buffer]]:
+        """Receive a pickled value and its arrays; check each size before it is used."""
+        self._other.advance()
         self._fill(self._head)
         head = self._head.numpy()
-        length, count = _HEAD.unpack_from(head.data)
+        signed = head[SIGNATURE_BYTES:]
+        self._other.check(0, head[:SIGNATURE_BYTES].tobytes(), signed)
+        length, count, rest_signature = _HEAD.unpack_from(signed.data)
         data = np.empty(length, np.uint8)
-        here = min(length, _HEAD_BYTES - _HEAD.size)
-        data[:here] = head[_HEAD.size : _HEAD.size + here]
-        if length > here:
-            self._fill(torch.from_numpy(data[here:]))
-        sizes = [_SIZE.unpack_from(data.data, place * _SIZE.size)[0] for place in range(count)]
-        arrays = [np.empty(size, np.uint8) for size in sizes]
-        for array in arrays:
-            if array.nbytes:
-                self._fill(torch.from_numpy(array))
-        return unpacked(data[count * _SIZE.size :].data, arrays)
+        here = min(length, _FIRST_BYTES)
+        data[:here] = signed[_HEAD.size : _HEAD.size + here]
+        self._receive_part(1, rest_signature, data[here:])
+        arrays = []
+        for number in range(count):
+            size, array_signature = _ARRAY.unpack_from(data.data, number * _ARRAY.size)
+            arrays.append(np.empty(size, np.uint8))
+            self._receive_part(2 + number, array_signature, arrays[-1])
+        return data[count * _ARRAY.size :].data, arrays
+
+    def _receive_part(self, part: int, given: bytes, array: Buffer) -> None:
+        if array.nbytes:
+            self._fill(torch.from_numpy(array))
+        self._other.check(part, given, array)
 
     def close(self) -> None:
         """The group ends with its last reference, and the other one sees that."""

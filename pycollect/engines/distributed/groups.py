@@ -42,7 +42,7 @@ def group_of_two(backend: str, store: Any, rank: int, host: str) -> Any:
     """The group of the driver and one worker. Waits for the other one.
 
     Args:
-        store: that both have for themselves.
+        store: through which both find each other; it must not believe another process.
         host: the address of this rank's own interface; it listens there alone.
 
     Raises:

@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 import cloudpickle
 import numpy as np
-from torch._C._distributed_c10d import PrefixStore
 
-from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.meeting import Meeting
 from pycollect.engines.messages import Buffer
 
 
@@ -54,15 +53,11 @@ class Carrier(Protocol):
     def name(self) -> str:
         """What `stats()` call it."""
 
-    def driver_end(self, address: RankAddress) -> Link:
-        """The driver's end of the link to a rank. Waits for it; RuntimeError where it is none."""
+    def driver_end(self, meeting: Meeting) -> Link:
+        """The driver's end of the link to a rank. Waits for it; raises if it does not come."""
 
-    def rank_end(self, address: RankAddress, store: PrefixStore) -> Link:
-        """The rank's end. Waits for the driver.
-
-        Args:
-            store: a connection to what both see, see :meth:`RankAddress.store`.
-        """
+    def rank_end(self, meeting: Meeting) -> Link:
+        """The rank's end. Waits for the driver."""
 
 
 def packed(value: Any) -> tuple[bytes, list[Buffer]]:
@@ -77,7 +72,7 @@ def packed(value: Any) -> tuple[bytes, list[Buffer]]:
 
 
 def unpacked(data: bytes | memoryview, arrays: Sequence[Buffer]) -> Any:
-    """The value."""
+    """The value. To unpickle is to run code: its signature was checked before."""
     return pickle.loads(data, buffers=arrays)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any, Protocol
 
-from pycollect.engines.distributed.rendezvous import Meeting
+from pycollect.engines.distributed.meeting import REFUSAL, Meeting
 from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.processes.handle import ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS
@@ -19,15 +19,16 @@ class LaunchedProcess(ProcessMonitor, Protocol):
 
 
 class RankMonitor:
-    """Watches a rank: its launcher tells how it ended, the store whether it has refused.
+    """Watches a rank: its launcher reports how it ended, its meeting whether it has refused.
 
     Args:
         process: watches the process, of which the launcher knows.
+        meeting: is closed once the rank serves a mailbox, or is ended.
     """
 
     def __init__(self, process: LaunchedProcess, meeting: Meeting) -> None:
         self._process = process
-        self._meeting: Meeting | None = meeting
+        self._meeting = meeting
         self._looked = 0.0
         self._end: ProcessEnd | None = None  # of one that was ended
 
@@ -37,18 +38,18 @@ class RankMonitor:
         return self._process.native
 
     def watch(self, pid: int) -> None:
-        """It serves: nothing more is to be heard through the store."""
-        self._meeting = None
+        """It serves a mailbox, and needs its meeting no more."""
+        self._meeting.close()
         self._process.watch(pid)
 
     @property
     def refused(self) -> bool:
         """Whether it has said that it cannot share memory. Looks now and then; does not wait."""
         now = time.monotonic()
-        if self._meeting is None or now - self._looked < LOOK_SECONDS:
+        if now - self._looked < LOOK_SECONDS:
             return False
         self._looked = now
-        return self._meeting.refusal is not None
+        return self._meeting.check([REFUSAL])
 
     @property
     def was_ended(self) -> bool:
@@ -78,5 +79,5 @@ class RankMonitor:
         if self._end is None:
             is_over = self._process.is_over
             self._end = self._process.end() if is_over else ProcessEnd("it was ended", "")
-            self._meeting = None
             self._process.kill()
+            self._meeting.close()

@@ -10,6 +10,7 @@ from contextlib import closing
 from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
 from pycollect.engines.distributed.address import Invitation, RankAddress, this_node
 from pycollect.engines.distributed.interrupts import heard_again
+from pycollect.engines.distributed.meeting import REFUSAL, meet
 from pycollect.engines.distributed.serve import answer_calls
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.serve import answer_all
@@ -44,14 +45,14 @@ def run_rank(address: RankAddress) -> None:
     with contextlib.suppress(OSError):  # it leads one, or a session
         os.setpgid(0, 0)
     heard_again()
-    store = address.store()
-    invitation: Invitation = address.told(store, "invitation")
+    meeting, invitation = meet(address)
     served = _mailbox(invitation)
     if isinstance(served, WorkerMailbox):
+        meeting.close()
         answer_all(served)
         return
-    address.tell(store, "refusal", served)
-    with closing(invitation.carrier.rank_end(address, store)) as link:
+    meeting.tell(REFUSAL, served)
+    with closing(invitation.carrier.rank_end(meeting)) as link:
         answer_calls(link)
 
 

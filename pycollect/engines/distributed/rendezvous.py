@@ -1,18 +1,27 @@
-"""The driver's end of the meeting with its ranks."""
+"""The driver's port, at which its ranks connect."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import secrets
+import selectors
 import socket
-from datetime import timedelta
+import threading
+import time
+import weakref
 from typing import Any
-
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from pycollect import checks as check
 from pycollect.engines.distributed.address import Invitation, RankAddress
+from pycollect.engines.distributed.meeting import HELLO_BYTES, NONCE_BYTES, Meeting, admitted
+from pycollect.engines.distributed.seal import KEY_BYTES
 
 LOOPBACK = "127.0.0.1"
+
+_STRANGERS = 64  # connections that have not proved yet that they know the token
+_RETRY_SECONDS = 0.01
+_LOGGER = logging.getLogger(__name__)
 
 
 def outside_address() -> str:
@@ -37,7 +46,7 @@ def check_port(name: str, value: Any) -> int:
 
 
 class Rendezvous:
-    """A store of this process, at one address of this machine, where ranks are told what to do.
+    """A port of this process at which ranks connect, each to a :class:`Meeting` of its own.
 
     Args:
         host: the name or number of the interface that it listens at; no other one is open.
@@ -50,45 +59,117 @@ class Rendezvous:
 
     def __init__(self, host: str, port: int, timeout: float) -> None:
         self.host = host
+        self._timeout = min(timeout, threading.TIMEOUT_MAX)
+        self._token = secrets.token_bytes(KEY_BYTES)
         listener = _listener(host, port)
         self.port = int(listener.getsockname()[1])
-        self._token = secrets.token_bytes(32)
-        self._timeout = timeout
-        self._store: TCPStore | None = TCPStore(
-            host,
-            self.port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=timeout),
-            master_listen_fd=listener.detach(),  # the store closes it
-        )
+        self._doorman = Doorman(listener, self._token)
+        self._doorman.start()
+        self._close = weakref.finalize(self, self._doorman.close)
 
     def invite(self, rank: str, invitation: Invitation) -> Meeting:
-        """Leave a note for a rank of that name, which is about to be started."""
-        assert self._store is not None, "the rendezvous is closed"
+        """Expect a rank of that name, which is about to be started."""
+        assert self._close.alive, "the rendezvous is closed"
         address = RankAddress(self.host, self.port, self._token, rank, self._timeout)
-        store = PrefixStore(rank, self._store)
-        address.tell(store, "invitation", invitation)
-        return Meeting(address, store)
+        meeting = Meeting(address, invitation)
+        self._doorman.expected[rank] = meeting
+        return meeting
 
     def close(self) -> None:
-        """Listen no more; once meetings are over the port is free. Idempotent."""
-        self._store = None
+        """Stop listening; the port is free then. Idempotent."""
+        self._close()
 
 
-class Meeting:
-    """What the driver hears of a rank before they are connected."""
+class Doorman(threading.Thread):
+    """Accepts connections, and hands those of expected ranks to their meetings.
 
-    def __init__(self, address: RankAddress, store: PrefixStore) -> None:
-        self.address = address
-        self._store = store
+    A connection that does not prove that it knows the token is closed. Until then it can hold one
+    file descriptor and a few bytes, and the oldest such connection makes way for new ones.
+    """
 
-    @property
-    def refusal(self) -> str | None:
-        """Why it cannot share memory; None: it has not said so yet. Does not wait."""
-        if not self._store.check(["refusal"]):
-            return None
-        return str(self.address.told(self._store, "refusal"))
+    def __init__(self, listener: socket.socket, token: bytes) -> None:
+        super().__init__(name="pycollect-rendezvous", daemon=True)
+        self.expected: weakref.WeakValueDictionary[str, Meeting] = weakref.WeakValueDictionary()
+        self._listener = listener
+        self._token = token
+        self._strangers: dict[socket.socket, tuple[bytes, bytearray]] = {}
+        self._wake, self._woken = socket.socketpair()
+        self._has_warned = False
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        self._wake.close()
+        self.join()
+
+    def run(self) -> None:
+        """Accept connections until `close` is called."""
+        self._listener.setblocking(False)
+        with selectors.DefaultSelector() as selector, self._listener, self._woken:
+            selector.register(self._listener, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            while True:
+                ready = [key.fileobj for key, _ in selector.select()]
+                if self._woken in ready:
+                    break
+                for source in ready:
+                    if source is self._listener:
+                        self._accept(selector)
+                    elif source in self._strangers:
+                        self._hear(selector, source)
+            for stranger in self._strangers:
+                stranger.close()
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        """Accept one connection, and send it a nonce."""
+        try:
+            stranger, _ = self._listener.accept()
+        except OSError:  # it is gone, or no file descriptor is free
+            time.sleep(_RETRY_SECONDS)
+            return
+        if len(self._strangers) >= _STRANGERS:
+            self._dismiss(selector, next(iter(self._strangers)))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        self._strangers[stranger] = nonce, bytearray()
+        stranger.setblocking(False)
+        selector.register(stranger, selectors.EVENT_READ)
+        with contextlib.suppress(OSError):  # the other end is gone, which is seen as its end
+            stranger.send(nonce)
+
+    def _hear(self, selector: selectors.BaseSelector, stranger: socket.socket) -> None:
+        """Read on in the hello of a connection, and admit or dismiss it once that is complete."""
+        nonce, hello = self._strangers[stranger]
+        try:
+            data = stranger.recv(HELLO_BYTES - len(hello))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        hello += data
+        if not data:
+            self._dismiss(selector, stranger)
+        elif len(hello) == HELLO_BYTES:
+            self._admit(selector, stranger, nonce, bytes(hello))
+
+    def _admit(
+        self, selector: selectors.BaseSelector, stranger: socket.socket, nonce: bytes, hello: bytes
+    ) -> None:
+        known = admitted(self._token, nonce, hello)
+        meeting = None if known is None else self.expected.pop(known.rank, None)
+        if known is None or meeting is None:
+            self._dismiss(selector, stranger)
+            return
+        selector.unregister(stranger)
+        del self._strangers[stranger]
+        meeting.admit(stranger, known.key)
+
+    def _dismiss(self, selector: selectors.BaseSelector, stranger: socket.socket) -> None:
+        selector.unregister(stranger)
+        del self._strangers[stranger]
+        if not self._has_warned:
+            self._has_warned = True
+            port = self._listener.getsockname()[1]
+            _LOGGER.warning("port %d: refused a connection without this run's secret", port)
+        stranger.close()
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -13,24 +13,75 @@ import os
 import socket
 import struct
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch._C._distributed_autograd import _init as init_autograd
 from torch._C._distributed_c10d import HashStore
 from torch._C._distributed_rpc import (
     TensorPipeAgent,
     WorkerInfo,
     _get_current_rpc_agent,
+    _invoke_rpc_python_udf,
     _is_current_rpc_agent_set,
     _set_and_start_rpc_agent,
 )
 from torch.distributed import rpc
+from torch.distributed.rpc import internal
+from torch.distributed.rpc.constants import UNSET_RPC_TIMEOUT
+from torch.futures import Future
+
+from pycollect.engines.distributed.seal import (
+    SIGNATURE_BYTES,
+    ForgedError,
+    is_signed,
+    signature,
+)
 
 _INTERFACE = "TP_SOCKET_IFNAME"  # where TensorPipe reads at which interface it is to listen
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IDS = 1 << 15  # of workers: 16 bits with a sign
+_TORCHS_PICKLER: Any = internal._internal_rpc_pickler
+
+
+class SignedPickler:
+    """Replaces the pickler of torch's RPC: unpickles signed bytes only, and signs its own.
+
+    A signature stands behind the pickle, where torch's own pickler ignores it.
+
+    Args:
+        own: key for the signatures of this process.
+    """
+
+    def __init__(self, own: bytes) -> None:
+        self._own = own
+        self.trusted: set[bytes] = set()
+        """Keys of the processes that may send something."""
+        self.agent: Any = None
+        """The agent that is protected; None: the one that is about to start."""
+
+    def _protects(self) -> bool:
+        """Return whether the current agent is not another one, of the program."""
+        return self.agent is None or not _is_current_rpc_agent_set() or _current() is self.agent
+
+    def serialize(self, value: Any) -> tuple[bytes, list[torch.Tensor]]:
+        """Pickle, and sign."""
+        data, tensors = _TORCHS_PICKLER.serialize(value)
+        return data + signature(self._own, data) if self._protects() else data, tensors
+
+    def deserialize(self, data: bytes, tensors: list[torch.Tensor]) -> Any:
+        """Check the signature, and unpickle.
+
+        Raises:
+            ForgedError: these bytes come from a process that does not know the secret.
+        """
+        if self._protects():
+            data, given = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
+            if not any(is_signed(given, key, data) for key in self.trusted):
+                raise ForgedError("a message of RPC is not signed by a process of this collector")
+        return _TORCHS_PICKLER.deserialize(data, tensors)
 
 
 class RpcAgent:
@@ -39,21 +90,29 @@ class RpcAgent:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._links = 0
-        self._is_ours = False
+        self._pickler: SignedPickler | None = None  # of an agent of ours
         self._last_id = _IDS
 
-    def enter(self, name: str, host: str, options: Mapping[str, Any]) -> None:
+    def enter(
+        self, name: str, host: str, options: Mapping[str, Any], own: bytes, other: bytes
+    ) -> None:
         """There is one more link.
 
         Args:
             name: of the agent, if there is none yet.
             host: at which it is to listen then.
             options: of TensorPipe then.
+            own, other: keys for the signatures of this process and of the other end.
         """
         with self._lock:
             if not _is_current_rpc_agent_set():
+                self._pickler = SignedPickler(own)
+                internal._internal_rpc_pickler = self._pickler  # type: ignore[assignment] # before anything can arrive
                 _start(name, host, options)
-                self._is_ours, self._links, self._last_id = True, 0, _IDS
+                self._pickler.agent = _current()
+                self._links, self._last_id = 0, _IDS
+            if self._pickler is not None:
+                self._pickler.trusted.add(other)
             self._links += 1
 
     def leave(self) -> None:
@@ -63,19 +122,20 @@ class RpcAgent:
         """
         with self._lock:
             self._links -= 1
-            if self._links == 0 and self._is_ours:
+            if self._links == 0 and self._pickler is not None:
                 self._end()
 
     def end(self) -> None:
         """End it: this process does. An agent that outlives Python takes it down."""
         with self._lock:
-            if self._is_ours:
+            if self._pickler is not None:
                 self._end()
 
     def _end(self) -> None:
-        self._is_ours = False
+        self._pickler = None
         if _is_current_rpc_agent_set():
             rpc.shutdown(graceful=False)
+        internal._internal_rpc_pickler = _TORCHS_PICKLER
 
     def url(self) -> bytes:
         """Where it listens."""
@@ -100,6 +160,21 @@ class RpcAgent:
         if self._last_id < 0:
             raise RuntimeError(f"RPC has called {_IDS} ranks from this agent, and has no more ids")
         return self._last_id
+
+    def call(
+        self,
+        info: WorkerInfo,
+        key: bytes,
+        function: Callable[..., Any],
+        *arguments: Any,
+        timeout: float = UNSET_RPC_TIMEOUT,
+    ) -> Future[Any]:
+        """Do what `rpc_async` does, signed with that key."""
+        data, tensors = _TORCHS_PICKLER.serialize(internal.PythonUDF(function, arguments, {}))
+        waits = hasattr(function, "_wrapped_async_rpc_function")
+        signed = data + signature(key, data)
+        call: Future[Any] = _invoke_rpc_python_udf(info, signed, tensors, timeout, waits)
+        return call
 
     def part(self, info: WorkerInfo) -> None:
         """It is called no more."""

@@ -13,18 +13,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from torch._C._distributed_c10d import PrefixStore
-from torch.distributed import rpc
 from torch.futures import Future
 
-from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.groups import DRIVER, WORKER
 from pycollect.engines.distributed.link import LinkBrokenError
+from pycollect.engines.distributed.meeting import Meeting
 from pycollect.engines.distributed.rendezvous import LOOPBACK
 from pycollect.engines.distributed.rpc_agent import AGENT
-from pycollect.engines.distributed.rpc_rank import Parts, RankLink, give, parts_of, take, value_of
+from pycollect.engines.distributed.rpc_rank import (
+    RPC,
+    Parts,
+    RankLink,
+    give,
+    parts_of,
+    rpc_keys,
+    take,
+    value_of,
+)
+from pycollect.engines.distributed.seal import Seal
 
 _NO_END = 0.0  # of a call that waits for what a rank has to say
-_KEY = "rpc"
 
 
 @dataclass(frozen=True)
@@ -38,29 +46,30 @@ class RpcCarrier:
     options: Mapping[str, Any]
     name: ClassVar[str] = "rpc"
 
-    def driver_end(self, address: RankAddress) -> DriverLink:
+    def driver_end(self, meeting: Meeting) -> DriverLink:
         """The driver's end. Waits for the rank."""
-        name, url = address.told(address.store(), _KEY)
-        return DriverLink(name, url, self.options)
+        return DriverLink(meeting, self.options)
 
-    def rank_end(self, address: RankAddress, store: PrefixStore) -> RankLink:
+    def rank_end(self, meeting: Meeting) -> RankLink:
         """The rank's end."""
         name = f"pycollect-{secrets.token_hex(16)}"  # no other agent has it
-        link = RankLink(address, name, self.options)
-        address.tell(store, _KEY, (name, AGENT.url()))
-        return link
+        return RankLink(meeting, name, self.options)
 
 
 class DriverLink:
-    """The driver's end: calls a rank.
+    """The driver's end: calls a rank. Waits for it.
 
     Args:
-        name, url: of the rank's agent.
+        meeting: with the rank.
         options: of an agent of this process, if it has none.
     """
 
-    def __init__(self, name: str, url: bytes, options: Mapping[str, Any]) -> None:
-        AGENT.enter("pycollect-driver", LOOPBACK, options)  # nobody calls the driver
+    def __init__(self, meeting: Meeting, options: Mapping[str, Any]) -> None:
+        name, url = meeting.told(RPC)
+        self._calls_key, answers = rpc_keys(meeting)
+        self._own, self._other = Seal(meeting.key, DRIVER), Seal(meeting.key, WORKER)
+        # Nobody calls the driver.
+        AGENT.enter("pycollect-driver", LOOPBACK, options, self._calls_key, answers)
         try:
             self._rank = AGENT.meet(name, url)
         except BaseException:
@@ -72,10 +81,10 @@ class DriverLink:
 
     def send(self, value: Any) -> RpcSent:
         """Send a value, and do not wait."""
-        parts = parts_of(value)
+        parts = parts_of(value, self._own)
         self._taken += 1
         try:
-            call = rpc.rpc_async(self._rank, take, (self._taken, parts))
+            call = AGENT.call(self._rank, self._calls_key, take, self._taken, parts)
         except RuntimeError as error:  # of torch: there is no agent any more, say
             raise LinkBrokenError(str(error)) from error
         call.add_done_callback(self._note_failure)
@@ -91,7 +100,7 @@ class DriverLink:
         """The next value. Waits."""
         self._given += 1
         try:
-            call = rpc.rpc_async(self._rank, give, (self._given,), timeout=_NO_END)
+            call = AGENT.call(self._rank, self._calls_key, give, self._given, timeout=_NO_END)
             call.add_done_callback(self._came.put)
             came = self._came.get()
             if isinstance(came, str):
@@ -101,7 +110,7 @@ class DriverLink:
             raise LinkBrokenError(str(error)) from error
         if parts is None:
             raise LinkBrokenError("the rank has closed it")
-        return value_of(parts)
+        return value_of(parts, self._other)
 
     def close(self) -> None:
         """Call it no more, and wake whoever waits for it. Idempotent."""

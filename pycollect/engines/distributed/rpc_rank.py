@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import socket
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -13,26 +11,53 @@ import torch
 from torch.distributed import rpc
 from torch.futures import Future
 
-from pycollect.engines.distributed.address import RankAddress
+from pycollect.engines.distributed.groups import DRIVER, WORKER
 from pycollect.engines.distributed.link import LinkBrokenError, packed, unpacked
+from pycollect.engines.distributed.meeting import Meeting
 from pycollect.engines.distributed.rpc_agent import AGENT
+from pycollect.engines.distributed.seal import ForgedError, Seal, signature
+from pycollect.engines.messages import Buffer
 
-Parts = tuple[bytes, list[torch.Tensor]]
-"""A value on its way: pickled, and its arrays beside it."""
+Parts = tuple[bytes, list[torch.Tensor], list[bytes]]
+"""A value on its way: pickled, its arrays beside it, and signatures of both."""
+
+RPC = "rpc"
+"""Key under which a rank tells the name and the address of its agent."""
 
 _TOLD_SECONDS = 1.0
 
 
-def parts_of(value: Any) -> Parts:
+def parts_of(value: Any, seal: Seal) -> Parts:
     """A value as it travels."""
     data, arrays = packed(value)
-    return data, [torch.from_numpy(array) for array in arrays]
+    seal.advance()
+    parts: list[bytes | Buffer] = [data, *arrays]
+    signatures = [seal.sign(number, part) for number, part in enumerate(parts)]
+    return data, [torch.from_numpy(array) for array in arrays], signatures
 
 
-def value_of(parts: Parts) -> Any:
-    """The value that has arrived."""
-    data, tensors = parts
-    return unpacked(data, [tensor.numpy() for tensor in tensors])
+def value_of(parts: Parts, seal: Seal) -> Any:
+    """The value that has arrived.
+
+    Raises:
+        LinkBrokenError: it was not signed by the other end, or is not the next one.
+    """
+    data, tensors, signatures = parts
+    arrays = [tensor.numpy() for tensor in tensors]
+    signed: list[bytes | Buffer] = [data, *arrays]
+    seal.advance()
+    try:
+        for number, (given, part) in enumerate(zip(signatures, signed, strict=True)):
+            seal.check(number, given, part)
+    except (ForgedError, ValueError) as error:
+        raise LinkBrokenError(str(error)) from error
+    return unpacked(data, arrays)
+
+
+def rpc_keys(meeting: Meeting) -> tuple[bytes, bytes]:
+    """Return the keys for signatures of calls and of their answers, the same for all ranks."""
+    token = meeting.address.token
+    return signature(token, b"rpc calls"), signature(token, b"rpc answers")
 
 
 def take(number: int, parts: Parts) -> None:
@@ -54,11 +79,13 @@ class RankLink:
     """The rank's end: is called.
 
     Args:
+        meeting: ends with the driver.
         name: of its agent.
         options: of TensorPipe.
     """
 
-    def __init__(self, address: RankAddress, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, meeting: Meeting, name: str, options: Mapping[str, Any]) -> None:
+        self._own, self._other = Seal(meeting.key, WORKER), Seal(meeting.key, DRIVER)
         self._changed = threading.Condition()
         self._early: dict[int, Parts] = {}
         self._next = 1  # to be taken
@@ -68,16 +95,15 @@ class RankLink:
         self._asked: dict[int, Future[Parts | None]] = {}
         self._had = 0  # up to which the driver has them
         self._broken = False
-        self._watch = socket.create_connection((address.host, address.port), address.timeout)
-        self._watch.settimeout(None)
-        threading.Thread(target=self._await_end, daemon=True).start()
         _ENDS.append(self)
-        AGENT.enter(name, address.own_host(), options)
+        calls, answers = rpc_keys(meeting)
+        AGENT.enter(name, meeting.address.own_host(), options, answers, calls)
+        meeting.tell(RPC, (name, AGENT.url()))
+        threading.Thread(target=self._await_end, args=(meeting,), daemon=True).start()
 
-    def _await_end(self) -> None:
-        """Nobody sends anything on that connection: it ends when the driver is gone."""
-        with self._watch, contextlib.suppress(OSError):  # broken, which is an end, too
-            self._watch.recv(1)
+    def _await_end(self, meeting: Meeting) -> None:
+        """Wait until the driver is gone."""
+        meeting.await_end()
         with self._changed:
             self._broken = True
             self._changed.notify_all()
@@ -105,7 +131,7 @@ class RankLink:
 
     def send(self, value: Any) -> RankSent:
         """Send a value, and do not wait."""
-        parts = parts_of(value)
+        parts = parts_of(value, self._own)
         with self._changed:
             self._sent += 1
             number = self._sent
@@ -128,7 +154,7 @@ class RankLink:
         parts = self._taken.get()
         if parts is None:
             raise LinkBrokenError("the driver is gone")
-        return value_of(parts)
+        return value_of(parts, self._other)
 
     def close(self) -> None:
         """Tell the driver that nothing comes any more.

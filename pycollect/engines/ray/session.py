@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -38,7 +40,7 @@ class Session:
                 # A dashboard takes seconds to start and a part of a core; a cluster keeps its own.
                 config = {"include_dashboard": False} if init_config is None else init_config
                 try:
-                    ray.init(**config)
+                    _join_or_start(ray, config)
                 except BaseException:  # an interrupt too: Ray would leave half a node behind
                     ray.shutdown()
                     raise
@@ -53,6 +55,44 @@ class Session:
             if self._users == 0 and self._started:
                 self._started = False
                 ray.shutdown()
+
+
+def _join_or_start(ray: Any, config: Mapping[str, Any]) -> None:
+    """Do what `ray.init` does, but start a cluster on the loopback interface alone.
+
+    With "_node_ip_address" in the config Ray does as it is told: its servers listen at all
+    addresses of this machine.
+    """
+    if "_node_ip_address" in config or not _is_to_start(config):
+        ray.init(**config)
+        return
+    with _on_loopback():
+        ray.init(**{**config, "address": "local"})
+
+
+def _is_to_start(config: Mapping[str, Any]) -> bool:
+    """Return whether `ray.init` would start a cluster, and not join one."""
+    from ray._private import services
+
+    address = config.get("address") or os.environ.get("RAY_ADDRESS")
+    address = address or services.find_bootstrap_address(config.get("_temp_dir"))
+    return address in (None, "local")
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Have Ray listen as on Windows and macOS, where it does so at the loopback interface.
+
+    Ray has no argument for this: it replaces a loopback address by another one of the machine.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 SESSION = Session()

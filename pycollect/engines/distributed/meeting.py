@@ -1,0 +1,245 @@
+"""A connection between the driver and one rank, over which each end publishes signed values."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from torch._C._distributed_c10d import Store
+
+from pycollect.engines.distributed.address import Invitation, RankAddress
+from pycollect.engines.distributed.groups import DRIVER, WORKER
+from pycollect.engines.distributed.seal import (
+    SIGNATURE_BYTES,
+    ForgedError,
+    Seal,
+    is_signed,
+    signature,
+)
+
+NONCE_BYTES = 32
+HELLO_BYTES = NONCE_BYTES + 32 + SIGNATURE_BYTES
+"""The first message of a rank: a nonce, its padded name, a signature."""
+
+REFUSAL = "refusal"
+"""Key under which a rank tells why it cannot share memory."""
+
+_INVITATION = "invitation"
+_HEAD = struct.Struct(f"<Q{SIGNATURE_BYTES}s")  # size and signature of a value
+_MOST_BYTES = 1 << 24  # of a value
+_CHUNK_BYTES = 1 << 16
+_RETRY_SECONDS = 0.1
+
+
+class Meeting(Store):
+    """One end of a connection between the driver and a rank.
+
+    It is a store of torch.distributed, through which a process group finds its other end: a value
+    that one end sets is sent to the other. Only one thread at a time may use an end.
+
+    Args:
+        address: of the rank.
+        invitation: the driver's, which the rank gets once it is connected.
+    """
+
+    def __init__(self, address: RankAddress, invitation: Invitation | None = None) -> None:
+        super().__init__()
+        self.address = address
+        self._invitation = invitation
+        self.key = b""
+        """Key of this connection, once both ends are connected."""
+        self._joined = threading.Event()
+        self._receiving = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._failure: Exception | None = None
+        self._received = bytearray()
+        self._values: dict[str, bytes] = {}
+
+    def join(self, connection: socket.socket, key: bytes, end: int) -> None:
+        """Use this connection, whose other end has proved that it knows the token.
+
+        Args:
+            end: DRIVER or WORKER, this end.
+        """
+        self.key = key
+        self._own, self._other = Seal(key, end), Seal(key, DRIVER + WORKER - end)
+        self._connection = connection
+        if self._failure is not None:  # it was closed meanwhile
+            connection.close()
+        self._joined.set()
+
+    def admit(self, connection: socket.socket, key: bytes) -> None:
+        """Use this connection of the rank, and send it the invitation."""
+        self.join(connection, key, DRIVER)
+        with contextlib.suppress(OSError):  # the rank is gone already
+            self.tell(_INVITATION, self._invitation)
+
+    def set(self, key: str, value: bytes) -> None:  # type: ignore[override] # torch gives bytes
+        """Set a value for both ends."""
+        self._values[key] = value
+        data = key.encode() + b"\0" + value
+        if not self._joined.wait(self.address.timeout):
+            raise TimeoutError(f"the rank {self.address.rank!r} has not connected")
+        assert self._connection is not None
+        self._own.advance()
+        self._connection.settimeout(self.address.timeout)
+        self._connection.sendall(_HEAD.pack(len(data), self._own.sign(0, data)) + data)
+
+    def get(self, key: str) -> bytes:
+        """Return the value that either end has set. Waits.
+
+        Raises:
+            TimeoutError: it was not set in time.
+            ConnectionError: the other end is gone.
+            ForgedError: a message is not signed by the other end.
+        """
+        return self._awaited(key, self.address.timeout)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until these values are set."""
+        seconds = self.address.timeout if timeout is None else timeout.total_seconds()
+        for key in keys:
+            self._awaited(key, seconds)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether these values are set. Does not wait."""
+        if self._joined.is_set() and self._failure is None:
+            self._receive(0.0)
+        return all(key in self._values for key in keys)
+
+    def tell(self, key: str, value: Any) -> None:
+        """Set a value that pickles."""
+        self.set(key, pickle.dumps(value))
+
+    def told(self, key: str) -> Any:
+        """Return the value that the other end gave to `tell`. Waits; raises what `get` raises."""
+        return pickle.loads(self.get(key))  # its signature was checked
+
+    def await_end(self) -> None:
+        """Wait until the other end is gone."""
+        while self._failure is None:
+            self._receive(None)
+
+    def close(self) -> None:
+        """Close this end, and wake a thread that waits there. Idempotent."""
+        if self._connection is not None:
+            with contextlib.suppress(OSError):  # the other end has closed it
+                self._connection.shutdown(socket.SHUT_RDWR)
+        with self._receiving:
+            self._fail(ConnectionError("the connection was closed"))
+        self._joined.set()
+
+    def _awaited(self, key: str, seconds: float) -> bytes:
+        deadline = time.monotonic() + seconds
+        while key not in self._values:
+            if self._failure is not None:
+                raise self._failure
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._joined.wait(left):
+                text = f"the rank {self.address.rank!r} and its driver did not connect in time"
+                raise TimeoutError(text)
+            if self._failure is None:
+                self._receive(max(left, 0.0))
+        return self._values[key]
+
+    def _receive(self, seconds: float | None) -> None:
+        """Take in the next bytes; wait for them for that time at most."""
+        assert self._connection is not None
+        with self._receiving:
+            try:
+                self._connection.settimeout(seconds)
+                data = self._connection.recv(_CHUNK_BYTES)
+                if not data:
+                    raise ConnectionError("the other end has closed the connection")
+                self._received += data
+                self._take_values()
+            except (BlockingIOError, TimeoutError):
+                return
+            except (OSError, ForgedError) as error:
+                self._fail(error)
+
+    def _take_values(self) -> None:
+        while len(self._received) >= _HEAD.size:
+            size, signed = _HEAD.unpack_from(self._received)
+            if size > _MOST_BYTES:
+                raise ForgedError(f"a message of {size} bytes is announced")
+            end = _HEAD.size + size
+            if len(self._received) < end:
+                return
+            data = bytes(self._received[_HEAD.size : end])
+            self._other.advance()
+            self._other.check(0, signed, data)
+            key, _, value = data.partition(b"\0")
+            self._values[key.decode()] = value
+            del self._received[:end]
+
+    def _fail(self, error: Exception) -> None:
+        if self._failure is None:
+            self._failure = error
+        if self._connection is not None:
+            self._connection.close()
+
+
+def meet(address: RankAddress) -> tuple[Meeting, Invitation]:
+    """Connect this rank to its driver; return its end and the invitation. Waits.
+
+    Raises:
+        TimeoutError: the driver did not answer in time.
+    """
+    deadline = time.monotonic() + address.timeout
+    while True:
+        meeting = Meeting(address)
+        try:
+            _connect(meeting, deadline - time.monotonic())
+            return meeting, meeting.told(_INVITATION)
+        except (OSError, ForgedError) as error:
+            meeting.close()
+            if time.monotonic() > deadline:
+                text = f"no driver admits {address}: {error}"
+                raise TimeoutError(text) from error
+            time.sleep(_RETRY_SECONDS)
+
+
+def _connect(meeting: Meeting, seconds: float) -> None:
+    """Prove to the driver that this process knows the token."""
+    address = meeting.address
+    connection = socket.create_connection(
+        (address.host, address.port), max(seconds, _RETRY_SECONDS)
+    )
+    try:
+        nonce = bytearray()
+        while len(nonce) < NONCE_BYTES:
+            data = connection.recv(NONCE_BYTES - len(nonce))
+            if not data:
+                raise ConnectionError("the driver has closed the connection")
+            nonce += data
+        named = secrets.token_bytes(NONCE_BYTES) + address.rank.encode().ljust(32, b"\0")
+        connection.sendall(named + signature(address.token, b"hello", nonce, named))
+    except BaseException:
+        connection.close()
+        raise
+    meeting.join(connection, signature(address.token, b"link", nonce, named), WORKER)
+
+
+class Admitted(NamedTuple):
+    """The name of a rank that has connected, and the key of the connection."""
+
+    rank: str
+    key: bytes
+
+
+def admitted(token: bytes, nonce: bytes, hello: bytes) -> Admitted | None:
+    """Return which rank sent this hello, or None if the sender does not know the token."""
+    named, given = hello[:-SIGNATURE_BYTES], hello[-SIGNATURE_BYTES:]
+    if not is_signed(given, token, b"hello", nonce, named):
+        return None
+    name = named[NONCE_BYTES:].rstrip(b"\0").decode()
+    return Admitted(name, signature(token, b"link", nonce, named))
