@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class WorkerError(RuntimeError):
@@ -32,6 +34,28 @@ class WorkerError(RuntimeError):
 
 class WorkerDied(WorkerError):
     """A worker's process is gone, or was ended because nothing came from it any more."""
+
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def not_the_end(error: StopIteration) -> RuntimeError:
+    """Return the error that replaces a StopIteration raised by user code within ``next()``.
+
+    A StopIteration would end the caller's loop as if all frames were delivered. Generators replace
+    it in the same way (PEP 479).
+    """
+    cause = error.__cause__
+    if isinstance(cause, WorkerError):
+        name, text = f"worker {cause.worker}, ", cause.remote_traceback
+    else:
+        name, text = "", "".join(traceback.format_exception(error))
+    frames = [line.strip() for line in text.splitlines() if line.lstrip().startswith('File "')]
+    own = [frame for frame in frames if _PACKAGE not in frame] or frames
+    return RuntimeError(
+        f"StopIteration was raised while a batch was collected, in {name}{own[-1]}; catch it "
+        "there, or end the episode when an iterator is exhausted"
+    )
 
 
 _kept: list[str] | None = None  # warnings, while a process has no user to see them

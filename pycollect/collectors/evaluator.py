@@ -228,8 +228,8 @@ class Evaluator:
         def once() -> bool:
             try:
                 result.set_result(self._evaluate(given, number))
-            except Exception as error:
-                result.set_exception(error)  # whoever asks for the result hears of it
+            except BaseException as error:  # without a result, `wait` would never return
+                result.set_exception(error)
             return False
 
         Background().start(once, self.shutdown)
