@@ -30,7 +30,9 @@ from pycollect import AsyncBatchedCollector, Evaluator, SyncDataCollector, Worke
 
 T = 5
 ENV_WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2], TEAM_STACK)
-CENTRAL_WAYS = [pytest.param(way, id=way.name, marks=marks_of(way)) for way in (CENTRAL, CENTRAL_ASYNC)]
+CENTRAL_WAYS = [
+    pytest.param(way, id=way.name, marks=marks_of(way)) for way in (CENTRAL, CENTRAL_ASYNC)
+]
 
 
 class ExhaustedEnv(CountingEnv):
@@ -179,9 +181,7 @@ def test_an_environment_that_exits_in_the_background() -> None:
             collector.next()
 
 
-@pytest.mark.parametrize(
-    ("env", "error"), [(ExhaustedEnv, RuntimeError), (LeavingEnv, SystemExit)]
-)
+@pytest.mark.parametrize(("env", "error"), [(ExhaustedEnv, RuntimeError), (LeavingEnv, SystemExit)])
 def test_an_evaluation(env: Any, error: type[BaseException]) -> None:
     with Evaluator(env, None) as evaluator:
         with pytest.raises(error):

@@ -19,7 +19,7 @@ from pycollect.envs.base import EnvBatch
 from pycollect.policy.calling import AS_IT_IS, Calling
 from pycollect.policy.crossing import Crossing, Take
 from pycollect.policy.elsewhere import PolicyElsewhere, RunnerElsewhere
-from pycollect.policy.finish import Raw, finishers
+from pycollect.policy.finish import Raw, casting, finishers
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_output_keys, output_leaves
 from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
@@ -205,7 +205,9 @@ class PolicyRunner:
         if self._given.are_redrawn:
             act = self._redrawing(act)
         act = self._given.casting(act, self.inputs)
-        self.act = self._given.rows_of(act)
+        cast = casting(act, (leaf for leaf in self.outputs if leaf not in self.staying), self._raw)
+        self.reuses_memory = self.reuses_memory and cast is act
+        self.act = self._given.rows_of(cast)
 
     def _check_unchanged(self, program: Program) -> None:
         """Check that a policy taken apart reads and writes what it did at construction."""
