@@ -160,7 +160,7 @@ def test_a_collector_in_the_background() -> None:
     ) as collector:
         collector.start()
         wait_until(lambda: not collector.is_running())
-        with pytest.raises(RuntimeError, match="StopIteration.*in extend"):
+        with pytest.raises(RuntimeError, match=r"StopIteration.*in extend"):
             collector.next()
 
 

@@ -64,8 +64,8 @@ def make_env_batch(
     Raises:
         TypeError: the entry, or what a callable returned, is of another kind.
         ValueError: an empty list, `info_keys` that are the observation's, envs that do not fit
-            together, one env in two places, unsupported spaces, a wrong or missing `autoreset_mode`, kwargs for an env
-            that is made already.
+            together, one env in two places, unsupported spaces, a wrong or missing
+            `autoreset_mode`, kwargs for an env that is made already.
     """
     env = _make(create_env_fn, create_env_kwargs, autoreset_mode, devices)
     if not info_keys:

@@ -332,10 +332,10 @@ def action_cast(leaf: Leaf, given: np.dtype[Any]) -> Callable[[Array], Array]:
         for value in array.ravel().tolist():
             if below < value < above or (keeps_infinity and not math.isfinite(value)):
                 continue
+            span = "" if keeps_infinity else f" ({below + 1} to {above - 1})"
             raise ValueError(
-                f"policy: {key_name(leaf.key)}: expected values that {dtype}, the dtype of the "
-                f"action space, holds (more than {below}, less than {above}), got {value} "
-                f"({given}); clip the action in the policy"
+                f"policy: {key_name(leaf.key)}: expected values that {dtype}{span}, the dtype of "
+                f"the action space, holds, got {value} ({given}); clip the action in the policy"
             )
 
     return cast
