@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import traceback
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 
@@ -84,6 +86,30 @@ def result_of(future: Future[Any]) -> Any:
     if error is not None:
         raise without_frames(error)
     return future.result()
+
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def not_the_end(error: StopIteration) -> RuntimeError:
+    """Return the error that replaces a StopIteration raised by user code within ``next()``.
+
+    A StopIteration would end the caller's loop as if all frames were delivered. Generators replace
+    it in the same way (PEP 479).
+    """
+    cause = error.__cause__
+    if isinstance(cause, WorkerError):
+        name, text = f"worker {cause.worker}, ", cause.remote_traceback
+    else:
+        name, text = "", "".join(traceback.format_exception(error))
+    frames = [line.strip() for line in text.splitlines() if line.lstrip().startswith('File "')]
+    own = [frame for frame in frames if _PACKAGE not in frame] or frames
+    failure = RuntimeError(
+        f"StopIteration was raised while a batch was collected, in {name}{own[-1]}; catch it "
+        "there, or end the episode when an iterator is exhausted"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 _kept: list[str] | None = None  # warnings, while a process has no user to see them

@@ -185,6 +185,14 @@ class BoxActionEnv(CountingEnv):
         return result
 
 
+class ActedEnv(CountingEnv):
+    """A CountingEnv of another action space."""
+
+    def __init__(self, space: spaces.Space[Any], number: int = 0) -> None:
+        super().__init__(number, length=100)
+        self.action_space = space
+
+
 class PixelEnv(CountingEnv):
     """4 x 84 x 84 uint8, every pixel the step modulo 256; costs next to nothing."""
 

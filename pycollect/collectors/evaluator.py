@@ -230,8 +230,8 @@ class Evaluator:
             nonlocal result
             try:
                 result.set_result(self._evaluate(given, number))
-            except Exception as error:
-                result.set_exception(error)  # raised by `wait`
+            except BaseException as error:  # without a result, `wait` would never return
+                result.set_exception(error)
             finally:
                 del result  # it holds the exception, whose traceback holds this frame
             return False

@@ -243,15 +243,14 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             raise RuntimeError("rollout: expected a collector without trajs_per_batch; use next()")
         with flow.moving:
             flow.check_not_closed()
-            flow.statistics.entered()
-            try:
-                batch, td = self._assembled(flow.uploads)
-                with Uninterrupted():
-                    flow.claim()
-                    self._count(batch.frames_of)
-            finally:
-                flow.statistics.left()
-            return td
+            return self._within(self._raw)
+
+    def _raw(self) -> TensorDictBase:
+        batch, td = self._assembled(self._flow.uploads)
+        with Uninterrupted():
+            self._flow.claim()
+            self._count(batch.frames_of)
+        return td
 
     def fake_tensordict(self) -> TensorDictBase:
         """Zeros of the shape, the keys and the place of the next batch, without a step.

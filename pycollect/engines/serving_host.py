@@ -32,7 +32,7 @@ class ServingHost(RemoteWorker):
         self._tasks: SimpleQueue[Task] = SimpleQueue()
         self._ending = threading.Event()
         self._is_over = threading.Event()
-        self._failure: Exception | None = None
+        self._failure: BaseException | None = None
         self._rounds = 0
 
     def attend(self) -> None:
@@ -41,7 +41,7 @@ class ServingHost(RemoteWorker):
         try:
             if isinstance(worker, ServingWorker):
                 self._attend(worker)
-        except Exception as error:  # whoever asks whether it serves is told
+        except BaseException as error:  # `steps` raises it
             self._failure = without_frames(error)
             raise
         finally:

@@ -19,6 +19,7 @@ from pycollect.devices import Devices
 from .base import Arrays, EnvBatch
 from .callables import CallablesEnv
 from .compiled import CompiledEnvBatch, is_compiled_env
+from .distinct import check_distinct
 from .entry import check_entry, is_env, is_torchrl_env
 from .info import InfoKeys, with_info
 from .random_actions import ActionSampler
@@ -63,8 +64,8 @@ def make_env_batch(
     Raises:
         TypeError: the entry, or what a callable returned, is of another kind.
         ValueError: an empty list, `info_keys` that are the observation's, envs that do not fit
-            together, unsupported spaces, a wrong or missing `autoreset_mode`, kwargs for an env
-            that is made already.
+            together, one env in two places, unsupported spaces, a wrong or missing
+            `autoreset_mode`, kwargs for an env that is made already.
     """
     env = _make(create_env_fn, create_env_kwargs, autoreset_mode, devices)
     if not info_keys:
@@ -117,6 +118,7 @@ def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices |
             env = fn(**kwargs)
             envs.append(env)
             _check_single(env, fn, i)
+        check_distinct(envs)
         if any(map(is_torchrl_env, envs)):
             if not all(map(is_torchrl_env, envs)):
                 raise TypeError(
@@ -153,6 +155,7 @@ def _check_single(env: Any, fn: Any, i: int) -> None:
 
 
 def _wrap(env: Any, autoreset_mode: Any, devices: Devices | None) -> EnvBatch:
+    check_distinct([env])
     if is_torchrl_env(env):
         from .torchrl import make_torchrl_env
 

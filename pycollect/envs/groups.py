@@ -11,6 +11,7 @@ import torch
 from pycollect import checks as check
 
 from .base import EnvBatch
+from .distinct import check_distinct
 from .entry import check_entry, is_env
 
 _POSSIBLE = (
@@ -137,7 +138,8 @@ def make_groups(
 
     Raises:
         ValueError: several groups of environments that step in this thread while the policy is
-            called in it, too, or that are not alike; or one environment alone.
+            called in it, too, or that are not alike; or one environment alone; or one environment
+            in two places.
     """
     if count == 1:
         return EnvGroups([make(entry)])
@@ -151,11 +153,13 @@ def make_groups(
                     f"env_groups: expected 1 with one environment in a worker, or {_SEVERAL}, got "
                     f"{groups[-1].original}"
                 )
+        made = EnvGroups(groups)
+        check_distinct(made.original)
     except BaseException:
         for group in groups:
             group.close()
         raise
-    return EnvGroups(groups)
+    return made
 
 
 def _check_group(groups: Sequence[EnvBatch], policy_elsewhere: bool) -> None:

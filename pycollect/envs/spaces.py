@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -35,6 +36,7 @@ RESERVED_KEYS = frozenset(
 
 _NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _NESTS = (spaces.Dict, spaces.Tuple)
+_FEW = 16  # numbers, which Python compares sooner than numpy
 
 
 def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space], ...]:
@@ -301,6 +303,52 @@ def cast_safely(array: Array, name: str) -> Array | None:
         cast = array.astype(dtype)
         return cast if np.array_equal(cast, array) else None
     return array.astype(dtype) if np.can_cast(array.dtype, dtype, "same_kind") else None
+
+
+def action_cast(leaf: Leaf, given: np.dtype[Any]) -> Callable[[Array], Array]:
+    """Return the function that casts actions to the dtype of the action space.
+
+    Integers get floats without their fraction. A value never wraps around, and a finite one never
+    becomes infinite: the function raises a ValueError with the action's key and the value.
+
+    Args:
+        leaf: of the action space.
+        given: dtype of the actions.
+    """
+    dtype = np.dtype(leaf.dtype)
+    if np.can_cast(given, dtype, "safe") or dtype.kind == "c":
+        return lambda array: array.astype(dtype)
+    below, above = _limits(dtype)
+
+    keeps_infinity = dtype.kind == "f"
+
+    def cast(array: Array) -> Array:
+        # Python compares exactly: 2.0**63 is more than an int64 holds.
+        if array.size < _FEW or not (below < array.min().item() and array.max().item() < above):
+            check(array)
+        return array.astype(dtype)
+
+    def check(array: Array) -> None:
+        for value in array.ravel().tolist():
+            if below < value < above or (keeps_infinity and not math.isfinite(value)):
+                continue
+            span = "" if keeps_infinity else f" ({below + 1} to {above - 1})"
+            raise ValueError(
+                f"policy: {key_name(leaf.key)}: expected values that {dtype}{span}, the dtype of "
+                f"the action space, holds, got {value} ({given}); clip the action in the policy"
+            )
+
+    return cast
+
+
+def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
+    """Return the numbers next to those of the dtype, below and above, once fractions are cut."""
+    if dtype.kind == "f":
+        above = math.nextafter(float(np.finfo(dtype).max), math.inf)
+        return -above, above
+    if dtype.kind == "b":
+        return -1, 2
+    return int(np.iinfo(dtype).min) - 1, int(np.iinfo(dtype).max) + 1
 
 
 def conform_scalar(value: Any, leaf: Leaf, env: str = "the env") -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from pycollect._core import Leaf
-from pycollect.batch.layout import Key, torch_dtype
-from pycollect.policy.program.compile import Finishers
+from pycollect.batch.layout import Key, dtype_name, torch_dtype
+from pycollect.envs.spaces import action_cast
+from pycollect.policy.program.compile import Act, Finishers
 from pycollect.policy.program.steps import PolicyOutputError, show
 
 
@@ -37,8 +39,8 @@ def finishers(
     raw: Mapping[Key, Raw],
     batch: tuple[int, ...],
 ) -> Finishers:
-    """Actions are cast and brought to their space's shape, parameters detached, by the place in
-    what `act` returns.
+    """Actions are brought to their space's shape, parameters detached, by the place in what `act`
+    returns.
 
     Args:
         outputs: the leaves as they are recorded.
@@ -54,8 +56,6 @@ def finishers(
             finish.append((place, torch.Tensor.detach))
         if came.lazy:
             finish.append((place, _resolve))
-        if came.dtype is not torch_dtype(leaf.dtype):
-            finish.append((place, _caster(leaf, came.dtype)))
         if came.shape[len(batch) :] != leaf.shape:
             finish.append((place, _shaper(leaf, came.shape, batch)))
     for place, (key, source) in enumerate(carried.items(), len(outputs)):
@@ -70,18 +70,43 @@ def _resolve(value: torch.Tensor) -> torch.Tensor:
     return value.resolve_conj().resolve_neg()
 
 
-def _caster(leaf: Leaf, raw: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    dtype = torch_dtype(leaf.dtype)
+def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, Raw]) -> Act:
+    """Cast what `act` returns to the dtypes in which it is recorded, on the host.
 
-    def cast(tensor: torch.Tensor) -> torch.Tensor:
+    Args:
+        outputs: the leaves that `act` returns first, in this order.
+        raw: every output as the policy returns it.
+    """
+    casts = [
+        (place, _caster(leaf, raw[leaf.key].dtype))
+        for place, leaf in enumerate(outputs)
+        if raw[leaf.key].dtype is not torch_dtype(leaf.dtype)
+    ]
+    if not casts:
+        return act
+
+    def act_and_cast() -> tuple[torch.Tensor, ...]:
+        outs = list(act())
+        for place, cast in casts:
+            outs[place] = cast(outs[place])
+        return tuple(outs)
+
+    return act_and_cast
+
+
+def _caster(leaf: Leaf, raw: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    is_known = raw is not torch.bfloat16  # to numpy
+    cast = action_cast(leaf, np.dtype(dtype_name(raw if is_known else torch.float32)))
+
+    def cast_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype is not raw:
             raise PolicyOutputError(
                 f"policy: {show(leaf.key)}: expected {raw}, as at construction, "
                 f"but {tensor.dtype} came"
             )
-        return tensor.to(dtype)
+        return torch.from_numpy(cast((tensor if is_known else tensor.float()).numpy()))
 
-    return cast
+    return cast_tensor
 
 
 def _shaper(

@@ -19,7 +19,7 @@ from pycollect.envs.base import EnvBatch
 from pycollect.policy.calling import AS_IT_IS, Calling
 from pycollect.policy.crossing import Crossing, Take
 from pycollect.policy.elsewhere import PolicyElsewhere, RunnerElsewhere
-from pycollect.policy.finish import Raw, finishers
+from pycollect.policy.finish import Raw, casting, finishers
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.outputs import check_output_keys, output_leaves
 from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
@@ -99,7 +99,8 @@ class PolicyRunner:
         self._call = TensorDictCall(self._given, self._crossing)
         check_on_device(policy, device)
         with torch.no_grad():
-            program = take_apart(policy, env, calling.trusted)
+            self._state_keys = tuple(policy_state or ())
+            program = take_apart(policy, env, calling.trusted, self._state_keys)
             forms = announced_states(policy, program, self._given, policy_state)
             probe = Probe(policy, self._given, self._crossing, self._call)
             program, values, self.extra_outputs, self._samples = probe.run(program, forms)
@@ -140,7 +141,8 @@ class PolicyRunner:
             return
         check_on_device(self.policy, self._crossing.there)
         with torch.no_grad():
-            program = take_apart(self.policy, self._env, self._calling.trusted)
+            trusted = self._calling.trusted
+            program = take_apart(self.policy, self._env, trusted, self._state_keys)
             self._bind(None if program is None else program.widened(self._others))
 
     @property
@@ -167,7 +169,7 @@ class PolicyRunner:
         self.through_env = tuple(
             Leaf(("next", *leaf.key), leaf.dtype, leaf.shape)
             for leaf in self._env.observation
-            if ("next", *leaf.key) in values
+            if ("next", *leaf.key) in values and self._env.passes_states_on
         )
         passed_on = {*self._carried.values(), *(leaf.key for leaf in self.through_env)}
         delivered = {
@@ -209,7 +211,9 @@ class PolicyRunner:
         if self._given.are_redrawn:
             act = self._redrawing(act)
         act = self._given.casting(act, self.inputs)
-        self.act = self._given.rows_of(act)
+        cast = casting(act, (leaf for leaf in self.outputs if leaf not in self.staying), self._raw)
+        self.reuses_memory = self.reuses_memory and cast is act
+        self.act = self._given.rows_of(cast)
 
     def _check_unchanged(self, program: Program) -> None:
         """Check that a policy taken apart reads and writes what it did at construction."""

@@ -23,15 +23,19 @@ Forms: TypeAlias = dict[Key, Sequence[Form]]
 """The states of a policy by key, with the forms that each may have."""
 
 
-def take_apart(policy: Any, env: EnvBatch, trusted: bool = False) -> Program | None:
+def take_apart(
+    policy: Any, env: EnvBatch, trusted: bool = False, states: Iterable[Any] = ()
+) -> Program | None:
     """The policy as a program; None where it is to be called with a TensorDict.
 
     Args:
         trusted: whoever gives it says that it takes one.
+        states: keys of `policy_state`, which parameters may be named after, too.
     """
     observation = [leaf.key for leaf in env.observation]
     if not (trusted or wants_tensordict(policy)):
-        return wrap(policy, observation, [leaf.key for leaf in env.action])
+        read = [*observation, *map(as_key, states)]
+        return wrap(policy, read, [leaf.key for leaf in env.action])
     if not isinstance(policy, TensorDictModuleBase):
         return None
     try:

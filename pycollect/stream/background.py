@@ -35,7 +35,7 @@ class Background:
         self._stopping = threading.Event()  # of the present thread alone
         self._thread: threading.Thread | None = None
         self._over = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
 
     @property
     def running(self) -> bool:
@@ -94,7 +94,7 @@ class Background:
         try:
             while not stopping.is_set() and step():
                 pass
-        except Exception as error:
+        except BaseException as error:  # threading ignores a SystemExit
             self._error = without_frames(error)
             raise
         finally:

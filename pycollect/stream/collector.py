@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -17,7 +17,7 @@ from pycollect.batch.layout import Key
 from pycollect.batch.upload import Uploads
 from pycollect.devices import CPU
 from pycollect.docstrings import completed_by
-from pycollect.errors import without_frames
+from pycollect.errors import not_the_end, without_frames
 from pycollect.stream.background import Background
 from pycollect.stream.buffer_delivery import extend, pieces, put
 from pycollect.stream.buffer_warnings import warn_of_training
@@ -36,6 +36,8 @@ from pycollect.worker.hooks import Hooked, PostHook, PreHook
 from pycollect.worker.profiling import ProfileConfig, Profiled
 
 _ENDED: Any = object()
+
+T = TypeVar("T")
 
 
 class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
@@ -111,16 +113,24 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def _advance(self) -> TensorDictBase | None:
         """Collect a batch and deliver it; `_ENDED` where its trajectories do not come together."""
         self._flow.check_not_closed()
-        if self._flow.failure is not None:
-            raise without_frames(self._flow.failure)
-        self._background.check()
+        return self._within(self._delivered)
+
+    def _within(self, collect: Callable[[], T]) -> T:
+        """Call it in the caller's time; a StopIteration of user code is an error, not the end."""
         self._flow.statistics.entered()
         try:
-            return self._delivered()
+            return collect()
+        except StopIteration as error:
+            if isinstance(self._flow.failure, StopIteration):
+                self._flow.failure = without_frames(not_the_end(error))
+            raise not_the_end(error) from error
         finally:
             self._flow.statistics.left()
 
     def _delivered(self) -> TensorDictBase | None:
+        if self._flow.failure is not None:
+            raise without_frames(self._flow.failure)
+        self._background.check()
         if self._flow.options.replay_buffer is not None:
             self._fill_buffer()
             return None

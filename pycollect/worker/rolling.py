@@ -51,8 +51,9 @@ def roll(calls: Calls, timer: StepTimer, steps: int) -> None:
     act, take, step, record, done, reset_done, record_reset, whole, *_ = calls
     for plain, then_timed in timer.stretches(steps):
         if whole is not None:
-            if any(whole(act()) < 0 for _ in range(plain)):
-                return
+            for _ in range(plain):
+                if whole(act()) < 0:
+                    return
         else:
             for _ in range(plain):
                 resets = record(step(take(act())))

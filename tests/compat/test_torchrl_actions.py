@@ -8,8 +8,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from envs_for_tests import ActedEnv
+from gymnasium import spaces
 from tensordict.nn import TensorDictModule
 from torchrl_support import Make, collect, compare, seeded
 
@@ -20,7 +23,7 @@ with warnings.catch_warnings():
     pytest.importorskip("torchrl")
     import torchrl.testing.mocking_classes as mock
     from torchrl.collectors import Collector
-    from torchrl.envs import GymEnv, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
+    from torchrl.envs import GymEnv, GymWrapper, ParallelEnv, SerialEnv, StepCounter, TransformedEnv
 
 Act = Callable[[torch.Tensor], torch.Tensor]
 
@@ -187,3 +190,14 @@ def test_an_environment_that_was_just_reset_is_not_reset_again() -> None:
         collector.shutdown()
         resets[kind] = Counting.resets - made
     assert resets[Collector] == resets[pycollect.Collector] + 1 == 4
+
+
+def test_a_value_outside_of_an_integer_space_does_not_wrap_around() -> None:
+    """It is recorded, and given to the environment, in the policy's own dtype."""
+    env = ActedEnv(spaces.Box(0, 255, (1,), np.uint8))
+    with pycollect.SyncDataCollector(
+        GymWrapper(env), lambda observation: torch.tensor([-1.0]), frames_per_batch=2
+    ) as collector:
+        td = collector.next()
+    assert td["action"].tolist() == [[-1.0], [-1.0]]
+    assert [action.tolist() for action in env.actions] == [[-1.0], [-1.0]]

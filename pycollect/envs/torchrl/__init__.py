@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torchrl.envs import SerialEnv
+from torchrl.envs import GymLikeEnv, SerialEnv, TransformedEnv
 
 from pycollect.devices import CPU, Devices
 from pycollect.envs.base import EnvBatch
@@ -15,7 +15,7 @@ from .gym import unwrapped
 from .limits import has_time_limit
 from .serial import apart
 
-__all__ = ["make_torchrl_batch", "make_torchrl_env"]
+__all__ = ["inside", "make_torchrl_batch", "make_torchrl_env"]
 
 
 def make_torchrl_env(env: Any, devices: Devices | None = None) -> EnvBatch:
@@ -42,6 +42,17 @@ def make_torchrl_batch(envs: Sequence[Any], devices: Devices | None = None) -> E
     """Several `EnvBase` as TorchRL's SerialEnv of them: [P, ...]."""
     serial = SerialEnv(len(envs), [lambda env=env: env for env in envs])
     return make_torchrl_env(serial, devices)
+
+
+def inside(env: Any) -> list[Any]:
+    """Return the environments that `env` wraps, or steps one by one; none if it does neither."""
+    if isinstance(env, TransformedEnv):
+        return [env.base_env]
+    if isinstance(env, SerialEnv):
+        if env.is_closed:
+            env.start()
+        return list(env._envs)
+    return [env._env] if isinstance(env, GymLikeEnv) else []
 
 
 def _moved(env: Any, devices: Devices) -> Any:

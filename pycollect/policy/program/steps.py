@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 from tensordict.nn import InteractionType, ProbabilisticTensorDictModule
 from torch import nn
 
-from pycollect.batch.layout import Key
+from pycollect.batch.layout import Key, is_delivered
 
 Values: TypeAlias = dict[Key, torch.Tensor]
 
@@ -142,41 +142,61 @@ def show_all(keys: Any) -> str:
 def other_keys(out: Any, step: CallStep) -> tuple[Key, ...]:
     """Keys for what a function over tensors returned beyond those it was asked for.
 
-    TorchRL names them: output1, output2, ..., and what is in a tuple ("output1", "0"), ...
+    A dict's entries have keys of their own. Others are named as in TorchRL: output1, output2, ...,
+    and what is in a tuple ("output1", "0"), ...
     """
-    if not step.lenient or isinstance(out, Mapping | TensorDictBase):
+    if not step.lenient:
         return ()
-    others = _as_tuple(out, step)[len(step.out_keys) :]
-    return tuple(
-        key
-        for number, value in enumerate(others, 1)
-        for key, _ in _parts(value, (f"output{number}",))
-    )
+    return tuple(key for key in _entries(out, step) if key not in step.out_keys)
+
+
+def _entries(out: Any, step: CallStep) -> dict[Key, Any]:
+    """What a function over tensors returned, by key."""
+    if isinstance(out, Mapping | TensorDictBase):
+        return dict(_parts(out, ()))
+    values = _as_tuple(out, step)
+    named = len(step.out_keys) - len(step.others)
+    entries = dict(zip(step.out_keys, values[:named], strict=False))
+    for number, value in enumerate(values[named:], 1):
+        entries.update(_parts(value, (f"output{number}",)))
+    return entries
 
 
 def _parts(value: Any, key: Key) -> list[tuple[Key, Any]]:
-    if value is None:
-        return [(IGNORED, None)]
-    if not isinstance(value, tuple):
-        return [(key, value)]
-    parts = enumerate(value)
-    return [pair for place, part in parts for pair in _parts(part, (*key, str(place)))]
+    """The entries in a value, of dicts and tuples in any nesting. None is no entry."""
+    if isinstance(value, Mapping | TensorDictBase):
+        parts = [((*key, *_name(name)), part) for name, part in value.items()]
+    elif isinstance(value, tuple):
+        parts = [((*key, str(place)), part) for place, part in enumerate(value)]
+    else:
+        return [] if value is None or not is_delivered(key) else [(key, value)]
+    return [entry for inner, part in parts for entry in _parts(part, inner)]
+
+
+def _name(name: Any) -> Key:
+    try:
+        return as_key(name)
+    except TypeError as error:
+        raise PolicyOutputError(
+            f"policy: expected strings, or tuples of them, as keys of the dict that it returns, "
+            f"got {name!r}"
+        ) from error
 
 
 def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
     """What a call returned as one tensor per output key.
 
-    Raises PolicyOutputError where the number does not fit, CannotUnwrapError where something is no
-    tensor and the step is not lenient.
+    Raises PolicyOutputError where the number or the keys do not fit, CannotUnwrapError where
+    something is no tensor and the step is not lenient.
     """
     keys = step.out_keys
-    if isinstance(out, Mapping | TensorDictBase):
-        out = _by_key(out, keys, CannotUnwrapError if not step.lenient else PolicyOutputError)
+    is_dict = isinstance(out, Mapping | TensorDictBase)
+    if step.lenient and (is_dict or step.others):
+        out = _all_of(_entries(out, step), keys)
+    elif is_dict:
+        out = _by_key(out, keys)
     else:
         out = _as_tuple(out, step)
-    if step.others:
-        named = len(keys) - len(step.others)
-        out = (*out[:named], *(part for _, part in _parts(tuple(out[named:]), ())))
     if len(out) != len(keys):
         raise PolicyOutputError(
             f"policy: expected {len(keys)} output(s), for the key(s) {show_all(keys)}, "
@@ -195,16 +215,29 @@ def _as_tuple(out: Any, step: CallStep) -> tuple[Any, ...]:
     return out if isinstance(out, tuple) else (out,)
 
 
-def _by_key(
-    out: Mapping[Any, Any] | TensorDictBase, keys: tuple[Key, ...], error: type[Exception]
-) -> tuple[Any, ...]:
+def _all_of(entries: Mapping[Key, Any], keys: tuple[Key, ...]) -> tuple[Any, ...]:
+    """The entries in the order of the keys, which all have to be there, and no others."""
+    missing = [key for key in keys if key not in entries]
+    if missing:
+        raise PolicyOutputError(
+            f"policy: it returned no {show_all(missing)}; it returned {show_all(entries)}"
+        )
+    if len(entries) > len(keys):
+        others = [key for key in entries if key not in keys]
+        raise PolicyOutputError(
+            f"policy: it returned {show_all(others)}, but only {show_all(keys)} at construction"
+        )
+    return tuple([entries[key] for key in keys])
+
+
+def _by_key(out: Mapping[Any, Any] | TensorDictBase, keys: tuple[Key, ...]) -> tuple[Any, ...]:
     if isinstance(out, TensorDictBase):
         out = dict(out.items(include_nested=True))
     entries = {as_key(key): value for key, value in out.items()}
     missing = [key for key in keys if key not in entries]
     if missing:
-        raise error(f"policy: it returned no {show_all(missing)}; it returned {show_all(entries)}")
-    return tuple(entries[key] for key in keys)
+        raise CannotUnwrapError(f"it returned no {show_all(missing)}")
+    return tuple([entries[key] for key in keys])
 
 
 def _as_tensor(value: Any, key: Key, lenient: bool) -> Any:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pycollect.envs import make_env_batch
+from pycollect.envs.spaces import action_cast
 from pycollect.scheme.protocols import TrainEnvsFactory, Tree
 
 
@@ -102,7 +103,8 @@ class GymEnvs:
         """
         (leaf,) = self._env.action
         chosen = action.detach().cpu().numpy().reshape(self.num_envs, *leaf.shape)
-        arrays, reward, terminated, truncated = self._env.step(chosen.astype(leaf.dtype))
+        cast = action_cast(leaf, chosen.dtype)
+        arrays, reward, terminated, truncated = self._env.step(cast(chosen))
         done = np.logical_or(terminated, truncated)
         obs = self._tensors(arrays)
         self._returns += reward
