@@ -12,7 +12,6 @@ from pycollect.devices import CPU, Devices
 from pycollect.engines.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
 from pycollect.envs import check_entry
 from pycollect.envs.groups import check_env_groups, group_entries
-from pycollect.envs.registry import registered_here
 from pycollect.policy import placed
 from pycollect.scheduler.records import WorkerPlan
 from pycollect.stream.options import StreamOptions
@@ -191,7 +190,7 @@ def worker_plans(
         elsewhere: they are no children of this process, which inherit what it shares.
         compress: their rollouts are compressed where they travel.
     """
-    common = {"mask": mask, "compress": compress, "registered": registered_here()}
+    common = {"mask": mask, "compress": compress}
     specs = [
         WorkerSpec(
             index,
