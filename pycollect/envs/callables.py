@@ -13,7 +13,8 @@ from pycollect.batch.extras import ExtraValues
 from pycollect.batch.layout import Key
 
 from .base import Arrays, BoolArray, EnvBatch, check_seeds, observation_of
-from .info import Tap, entry_of
+from .info import Tap
+from .info_rows import entry_of
 from .single import close_quietly, make_act, make_observe, same, unwrap
 from .spaces import Array, action_leaves, make_read_extras, observation_extras, observation_leaves
 

@@ -15,7 +15,8 @@ from pycollect.batch.extras import ExtraValues
 from pycollect.batch.layout import Key
 
 from .base import Arrays, BoolArray, Direct, EnvBatch, check_seeds, observation_of
-from .info import Tap, entry_of
+from .info import Tap
+from .info_rows import entry_of
 from .spaces import (
     Array,
     Space,
