@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from typing import Any, TypeVar, cast
@@ -34,7 +35,20 @@ class _Source:
 
     def made(self, given: Mapping[str, Any]) -> Any:
         values = [given.get(name, default) for name, default in self.defaults.items()]
-        return self.make(*values, *(given.get(name) for name in self.beside))
+        with naming(*self.defaults):
+            return self.make(*values, *(given.get(name) for name in self.beside))
+
+
+@contextmanager
+def naming(*names: str) -> Iterator[None]:
+    """Name the arguments in an error of their check that names none of them."""
+    try:
+        yield
+    except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError) as error:
+        if any(name in str(error) for name in names):
+            raise
+        kind = ValueError if isinstance(error, ValueError) else TypeError
+        raise kind(f"{', '.join(names)}: the value cannot be used: {error}") from error
 
 
 def argument(
@@ -62,9 +76,17 @@ def argument(
     return _field(source, default is REQUIRED)
 
 
+def check_flag(name: str, value: Any) -> bool:
+    """Anything that has one truth value, as a bool."""
+    try:
+        return bool(value)
+    except Exception as error:  # an array of several numbers, for example
+        raise TypeError(f"{name}: expected True or False, got {value!r}") from error
+
+
 def flag(default: bool, text: str = "", **more: Any) -> Any:
     """A field that is one argument, as a bool."""
-    return argument(default, lambda _, value: bool(value), text, **more)
+    return argument(default, check_flag, text, **more)
 
 
 def made_of(

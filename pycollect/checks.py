@@ -166,15 +166,25 @@ def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
         raise TypeError(
             f"create_env_kwargs: expected a dict or one per worker, got {type(value).__name__}"
         )
+    for name in value or ():
+        if not isinstance(name, str):
+            raise TypeError(
+                f"create_env_kwargs: expected names of keyword arguments as keys, got {name!r}"
+            )
     return value
 
 
 def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> Any:
     """One of a few values."""
     choices = list(allowed)
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
+    if not is_one_of(value, choices):
         raise ValueError(f"{name}: expected one of {choices}, got {value!r}")
     return value
+
+
+def is_one_of(value: Any, choices: Iterable[Any]) -> bool:
+    """Return whether a value is one of the choices, and of its type; arrays are not compared."""
+    return any(type(value) is type(choice) and value == choice for choice in choices)
 
 
 def check_open(closed: bool) -> None:

@@ -29,7 +29,7 @@ def named_device(name: str, value: Any) -> torch.device:
     """The device that an argument of that name tells; ValueError where it is none."""
     try:
         return torch.device(value)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         text = str(error).partition("\n")[0]
         raise ValueError(f"{name}: expected a device, got {value!r} ({text})") from None
 

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
+import gymnasium
+import numpy as np
 import pytest
+import torch
 from envs_for_tests import CountingEnv
 
-from pycollect import AsyncBatchedCollector, AsyncCollector, Evaluator, SyncDataCollector
+import pycollect
+from pycollect import (
+    AsyncBatchedCollector,
+    AsyncCollector,
+    Evaluator,
+    MultiaSyncDataCollector,
+    SyncDataCollector,
+)
 
 ENV = CountingEnv
 
@@ -54,3 +68,114 @@ def test_the_only_worker_of_an_async_collector() -> None:
 def test_a_misspelt_argument_of_another_collector_is_told() -> None:
     with pytest.raises(TypeError, match="did you mean 'inference', which is one of MultiSync"):
         SyncDataCollector(ENV, None, frames_per_batch=4, inferense="central")
+
+
+class Odd:
+    """No argument takes one."""
+
+
+ODD_VALUES: list[Any] = [
+    np.array([1, 2]),
+    torch.tensor([1, 2]),
+    2**63,
+    -(2**70),
+    {1: 2},
+    math.nan,
+    math.inf,
+    True,
+    b"bytes",
+    {3},
+    Odd,
+    Odd(),
+    np.int64(3),
+    np.array(3),
+    "",
+    "odd",
+    1.5,
+    [],
+    [None],
+    [np.array([1, 2])],
+]
+BASES: dict[str, dict[str, Any]] = {
+    "SyncDataCollector": {"create_env_fn": ENV, "frames_per_batch": 4},
+    "MultiSyncDataCollector": {"create_env_fn": [ENV, ENV], "frames_per_batch": 4},
+    "MultiaSyncDataCollector": {"create_env_fn": [ENV, ENV], "frames_per_batch": 4},
+    "AsyncCollector": {"create_env_fn": ENV, "frames_per_batch": 4},
+    "RayCollector": {"create_env_fn": [ENV], "frames_per_batch": 4},
+    "AsyncBatchedCollector": {
+        "create_env_fn": [ENV],
+        "policy": lambda observation: torch.zeros(len(observation)).long(),
+        "frames_per_batch": 4,
+    },
+    "Evaluator": {"env": ENV},
+    **{
+        name: {"create_env_fn": [ENV], "frames_per_batch": 4, "launcher": "mp"}
+        for name in ("DistributedDataCollector", "DistributedSyncDataCollector", "RPCDataCollector")
+    },
+}
+
+
+SLOW = {
+    "AsyncCollector",
+    "DistributedSyncDataCollector",
+    "RPCDataCollector",
+    "MultiaSyncDataCollector",
+}
+
+
+class AcceptedError(BaseException):
+    """All arguments were accepted: workers would start now."""
+
+
+@pytest.fixture
+def nothing_starts() -> Iterator[None]:
+    with ExitStack() as patches:
+        for place in (
+            "pycollect.collectors.scheduled.Scheduler",
+            "pycollect.collectors.ray.RayEngine",
+            "pycollect.collectors.arguments.distributed.DistributedEngine",
+            "pycollect.collectors.multi.ProcessEngine",
+        ):
+            patches.enter_context(mock.patch(place, side_effect=AcceptedError))
+        yield
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in BASES],
+)
+def test_an_odd_value_is_accepted_or_refused_by_the_name_of_its_argument(
+    name: str, nothing_starts: None
+) -> None:
+    cls = getattr(pycollect, name)
+    signed = MultiaSyncDataCollector if cls is AsyncCollector else cls
+    arguments = [own for own in inspect.signature(signed).parameters if own != "others"]
+    unnamed = []
+    for argument in arguments:
+        for value in ODD_VALUES:
+            try:
+                cls(**{**BASES[name], argument: value}).shutdown()
+            except AcceptedError:
+                pass
+            except (TypeError, ValueError, gymnasium.error.Error) as error:
+                if argument not in str(error):
+                    unnamed.append((argument, value, error))
+    assert not unnamed
+    assert len(arguments) > 15
+
+
+@pytest.mark.parametrize(
+    ("create", "argument"),
+    [
+        (lambda own: AsyncBatchedCollector(**own, worker_affinity=1), "worker_affinity"),
+        (lambda own: AsyncBatchedCollector(**own, server_config=True), "server_config"),
+        (lambda own: AsyncBatchedCollector(**own, policy_version_key=True), "policy_version_key"),
+        (lambda own: AsyncBatchedCollector(**own, weight_sync=True), "weight_sync"),
+    ],
+)
+def test_arguments_of_asynchronous_batches_are_checked_at_once(
+    create: Callable[[Any], Any], argument: str, nothing_starts: None
+) -> None:
+    with pytest.raises(TypeError, match=f"^{argument}: "):
+        create(BASES["AsyncBatchedCollector"])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import sys
 import threading
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import pytest
+import torch
 from collect_support import (
     ASYNC,
     IN_PROCESS,
@@ -20,8 +25,15 @@ from collect_support import (
     marked,
 )
 from envs_for_tests import CountingEnv
+from gymnasium.envs.registration import WrapperSpec
+from gymnasium.vector import SyncVectorEnv
 
-from pycollect import MultiSyncDataCollector, SyncDataCollector
+from pycollect import (
+    AsyncBatchedCollector,
+    Evaluator,
+    MultiSyncDataCollector,
+    SyncDataCollector,
+)
 
 OURS = "PycollectTests/Counting-v0"
 _NO_PICKLE = threading.Lock()
@@ -102,13 +114,161 @@ def test_a_module_that_is_not_there_is_told() -> None:
         SyncDataCollector(":CartPole-v1", None, frames_per_batch=8)
 
 
-def test_an_environment_that_cannot_be_sent_does_not_hinder_others() -> None:
+@pytest.fixture
+def registry() -> Any:
+    """Registrations that a test adds are gone after it."""
+    before = dict(gymnasium.registry)
+    yield gymnasium.registry
+    gymnasium.registry.clear()
+    gymnasium.registry.update(before)
+
+
+class Number:
+    """An object among the keyword arguments of an environment."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def with_number(config: Number) -> Any:
+    return CountingEnv(number=config.number)
+
+
+def make_all() -> Any:
+    """Make all that `test_registrations_reach_every_worker` has registered."""
+    numbers = [
+        int(env.reset()[0].flat[0])
+        for env in (
+            gymnasium.make("PycollectTests/Lambda-v0"),
+            gymnasium.make("PycollectTests/Config-v0"),
+            gymnasium.make("PycollectTests/Main-v0", number=6),
+            gymnasium.make_vec("PycollectTests/Vector-v0", num_envs=2),
+        )
+    ]
+    scaled = gymnasium.make("PycollectTests/Wrapped-v0")
+    assert isinstance(scaled, gymnasium.wrappers.TransformReward)
+    assert gymnasium.spec("CartPole-v1").max_episode_steps == 3
+    return CountingEnv(number=numbers == [4, 5, 6, 7])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_registrations_reach_every_worker(
+    way: Way, registry: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entry points and keyword arguments of every kind, and a changed one of Gymnasium's."""
+    monkeypatch.setattr(sys.modules["__main__"], "Own", CountingEnv, raising=False)
+    cartpole = replace(gymnasium.spec("CartPole-v1"), max_episode_steps=3)
+    registry["CartPole-v1"] = cartpole
+    wrapper = WrapperSpec(
+        "Scaled", "gymnasium.wrappers:TransformReward", {"func": lambda reward: 2 * reward}
+    )
+    gymnasium.register("PycollectTests/Lambda-v0", lambda: CountingEnv(number=4))
+    gymnasium.register("PycollectTests/Config-v0", with_number, kwargs={"config": Number(5)})
+    gymnasium.register("PycollectTests/Main-v0", "__main__:Own")
+    gymnasium.register(
+        "PycollectTests/Vector-v0",
+        vector_entry_point=lambda num_envs: SyncVectorEnv(
+            [lambda: CountingEnv(number=7)] * num_envs
+        ),
+    )
+    gymnasium.register("PycollectTests/Wrapped-v0", CountingEnv, additional_wrappers=(wrapper,))
+    with collecting(way, lambda worker: make_all, frames=8) as collector:
+        assert collector.next()["observation"][..., 0].unique().tolist() == [1]
+    entry = ["PycollectTests/Main-v0"]
+    if way is not TEAM_STACK:
+        with collecting(way, lambda worker: entry, frames=8) as collector:
+            assert collector.next().numel() >= 8
+
+
+MODULE = """
+import os
+import gymnasium
+if os.getpid() != {driver}:
+    raise RuntimeError("imported by a worker")
+class Thing: pass
+def make(thing): raise AssertionError
+gymnasium.register("PycollectTests/Other-v0", make, kwargs={{"thing": Thing()}})
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_workers_import_nothing_of_environments_that_they_do_not_make(
+    way: Way, registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "registers_an_environment.py").write_text(MODULE.format(driver=os.getpid()))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("registers_an_environment")
+    with collecting(way, lambda worker: by_callable, frames=8) as collector:
+        assert collector.next().numel() >= 8
+    sys.modules.pop("registers_an_environment")
+
+
+PACKAGE = """
+import gymnasium
+from envs_for_tests import CountingEnv
+gymnasium.register("PycollectTests/Default-v0", "registers_a_default:CountingEnv")
+"""
+
+
+def make_twice() -> Any:
+    return SyncVectorEnv([partial(gymnasium.make, "PycollectTests/Default-v0")] * 2)
+
+
+@pytest.mark.processes
+def test_the_import_of_a_package_does_not_undo_a_registration(
+    registry: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program has registered another number than the package does when it is imported."""
+    (tmp_path / "registers_a_default.py").write_text(PACKAGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entry_point = "registers_a_default:CountingEnv"
+    gymnasium.register("PycollectTests/Default-v0", entry_point, kwargs={"number": 8})
+    with MultiSyncDataCollector([make_twice], None, frames_per_batch=16) as collector:
+        assert collector.next()["observation"][..., 0].unique().tolist() == [8]
+    sys.modules.pop("registers_a_default", None)
+
+
+def made_of_space() -> Any:
+    """A policy that needs an environment to be built."""
+    space = gymnasium.make(OURS).action_space
+    return lambda observation: torch.full(observation.shape[:-1], int(space.n) - 1)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("inference", [None, "central"])
+def test_policy_factories_know_registrations(inference: str | None) -> None:
+    with MultiSyncDataCollector(
+        [by_callable],
+        None,
+        policy_factory=made_of_space,
+        frames_per_batch=8,
+        inference=inference,
+    ) as collector:
+        assert collector.next()["action"].unique().tolist() == [1]
+
+
+@pytest.mark.processes
+def test_asynchronous_batches_and_evaluations_know_registrations() -> None:
+    def act(observation: Any) -> Any:
+        return torch.zeros(observation.shape[:-1], dtype=torch.long)
+
+    with AsyncBatchedCollector([by_callable], policy=act, frames_per_batch=8) as collector:
+        assert collector.next().numel() == 8
+    with Evaluator(by_callable, act, backend="process", num_trajectories=1) as evaluator:
+        assert evaluator.evaluate()
+
+
+def by_lock() -> Any:
+    return gymnasium.make("PycollectTests/Local-v0")
+
+
+@pytest.mark.processes
+def test_an_environment_that_cannot_be_sent_hinders_those_alone_that_use_it(registry: Any) -> None:
     gymnasium.register("PycollectTests/Local-v0", entry_point=lambda lock=_NO_PICKLE: CountingEnv())
-    try:
-        with MultiSyncDataCollector([OURS], None, frames_per_batch=8) as collector:
-            assert collector.next().numel() == 8
-    finally:
-        del gymnasium.registry["PycollectTests/Local-v0"]
+    with MultiSyncDataCollector([OURS], None, frames_per_batch=8) as collector:
+        assert collector.next().numel() == 8
+    with pytest.raises(TypeError, match=r"entry_point of 'PycollectTests/Local-v0'.*pickle"):
+        MultiSyncDataCollector([by_lock], None, frames_per_batch=8)
 
 
 def test_an_instance_in_a_list_names_the_remedy() -> None:

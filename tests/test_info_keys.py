@@ -75,6 +75,12 @@ ENTRIES: dict[str, Callable[[int], Any]] = {
         mode: partial(lambda mode, w: lambda: Wrapped(vector(mode, w)), mode)
         for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
     },
+    **{
+        f"{mode} in lists": partial(
+            lambda mode, w: lambda: vector_wrappers.DictInfoToList(vector(mode, w)), mode
+        )
+        for mode in ("NEXT_STEP", "SAME_STEP", "DISABLED")
+    },
 }
 
 
@@ -358,10 +364,14 @@ def test_envs_are_closed_where_it_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_what_a_wrapper_of_a_vector_env_counts(kind: Any, mode: AutoresetMode) -> None:
+@pytest.mark.parametrize("in_lists", [False, True])
+def test_what_a_wrapper_of_a_vector_env_counts(
+    kind: Any, mode: AutoresetMode, in_lists: bool
+) -> None:
     def env() -> Any:
         rows = [partial(CountingEnv, number, length=LENGTHS) for number in range(3)]
-        return vector_wrappers.RecordEpisodeStatistics(kind(rows, autoreset_mode=mode))
+        counted = vector_wrappers.RecordEpisodeStatistics(kind(rows, autoreset_mode=mode))
+        return vector_wrappers.DictInfoToList(counted) if in_lists else counted
 
     with SyncDataCollector(
         env,
@@ -381,3 +391,36 @@ def test_what_a_wrapper_of_a_vector_env_counts(kind: Any, mode: AutoresetMode) -
             start = end + 1
         assert start > 0
     assert not told["l"][~ends].any()
+
+
+@pytest.mark.parametrize("name", ["final_obs", "terminal_observation"])
+def test_terminal_observations_in_a_list_of_infos(name: str) -> None:
+    """As SuperSuit gives them, by a name of its own."""
+
+    class Listed(vector_wrappers.DictInfoToList):
+        def step(self, actions: Any) -> Any:
+            *rest, infos = super().step(actions)
+            return *rest, [
+                {name if key == "final_obs" else key: own for key, own in info.items()}
+                for info in infos
+            ]
+
+    with SyncDataCollector(
+        lambda: Listed(vector("SAME_STEP")), parity_policy(), frames_per_batch=90
+    ) as collector:
+        td = collector.next()
+    steps, following = td["observation"][..., 2], td["next", "observation"][..., 2]
+    assert td["next", "done"].any()
+    assert torch.equal(following, steps + 1)
+
+
+def test_a_list_that_lacks_infos_is_refused() -> None:
+    class Short(vector_wrappers.DictInfoToList):
+        def step(self, actions: Any) -> Any:
+            *rest, infos = super().step(actions)
+            return *rest, infos[:-1]
+
+    with pytest.raises(ValueError, match=r"info: expected one dict per environment \(3\).*got 2"):
+        SyncDataCollector(
+            lambda: Short(vector("NEXT_STEP")), None, frames_per_batch=9, info_keys=["steps"]
+        )

@@ -12,10 +12,13 @@ from tensordict.nn import InteractionType
 
 from pycollect import checks as check
 from pycollect._core import Uninterrupted
+from pycollect.arguments import check_flag
 from pycollect.batch.layout import Key
 from pycollect.collectors.arguments.async_batched import (
     Chunks,
     check_backends,
+    check_version_key,
+    receiver,
     server_arguments,
     workers_entries,
 )
@@ -142,9 +145,9 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         self._chunks = Chunks.of(transition_chunk_size, frames, len(create_env_fn), envs_per_worker)
         self._envs_per_worker = envs_per_worker
         self._first_version = check.check_count("policy_version", policy_version)
-        self._version_key = policy_version_key
+        self._version_key = check_version_key(policy_version_key)
         hook = check.check_callable(POST, post_collect_hook)
-        trajectories = bool(yield_completed_trajectories)
+        trajectories = check_flag("yield_completed_trajectories", yield_completed_trajectories)
         super().__init__(
             entries,
             policy,
@@ -160,9 +163,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             drop_uncollected=not trajectories,
             update_after_each_batch=policy is not None,
             track_policy_version=policy_version_key is not None,
-            weight_recv_schemes=None
-            if weight_sync is None
-            else {weight_sync_model_id: weight_sync},
+            weight_recv_schemes=receiver(weight_sync_model_id, weight_sync),
             inference="central",
             env_groups=env_groups,
             **server,

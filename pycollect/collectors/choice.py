@@ -129,7 +129,7 @@ def _backend(given: Any, count: int | None) -> str:
         return "direct" if count is None else "process"
     if isinstance(backend, str):
         backend = _ALIASES.get(backend, backend)
-    if backend not in _BACKENDS:
+    if not isinstance(backend, str) or backend not in _BACKENDS:
         raise ValueError(f"backend: expected None or one of {list(_BACKENDS)}, got {backend!r}")
     name: str = backend
     return name
@@ -160,8 +160,8 @@ def _check_direct(count: int | None, sync: Any, options: Any) -> None:
     """In this process there is one collector, and nothing to wait for."""
     if count not in (None, 1):
         raise ValueError(f"num_collectors: expected at most 1 with backend='direct', got {count}")
-    for name, value in (("sync", sync), ("backend_options", options or None)):
-        if value is not None:
+    for name, value in (("sync", sync), ("backend_options", options)):
+        if value is not None and not check.is_one_of(value, ({},)):
             raise ValueError(
                 f"{name}: expected None without num_collectors or another backend than 'direct', "
                 f"got {value!r}"

@@ -8,6 +8,7 @@ from typing import Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from pycollect.arguments import check_flag
 from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import distributed as check
 from pycollect.collectors.arguments.given import Given, takes
@@ -142,7 +143,7 @@ class DistributedDataCollector(LaunchedCollector):
 
     @takes(rank_arguments, without=("update_interval", *_RPC))
     def __init__(self, given: Given) -> None:
-        sync = bool(given["sync"])
+        sync = check_flag("sync", given["sync"])
         engine = check.engine_maker(given, check.group_carrier(given["backend"]))
         super().__init__(given, sync, _launch_options, engine)
 

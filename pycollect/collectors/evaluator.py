@@ -27,6 +27,7 @@ from pycollect.collectors.single import SyncDataCollector
 from pycollect.docstrings import completed_by
 from pycollect.envs.entry import is_env
 from pycollect.envs.single import close_quietly
+from pycollect.policy import build
 from pycollect.stream.background import Background
 from pycollect.stream.fair_lock import FairLock
 from pycollect.stream.weight_calls import source_of
@@ -390,7 +391,7 @@ class Evaluator:
 
 
 def _check_given(done_keys: Any, collector_cls: Any) -> None:
-    if done_keys != _DONE:
+    if not check.is_one_of(done_keys, (_DONE,)):
         raise ValueError(f"done_keys: expected {_DONE}, by which episodes end, got {done_keys!r}")
     if collector_cls is not None:
         raise ValueError(
@@ -402,6 +403,8 @@ def _check_kwargs(given: Any) -> None:
     """Whole episodes are counted, in each environment's row of batches as they are collected."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"collector_kwargs: expected a dict or None, got {type(given).__name__}")
+    if unnamed := [name for name in given or () if not isinstance(name, str)]:
+        raise TypeError(f"collector_kwargs: expected names of arguments as keys, got {unnamed}")
     others = [repr(name) for name, is_off in _OFF.items() if not is_off((given or {}).get(name))]
     if others:
         raise ValueError(
@@ -448,7 +451,7 @@ def _collector_here(
         if factory is None:
             acting = evaluated.own_policy(policy)
         else:
-            acting = evaluated.MakesPolicy(factory, own)()
+            acting = build(evaluated.MakesPolicy(factory, own))
         return SyncDataCollector(own, acting, **arguments)
     except BaseException:
         if is_env(own):

@@ -299,9 +299,10 @@ class AsyncCollector(MultiaSyncDataCollector):
 
     @telling
     def __init__(self, create_env_fn: Any, policy: Any = None, **arguments: Any) -> None:
-        if arguments.get("num_workers") not in (None, 1):
+        count = check.check_positive_or_none("num_workers", arguments.get("num_workers"))
+        if count not in (None, 1):
             raise ValueError(
-                f"num_workers: expected None or 1, got {arguments['num_workers']!r}; "
+                f"num_workers: expected None or 1, got {count}; "
                 "AsyncCollector has one worker, MultiaSyncDataCollector has several"
             )
         super().__init__([create_env_fn], policy, **arguments)
@@ -318,7 +319,7 @@ def _frames_of_a_batch(value: Any) -> Any:
 
 def _check_collector_class(value: Any) -> None:
     name = value if isinstance(value, str) else getattr(value, "__name__", value)
-    if name not in (None, "single", "SyncDataCollector", "Collector"):
+    if not check.is_one_of(name, (None, "single", "SyncDataCollector", "Collector")):
         raise ValueError(
             f"collector_class: expected None, SyncDataCollector or 'single', got {value!r}"
         )

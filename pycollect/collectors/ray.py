@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
+from pycollect.arguments import check_flag
 from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import ray as ray_check
 from pycollect.collectors.arguments import workers as parse
@@ -187,7 +188,7 @@ class RayCollector(LaunchedCollector):
         options = partial(self._actor_options, self._remote_configs)
         self._bell: ServingBell | None = None
         engine = partial(self._engine, init_config)
-        super().__init__(given, bool(given["sync"]), options, engine)
+        super().__init__(given, check_flag("sync", given["sync"]), options, engine)
 
     def _engine(self, init_config: Mapping[str, Any] | None, remote: RemoteOptions) -> RayEngine:
         return watched(self._bell, RayEngine(init_config, self._bell))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from pycollect.arguments import check_flag
 from pycollect.collectors.arguments import distributed as check
 from pycollect.collectors.arguments import rpc as rpc_check
 from pycollect.collectors.arguments.given import Given, takes
@@ -49,7 +50,7 @@ class RPCDataCollector(DistributedDataCollector):
         carrier = rpc_check.carrier(given)
         options = partial(_launch_options, given["visible_devices"])
         engine = check.engine_maker(given, carrier)
-        LaunchedCollector.__init__(self, given, bool(given["sync"]), options, engine)
+        LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
 
 
 def _launch_options(visible_devices: Any, devices: Sequence[Any]) -> list[Mapping[str, Any]]:

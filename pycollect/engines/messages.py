@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -23,6 +23,7 @@ from pycollect.batch.weight_slab import NO_FORM, WeightForm
 from pycollect.devices import CPU
 from pycollect.engines.inheritance import pickled_apart
 from pycollect.engines.rollout_worker import RolloutWorker
+from pycollect.envs.registrations import Registered, registered_here
 from pycollect.errors import WorkerError
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.packed import Packed
@@ -46,6 +47,7 @@ class WorkerSpec:
         team: makes what collects there, of this spec and the pickled policy: processes of its own,
             one for each item of `entry`; `env_kwargs` may be a list of as many. None: it collects
             itself.
+        registered: registrations of environments by the program.
     """
 
     index: int
@@ -57,6 +59,7 @@ class WorkerSpec:
     hides_gpus: bool = False
     team: Callable[[WorkerSpec, bytes], RolloutWorker] | None = None
     role: str = ""
+    registered: Registered = field(default_factory=registered_here)
 
     @property
     def name(self) -> str:

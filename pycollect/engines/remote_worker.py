@@ -35,6 +35,7 @@ from pycollect.engines.messages import (
 )
 from pycollect.engines.rollout_worker import RolloutWorker
 from pycollect.engines.single_worker import SingleWorker
+from pycollect.envs.registrations import register
 from pycollect.errors import kept_warnings
 from pycollect.worker.packed import Packed
 
@@ -80,6 +81,7 @@ class RemoteWorker:
         torch.seed()
         merge_freed_memory()
         spec: WorkerSpec = unpickled(spec_bytes, self._inherited)
+        register(spec.registered)
         if spec.hides_gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ""  # torch looks when it is first asked
         if spec.options.num_threads is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -248,13 +249,55 @@ class EnvBatch(ABC):
         """Close the envs. Idempotent; errors of an env that is already broken are swallowed."""
 
 
+def reset_env(env: Any, seed: Any = None) -> Any:
+    """Reset an environment; its `reset` needs no parameter `seed` unless a seed is given.
+
+    An environment whose `reset` takes no seed is seeded by its method `seed`, as in TorchRL.
+
+    Raises:
+        TypeError: a seed is given, and the environment has no such method either.
+    """
+    if seed is None:
+        return env.reset()
+    if _takes_seed(env.reset):
+        return env.reset(seed=seed)
+    if not callable(getattr(env, "seed", None)):
+        raise TypeError(
+            f"seed: reset() of {env} has no parameter 'seed', and the environment has no method "
+            "seed(); add the parameter, or do not call set_seed"
+        )
+    env.seed(seed)
+    return env.reset()
+
+
+def _takes_seed(reset: Any) -> bool:
+    try:
+        parameters = inspect.signature(reset).parameters
+    except (TypeError, ValueError):  # a function of C has no signature
+        return True
+    kinds = [one.kind for one in parameters.values()]
+    return "seed" in parameters or inspect.Parameter.VAR_KEYWORD in kinds
+
+
 def observation_of(result: Any) -> Any:
     """The observation in what Gymnasium's ``reset`` returned; TypeError where it is another's."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(
-            f"the environment's reset: expected (observation, info), got {type(result).__name__}"
+            f"the environment's reset: expected (observation, info), got {type(result).__name__}; "
+            "an environment of Gym's old interface needs a wrapper for Gymnasium's"
         )
     return result[0]
+
+
+def step_values(result: Any) -> Any:
+    """Return the result of a step if it has five values; TypeError or ValueError if not."""
+    if isinstance(result, tuple | list) and len(result) == 5:
+        return result
+    count = len(result) if isinstance(result, tuple | list) else type(result).__name__
+    raise (ValueError if isinstance(count, int) else TypeError)(
+        "the environment's step: expected 5 values (observation, reward, terminated, truncated, "
+        f"info), got {count}"
+    )
 
 
 def check_seeds(seeds: Sequence[int], count: int) -> list[int]:

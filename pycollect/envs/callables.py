@@ -12,8 +12,9 @@ from pycollect._core import StepEach
 from pycollect.batch.extras import ExtraValues
 from pycollect.batch.layout import Key
 
-from .base import Arrays, BoolArray, EnvBatch, check_seeds, observation_of
-from .info import Tap, entry_of
+from .base import Arrays, BoolArray, EnvBatch, check_seeds, observation_of, reset_env, step_values
+from .info import Tap
+from .info_rows import entry_of
 from .single import close_quietly, make_act, make_observe, same, unwrap
 from .spaces import Array, action_leaves, make_read_extras, observation_extras, observation_leaves
 
@@ -88,7 +89,7 @@ class CallablesEnv(EnvBatch):
         if seeds is not None:
             each = check_seeds(seeds, self.num_envs)
         for i, (env, seed) in enumerate(zip(self._envs, each, strict=True)):
-            self._store(i, observation_of(env.reset(seed=seed)))
+            self._store(i, observation_of(reset_env(env, seed)))
         return self._arrays()
 
     def step(self, action: Arrays) -> tuple[Arrays, Array, BoolArray, BoolArray]:
@@ -104,7 +105,8 @@ class CallablesEnv(EnvBatch):
         for i, step in enumerate(self._steps):
             # The ellipsis keeps a scalar Box action an array, as its space has it.
             row = action[i, ...] if single else [leaf[i, ...] for leaf in action]
-            observation, reward[i], terminated[i], truncated[i], _ = step(self._to_action(row))
+            result = step_values(step(self._to_action(row)))
+            observation, reward[i], terminated[i], truncated[i], _ = result
             self._store(i, observation)
         return self._arrays(), reward, terminated, truncated
 
@@ -118,7 +120,7 @@ class CallablesEnv(EnvBatch):
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the envs where `done` (bool [P]) is set; the other rows stay as they were."""
         for i in np.flatnonzero(done):
-            self._store(i, self._envs[i].reset()[0])
+            self._store(i, observation_of(reset_env(self._envs[i])))
         return self._arrays()
 
     def close(self) -> None:

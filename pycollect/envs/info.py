@@ -14,6 +14,7 @@ from pycollect.batch.layout import Key, dtype_name
 from pycollect.errors import warn_user
 
 from .base import Arrays, BoolArray, EnvBatch, Sampler
+from .info_rows import NOTHING
 from .spaces import RESERVED_KEYS, Array, cast_safely, describe, key_name
 
 InfoKey: TypeAlias = str | tuple[str, ...]
@@ -22,9 +23,6 @@ AskedInfo: TypeAlias = Sequence[InfoKey] | Mapping[InfoKey, torch.dtype | None]
 
 InfoKeys: TypeAlias = Mapping[Key, str | None]
 """The entries that are recorded, each with its dtype by name, or as the first step shows it."""
-
-NOTHING = object()
-"""Stands for an entry that an info does not have."""
 
 _PYTHONS = {float: "float32", complex: "complex64"}
 """Python's numbers whose dtype is torch's default, not numpy's, where none is asked for."""
@@ -341,48 +339,3 @@ def _why_not_cast(array: Array, leaf: Leaf) -> str:
         f"but {leaf.dtype} does not hold {what}; ask for another dtype, for example "
         f"{_argument({leaf.key: dtype_name(array.dtype)})}"
     )
-
-
-def entry_of(info: Any, key: Key) -> Any:
-    """An entry of one env's info; `NOTHING` if there is none."""
-    for name in key:
-        if not isinstance(info, Mapping) or name not in info:
-            return NOTHING
-        info = info[name]
-    return info
-
-
-def rows_of(info: Any, key: Key, envs: int) -> list[Any]:
-    """An entry of a vector env's info, a value per env.
-
-    Rows for which the mask that Gymnasium puts beside it ("_" and its name) is False have none.
-    """
-    there = np.ones(envs, np.bool_)
-    for name in key:
-        if not isinstance(info, Mapping) or name not in info:
-            return [NOTHING] * envs
-        there &= np.asarray(info.get(f"_{name}", there), np.bool_)
-        info = info[name]
-    return [info[row] if there[row] else NOTHING for row in range(envs)]
-
-
-def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[Any]:
-    """The same of a step in SAME_STEP mode: rows that ended have theirs in "final_info".
-
-    What stands in the place of the others is of the reset that followed, unless resets do not have
-    it: then a wrapper around the vector env has told it of the step.
-
-    Args:
-        at_reset: the info of a reset.
-    """
-    rows = rows_of(info, key, len(ended))
-    final = info.get("final_info")
-    if final is None:
-        return rows
-    if isinstance(final, Mapping):
-        last = rows_of(final, key, len(ended))
-    else:
-        last = [entry_of(own, key) for own in final]
-    if not isinstance(at_reset, Mapping) or key[0] not in at_reset:
-        last = [row if own is NOTHING else own for own, row in zip(last, rows, strict=True)]
-    return [last[p] if ended[p] else rows[p] for p in range(len(ended))]

@@ -14,8 +14,18 @@ from pycollect._core import Leaf
 from pycollect.batch.extras import ExtraValues
 from pycollect.batch.layout import Key
 
-from .base import Arrays, BoolArray, Direct, EnvBatch, check_seeds, observation_of
-from .info import Tap, entry_of
+from .base import (
+    Arrays,
+    BoolArray,
+    Direct,
+    EnvBatch,
+    check_seeds,
+    observation_of,
+    reset_env,
+    step_values,
+)
+from .info import Tap
+from .info_rows import entry_of
 from .spaces import (
     Array,
     Space,
@@ -92,16 +102,17 @@ class SingleEnv(EnvBatch):
     def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
         """Reset the env, with the one seed of `seeds`, and return its observation [*frame]."""
         seed = None if seeds is None else check_seeds(seeds, 1)[0]
-        return self._to_arrays(observation_of(self._env.reset(seed=seed)))
+        return self._to_arrays(observation_of(reset_env(self._env, seed)))
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step the env; reward and flags are returned as the env gave them."""
-        observation, reward, terminated, truncated, _ = self._step(self._to_action(action))
+        result = step_values(self._step(self._to_action(action)))
+        observation, reward, terminated, truncated, _ = result
         return self._to_arrays(observation), reward, terminated, truncated
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the env (`done` is [True]) and return its observation."""
-        return self._to_arrays(self._env.reset()[0])
+        return self._to_arrays(observation_of(reset_env(self._env)))
 
     def close(self) -> None:
         """Close the env; see `EnvBatch.close`."""

@@ -13,7 +13,8 @@ from pycollect.batch.layout import Key
 from pycollect.errors import warn_user
 
 from .base import Arrays, BoolArray, EnvBatch
-from .info import Tap, rows_of, rows_of_step
+from .info import Tap
+from .info_rows import final_observations, rows_of, rows_of_step
 from .probe import Finding, probe_keeps_rows, probe_resumes
 from .spaces import Array, conform, make_flatten, make_read_extras
 from .vector_api import Autoreset, Leaves, VectorApi, parse_autoreset, rows_differ, told_autoreset
@@ -295,13 +296,14 @@ class SameStepEnvBatch(VectorEnvBatch):
         return self._arrays(merged)
 
     def _true_next(self, observation: Leaves, info: Any) -> Leaves:
-        final = info.get("final_obs", info.get("final_observation"))
+        final = final_observations(info, self._ended)
+        rows = np.flatnonzero(self._ended)
         if final is None:
+            keys = list(info[rows[0]] if isinstance(info, list | tuple) else info)
             raise ValueError(
                 f"autoreset_mode: expected info['final_obs'] from {self._api.env} in SAME_STEP "
-                f"mode where an episode ends, got the keys {list(info)}"
+                f"mode where an episode ends, got the keys {keys}"
             )
-        rows = np.flatnonzero(self._ended)
         if self.extras:
             self._final_extras = self._true_next_extras(final, rows)
         result = tuple(np.array(leaf) for leaf in observation)

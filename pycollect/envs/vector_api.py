@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from pycollect.errors import warn_user
 
-from .base import BoolArray, check_seeds, observation_of
+from .base import BoolArray, check_seeds, observation_of, reset_env, step_values
 from .mask_options import MaskOptions
 from .random_actions import ActionSampler
 from .single import close_quietly
@@ -208,10 +208,10 @@ class VectorApi:
         # Gymnasium's vector envs take a list, ALE's an array of int32, CartPoleVectorEnv one int.
         forms = (seeds, np.array(seeds, np.uint64).astype(np.int64) & 0x7FFFFFFF, seeds[0])
         if self._seed_form is not None:
-            return self.env.reset(seed=forms[self._seed_form])
+            return reset_env(self.env, forms[self._seed_form])
         for number, form in enumerate(forms):
             try:
-                result = self.env.reset(seed=form)
+                result = reset_env(self.env, form)
             except (TypeError, ValueError, AssertionError, error.Error):
                 if number == len(forms) - 1:
                     raise
@@ -263,7 +263,7 @@ class VectorApi:
         The reward is float32 or float64 [P], the flags are bool [P].
         """
         given = action[0] if self._plain_action else self._unflatten(action)
-        return self._checked(*self.env.step(given))
+        return self._checked(*step_values(self.env.step(given)))
 
     def send(self, action: Leaves) -> None:
         """Begin a step of all rows, where the env `overlaps`."""
@@ -274,7 +274,7 @@ class VectorApi:
     def receive(self) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
         """Wait for the step that was begun; returns what `step` does."""
         self._is_stepping = False
-        return self._checked(*getattr(self.env, self._wait)())
+        return self._checked(*step_values(getattr(self.env, self._wait)()))
 
     def _checked(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
@@ -295,7 +295,7 @@ class VectorApi:
         asked = np.flatnonzero(rows).astype(np.int32)
         some = tuple(leaf[asked] for leaf in action)
         given = some[0] if self._plain_action else self._unflatten(some)
-        observation, *flat, info = self.env.step(given, asked)
+        observation, *flat, info = step_values(self.env.step(given, asked))
         ids = _ids_of("step", info, asked)
         reward, terminated, truncated = (self._among_all(np.asarray(own), ids) for own in flat)
         return (

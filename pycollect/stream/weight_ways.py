@@ -54,18 +54,19 @@ class WeightWays:
                 "weight_updater: expected a WeightUpdaterBase or a callable that returns one, got "
                 f"{type(weight_updater).__name__}"
             )
-        scheme = _policy_scheme(_schemes("weight_sync_schemes", weight_sync_schemes))
+        scheme = _policy_scheme(check_schemes("weight_sync_schemes", weight_sync_schemes))
         tracked = callable(getattr(track_policy_version, "increment_version", None))
         return cls(
             sends=scheme is None or not _is_torchrls(scheme, "NoWeightSyncScheme"),
             updater=weight_updater,
-            receivers=_schemes("weight_recv_schemes", weight_recv_schemes),
+            receivers=check_schemes("weight_recv_schemes", weight_recv_schemes),
             tracker=track_policy_version if tracked else None,
             worker_idx=worker_idx,
         )
 
 
-def _schemes(name: str, value: Any) -> dict[str, Any]:
+def check_schemes(name: str, value: Any) -> dict[str, Any]:
+    """Weight synchronization schemes of TorchRL, by model."""
     if not isinstance(value, Mapping | None):
         raise TypeError(f"{name}: expected a dict by model, got {type(value).__name__}")
     schemes = dict(value or {})

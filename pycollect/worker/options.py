@@ -14,7 +14,6 @@ from pycollect.batch.cast import ObservationCast
 from pycollect.devices import Devices
 from pycollect.envs.groups import check_env_groups
 from pycollect.envs.info import InfoKeys, check_info_keys
-from pycollect.envs.registry import Registered
 from pycollect.envs.vector_api import parse_autoreset
 from pycollect.policy import Calling, check_policy_state
 
@@ -35,7 +34,6 @@ class WorkerOptions:
         devices: where environments and policy are to lie.
         compress: its rollouts are compressed where they travel.
         stays: what is recorded on the environments' device has no place in the slab.
-        registered: environments that the caller's program registered.
     """
 
     frames: int
@@ -43,7 +41,6 @@ class WorkerOptions:
     devices: Devices = field(default_factory=Devices)
     stays: bool = False
     compress: bool = False
-    registered: Registered = field(default_factory=dict)
     autoreset_mode: Any = argument(
         None, _check_autoreset, "of a vector environment that does not tell it"
     )

@@ -21,7 +21,6 @@ from pycollect.devices import CPU, Devices, indexed, why_not
 from pycollect.envs import make_env_batch
 from pycollect.envs.base import EnvBatch
 from pycollect.envs.groups import make_groups
-from pycollect.envs.registry import register
 from pycollect.policy import PolicyElsewhere, device_of, placed, told_of_actions
 from pycollect.worker.env_group import EnvGroup
 from pycollect.worker.generators import Generators, GeneratorState
@@ -75,7 +74,6 @@ class Worker:
         self._fresh = True  # all environments were reset and not stepped since
         if options.init_fn is not None:
             options.init_fn()
-        register(options.registered)
         make = partial(self._make_envs, env_kwargs)
         elsewhere = isinstance(policy, PolicyElsewhere)
         self.env = make_groups(entry, options.env_groups, make, policy_elsewhere=elsewhere)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from pycollect import checks as check
+from pycollect.arguments import naming
 from pycollect.collectors.arguments import workers as parse
+from pycollect.stream.weight_ways import check_schemes
 
 _PROCESSES = (None, "threading", "multiprocessing")
+_CONFIGURED = ("max_batch_size", "min_batch_size", "timeout")
 _LEAST_CHUNK = 64  # steps, as TorchRL's
 _MOST_IN_A_CALL = 64  # environments, as TorchRL's
 
@@ -20,14 +23,14 @@ def check_backends(
     transport: Any, backend: Any, env_backend: Any, policy_backend: Any, driver_affinity: Any
 ) -> None:
     """Raise ValueError for what cannot be done; the rest has no effect."""
-    if transport not in (None, "auto", "driver"):
+    if not check.is_one_of(transport, (None, "auto", "driver")):
         raise ValueError(
             "transport: expected None, 'auto' or 'driver', as environments ask through shared "
             f"memory, got {transport!r}"
         )
     named = {"backend": backend, "env_backend": env_backend, "policy_backend": policy_backend}
     for name, value in named.items():
-        if value not in _PROCESSES:
+        if not check.is_one_of(value, _PROCESSES):
             raise ValueError(
                 f"{name}: expected None, 'threading' or 'multiprocessing', as environments and "
                 f"policy are in processes of this machine, got {value!r}; use RayCollector"
@@ -52,6 +55,11 @@ def server_arguments(
     if config is not None and any(value is not None for value in sizes.values()):
         told = next(name for name, value in sizes.items() if value is not None)
         raise ValueError(f"server_config: expected None together with {told}")
+    if config is not None and not all(hasattr(config, name) for name in _CONFIGURED):
+        raise TypeError(
+            f"server_config: expected an object with {', '.join(_CONFIGURED)}, such as TorchRL's "
+            f"InferenceServerConfig, got {config!r}"
+        )
     if devices is not None and device is not None:
         raise ValueError("device_config: expected None together with device")
     if config is not None:
@@ -65,6 +73,23 @@ def server_arguments(
     names = ("policy_device", "env_device", "storing_device")
     places = {name: getattr(devices, name, None) for name in names}
     return {**sizes, **places} if devices is not None else {**sizes, "policy_device": device}
+
+
+def receiver(model: Any, scheme: Any) -> dict[str, Any] | None:
+    """What `weight_recv_schemes` is given for the arguments `weight_sync...`."""
+    if not isinstance(model, str):
+        raise TypeError(f"weight_sync_model_id: expected a string, got {model!r}")
+    return None if scheme is None else check_schemes("weight_sync", {model: scheme})
+
+
+def check_version_key(key: Any) -> Any:
+    """None, or the key of the policy version in batches."""
+    names = key if isinstance(key, tuple) and key else (key,)
+    if key is not None and not all(isinstance(name, str) and name for name in names):
+        raise TypeError(
+            f"policy_version_key: expected a string, a tuple of strings or None, got {key!r}"
+        )
+    return key
 
 
 def workers_entries(
@@ -91,12 +116,19 @@ def workers_entries(
 def _masks(affinity: Any, workers: int) -> Sequence[Sequence[int] | None]:
     if affinity is None:
         return [None] * workers
-    masks = [affinity(n) for n in range(workers)] if callable(affinity) else list(affinity)
+    is_list = isinstance(affinity, Sequence) and not isinstance(affinity, str | bytes)
+    if not callable(affinity) and not is_list:
+        raise TypeError(
+            f"worker_affinity: expected a list of CPUs per worker, or a function, got {affinity!r}"
+        )
+    with naming("worker_affinity"):
+        masks = [affinity(n) for n in range(workers)] if callable(affinity) else list(affinity)
     if len(masks) != workers:
         raise ValueError(f"worker_affinity: expected one per worker ({workers}), got {len(masks)}")
     here = os.sched_getaffinity(0)
     for mask in masks:
-        if not mask or not set(mask) <= here:
+        is_mask = isinstance(mask, Collection) and len(mask) > 0
+        if not is_mask or not all(isinstance(cpu, int) and cpu in here for cpu in mask):
             raise ValueError(f"worker_affinity: expected some of {sorted(here)}, got {mask!r}")
     return masks
 
@@ -141,7 +173,7 @@ class Chunks:
                 and in whole rollouts of one length, if they are not to be much shorter.
             envs: of all workers.
         """
-        if steps != "auto":
+        if not check.is_one_of(steps, ("auto",)):
             frames = check.check_positive("transition_chunk_size", steps) * per_worker
             return cls(frames, -(-batch // frames))
         wanted = max(batch // envs, _LEAST_CHUNK) * per_worker

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycollect import checks as check
-from pycollect.arguments import checked, defaults_of
+from pycollect.arguments import checked, defaults_of, naming
 from pycollect.collectors.arguments import devices as device_arguments
 from pycollect.devices import CPU, Devices
 from pycollect.engines.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
 from pycollect.envs import check_entry
 from pycollect.envs.groups import check_env_groups, group_entries
-from pycollect.envs.registry import registered_here
 from pycollect.policy import placed
 from pycollect.scheduler.records import WorkerPlan
 from pycollect.stream.options import StreamOptions
@@ -104,7 +103,12 @@ def common_values(arguments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of the arguments of each worker, those that all have to share; ValueError if they differ."""
     first = arguments[0]
     for name in _COMMON:
-        if any(other[name] != first[name] for other in arguments):
+        with naming(name):
+            differs = any(
+                own is not first[name] and bool(own != first[name])
+                for own in (other[name] for other in arguments)
+            )
+        if differs:
             values = [other[name] for other in arguments]
             raise ValueError(f"{name}: expected one value for all workers, got {values}")
     return {name: first[name] for name in _COMMON}
@@ -191,7 +195,7 @@ def worker_plans(
         elsewhere: they are no children of this process, which inherit what it shares.
         compress: their rollouts are compressed where they travel.
     """
-    common = {"mask": mask, "compress": compress, "registered": registered_here()}
+    common = {"mask": mask, "compress": compress}
     specs = [
         WorkerSpec(
             index,

@@ -25,7 +25,7 @@ def check_backend(name: Any) -> str:
     Raises:
         ValueError: it is none, this torch is built without it, or it cannot.
     """
-    if name not in BACKENDS:
+    if not isinstance(name, str) or name not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {name!r}")
     backend = str(name)
     if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
