@@ -17,6 +17,7 @@ from pycollect.batch.layout import Key
 from pycollect.batch.upload import Uploads
 from pycollect.devices import CPU
 from pycollect.docstrings import completed_by
+from pycollect.errors import LimitError
 from pycollect.stream.background import Background
 from pycollect.stream.buffer_delivery import extend, pieces, put
 from pycollect.stream.buffer_warnings import warn_of_training
@@ -220,12 +221,14 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def _assembled(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
         """The next batch as it was collected; it is not claimed yet.
 
-        What is raised here is raised again by every later call.
+        What is raised here is raised again by every later call, except a LimitError.
         """
         try:  # as `_fatal`, which would cost microseconds of every batch
             batch = self._collected()
             with self._flow.statistics.timed("deliver"):
                 return batch, assembled(batch, self._flow.options, uploads)
+        except LimitError:
+            raise
         except Exception as error:
             self._flow.failure = error
             raise
