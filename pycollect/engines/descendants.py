@@ -60,7 +60,7 @@ def kill_orphans() -> None:
     """Kill the descendants of workers of this process that are gone."""
     deadline = time.monotonic() + _KILL_SECONDS
     with suppress(OSError):  # no descriptor is free: the next call finds them
-        while any([_kill_orphan(pid) for pid in _pids()]) and time.monotonic() < deadline:
+        while [pid for pid in _pids() if _kill_orphan(pid)] and time.monotonic() < deadline:
             time.sleep(_PAUSE)
 
 

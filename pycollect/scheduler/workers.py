@@ -16,7 +16,7 @@ from pycollect.engines.limits import limits_named
 from pycollect.engines.messages import WorkerInfo
 from pycollect.engines.protocol import Engine, StartingWorker
 from pycollect.engines.shared_value import SharedValue
-from pycollect.errors import WorkerDied, WorkerError, warn_user
+from pycollect.errors import LimitError, WorkerDied, WorkerError, warn_user
 from pycollect.scheduler.assembly import forget_ids
 from pycollect.scheduler.hooks import HookSender
 from pycollect.scheduler.not_started import NotStarted
@@ -244,14 +244,23 @@ class WorkerGroup:
                 self.restart(worker, death, reason)
 
     def welcome(self, worker: WorkerRecord) -> None:
-        """A replaced worker is built: it goes on where the old one was."""
+        """A replaced worker is built: it goes on where the old one was.
+
+        Raises:
+            WorkerDied: It is not built, or cannot be given what the old one had.
+            Exception: Raised while it was built.
+        """
         before = worker.info
         _take_handle(worker)
         if self._options.sync:
             check_alike({-1: before, worker.index: worker.info})
-        self.give_all(worker)
-        for request in worker.requests:
-            worker.handle.submit(request)
+        try:
+            self.give_all(worker)
+            for request in worker.requests:
+                worker.handle.submit(request)
+        except LimitError as error:
+            text = f"{worker.plan.spec.name} was not given its weights and requests: {error}"
+            raise WorkerDied(text, worker.index, worker.incarnation, "") from error
         self._end_idle_servers()  # it may be on another node now
 
     def take(self, worker: WorkerRecord) -> None:

@@ -96,7 +96,8 @@ class Template:
             with _no_template():
                 self._control.send(pickle.dumps((modules, _path())))
             with self._given_up_if_wrong():
-                self.why_not = str(pickle.loads(self._received(self._control)))
+                self._await(self._control)
+                self.why_not = str(pickle.loads(_received(self._control)))
             self._modules = modules
         if self.why_not:
             raise TemplateError(self.why_not)
@@ -139,7 +140,8 @@ class Template:
             TemplateError: The template is gone, or was killed because it does not answer.
         """
         with self._given_up_if_wrong():
-            number: int = NUMBER.unpack(self._received(line, flags))[0]
+            self._await(line)
+            number: int = NUMBER.unpack(_received(line, flags))[0]
         return number
 
     @contextlib.contextmanager
@@ -154,10 +156,14 @@ class Template:
             self.process.wait()
             raise TemplateError(f"the fork server has failed: {error}") from error
 
-    def _received(self, of: socket.socket, flags: int = 0) -> bytes:
-        """Receive a message, while the template is alive and uses CPU time."""
+    def _await(self, message_of: socket.socket) -> None:
+        """Wait until there is a message, or the template has ended.
+
+        Raises:
+            TimeoutError: It uses no CPU time, or takes too long.
+        """
         poll = select.poll()
-        poll.register(of, select.POLLIN)
+        poll.register(message_of, select.POLLIN)
         began = moved = time.monotonic()
         used = self._cpu_time()
         while not poll.poll(_LOOK_MILLISECONDS):
@@ -169,15 +175,13 @@ class Template:
                     f"{now - began:.0f} s and is killed; worker processes start in another way"
                 )
                 raise TimeoutError(f"it did not answer for {now - began:.0f} s")
-        data = of.recv(MESSAGE_BYTES, flags)
-        if not data:
-            raise ConnectionResetError("it has ended")
-        return data
 
-    def _cpu_time(self) -> float:
-        """Its CPU time in clock ticks."""
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        return sum(map(int, stat.rpartition(")")[2].split()[11:13]))
+    def _cpu_time(self) -> int:
+        """Its CPU time in clock ticks, 0 if that cannot be read now."""
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+            return sum(map(int, stat.rpartition(")")[2].split()[11:13]))
+        return 0
 
     def leave(self) -> None:
         """Ask it for nothing more: it ends with the last of its workers. Idempotent."""
@@ -274,6 +278,13 @@ def _no_template() -> Iterator[None]:
         yield
     except OSError as error:
         raise TemplateError(str(error)) from error
+
+
+def _received(of: socket.socket, flags: int = 0) -> bytes:
+    data = of.recv(MESSAGE_BYTES, flags)
+    if not data:
+        raise ConnectionResetError("it has ended")
+    return data
 
 
 def _modules() -> tuple[str, ...]:
