@@ -335,10 +335,23 @@ class Uninterrupted:
     def __exit__(self, error: object, value: object, traceback: object, /) -> None:
         """Raises KeyboardInterrupt where SIGINT came within."""
 
-def end_with_process(pid: int) -> None:
-    """Kill this process, and those that it starts from now on, once that process is gone.
+def adopt_orphans() -> None:
+    """Make this process the parent of all descendants whose own parent dies.
 
-    This process becomes the leader of a process group of its own.
+    A descendant is then found even if it has detached itself: a daemon, or a process with a session
+    of its own. Forks of this process do not inherit this.
+    """
+
+def kill_descendants() -> None:
+    """Kill all descendants of this process, which must have called `adopt_orphans`.
+
+    Gives up after two seconds: a process that is blocked in the kernel dies later.
+    """
+
+def end_with_process(pid: int) -> None:
+    """Kill this process and all its descendants once that process is gone.
+
+    This process becomes the leader of a process group of its own and adopts orphans.
 
     Raises:
         RuntimeError: there is no such process, or no thread can start to watch it.

@@ -38,6 +38,10 @@ class WorkerDied(WorkerError):
     """A worker's process is gone, or was ended because nothing came from it any more."""
 
 
+class LimitError(OSError):
+    """A limit of the operating system is reached. Nothing is lost, so the caller may try again."""
+
+
 _E = TypeVar("_E", bound=BaseException)
 
 
@@ -138,4 +142,4 @@ def warn_user(message: str) -> None:
 
 
 def _is_ours(module: str) -> bool:
-    return module.partition(".")[0] == __name__.partition(".")[0]
+    return module.partition(".")[0] in (__name__.partition(".")[0], "multiprocessing")

@@ -7,13 +7,18 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from collect_support import ASYNC, MULTI_ASYNC, MULTI_STACK, STACK, Way, marked, parity_policy
+from collect_support import collecting as collecting_by
 from envs_for_tests import CountingEnv
+from test_restarts import check_ledger, kill
 
-from pycollect import MultiSyncDataCollector
+from pycollect import MultiSyncDataCollector, WorkerError
 from pycollect.engines.cpu_delay import seconds_without_cpu
 
 needs_schedstat = pytest.mark.skipif(
@@ -58,6 +63,50 @@ def test_what_did_not_count_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     said = r"within 0\.1 s \(beside 1 s for which other programs had the CPU\)"
     with pytest.raises(ValueError, match=said):
         collecting(NeverBuilt, limit=0.1)
+
+
+class HangsWhenRebuilt(CountingEnv):
+    """Hangs in the constructor, in the builds with these numbers, and in all from `last` on."""
+
+    def __init__(self, folder: Path, hangs: tuple[int, ...], last: int, **kwargs: Any) -> None:
+        build = len(list(folder.iterdir())) + 1
+        (folder / str(build)).touch()
+        if build in hangs or build >= last:
+            threading.Event().wait()
+        super().__init__(**kwargs)
+
+
+def hangs_when_rebuilt(folder: Path, worker: int) -> Any:
+    kwargs = {"number": 10 * worker, "length": (4,)}
+    if worker == 0:
+        return partial(CountingEnv, **kwargs)
+    return partial(HangsWhenRebuilt, folder, (2,), 4, **kwargs)
+
+
+@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
+def test_a_replacement_that_hangs_counts_as_a_death(way: Way, tmp_path: Path) -> None:
+    """It is restarted; past the limit the error names worker_init_timeout and the worker."""
+    with collecting_by(
+        way,
+        partial(hangs_when_rebuilt, tmp_path),
+        parity_policy(),
+        frames=5,
+        worker_init_timeout=2.0 if way.children else 30.0,
+    ) as collector:
+        collector.next()
+        kill(collector, 1)
+        while collector.stats()["workers"][1]["restarts"] < 2:
+            collector.next()
+        before = collector.stats()["workers"][1]["frames"]
+        while collector.stats()["workers"][1]["frames"] == before:  # it is built, and goes on
+            collector.next()
+        kill(collector, 1)
+        with pytest.raises(WorkerError, match=r"worker 1.*worker_init_timeout") as caught:
+            list(islice(collector, 1_000_000))
+        ledger = check_ledger(collector)
+    assert caught.value.worker == 1
+    assert set(ledger["workers"][1]["reasons"]) == {"worker_died"}
+    assert ledger["workers"][0]["reasons"] == {}
 
 
 @needs_schedstat

@@ -291,6 +291,71 @@ def test_an_interrupt_while_it_is_awaited_mixes_no_answers(
     assert parent(started(engine, CountingEnv)).name() == "pyc-template"
 
 
+@own_template
+@pytest.mark.parametrize("when", ["idle", pytest.param("end", marks=pytest.mark.slow)])
+def test_a_stopped_template_is_given_up(
+    engine: ProcessEngine, when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a warning, while a worker is forked, or while the end of one is to be reported."""
+    monkeypatch.setattr(forking, "_STILL_SECONDS", 0.5)
+    first = started(engine, CountingEnv)
+    template = parent(first)
+    os.kill(template.pid, signal.SIGSTOP)
+    with pytest.warns(UserWarning, match=rf"fork server \(process {template.pid}\) has not"):
+        if when == "end":
+            os.kill(first.info.pid, signal.SIGKILL)
+            wait_until(lambda: first.handle.is_dead)
+            assert "is gone" in first.handle.monitor.end().line
+            first.handle.kill()
+        second = started(engine, CountingEnv, 1)
+    await_gone(template.pid)
+    assert parent(second).name() == "pyc-template"
+    assert when == "end" or is_collecting(first)
+    assert is_collecting(second)
+
+
+@own_template
+@pytest.mark.parametrize("answer", [b"", b"garbage", b"too long for a number"])
+def test_a_template_that_answers_wrongly_is_ended(
+    engine: ProcessEngine, answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = parent(started(engine, CountingEnv))
+    with monkeypatch.context() as patched:
+        patched.setattr(forking, "_received", lambda *_: answer)
+        worker = started(engine, CountingEnv, 1)
+    await_gone(template.pid)
+    assert is_collecting(worker)
+    assert parent(started(engine, CountingEnv, 2)).name() == "pyc-template"
+
+
+NO_FORK = """
+import errno, os
+fork = os.fork
+def refused():
+    if os.path.exists({flag!r}):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return fork()
+os.fork = refused
+"""
+
+
+@own_template
+def test_what_the_system_refuses_a_template_is_raised_here(
+    engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flag = tmp_path / "refuse"
+    (tmp_path / "refusing.py").write_text(NO_FORK.format(flag=str(flag)))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    server = multiprocessing.forkserver._forkserver
+    monkeypatch.setattr(server, "_preload_modules", ["refusing"])
+    template = parent(started(engine, CountingEnv))
+    flag.touch()
+    with pytest.raises(BlockingIOError):
+        started(engine, CountingEnv, 1)
+    flag.unlink()
+    assert parent(started(engine, CountingEnv, 1)) == template
+
+
 DRIVER = """
 import os, sys, psutil
 from pathlib import Path

@@ -14,6 +14,10 @@ namespace pycollect::python {
 void bind_mailbox(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
 
+  module.def("adopt_orphans", &adopt_orphans,
+             "Make this process the parent of descendants whose own parent dies.");
+  module.def("kill_descendants", &kill_descendants, Release(),
+             "Kill all descendants of this process, which has adopted orphans.");
   module.def("end_with_process", &end_with_process, py::arg("pid"),
              "Kill this process and those that it starts once that process is gone.");
   module.def("merge_freed_memory", &merge_freed_memory,

@@ -1,13 +1,22 @@
 #include "pycollect/detail/process.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
+#include <charconv>
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 
@@ -21,7 +30,48 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
+constexpr auto kKillTime = std::chrono::seconds(2);  // a process in the kernel may not die sooner
+constexpr useconds_t kPause = 1000;
+
+// The parent of a process, 0 if it is gone. Reads "pid (name) state ppid ...".
+pid_t parent_of(std::string_view pid) {
+  const std::string path = "/proc/" + std::string(pid) + "/stat";
+  const File file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 512> text;
+  const ssize_t size = file.fd() < 0 ? -1 : read(file.fd(), text.data(), text.size());
+  const std::string_view stat(text.data(), size < 0 ? 0 : static_cast<std::size_t>(size));
+  const std::size_t name_end = stat.rfind(')');
+  if (name_end == std::string_view::npos || name_end + 4 >= stat.size()) {
+    return 0;
+  }
+  pid_t parent = 0;
+  std::from_chars(stat.data() + name_end + 4, stat.data() + stat.size(), parent);
+  return parent;
+}
+
+// Kills the children of this process and reaps those that are dead; returns whether there were any.
+bool kill_children() {
+  DIR* const processes = opendir("/proc");
+  if (processes == nullptr) {
+    return false;
+  }
+  bool any = false;
+  while (const dirent* const entry = readdir(processes)) {
+    const std::string_view name(entry->d_name);
+    pid_t pid = 0;
+    const auto parsed = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (parsed.ptr == name.data() + name.size() && parent_of(name) == getpid()) {
+      kill(pid, SIGKILL);
+      waitpid(pid, nullptr, WNOHANG);
+      any = true;
+    }
+  }
+  closedir(processes);
+  return any;
+}
+
 [[noreturn]] void end_group() {
+  kill_descendants();
   kill(getpgrp() == getpid() ? 0 : getpid(), SIGKILL);
   _exit(1);
 }
@@ -41,6 +91,16 @@ void wait_end(int pid, int pidfd) {
 
 }  // namespace
 
+void adopt_orphans() { prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); }
+
+void kill_descendants() {
+  // A descendant whose parent dies becomes a child of this process, if that has adopted it.
+  const auto end = std::chrono::steady_clock::now() + kKillTime;
+  while (kill_children() && std::chrono::steady_clock::now() < end) {
+    usleep(kPause);
+  }
+}
+
 void end_with_process(int pid) {
   static std::mutex lock;
   static std::pair<int, int> watching{0, 0};  // who, whom: a fork has the pair, but no thread
@@ -49,6 +109,7 @@ void end_with_process(int pid) {
   if (watching == wanted) {
     return;
   }
+  adopt_orphans();
   setpgid(0, 0);  // fails for a leader of a session, which has its own group already
   File pidfd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
   if (pidfd.fd() < 0 && (errno == ESRCH || errno == EINVAL)) {

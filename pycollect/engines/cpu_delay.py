@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from pycollect.engines.other_process import children_of
+from pycollect.engines.descendants import children_of
 
 _NANOSECONDS = 1e9
 

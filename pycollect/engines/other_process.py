@@ -7,7 +7,8 @@ import os
 import select
 import signal
 import weakref
-from pathlib import Path
+
+from pycollect.engines.descendants import kill_orphans, kill_tree
 
 
 class OtherProcess:
@@ -37,35 +38,17 @@ class OtherProcess:
             return True
         return bool(self._poll.poll(None if seconds is None else seconds * 1000))
 
-    def kill_group(self) -> None:
-        """Kill it and all of its group, also those that it left behind.
+    def kill_all(self) -> None:
+        """Kill it, its group and all its descendants, also those that it left behind; wait for it.
 
         Its number is no other process's as long as one of its group is there.
         """
+        if not self.is_gone:
+            kill_tree(self.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-
-
-def kill_tree(pid: int) -> None:
-    """Kill a process of this machine and all that descend from it, with the groups that they lead.
-
-    Each is stopped before, so that it starts no more. Its number is to be its own.
-    """
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
-        for child in children_of(pid):
-            kill_tree(child)
-        kill = os.killpg if os.getpgid(pid) == pid else os.kill
-        kill(pid, signal.SIGKILL)
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that this one has started and that are there; none where it is gone itself."""
-    found: list[int] = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):  # by each of its threads
-        with contextlib.suppress(OSError):
-            found += map(int, file.read_text().split())
-    return found
+        self.wait_gone(None)
+        kill_orphans()
 
 
 def has_pidfd() -> bool:

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from pycollect.engines.call_handle import CallHandle
+from pycollect.engines.limits import limits_named
 from pycollect.engines.messages import WorkerInfo
 from pycollect.engines.processes.handle import MailboxHandle, ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS, Rung
-from pycollect.errors import without_frames
+from pycollect.errors import LimitError, without_frames
 
 
 class ServingMonitor(ProcessMonitor, Protocol):
@@ -63,7 +64,10 @@ class StartingEitherWay:
         """Its handle, another one if it has said that it cannot share memory."""
         if self._is_undecided and self._failure is None:
             try:
-                called = self._by_calls()
+                with limits_named(f"the connection to {self._handle.spec.name}"):
+                    called = self._by_calls()
+            except LimitError:  # whoever waits may try again
+                raise
             except Exception as error:  # whoever asks for what was built is told
                 self._failure = without_frames(error)
             else:

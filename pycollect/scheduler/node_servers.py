@@ -120,7 +120,8 @@ class NodeServer(PolicyServer):
         record = self._record
         if record.starting is None:
             return True
-        if not (record.starting.has_answer or record.starting.is_dead):
+        overdue = self._group.is_overdue(record)
+        if not (overdue or record.starting.has_answer or record.starting.is_dead):
             return False
         with Uninterrupted():  # it is never there without its weights
             try:

@@ -54,8 +54,7 @@ class PolicyProcess(PolicyServer):
         self._stalls.heard_of(record)
         if record.incarnation == death.incarnation or record.process.is_dead:
             self.group.restart(record, death, DIED)
-        if record.starting:
-            self.group.await_built([record])
+        self.group.await_replaced(record, DIED)
         self.group.give_all(record)
 
     def close(self, timeout: float | None) -> None:

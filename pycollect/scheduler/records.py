@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -47,6 +48,8 @@ class WorkerRecord:
         deaths: after how many delivered batches.
         failure: why the last one of them was replaced, in words; None if none was.
         leaving: it is asked for nothing more.
+        started: when its process was started, by the monotonic clock.
+        overdue: why its start was given up; empty unless it was.
     """
 
     plan: WorkerPlan
@@ -62,6 +65,8 @@ class WorkerRecord:
     deaths: list[int] = field(default_factory=list)
     failure: str | None = None
     leaving: bool = False
+    started: float = field(default_factory=time.monotonic)
+    overdue: str = ""
 
     @property
     def index(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pycollect._core import Placement, SharedSlabPool, Slab, SlabPool, copy
 from pycollect.batch.slab_views import make_pool, make_shared_pool
 from pycollect.batch.upload import MOST_IN_FLIGHT, DeviceUploader
+from pycollect.engines.limits import limits_named
 
 # The newest batch and the one before it, which a learner still reads.
 _SPARE = 2
@@ -48,7 +49,8 @@ class SharedSlabs:
         kind = _kind(workers, placement)
         if kind not in self._pools:
             spare = _SPARE if uploader is None else _SPARE_BEFORE_A_DEVICE
-            pool = make_shared_pool(placement, self._working, spare)
+            with limits_named("the shared memory of batches"):
+                pool = make_shared_pool(placement, self._working, spare)
             if uploader is not None and not uploader.pin(pool):
                 self._staging[kind] = make_pool(
                     placement, _SPARE_BEFORE_A_DEVICE, uploader.allocate

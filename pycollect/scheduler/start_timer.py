@@ -3,45 +3,57 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from pycollect.engines.waiting import LOOK_SECONDS
 from pycollect.scheduler.records import WorkerRecord
 
 
 class StartTimer:
-    """Runs from its construction on, for workers that start together.
+    """Finds workers that take too long to start.
 
-    What counts for a worker is the time that has passed less that for which its process was ready
-    to run and had no CPU. So one that works is waited for however busy the machine is, and one that
-    does nothing, or too much, is late after the same time as on an idle machine.
+    The time of a worker is the time since its start, less the time for which its process was ready
+    to run and had no CPU. A working process is therefore waited for however busy the machine is; a
+    process that hangs is late after the same time as on an idle machine.
 
     Args:
-        limit: seconds that a worker may take.
+        limit: Seconds that a worker may take.
     """
 
     def __init__(self, limit: float) -> None:
         self._limit = limit
-        self._began = time.monotonic()
 
-    def left(self, workers: Sequence[WorkerRecord]) -> float:
-        """Seconds until the first of them may be late."""
-        passed = time.monotonic() - self._began
-        left = min(self._limit - passed + _delay(worker) for worker in workers)
-        return max(left, LOOK_SECONDS)
+    def late(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
+        """Those of these workers, none of which is built, that are late."""
+        # The delay is read from files, so the clock goes first.
+        return [
+            worker
+            for worker in workers
+            if _passed(worker) >= self._limit and _passed(worker) - _delay(worker) >= self._limit
+        ]
 
     def check(self, workers: Sequence[WorkerRecord]) -> None:
-        """Raise ValueError if one of them is late: none of them was ready when it was looked."""
-        passed = time.monotonic() - self._began
-        late = [worker for worker in workers if passed - _delay(worker) >= self._limit]
+        """Raise ValueError if one of these workers, none of which is built, is late."""
+        late = self.late(workers)
         if late:
-            without_cpu = max(map(_delay, late))
             raise ValueError(
                 f"worker_init_timeout: workers {[worker.index for worker in late]} did not start "
-                f"within {self._limit:g} s{_beside(without_cpu)}; memory or other resources are "
-                "in use, their environments take longer to build, or the program's script, which "
-                'they import, does its work outside of if __name__ == "__main__":'
+                f"within {self._limit:g} s{_beside(max(map(_delay, late)))}; memory or other "
+                "resources are in use, their environments take longer to build, or the program's "
+                "script, which they import, does its work outside of "
+                'if __name__ == "__main__":'
             )
+
+    def overdue(self, worker: WorkerRecord) -> str:
+        """The reason why a late replacement is given up."""
+        return (
+            f"{worker.plan.spec.name} was restarted and not built within {self._limit:g} s "
+            f"(worker_init_timeout{_beside(_delay(worker))}): its environment or policy takes "
+            "longer to build, or hangs"
+        )
+
+
+def _passed(worker: WorkerRecord) -> float:
+    return time.monotonic() - worker.started
 
 
 def _delay(worker: WorkerRecord) -> float:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
 from pycollect._core import Leaf, Uninterrupted
 from pycollect.batch.extras import Extra
 from pycollect.batch.layout import dotted
+from pycollect.engines.limits import limits_named
 from pycollect.engines.messages import WorkerInfo
 from pycollect.engines.protocol import Engine, StartingWorker
 from pycollect.engines.shared_value import SharedValue
-from pycollect.errors import WorkerDied, WorkerError, warn_user, without_frames
+from pycollect.errors import LimitError, WorkerDied, WorkerError, warn_user, without_frames
 from pycollect.scheduler.assembly import forget_ids
 from pycollect.scheduler.hooks import HookSender
+from pycollect.scheduler.not_started import NotStarted
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.records import WorkerPlan, WorkerRecord
 from pycollect.scheduler.stalls import CHECK_SECONDS
@@ -64,6 +68,7 @@ class WorkerGroup:
     ) -> None:
         self._flow, self._engine, self._options = flow, engine, options
         self._servers = servers
+        self._start_timer = StartTimer(options.init_timeout)
         self._policies: dict[bytes, SharedValue] = {}
         self.weights = WeightSender(engine.put)
         self.hooks = HookSender(engine.put)
@@ -114,9 +119,10 @@ class WorkerGroup:
         return WorkerRecord(plan, self._started(plan))
 
     def _started(self, plan: WorkerPlan) -> StartingWorker:
-        if plan.policy not in self._policies:
-            self._policies[plan.policy] = self._engine.put(plan.policy)
-        return self._engine.start(plan.spec, self._policies[plan.policy], plan.options)
+        with limits_named(f"the start of {plan.spec.name}"):
+            if plan.policy not in self._policies:
+                self._policies[plan.policy] = self._engine.put(plan.policy)
+            return self._engine.start(plan.spec, self._policies[plan.policy], plan.options)
 
     def await_built(self, workers: Sequence[WorkerRecord]) -> None:
         """Wait until these are, which were started.
@@ -125,16 +131,15 @@ class WorkerGroup:
             ValueError: they take too long; or what is raised while they are built.
             WorkerError: one of them, or the server of their policy, died.
         """
-        start = StartTimer(self._options.init_timeout)
         waiting = list(workers)
         while waiting:
-            ready = self.wait_any(waiting, min(start.left(waiting), CHECK_SECONDS))
+            ready = self.wait_any(waiting, CHECK_SECONDS)
             if ready is not None:
                 waiting = [worker for worker in waiting if worker is not ready]
             elif self._servers is not None and (death := self._servers.death()):
                 raise _with_words(death, str(death), self._servers.last_words()) from death
             else:
-                start.check(waiting)
+                self._start_timer.check(waiting)
         for worker in workers:
             try:
                 _take_handle(worker)
@@ -142,10 +147,34 @@ class WorkerGroup:
                 raise _with_words(death, str(death), worker.process.last_words()) from death
 
     def wait_any(self, workers: Sequence[WorkerRecord], timeout: float) -> WorkerRecord | None:
-        """One that is built, has answered its oldest call, or has died; None: none in that time."""
+        """One that is built, has answered its oldest call, or has died; None: none in that time.
+
+        A replacement that is overdue counts as dead.
+        """
+        overdue = next((worker for worker in workers if self.is_overdue(worker)), None)
+        if overdue is not None:
+            return overdue
         processes = [worker.process for worker in workers]
         ready = self._engine.wait_any(processes, timeout)
         return None if ready is None else workers[processes.index(ready)]
+
+    def is_overdue(self, worker: WorkerRecord) -> bool:
+        """Whether this is a replacement that was not built within `worker_init_timeout`.
+
+        A replacement whose start has failed is started now.
+
+        Raises:
+            OSError: It still cannot be started; with the limit that is reached.
+        """
+        starting = worker.starting
+        if starting is None or worker.incarnation == 0:
+            return False
+        if isinstance(starting, NotStarted):
+            with Uninterrupted():
+                self._start_process(worker)
+        elif self._start_timer.late([worker]) and not starting.has_answer:
+            worker.overdue = self._start_timer.overdue(worker)
+        return bool(worker.overdue)
 
     def replace(self, worker: WorkerRecord, death: WorkerDied, reason: str) -> None:
         """Start a worker anew; what was asked of the old one is lost, and asked of the new one.
@@ -182,24 +211,56 @@ class WorkerGroup:
 
     def _start_anew(self, worker: WorkerRecord, death: WorkerDied, batches: int) -> None:
         words = worker.process.last_words()
-        recent = [before for before in worker.deaths if before > batches - _BATCHES_REMEMBERED]
+        recent = worker.deaths
+        if not worker.starting:  # it was built since its last death
+            recent = [before for before in recent if before > batches - _BATCHES_REMEMBERED]
         worker.deaths = [*recent, batches]
         if len(worker.deaths) > self._options.max_restarts:
             text = f"{death}; it was replaced {len(recent)} times (max_worker_restarts)"
             raise _with_words(death, text, words) from death
         spec = replace(worker.plan.spec, incarnation=worker.incarnation + 1)
         worker.plan = replace(worker.plan, spec=spec)
+        worker.starting = NotStarted()
+        with suppress(OSError):  # `is_overdue` tries again, and raises
+            self._start_process(worker)
+
+    def _start_process(self, worker: WorkerRecord) -> None:
         worker.starting = self._started(worker.plan)
+        worker.started, worker.overdue = time.monotonic(), ""
+
+    def await_replaced(self, worker: WorkerRecord, reason: str) -> None:
+        """Wait until a worker that was restarted is built; restart it if it dies before that.
+
+        Raises:
+            WorkerError: It died too often.
+        """
+        while worker.starting:
+            self._flow.check_not_closed()
+            if self.wait_any([worker], CHECK_SECONDS) is None:
+                continue
+            try:
+                _take_handle(worker)
+            except WorkerDied as death:
+                self.restart(worker, death, reason)
 
     def welcome(self, worker: WorkerRecord) -> None:
-        """A replaced worker is built: it goes on where the old one was."""
+        """A replaced worker is built: it goes on where the old one was.
+
+        Raises:
+            WorkerDied: It is not built, or cannot be given what the old one had.
+            Exception: Raised while it was built.
+        """
         before = worker.info
         _take_handle(worker)
         if self._options.sync:
             check_alike({-1: before, worker.index: worker.info})
-        self.give_all(worker)
-        for request in worker.requests:
-            worker.handle.submit(request)
+        try:
+            self.give_all(worker)
+            for request in worker.requests:
+                worker.handle.submit(request)
+        except LimitError as error:
+            text = f"{worker.plan.spec.name} was not given its weights and requests: {error}"
+            raise WorkerDied(text, worker.index, worker.incarnation, "") from error
         self._end_idle_servers()  # it may be on another node now
 
     def take(self, worker: WorkerRecord) -> None:
@@ -266,6 +327,8 @@ class WorkerGroup:
 def _take_handle(worker: WorkerRecord) -> None:
     """A worker that was started is built: from now on it is asked through its handle."""
     assert worker.starting is not None
+    if worker.overdue:
+        raise WorkerDied(worker.overdue, worker.index, worker.incarnation, "")
     worker.info, worker.handle = worker.starting.built()
     worker.starting = None
 

@@ -17,7 +17,7 @@ from pycollect.batch.layout import Key
 from pycollect.batch.upload import Uploads
 from pycollect.devices import CPU
 from pycollect.docstrings import completed_by
-from pycollect.errors import not_the_end, without_frames
+from pycollect.errors import LimitError, WorkerError, not_the_end, without_frames
 from pycollect.stream.background import Background
 from pycollect.stream.buffer_delivery import extend, pieces, put
 from pycollect.stream.buffer_warnings import warn_of_training
@@ -231,14 +231,17 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def _assembled(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
         """The next batch as it was collected; it is not claimed yet.
 
-        What is raised here is raised again by every later call.
+        What is raised here is raised again by every later call, except a LimitError of this
+        process: the caller may try again.
         """
         try:  # as `_fatal`, which would cost microseconds of every batch
             batch = self._collected()
             with self._flow.statistics.timed("deliver"):
                 return batch, assembled(batch, self._flow.options, uploads)
         except Exception as error:
-            self._flow.failure = without_frames(error)
+            in_worker = isinstance(error.__cause__, WorkerError)
+            if in_worker or not isinstance(error, LimitError):
+                self._flow.failure = without_frames(error)
             raise
 
     def _enqueue(self) -> None:

@@ -179,8 +179,7 @@ class WaitingJobMonitor(JobWatch):
     def kill(self) -> None:
         """End it, where it is on this machine; elsewhere a message is all that can be sent."""
         if self._process is not None:
-            self._process.kill_group()
-            self._process.wait_gone(None)
+            self._process.kill_all()
 
 
 class submitit_delayed_launcher:  # TorchRL's name

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+from pycollect.engines.descendants import end_worker, kill_tree
 from pycollect.engines.distributed.address import RankAddress
 from pycollect.engines.distributed.children import ChildRank
 from pycollect.engines.distributed.executors import DEBUG
 from pycollect.engines.distributed.interrupts import unheard_by_children
-from pycollect.engines.distributed.rank import end_child, run_rank
-from pycollect.engines.other_process import OtherProcess, kill_tree
+from pycollect.engines.distributed.rank import run_rank
+from pycollect.engines.other_process import OtherProcess
 from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.start import start_child
@@ -65,7 +66,7 @@ def _ask_for_result(job: Any, log: int) -> None:
     """
     log_to(log)
     job.result()
-    end_child()
+    end_worker()
 
 
 def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobMonitor:
@@ -143,8 +144,7 @@ class JobMonitor(JobWatch):
             self.native.cancel(check=False)
         if self._process is not None:
             self._process.wait_gone(_END_SECONDS)
-            self._process.kill_group()
-            self._process.wait_gone(None)
+            self._process.kill_all()
 
 
 class LocalJobMonitor(JobMonitor):
@@ -156,8 +156,7 @@ class LocalJobMonitor(JobMonitor):
     def kill(self) -> None:
         """End both, and what they started; they are gone then."""
         if self._process is not None:
-            self._process.kill_group()
-            self._process.wait_gone(None)
+            self._process.kill_all()
         if not self.native.done():  # while it is not, the number is its own
             kill_tree(int(self.native.job_id))
         while not self.native.done():

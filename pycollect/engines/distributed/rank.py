@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from contextlib import closing
 
-from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
+from pycollect._core import SharedMemoryError, WorkerMailbox, adopt_orphans
+from pycollect.engines.descendants import begin_worker, end_worker
 from pycollect.engines.distributed.address import Invitation, RankAddress, this_node
 from pycollect.engines.distributed.interrupts import heard_again
 from pycollect.engines.distributed.meeting import REFUSAL, meet
@@ -24,17 +24,7 @@ def run_child(address: RankAddress, log: int) -> None:
     """
     log_to(log)
     run_rank(address)
-    end_child()
-
-
-def end_child() -> None:
-    """End a child of the driver that has closed all.
-
-    To take down an interpreter that has torch in it would take a second.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    end_worker()
 
 
 def run_rank(address: RankAddress) -> None:
@@ -42,6 +32,7 @@ def run_rank(address: RankAddress) -> None:
 
     The process leads a group of its own from now on, with all that its environments start.
     """
+    adopt_orphans()
     with contextlib.suppress(OSError):  # it leads one, or a session
         os.setpgid(0, 0)
     heard_again()
@@ -64,7 +55,7 @@ def _mailbox(invitation: Invitation) -> WorkerMailbox | str:
         return "it is on another node"
     try:
         end = WorkerMailbox(*invitation.mailbox)
-        end_with_process(invitation.driver)
+        begin_worker(invitation.driver)
     except (SharedMemoryError, ValueError, RuntimeError) as error:
         # A container, or another user's process, for one.
         return str(error)

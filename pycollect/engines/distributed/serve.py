@@ -8,6 +8,7 @@ import signal
 import threading
 from typing import Any, NamedTuple
 
+from pycollect._core import kill_descendants
 from pycollect.engines.distributed.link import Link, LinkBrokenError, Sent
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.remote_worker import RemoteWorker
@@ -68,13 +69,19 @@ def _receive(
         except LinkBrokenError:  # the driver is gone
             if closed.is_set():
                 return
-            os.killpg(0, signal.SIGKILL)
+            _end()
         if call.method == END:
-            os.killpg(0, signal.SIGKILL)
+            _end()
         if call.beside:
             answers.give(call.number, _answer(worker, call.method, call.arguments))
         else:
             calls.put(call)
+
+
+def _end() -> None:
+    """Kill this process, its group and its descendants."""
+    kill_descendants()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _answer(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:

@@ -8,6 +8,7 @@ import signal
 from typing import Any, Protocol
 
 from pycollect.engines.cpu_delay import seconds_without_cpu
+from pycollect.engines.descendants import kill_orphans, kill_tree
 from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.processes.log import WorkerLog
 
@@ -77,7 +78,10 @@ class ChildMonitor:
 
     def kill(self) -> None:
         """End the process and all that its environments started."""
+        if not self._child.is_over:
+            kill_tree(self.native.pid)
         self._child.kill()
+        kill_orphans()
         self._log.close()
 
 

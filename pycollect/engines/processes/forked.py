@@ -16,13 +16,12 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from pycollect.engines.processes.child import kill_group
-from pycollect.engines.processes.forking import templates
+from pycollect.engines.processes.forking import TemplateError, templates
 from pycollect.engines.processes.script import preparation
-from pycollect.engines.processes.template import NUMBER
+from pycollect.engines.processes.unnamed import unnamed_file
 
 _STREAMS = (1, 2)
 _UNKNOWN = 255  # as multiprocessing's own fork server has it
-_PATIENCE = 5.0
 
 
 class _ForkedPopen(popen_forkserver.Popen):
@@ -31,22 +30,21 @@ class _ForkedPopen(popen_forkserver.Popen):
     _fds: list[int]  # what the process is given beside its state
 
     def _launch(self, process: Any) -> None:
-        state = _written(self._pickled(process))
-        parent, kept = os.pipe()  # by which multiprocessing there knows of our end
-        try:
+        with contextlib.ExitStack() as given, contextlib.ExitStack() as kept:
+            state = _written(self._pickled(process), given)
+            parent, own = os.pipe()  # by which multiprocessing there knows of our end
+            given.callback(os.close, parent)
+            kept.callback(os.close, own)
             tracker = resource_tracker.getfd()
             assert tracker is not None  # it has been started by that
-            given = [state, parent, *_STREAMS, tracker, *self._fds]
+            descriptors = [state, parent, *_STREAMS, tracker, *self._fds]
             with templates.asking:
-                self.pid, self._line = templates.ready().fork(process.name, given)
+                self._template = templates.ready()
+                self.pid, self._line = self._template.fork(process.name, descriptors)
+            kept.callback(self._line.close)
             self.sentinel = os.pidfd_open(self.pid)
-        except BaseException:
-            os.close(kept)
-            raise
-        finally:
-            os.close(state)
-            os.close(parent)
-        self.finalizer = util.Finalize(self, _close, (self._line, self.sentinel, kept))
+            kept.callback(os.close, self.sentinel)
+            self.finalizer = util.Finalize(self, kept.pop_all().close)
 
     def _pickled(self, process: Any) -> bytes:
         """All that a template's fork reads."""
@@ -64,12 +62,9 @@ class _ForkedPopen(popen_forkserver.Popen):
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         """Its exit code, None if it runs; without the flag it is waited for."""
         if self.returncode is None and self.is_over(None if flag == 0 else 0):
-            self._line.settimeout(_PATIENCE)
-            with contextlib.suppress(OSError):  # its template is busy for too long
-                told = self._line.recv(NUMBER.size, socket.MSG_PEEK)  # others may ask, too
-                self.returncode = NUMBER.unpack(told)[0] if told else _UNKNOWN
-            if self.returncode is None:
-                self.returncode = _UNKNOWN
+            self.returncode = _UNKNOWN
+            with contextlib.suppress(TemplateError):
+                self.returncode = self._template.read_number(self._line, socket.MSG_PEEK)
         return self.returncode
 
     def is_over(self, milliseconds: int | None) -> bool:
@@ -88,20 +83,14 @@ def _polled(descriptor: int, events: int, milliseconds: int | None) -> list[tupl
     return poll.poll(milliseconds)
 
 
-def _written(data: bytes) -> int:
-    """The descriptor of a file in memory, to be read from its beginning."""
-    descriptor = os.memfd_create("pycollect-worker-start")
+def _written(data: bytes, given: contextlib.ExitStack) -> int:
+    """The descriptor of a file without a name, to be read from its beginning."""
+    descriptor = unnamed_file("pycollect-worker-start")
+    given.callback(os.close, descriptor)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(data)
     os.lseek(descriptor, 0, os.SEEK_SET)
     return descriptor
-
-
-def _close(line: socket.socket, *descriptors: int) -> None:
-    """Let go of a worker."""
-    line.close()
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 class ForkedProcess(BaseProcess):

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Hashable, Iterator, Sequence
 from multiprocessing import forkserver, process, spawn, util
+from pathlib import Path
 
 from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.other_process import has_pidfd
@@ -25,7 +28,9 @@ _ALWAYS = ("pycollect.engines.processes.serve",)
 _IF_HERE = ("gymnasium", "torchrl", "torchrl.envs")
 _PACKAGE = "pycollect."
 
-_PATIENCE = 60.0
+_STILL_SECONDS = 5.0  # without any CPU time: it is stopped, or waits for something
+_BUSY_SECONDS = 60.0  # while it imports
+_LOOK_MILLISECONDS = 100
 _IDLE_SECONDS = 60.0
 
 _CODE = """import sys
@@ -56,7 +61,6 @@ class Template:
         self.why_not = ""
         self._modules: tuple[str, ...] = ()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.settimeout(_PATIENCE)
         code = _CODE.format(
             path=_path(),
             control=theirs.fileno(),
@@ -91,7 +95,9 @@ class Template:
         if modules != self._modules and not self.why_not:
             with _no_template():
                 self._control.send(pickle.dumps((modules, _path())))
-                self.why_not = pickle.loads(_received(self._control))
+            with self._given_up_if_wrong():
+                self._await(self._control)
+                self.why_not = str(pickle.loads(_received(self._control)))
             self._modules = modules
         if self.why_not:
             raise TemplateError(self.why_not)
@@ -107,21 +113,75 @@ class Template:
 
         Raises:
             TemplateError: the template is gone, or they are too many.
+            OSError: no process can be forked, or no descriptor is free.
         """
         ours, theirs = socket.socketpair()
-        ours.settimeout(_PATIENCE)
         everything = [*descriptors, theirs.fileno()]
         try:
             with theirs, _no_template():
                 if len(everything) > MOST_DESCRIPTORS:
                     raise OSError(f"no message carries {len(everything)} descriptors")
                 socket.send_fds(self._control, [name.encode()], everything)
-            with _no_template():
-                pid: int = NUMBER.unpack(_received(ours))[0]
+            pid = self.read_number(ours)
+            if pid < 0:
+                raise OSError(-pid, os.strerror(-pid))
         except BaseException:
             ours.close()
             raise
         return pid, ours
+
+    def read_number(self, line: socket.socket, flags: int = 0) -> int:
+        """Read from a worker's line; waits.
+
+        Args:
+            flags: Those of ``recv``.
+
+        Raises:
+            TemplateError: The template is gone, or was killed because it does not answer.
+        """
+        with self._given_up_if_wrong():
+            self._await(line)
+            number: int = NUMBER.unpack(_received(line, flags))[0]
+        return number
+
+    @contextlib.contextmanager
+    def _given_up_if_wrong(self) -> Iterator[None]:
+        """Kill the template if this fails: nothing that it sends later is an answer."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except Exception as error:  # unpickling raises almost anything
+            self.process.kill()
+            self.process.wait()
+            raise TemplateError(f"the fork server has failed: {error}") from error
+
+    def _await(self, message_of: socket.socket) -> None:
+        """Wait until there is a message, or the template has ended.
+
+        Raises:
+            TimeoutError: It uses no CPU time, or takes too long.
+        """
+        poll = select.poll()
+        poll.register(message_of, select.POLLIN)
+        began = moved = time.monotonic()
+        used = self._cpu_time()
+        while not poll.poll(_LOOK_MILLISECONDS):
+            now, before, used = time.monotonic(), used, self._cpu_time()
+            moved = moved if used == before else now
+            if now - moved > _STILL_SECONDS or now - began > _BUSY_SECONDS:
+                warn_user(
+                    f"the fork server (process {self.process.pid}) has not answered for "
+                    f"{now - began:.0f} s and is killed; worker processes start in another way"
+                )
+                raise TimeoutError(f"it did not answer for {now - began:.0f} s")
+
+    def _cpu_time(self) -> int:
+        """Its CPU time in clock ticks, 0 if that cannot be read now."""
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
+            return sum(map(int, stat.rpartition(")")[2].split()[11:13]))
+        return 0
 
     def leave(self) -> None:
         """Ask it for nothing more: it ends with the last of its workers. Idempotent."""
@@ -220,10 +280,10 @@ def _no_template() -> Iterator[None]:
         raise TemplateError(str(error)) from error
 
 
-def _received(of: socket.socket) -> bytes:
-    data = of.recv(MESSAGE_BYTES)
+def _received(of: socket.socket, flags: int = 0) -> bytes:
+    data = of.recv(MESSAGE_BYTES, flags)
     if not data:
-        raise ConnectionResetError("the template has ended")
+        raise ConnectionResetError("it has ended")
     return data
 
 

@@ -10,6 +10,8 @@ import os
 from multiprocessing import reduction
 from typing import Any
 
+from pycollect.engines.processes.unnamed import unnamed_file
+
 _KEPT = 2000  # bytes of the end
 _CHUNK = 1 << 16
 _HELD = 1 << 20  # bytes that were shown and are still in memory
@@ -17,14 +19,14 @@ _PUNCH_HOLE, _KEEP_SIZE = 0x02, 0x01  # of fallocate, linux/falloc.h
 
 
 class WorkerLog:
-    """A file in memory, without a name, that a worker has as its standard error.
+    """A file without a name that is a worker's standard error.
 
     A pipe would do as well, but whoever writes into one waits for its reader, and a crash leaves
     nothing behind in a thread of the worker's own. What was shown is given back to the system.
     """
 
     def __init__(self) -> None:
-        self._file = os.memfd_create("pycollect-worker-stderr", os.MFD_CLOEXEC)
+        self._file = unnamed_file("pycollect-worker-stderr")
         fcntl.fcntl(self._file, fcntl.F_SETFL, os.O_APPEND)  # others may open it again
         self._shown = self._freed = 0
         self._end = b""

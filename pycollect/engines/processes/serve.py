@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import sys
 from collections import deque
 from typing import Any
 
@@ -14,9 +12,9 @@ from pycollect._core import (
     RolloutControl,
     SharedMemoryError,
     WorkerMailbox,
-    end_with_process,
 )
 from pycollect.batch.slab_rows import MappedSlabs, MemoryAddress, RowsAddress
+from pycollect.engines.descendants import begin_worker, end_worker
 from pycollect.engines.messages import Buffer, ErrorReport, WorkerInfo
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.wire import pack, unpack
@@ -41,13 +39,10 @@ def serve(
         inherited: what the worker's spec refers to, see `inheritance`.
         log: the descriptor of what is to be this process's standard error.
     """
-    end_with_process(driver)
+    begin_worker(driver)
     log_to(log)
     answer_all(WorkerMailbox(mailbox, bell), inherited)
-    # All is closed. To take down an interpreter that has torch in it takes a second.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    end_worker()
 
 
 def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:

@@ -7,6 +7,7 @@ that a fork of it can do whatever a new process can.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -20,11 +21,12 @@ from collections.abc import Container
 from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
 
-from pycollect._core import end_with_process
+from pycollect._core import adopt_orphans, kill_descendants
+from pycollect.engines.descendants import begin_worker, children_of
 from pycollect.engines.import_warnings import have_filtered
 
 NUMBER = struct.Struct("q")
-"""What is told on a worker's line: the number of its process, then how it ended."""
+"""Sent on a worker's line: its process id, or a negative error number; then its exit code."""
 
 MOST_DESCRIPTORS = 253
 """How many one message can carry: SCM_MAX_FD of Linux."""
@@ -35,6 +37,8 @@ MESSAGE_BYTES = 1 << 16
 _NAME = "pycollect-template"
 
 _SELDOM = 1_000_000
+
+_ORPHANS_SECONDS = 0.02  # between two looks for orphans that have been killed
 
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
 
@@ -53,8 +57,10 @@ def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
     have_filtered(filters_warnings)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could wait for a fork
     os.setpgid(0, 0)
+    adopt_orphans()
     call_process(_NAME)
     _Template(socket.socket(fileno=control), driver, on_interrupt).serve(idle)
+    kill_descendants()
     os._exit(0)  # to take down an interpreter that has torch in it takes a second
 
 
@@ -108,16 +114,19 @@ class _Template:
         self._selector.register(control, selectors.EVENT_READ)
         self._selector.register(self._driver, selectors.EVENT_READ)
         self._is_wanted = True
+        self._own: set[int] = set()  # processes that imports have started
+        self._has_orphans = False
 
     def serve(self, idle: float) -> None:
         """Do what is asked; return once nothing more can be."""
         while self._is_wanted or self._workers:
-            ready = self._selector.select(None if self._workers else idle)
-            found = {key.fileobj for key, _ in ready}
-            if not found or self._driver in found:
+            seconds = _ORPHANS_SECONDS if self._has_orphans else None if self._workers else idle
+            found = {key.fileobj for key, _ in self._selector.select(seconds)}
+            if self._driver in found or not (found or self._has_orphans):
                 return
             for worker in [*self._workers]:
                 self._look_after(worker, found)
+            self._has_orphans = self._has_orphans and self._kill_orphans()
             if self._control in found:
                 self._answer()
 
@@ -125,6 +134,7 @@ class _Template:
         if worker.end in found:
             self._selector.unregister(worker.end)
             worker.tell_end()
+            self._has_orphans = True
         if worker.line in found:
             self._selector.unregister(worker.line)
             worker.release()
@@ -133,25 +143,46 @@ class _Template:
             worker.close()
             self._workers.remove(worker)
 
+    def _kill_orphans(self) -> bool:
+        """Kill what workers that have ended left behind; return whether some may still be there.
+
+        Living workers adopt their own orphans, so that none of them becomes a child of this
+        process.
+        """
+        orphans = {*children_of(os.getpid())} - {own.pid for own in self._workers} - self._own
+        for pid in orphans:
+            os.kill(pid, signal.SIGKILL)  # at least a zombie: its number is its own
+            os.waitpid(pid, os.WNOHANG)
+        return bool(orphans)
+
     def _answer(self) -> None:
         """One message: with descriptors a worker to be forked, without any what to import."""
         try:
-            message, descriptors, _, _ = socket.recv_fds(
+            message, descriptors, flags, _ = socket.recv_fds(
                 self._control, MESSAGE_BYTES, MOST_DESCRIPTORS
             )
         except ConnectionError:
-            message, descriptors = b"", []
-        if descriptors:
+            message, descriptors, flags = b"", [], 0
+        if flags & socket.MSG_CTRUNC:  # too few descriptors are free: the driver sees the end
+            for descriptor in descriptors:
+                os.close(descriptor)
+        elif descriptors:
             self._fork(message.decode(), descriptors)
         elif message:
             self._control.send(pickle.dumps(_import(*pickle.loads(message))))
+            if not self._has_orphans:
+                self._own = {*children_of(os.getpid())} - {own.pid for own in self._workers}
         else:
             self._selector.unregister(self._control)
             self._is_wanted = False
 
     def _fork(self, name: str, descriptors: list[int]) -> None:
         line = socket.socket(fileno=descriptors.pop())
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._refuse(line, descriptors, error)
+            return
         if pid == 0:
             code = 1
             try:
@@ -163,14 +194,27 @@ class _Template:
                 sys.stderr.flush()
             finally:
                 os._exit(code)
+        try:
+            worker = _Worker(pid, line)
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self._refuse(line, descriptors, error)
+            return
         for descriptor in descriptors:
             os.close(descriptor)
-        worker = _Worker(pid, line)
         self._workers.add(worker)
         self._selector.register(worker.end, selectors.EVENT_READ)
         self._selector.register(worker.line, selectors.EVENT_READ)
         with contextlib.suppress(OSError):  # the driver has gone on
             line.send(NUMBER.pack(pid))
+
+    def _refuse(self, line: socket.socket, descriptors: list[int], error: OSError) -> None:
+        """Report why a worker cannot be forked."""
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with line, contextlib.suppress(OSError):
+            line.send(NUMBER.pack(-(error.errno or errno.EAGAIN)))
 
     def _forget(self) -> None:
         """In a fork: be no template any more."""
@@ -226,11 +270,11 @@ def _work(name: str, descriptors: list[int], driver: int) -> int:
     for own, stream in ((1, stdout), (2, stderr)):
         os.dup2(stream, own)
         os.close(stream)
-    end_with_process(driver)
     with open(state, "rb", buffering=0, closefd=False) as file:
         environment = pickle.load(file)
     os.environb.clear()
     os.environb.update(environment)
+    begin_worker(driver)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # Python's own is seeded anew by each fork, torch's by each worker
     # As multiprocessing's own fork server has it.

@@ -9,6 +9,7 @@ import cloudpickle
 import numpy as np
 
 from pycollect._core import Memory
+from pycollect.engines.limits import limits_named
 
 _HERE, _ELSEWHERE = b"\0", b"\1"
 
@@ -40,6 +41,7 @@ def unpack(message: bytes) -> Any:
 def share(data: Any) -> Memory:
     """Shared memory with these bytes: what has the buffer protocol, of one dimension."""
     view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    memory = Memory.share(view.nbytes)
+    with limits_named(f"shared memory of {view.nbytes} bytes"):
+        memory = Memory.share(view.nbytes)
     memory.array()[:] = view
     return memory

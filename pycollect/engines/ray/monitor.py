@@ -7,6 +7,7 @@ from concurrent.futures import wait as wait_futures
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from pycollect.engines.descendants import children_of, kill_tree
 from pycollect.engines.other_process import OtherProcess
 from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.ray.actor import Actor, end_of
@@ -65,9 +66,11 @@ class ActorMonitor:
 
     def kill(self) -> None:
         """End the actor and its process, and all that its environments started."""
+        process = self._process
+        if process is not None and not process.is_gone:
+            for child in children_of(process.pid):
+                kill_tree(child)
         self._actor.kill()
-        if self._process is None:  # not built, so that no memory was named to it
-            return
-        self._process.wait_gone(_KILL_SECONDS)
-        self._process.kill_group()
-        self._process.wait_gone(None)
+        if process is not None:  # else it was not built, and no memory was named to it
+            process.wait_gone(_KILL_SECONDS)
+            process.kill_all()

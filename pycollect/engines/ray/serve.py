@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from pycollect._core import SharedMemoryError, WorkerMailbox, end_with_process
+from pycollect._core import SharedMemoryError, WorkerMailbox
 from pycollect.batch.slab_rows import MemoryAddress
+from pycollect.engines.descendants import begin_worker
 from pycollect.engines.processes.serve import answer_all
 from pycollect.engines.ray.session import import_ray
 from pycollect.engines.remote_worker import RemoteWorker
@@ -37,7 +38,7 @@ class RayWorker:
             return "it is on another node"
         try:
             end = WorkerMailbox(mailbox, bell)
-            end_with_process(driver)
+            begin_worker(driver)
         except (SharedMemoryError, ValueError, RuntimeError) as error:
             # A container, or another user's process, for one.
             return str(error)

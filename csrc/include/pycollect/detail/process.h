@@ -5,12 +5,20 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Makes this process the leader of a process group of its own, and from then on kills the group
-// (this process, and what its environments have started) once the process `pid` is gone. Watches in
-// a thread that needs nothing of this process, so that no environment can hold it up. Unlike
-// PR_SET_PDEATHSIG it does not take the end of the thread that started the worker for the end of
-// the driver. Does nothing where it watches that process already. Throws std::system_error where
-// there is no such process, or no thread can start.
+// Makes this process the parent of all descendants whose own parent dies, so that a descendant is
+// found even if it has detached itself (a daemon, or a process with a session of its own). Forks of
+// this process do not inherit this.
+void adopt_orphans();
+
+// Kills all descendants of this process, which must have called `adopt_orphans`. Gives up after two
+// seconds: a process that is blocked in the kernel dies later.
+void kill_descendants();
+
+// Makes this process the leader of a process group of its own and adopts orphans. Once the process
+// `pid` is gone, kills all descendants, this process and its group. A thread waits for that, so
+// that no environment can hold it up. Unlike PR_SET_PDEATHSIG it does not take the end of the
+// thread that started the worker for the end of the driver. Does nothing if it watches that process
+// already. Throws std::system_error if there is no such process, or no thread can start.
 void end_with_process(int pid);
 
 // Has malloc merge small blocks when they are freed, but for the few that each thread keeps to use

@@ -1,0 +1,124 @@
+"""Processes below a worker: whatever its environments start ends with it.
+
+A worker adopts descendants that detach themselves, so that all of them are below it as long as it
+lives. If it dies by itself, its template adopts them. Other workers have no template; there the
+driver finds the descendants by an environment variable, which programs inherit.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from pycollect._core import end_with_process, kill_descendants
+
+_MARK = "PYCOLLECT_WORKER"
+_KILL_SECONDS = 2.0  # a process that is blocked in the kernel dies later
+_PAUSE = 0.002
+
+
+class _Stat(NamedTuple):
+    """A few fields of /proc/<pid>/stat."""
+
+    state: str
+    parent: int
+    start: str
+
+
+def begin_worker(driver: int) -> None:
+    """Make this process a worker: it and its descendants are killed once its driver is gone.
+
+    Args:
+        driver: Process id of the driver, on this machine.
+
+    Raises:
+        RuntimeError: There is no such process, or no thread can start to watch it.
+    """
+    end_with_process(driver)
+    own = _stat(os.getpid())
+    if own is not None:
+        os.environ[_MARK] = f"{driver}.{os.getpid()}.{own.start}"
+
+
+def end_worker() -> None:
+    """End this process, a worker that has closed everything, and its descendants.
+
+    It skips the teardown of the interpreter, which takes a second once torch is imported.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kill_descendants()
+    os._exit(0)
+
+
+def kill_orphans() -> None:
+    """Kill the descendants of workers of this process that are gone."""
+    deadline = time.monotonic() + _KILL_SECONDS
+    with suppress(OSError):  # no descriptor is free: the next call finds them
+        while [pid for pid in _pids() if _kill_orphan(pid)] and time.monotonic() < deadline:
+            time.sleep(_PAUSE)
+
+
+def _kill_orphan(pid: int) -> bool:
+    """Kill a process if it descends from a worker that is gone; return whether it does."""
+    if not _is_orphan(pid):
+        return False
+    with suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            if _is_orphan(pid):  # else the number was another's before the descriptor was opened
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        finally:
+            os.close(descriptor)
+    return True
+
+
+def _is_orphan(pid: int) -> bool:
+    mark = f"{_MARK}={os.getpid()}.".encode()
+    with suppress(OSError, ValueError):
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        for variable in variables:
+            if variable.startswith(mark):
+                worker, start = variable.removeprefix(mark).decode().split(".")
+                stat = _stat(int(worker))
+                return stat is None or stat.start != start or stat.state in "ZX"
+    return False
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process of this machine and all its descendants, with the groups that they lead.
+
+    Each is stopped first, so that it starts no more. The caller must know that the process id was
+    not given to another process.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        for child in children_of(pid):
+            kill_tree(child)
+        kill = os.killpg if os.getpgid(pid) == pid else os.kill
+        kill(pid, signal.SIGKILL)
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the children of a process, zombies included."""
+    with suppress(OSError):
+        stats = {other: _stat(other) for other in _pids()}
+        return [other for other, stat in stats.items() if stat is not None and stat.parent == pid]
+    return []
+
+
+def _pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _stat(pid: int) -> _Stat | None:
+    """Fields of a process; None if it is gone, or the system does not tell."""
+    with suppress(OSError, IndexError, ValueError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return _Stat(fields[0], int(fields[1]), fields[19])
+    return None

@@ -1,0 +1,63 @@
+"""Errors of the operating system that name the limit which was reached."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pycollect.errors import LimitError
+
+_NO_THREAD = "can't start new thread"  # of Python, which does not pass on the error number
+_REACHED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
+
+
+@contextmanager
+def limits_named(what: str) -> Iterator[None]:
+    """Raise a LimitError that names the limit if this fails because a limit is reached.
+
+    Other errors pass unchanged.
+
+    Args:
+        what: What is made meanwhile, a noun phrase.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        number = _number(error)
+        if number is None:
+            raise
+        text = f"{what} failed: {_limit(number)}, then call again; {error}"
+        raise LimitError(number, text) from error
+
+
+def _number(error: BaseException) -> int | None:
+    """The number of the limit's error; the core and torch pass it on as text alone."""
+    if isinstance(error, OSError):
+        return error.errno if error.errno in _REACHED else None
+    if isinstance(error, MemoryError):
+        return errno.ENOMEM
+    if _NO_THREAD in str(error):
+        return errno.EAGAIN
+    return next((number for number in _REACHED if os.strerror(number) in str(error)), None)
+
+
+def _limit(number: int) -> str:
+    if number == errno.EMFILE:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return (
+            f"RLIMIT_NOFILE: all {most} file descriptors of this process are in use; close files "
+            "or raise the limit (ulimit -n)"
+        )
+    if number == errno.ENFILE:
+        return "fs.file-max: all file descriptors of this system are in use; close files"
+    if number == errno.EAGAIN:
+        most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+        allowed = "unlimited" if most == resource.RLIM_INFINITY else most
+        return (
+            f"RLIMIT_NPROC ({allowed}) or pids.max of the control group: no further process or "
+            "thread can start; end some or raise the limit (ulimit -u)"
+        )
+    return "memory: the system has too little; free some"

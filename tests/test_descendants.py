@@ -1,0 +1,169 @@
+"""Processes that environments start end with their worker, however detached they are."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from collect_support import (
+    ASYNC,
+    MULTI_ASYNC,
+    MULTI_STACK,
+    STACK,
+    Way,
+    collecting,
+    is_gone,
+    marked,
+    parity_policy,
+)
+from echo_envs import EchoEnv, wait_until
+from test_process_engine import PATHS
+from test_restarts import kill
+
+from pycollect import MultiSyncDataCollector
+
+T = 5
+LONG = 300.0
+
+
+def daemon(note: Path, program: bool) -> None:
+    """Start a daemon as C programs do: two forks, a session of its own; note its process id."""
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            (note / str(os.getpid())).touch()
+            if program:
+                os.execvp("sleep", ["sleep", "1000"])
+            time.sleep(1000)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+class Simulated(EchoEnv):
+    """Starts programs that are detached from it, and notes their process ids in a folder.
+
+    Args:
+        forks: Also start a daemon that is a fork of the worker.
+    """
+
+    def __init__(self, folder: Path, forks: bool, number: int) -> None:
+        super().__init__(number, (4,))
+        note = folder / str(os.getpid())
+        note.mkdir(parents=True)
+        program = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        (note / str(program.pid)).touch()
+        kinds = [True, False] if forks else [True]
+        for kind in kinds:
+            daemon(note, kind)
+        wait_until(lambda: len(list(note.iterdir())) == 1 + len(kinds))
+
+
+def simulated(folder: Path, forks: bool, worker: int) -> Any:
+    return partial(Simulated, folder, forks, 10 * worker)
+
+
+def started_by(folder: Path, worker: int) -> list[int]:
+    """The programs of a worker's process."""
+    return [int(path.name) for path in (folder / str(worker)).iterdir()]
+
+
+def all_started(folder: Path) -> list[int]:
+    return [int(path.name) for path in folder.glob("*/*")]
+
+
+def check_they_end(collector: Any, folder: Path) -> None:
+    """Kill a worker, then shut down: what each has started ends with it."""
+    with collector:
+        collector.next()
+        workers = collector.stats()["workers"]
+        killed, other = (started_by(folder, workers[index]["pid"]) for index in (1, 0))
+        kill(collector, 1)
+        while not collector.stats()["workers"][1]["restarts"]:
+            collector.next()
+        for pid in killed:
+            wait_until(partial(is_gone, pid), LONG)
+        assert not any(map(is_gone, other))
+        collector.next()
+    for pid in all_started(folder):
+        wait_until(partial(is_gone, pid), LONG)
+
+
+@pytest.mark.parametrize("way", marked(STACK, ASYNC[0], MULTI_STACK, MULTI_ASYNC[0]))
+def test_detached_programs_end_with_their_worker(way: Way, tmp_path: Path) -> None:
+    with collecting(
+        way, partial(simulated, tmp_path, way.children), parity_policy(), frames=T
+    ) as collector:
+        check_they_end(collector, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_detached_programs_end_with_a_spawned_worker(tmp_path: Path) -> None:
+    entries = [simulated(tmp_path, False, worker) for worker in range(2)]
+    collector = MultiSyncDataCollector(entries, None, frames_per_batch=2 * T, start_method="spawn")
+    check_they_end(collector, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_detached_programs_end_with_a_worker_that_hangs(tmp_path: Path) -> None:
+    entries = [simulated(tmp_path, True, worker) for worker in range(2)]
+    with MultiSyncDataCollector(entries, None, frames_per_batch=2 * T) as collector:
+        collector.next()
+        for worker in collector.stats()["workers"].values():
+            os.kill(worker["pid"], signal.SIGSTOP)
+        collector.shutdown(timeout=0.1)
+    for pid in all_started(tmp_path):
+        wait_until(partial(is_gone, pid), LONG)
+
+
+DRIVER = """
+import sys
+from pathlib import Path
+from pycollect import DistributedDataCollector, MultiSyncDataCollector
+from test_descendants import T, simulated
+if __name__ == "__main__":
+    kind, folder, arguments = sys.argv[1], Path(sys.argv[2]), {}
+    if kind == "spawn":
+        arguments["start_method"] = "spawn"
+    cls = DistributedDataCollector if kind == "ranks" else MultiSyncDataCollector
+    if kind == "ranks":
+        arguments["launcher"] = "mp"
+    entries = [simulated(folder, True, worker) for worker in range(2)]
+    with cls(entries, None, frames_per_batch=T, **arguments) as collector:
+        collector.next()
+        print("collecting", flush=True)
+        sys.stdin.read()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "kind", ["forkserver", *(pytest.param(k, marks=pytest.mark.slow) for k in ("spawn", "ranks"))]
+)
+def test_detached_programs_end_with_a_driver_that_is_killed(kind: str, tmp_path: Path) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    folder = tmp_path / "notes"
+    driver = subprocess.Popen(
+        [sys.executable, str(script), kind, str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": PATHS},
+    )
+    assert driver.stdout is not None
+    assert driver.stdout.readline() == "collecting\n"
+    driver.kill()
+    driver.communicate(timeout=LONG)
+    pids = all_started(folder)
+    assert len(pids) == 6
+    for pid in pids:
+        wait_until(partial(is_gone, pid), LONG)
