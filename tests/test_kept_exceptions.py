@@ -26,7 +26,7 @@ from test_interrupts import patch_once
 from test_kills import shared_files
 from test_restarts import check_ledger, endless
 
-from pycollect import WorkerError
+from pycollect import Evaluator, WorkerError
 from pycollect.errors import without_frames
 from pycollect.stream import collector as base
 
@@ -149,6 +149,19 @@ def test_a_collector_that_failed_is_freed_with_its_last_reference(way: Way, fail
     del collector
     assert gone() is None
     wait_until(lambda: shared_files() == before, 20.0)
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_an_evaluator_that_failed_is_freed_with_its_last_reference() -> None:
+    evaluator = Evaluator(partial(Failing, "raises", 2 * T), parity_policy(), num_trajectories=3)
+    for _ in range(2):
+        evaluator.trigger_eval()
+        with suppress(EnvBrokeError):
+            evaluator.wait()
+    evaluator.shutdown()
+    gone = weakref.ref(evaluator)
+    del evaluator
+    assert gone() is None
 
 
 @pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[2], STACK, ASYNC[2]))
