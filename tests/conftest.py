@@ -178,7 +178,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
-    """Disable the garbage collector: what a reference cycle holds stays until the test is over."""
+    """Disable the garbage collector: a reference cycle is not freed before the test is over."""
     gc.collect()
     gc.disable()
     yield

@@ -25,7 +25,7 @@ SILENCE = 120.0  # seconds in which a collector has to deliver batches after a f
 
 
 class BrokeOnRequestError(Exception):
-    """A FaultyEnv was asked to raise."""
+    """Raised by a FaultyEnv on request."""
 
 
 class FaultyEnv(gymnasium.Env):
@@ -33,7 +33,7 @@ class FaultyEnv(gymnasium.Env):
 
     The count is of steps in a life, so that it grows by one with every frame.
 
-    A fault is requested by a file, which the next step takes: "raise", "exit" or "hang".
+    A test requests a fault by a file, which the next step deletes: "raise", "exit" or "hang".
     """
 
     observation_space = spaces.Box(0, 2**62, (4,), np.int64)
@@ -107,12 +107,12 @@ class Frames:
             assert own == trajectory
 
     def check_ids(self) -> None:
-        """Trajectories are numbered without gaps in the order of their first frames."""
+        """Check that trajectories are numbered without gaps, in the order of their first frames."""
         assert [*self._ids.values()] == list(range(len(self._ids)))
 
 
 class Interrupts:
-    """SIGINT from another thread at a random moment, raised only within a call of the collector."""
+    """SIGINT from another thread, which raises KeyboardInterrupt only within `collector.next()`."""
 
     def __init__(self) -> None:
         self.armed = self.came = False
@@ -130,21 +130,21 @@ class Interrupts:
             raise KeyboardInterrupt
 
     def send(self, seconds: float) -> None:
-        """Send one to this thread after that time."""
+        """Send SIGINT to this thread after that time."""
         self.came = False
         main = threading.get_ident()
         threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT)).start()
 
 
 class Campaign:
-    """Collects in one way, and commits one random fault after the other.
+    """Collects batches and commits one random fault after the other.
 
     Args:
         make: makes a collector of environments, given as one entry per worker.
-        workers: their number.
-        remote: they are in other processes.
-        folder: for the requests of faults.
-        held: counts shared memory, of which a collector that has ended holds none.
+        workers: number of workers.
+        remote: whether workers are other processes.
+        folder: directory for the files that request faults.
+        held: returns the number of shared memory files, to which a closed collector adds none.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class Campaign:
         self.committed: list[str] = []
 
     def run(self, faults: int) -> None:
-        """Commit that many faults, with new collectors after those that end one."""
+        """Commit that many faults; make a new collector after a fault that ends one."""
         with self._interrupts:
             while len(self.committed) < faults:
                 before = self._held()
@@ -192,7 +192,7 @@ class Campaign:
             request.unlink(missing_ok=True)
 
     def _slabs(self) -> int:
-        """Shared slabs that there are: one more for each that something holds for ever."""
+        """Return the number of shared slabs, which grows if one is lent and never returned."""
         if not self._remote:
             return 0
         pools = self._collector._source.assembly._shared._pools.values()
@@ -226,7 +226,7 @@ class Campaign:
         return self._random.randrange(len(self._requests))
 
     def _signal(self, number: int) -> bool:
-        """Signal a worker; return whether it was there, which it may not be after a fault."""
+        """Signal a worker; return False if an earlier fault has just ended its process."""
         with suppress(ProcessLookupError):
             os.kill(self._collector.stats()["workers"][self._victim()]["pid"], number)
             return True
@@ -293,7 +293,7 @@ class Campaign:
         return total
 
     def _check(self) -> None:
-        """Nothing is missing but batches that an interrupt took after their delivery."""
+        """Check that only batches are missing that an interrupt discarded after their delivery."""
         taken = self._ledger()["delivered"] - self._frames.seen
         assert taken >= 0
         assert taken == 0 or "interrupt" in self.committed

@@ -30,6 +30,7 @@ from envs_for_tests import CountingEnv
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_central import failing, watched
+from test_kills import shared_files
 from test_ledger import check
 from torch import nn
 
@@ -241,6 +242,28 @@ def test_an_interrupt_while_a_server_is_replaced(
         assert server(collector)["restarts"] == 1
         assert [own["restarts"] for own in told["workers"].values()] == [1, 1]
         check(collector.ledger())
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_deaths_of_the_server_leave_no_memory_behind() -> None:
+    """A kept death must not hold the frames, and so the slabs, of the call that noticed it."""
+    before = shared_files()
+    with collecting(
+        CENTRAL_ASYNC, ENTRIES["one"], parity_policy(), frames=STEPS, max_worker_restarts=9
+    ) as collector:
+        collector.next()
+        shared = collector._source.assembly._shared
+        for deaths in range(1, 6):
+            killed(collector)
+            while server(collector)["restarts"] < deaths:
+                collector.next()
+            for _ in range(4):
+                collector.next()
+        created = sum(pool.stats().created for pool in shared._pools.values())
+        check(collector.ledger())
+    assert created == 2 * (2 + 1)  # two workers, each with one slab to write and two spare ones
+    del collector
+    assert shared_files() == before
 
 
 def test_past_the_limit_the_servers_death_is_told() -> None:

@@ -1,4 +1,4 @@
-"""Exceptions that are kept, by a collector or its caller: what they hold, and what goes on."""
+"""Exceptions that a collector or its caller keeps hold no slab, or at least stop nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from test_interrupts import patch_once
 from test_kills import shared_files
 from test_restarts import check_ledger, endless
 
-from pycollect import WorkerError
+from pycollect import Evaluator, WorkerError
 from pycollect.errors import without_frames
 from pycollect.stream import collector as base
 
@@ -34,7 +34,7 @@ T = 5
 
 
 class OddError(ValueError):
-    """Its arguments are not those of its constructor."""
+    """An exception whose `args` do not fit its constructor."""
 
     def __init__(self, code: int, *, hint: str) -> None:
         super().__init__(f"{hint} ({code})")
@@ -96,7 +96,7 @@ class TestWithoutFrames:
 
 
 class Failing(CountingEnv):
-    """Its step number `at` fails in that way: "raises" or "exits"."""
+    """An environment whose step number `at` raises or exits its process."""
 
     def __init__(self, failure: str, at: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -112,7 +112,7 @@ class Failing(CountingEnv):
 
 
 def fail_twice(collector: Any, kind: type[Exception]) -> list[str]:
-    """Collect until it fails, and once more; return what was raised."""
+    """Collect until the collector has raised twice; return both errors as text."""
     texts = []
     while len(texts) < 2:
         try:
@@ -129,7 +129,7 @@ def fail_twice(collector: Any, kind: type[Exception]) -> list[str]:
     marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2]),
 )
 def test_a_collector_that_failed_is_freed_with_its_last_reference(way: Way, failure: str) -> None:
-    """Its slabs and workers go, too, although no garbage is collected and it is not shut down."""
+    """Its slabs and workers are freed without a shutdown and without garbage collection."""
     if failure == "exits" and not way.remote:
         pytest.skip("its environment is in this process")
     before = shared_files()
@@ -151,9 +151,22 @@ def test_a_collector_that_failed_is_freed_with_its_last_reference(way: Way, fail
     wait_until(lambda: shared_files() == before, 20.0)
 
 
+@pytest.mark.usefixtures("no_garbage_collection")
+def test_an_evaluator_that_failed_is_freed_with_its_last_reference() -> None:
+    evaluator = Evaluator(partial(Failing, "raises", 2 * T), parity_policy(), num_trajectories=3)
+    for _ in range(2):
+        evaluator.trigger_eval()
+        with suppress(EnvBrokeError):
+            evaluator.wait()
+    evaluator.shutdown()
+    gone = weakref.ref(evaluator)
+    del evaluator
+    assert gone() is None
+
+
 @pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[2], STACK, ASYNC[2]))
 def test_a_caller_may_keep_interrupts(monkeypatch: pytest.MonkeyPatch, way: Way) -> None:
-    """Each holds a slab by the frames of its traceback."""
+    """The frames of each interrupt's traceback hold a slab, so the pool adds slabs."""
     kept: list[KeyboardInterrupt] = []
     with collecting(way, endless, parity_policy(), frames=T) as collector:
         for _ in range(8):

@@ -21,8 +21,8 @@ class Seat:
     Attributes:
         number: of its slot.
         part: which group of the worker's environments it is.
-        table: index of the table that serves it; the table itself holds the seats it served last.
-        place: of it at that table.
+        table: index of its table. A reference to the table, which holds seats, would be a cycle.
+        place: its index at that table.
         group: in which it has a row, once it has joined.
         kept: what a long answer lies in, until the next one.
     """

@@ -194,7 +194,7 @@ class Probe:
 
 
 def _refusal(failures: Sequence[Failure], forms: Forms) -> Exception:
-    """The error of a policy that no form of its states fits; arguments are those of `_telling`."""
+    """Return the error for a policy whose states fit no form. Arguments as for `_telling`."""
     telling = _telling(failures, forms)
     if telling is not None:
         if telling.told is not None:

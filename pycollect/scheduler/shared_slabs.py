@@ -61,7 +61,7 @@ class SharedSlabs:
     def acquire(
         self, workers: Group, placement: Placement, uploader: DeviceUploader | None = None
     ) -> Slab:
-        """Return a slab for these workers to write. Arguments and errors are those of `prepare`.
+        """Return a slab for these workers to write. Arguments and errors as for `prepare`.
 
         `working` slabs are enough: a worker is asked for another rollout once it has answered an
         older one, also a dropped one, or once its process is gone. The pool adds slabs if others

@@ -45,9 +45,9 @@ class Flow:
         cut_frames: of trajectories that were cut there.
         parts: claimed batches that are to be delivered as one, and are in flight until then.
         unclaimed: a batch that was collected and that an interrupt may have kept from the caller.
-        failing: raised once what is done was delivered; until then nothing new is asked for. It
-            and `failure` are copies of what was caught, see :func:`without_frames`.
-        failure: what every later call raises again.
+        failing: raised once completed rollouts were delivered; until then no rollout is requested.
+            `failing` and `failure` are copies, see :func:`without_frames`.
+        failure: raised by every later call.
         closed: nothing more is collected.
     """
 
