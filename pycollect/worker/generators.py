@@ -299,17 +299,22 @@ class Generators:
     def active(self) -> Iterator[None]:
         """Within, the global generators are the worker's; afterwards the caller's, unchanged."""
         callers = _Globals.now(self._place)
-        is_active = False
+        is_active = is_over = False
         try:
             with Uninterrupted():
                 self._own.put(self._place)
                 is_active = True
             yield
         finally:
-            with Uninterrupted():
-                if is_active:
-                    self._own = _Globals.now(self._place)
-                callers.put(self._place)
+            try:
+                with Uninterrupted():
+                    if is_active:
+                        self._own = _Globals.now(self._place)
+                    callers.put(self._place)
+                    is_over = True
+            finally:
+                if not is_over:  # an interrupt came before the block
+                    callers.put(self._place)
 
 
 class _Globals(NamedTuple):
