@@ -37,6 +37,7 @@ def check_distinct(envs: Sequence[Any]) -> None:
 
 def _inside(env: Any) -> list[Any]:
     """Return the unwrapped environment, or those inside a vector environment."""
+    within: Any
     if is_torchrl_env(env):
         from .torchrl import inside
 
