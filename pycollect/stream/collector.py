@@ -116,17 +116,24 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         return self._within(self._delivered)
 
     def _within(self, collect: Callable[[], T]) -> T:
-        """Call it in the caller's time; a StopIteration of user code is an error, not the end."""
+        """Return what `collect` returns; time it, and refuse a StopIteration of user code."""
         self._flow.statistics.entered()
         try:
             return collect()
         except StopIteration as error:
-            failure = not_the_end(error)
-            if self._flow.failure is error:
-                self._flow.failure = failure
-            raise failure from error
+            raise self._not_the_end(error) from error
         finally:
             self._flow.statistics.left()
+
+    def _not_the_end(self, error: StopIteration) -> RuntimeError:
+        """Return the error to raise instead; later calls raise it, too, if they would have raised.
+
+        No local variable may hold the error where it is raised: its traceback has that frame.
+        """
+        failure = not_the_end(error)
+        if self._flow.failure is error:
+            self._flow.failure = failure
+        return failure
 
     def _delivered(self) -> TensorDictBase | None:
         if self._flow.failure is not None:
