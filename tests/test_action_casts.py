@@ -62,7 +62,7 @@ def test_an_action_that_would_wrap_around(way: Way) -> None:
     """Frames before it are delivered, and it is refused in every way to collect."""
     entry = partial(ActedEnv, box("uint8", 1))
     entries: Any = [entry] * 2 if "env_groups" in way.arguments else entry
-    with collecting(way, lambda w: entries, late([-1.0]), frames=2) as collector:
+    with collecting(way, lambda w: entries, late([-1.0]), frames=2, total_frames=100) as collector:
         assert (collector.next()["action"] == 1).all()
         with pytest.raises(ValueError, match=r"'action'.*uint8.*-1\.0"):
             list(collector)
