@@ -62,7 +62,7 @@ def test_an_action_that_would_wrap_around(way: Way) -> None:
     """Frames before it are delivered, and it is refused in every way to collect."""
     entry = partial(ActedEnv, box("uint8", 1))
     entries: Any = [entry] * 2 if "env_groups" in way.arguments else entry
-    with collecting(way, lambda w: entries, late([-1.0]), frames=2) as collector:
+    with collecting(way, lambda w: entries, late([-1.0]), frames=2, total_frames=100) as collector:
         assert (collector.next()["action"] == 1).all()
         with pytest.raises(ValueError, match=r"'action'.*uint8.*-1\.0"):
             list(collector)
@@ -130,7 +130,7 @@ KEPT = [
 
 @pytest.mark.parametrize(("space", "value", "dtype", "expected"), KEPT, ids=str)
 def test_a_value_that_it_holds(space: Any, value: Any, dtype: str, expected: Any) -> None:
-    """Fractions are cut where the space is of integers."""
+    """A float loses its fraction in an integer space."""
     env = ActedEnv(space)
     with SyncDataCollector(env, constant(value, dtype), frames_per_batch=2) as collector:
         action = collector.next()["action"]
@@ -168,7 +168,7 @@ def test_compiled_environments() -> None:
 
 
 def test_a_plan_whose_action_is_cast_is_not_written_again() -> None:
-    """The plan's own memory is reused, and what is cast from it must not be."""
+    """A plan writes its memory again in the next step; a cast action has memory of its own."""
     policy = torch.nn.Linear(3, 1)
     torch.nn.init.constant_(policy.weight, 1.0)
     torch.nn.init.constant_(policy.bias, 0.0)

@@ -261,6 +261,28 @@ def test_outputs_of_another_shape_are_noticed(apart: FakeDevice) -> None:
         collector.next()
 
 
+def test_actions_are_cast_and_checked_on_the_host(
+    apart: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look at the values on the device would be one more wait in each step."""
+    wrong = [False]
+
+    def act(seen: torch.Tensor) -> dict[str, torch.Tensor]:
+        action = (seen[..., 0] % 2).float()
+        return {"value": seen[..., :1], "action": action * float("nan") if wrong[0] else action}
+
+    apart.note_copies(monkeypatch)
+    with SyncDataCollector([[Keys]], act, frames_per_batch=10) as collector:
+        collector.next()
+        apart.log.clear()
+        td = collector.next()
+        assert apart.log == ["up 12", "down 68", "host waits"] * 10
+        assert td["action"].tolist() == [[step % 2 for step in td["seen"][0, :, 0].int().tolist()]]
+        wrong[0] = True
+        with pytest.raises(ValueError, match=r"'action'.*nan"):
+            collector.next()
+
+
 def test_outputs_come_back_only_when_the_device_is_done() -> None:
     device = FakeDevice()
     crossing = Elsewhere(CPU, CPU)

@@ -172,8 +172,16 @@ class LeavingEnv(CountingEnv):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_environment_that_exits_in_the_background() -> None:
     """Threads ignore SystemExit; the thread that asks for a batch gets it."""
+
+    class LeavesOnce(CountingEnv):
+        def step(self, action: Any) -> Any:
+            if not self.actions:
+                self.actions.append(action)
+                raise SystemExit(3)
+            return super().step(action)
+
     with SyncDataCollector(
-        LeavingEnv, None, frames_per_batch=T, replay_buffer=ExhaustedBuffer()
+        LeavesOnce, None, frames_per_batch=T, replay_buffer=ExhaustedBuffer()
     ) as collector:
         collector.start()
         wait_until(lambda: not collector.is_running())

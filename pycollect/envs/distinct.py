@@ -17,10 +17,10 @@ def check_distinct(envs: Sequence[Any]) -> None:
     environment are compared, too, unless they are in other processes.
 
     Args:
-        envs: the environments of one worker; they are numbered in this order.
+        envs: Environments of one worker.
 
     Raises:
-        ValueError: some are the same; the message has their numbers.
+        ValueError: Some are the same; the message has their numbers, counted from 0 in this order.
     """
     inner = [own for env in envs for own in _inside(env)]
     places: dict[int, list[int]] = {}
@@ -37,6 +37,7 @@ def check_distinct(envs: Sequence[Any]) -> None:
 
 def _inside(env: Any) -> list[Any]:
     """Return the unwrapped environment, or those inside a vector environment."""
+    within: Any
     if is_torchrl_env(env):
         from .torchrl import inside
 

@@ -36,7 +36,7 @@ RESERVED_KEYS = frozenset(
 
 _NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _NESTS = (spaces.Dict, spaces.Tuple)
-_FEW = 16  # numbers, which Python compares sooner than numpy
+_FEW = 16  # Python compares fewer numbers faster than numpy
 
 
 def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space], ...]:
@@ -306,20 +306,19 @@ def cast_safely(array: Array, name: str) -> Array | None:
 
 
 def action_cast(leaf: Leaf, given: np.dtype[Any]) -> Callable[[Array], Array]:
-    """Return the function that casts actions to the dtype of the action space.
+    """Return a function that casts actions to the dtype of the action space.
 
-    Integers get floats without their fraction. A value never wraps around, and a finite one never
-    becomes infinite: the function raises a ValueError with the action's key and the value.
+    A float loses its fraction in an integer dtype. A value never wraps around, and a finite value
+    never becomes infinite: the function raises a ValueError with the action's key and the value.
 
     Args:
-        leaf: of the action space.
-        given: dtype of the actions.
+        leaf: Key and dtype of the action in the action space.
+        given: Dtype of the actions.
     """
     dtype = np.dtype(leaf.dtype)
     if np.can_cast(given, dtype, "safe") or dtype.kind == "c":
         return lambda array: array.astype(dtype)
     below, above = _limits(dtype)
-
     keeps_infinity = dtype.kind == "f"
 
     def cast(array: Array) -> Array:
@@ -342,7 +341,7 @@ def action_cast(leaf: Leaf, given: np.dtype[Any]) -> Callable[[Array], Array]:
 
 
 def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
-    """Return the numbers next to those of the dtype, below and above, once fractions are cut."""
+    """Return an exclusive lower and upper bound of the values that the dtype holds."""
     if dtype.kind == "f":
         above = math.nextafter(float(np.finfo(dtype).max), math.inf)
         return -above, above

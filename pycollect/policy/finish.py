@@ -39,8 +39,7 @@ def finishers(
     raw: Mapping[Key, Raw],
     batch: tuple[int, ...],
 ) -> Finishers:
-    """Actions are brought to their space's shape, parameters detached, by the place in what `act`
-    returns.
+    """Return functions for single outputs by their place: reshape an action, detach a parameter.
 
     Args:
         outputs: the leaves as they are recorded.
@@ -71,11 +70,11 @@ def _resolve(value: torch.Tensor) -> torch.Tensor:
 
 
 def casting(act: Act, outputs: Iterable[Leaf], raw: Mapping[Key, Raw]) -> Act:
-    """Cast what `act` returns to the dtypes in which it is recorded, on the host.
+    """Return `act` with its outputs cast to the recorded dtypes, on the host.
 
     Args:
-        outputs: the leaves that `act` returns first, in this order.
-        raw: every output as the policy returns it.
+        outputs: Recorded leaves of the first tensors that `act` returns, in their order.
+        raw: Every output as the policy returns it.
     """
     casts = [
         (place, _caster(leaf, raw[leaf.key].dtype))

@@ -30,7 +30,7 @@ def take_apart(
 
     Args:
         trusted: whoever gives it says that it takes one.
-        states: keys of `policy_state`, which parameters may be named after, too.
+        states: Keys of `policy_state`; a policy over tensors reads them as it reads observations.
     """
     observation = [leaf.key for leaf in env.observation]
     if not (trusted or wants_tensordict(policy)):

@@ -116,7 +116,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         return self._within(self._delivered)
 
     def _within(self, collect: Callable[[], T]) -> T:
-        """Call it in the caller's time; a StopIteration of user code is an error, not the end."""
+        """Return what `collect` returns; time it, and refuse a StopIteration of user code."""
         self._flow.statistics.entered()
         try:
             return collect()

@@ -286,3 +286,35 @@ def test_processes_of_their_own_stay() -> None:
     env = make_env_batch(partial(ParallelEnv, 1, pendulum))
     assert type(env) is TorchRLEnv
     env.close()
+
+
+def _in_two_places() -> dict[str, Any]:
+    inner, own = gymnasium.make("Pendulum-v1"), pendulum()
+    return {
+        "one": [lambda: own, lambda: own],
+        "wrappers of one": [lambda: GymWrapper(inner), lambda: GymWrapper(inner)],
+        "transforms of one": [
+            lambda: TransformedEnv(own, StepCounter()),
+            lambda: TransformedEnv(own, RewardSum()),
+        ],
+        "serial": lambda: SerialEnv(2, lambda: GymWrapper(inner)),
+        "transformed serial": lambda: TransformedEnv(
+            SerialEnv(2, lambda: GymWrapper(inner)), RewardSum()
+        ),
+        "instance": SerialEnv(2, lambda: GymWrapper(inner)),
+    }
+
+
+@pytest.mark.parametrize("kind", _in_two_places())
+def test_one_environment_in_two_places(kind: str) -> None:
+    with pytest.raises(ValueError, match=r"create_env_fn.*environments \[0, 1\]"):
+        pycollect.SyncDataCollector(_in_two_places()[kind], None, frames_per_batch=4)
+
+
+def test_a_serial_env_copies_an_environment_that_it_gets_twice() -> None:
+    env = pendulum()
+    with pycollect.SyncDataCollector(
+        SerialEnv(2, lambda: env), None, frames_per_batch=8
+    ) as collector:
+        td = collector.next()
+    assert not torch.equal(td["observation"][0], td["observation"][1])

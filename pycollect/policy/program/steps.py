@@ -140,10 +140,10 @@ def show_all(keys: Any) -> str:
 
 
 def other_keys(out: Any, step: CallStep) -> tuple[Key, ...]:
-    """Keys for what a function over tensors returned beyond those it was asked for.
+    """Return the keys of all outputs but those that the step names itself.
 
-    A dict's entries have keys of their own. Others are named as in TorchRL: output1, output2, ...,
-    and what is in a tuple ("output1", "0"), ...
+    Entries of a dict keep their keys. Further entries of a tuple are named as in TorchRL: output1,
+    output2, ..., and ("output1", "0"), ... in a nested tuple.
     """
     if not step.lenient:
         return ()
@@ -151,7 +151,7 @@ def other_keys(out: Any, step: CallStep) -> tuple[Key, ...]:
 
 
 def _entries(out: Any, step: CallStep) -> dict[Key, Any]:
-    """What a function over tensors returned, by key."""
+    """Return the outputs of a function over tensors by key."""
     if isinstance(out, Mapping | TensorDictBase):
         return dict(_parts(out, ()))
     values = _as_tuple(out, step)
@@ -163,7 +163,7 @@ def _entries(out: Any, step: CallStep) -> dict[Key, Any]:
 
 
 def _parts(value: Any, key: Key) -> list[tuple[Key, Any]]:
-    """The entries in a value, of dicts and tuples in any nesting. None is no entry."""
+    """Return keys and values of nested dicts and tuples, without None and private keys."""
     if isinstance(value, Mapping | TensorDictBase):
         parts = [((*key, *_name(name)), part) for name, part in value.items()]
     elif isinstance(value, tuple):
@@ -178,16 +178,16 @@ def _name(name: Any) -> Key:
         return as_key(name)
     except TypeError as error:
         raise PolicyOutputError(
-            f"policy: expected strings, or tuples of them, as keys of the dict that it returns, "
-            f"got {name!r}"
+            "policy: expected strings, or tuples of strings, as keys of a returned dict, got "
+            f"{name!r}"
         ) from error
 
 
 def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
-    """What a call returned as one tensor per output key.
+    """Return one tensor per output key of a call.
 
-    Raises PolicyOutputError where the number or the keys do not fit, CannotUnwrapError where
-    something is no tensor and the step is not lenient.
+    Raises PolicyOutputError if the number of outputs or their keys do not fit, CannotUnwrapError if
+    an output is no tensor and the step is not lenient.
     """
     keys = step.out_keys
     is_dict = isinstance(out, Mapping | TensorDictBase)
@@ -216,7 +216,7 @@ def _as_tuple(out: Any, step: CallStep) -> tuple[Any, ...]:
 
 
 def _all_of(entries: Mapping[Key, Any], keys: tuple[Key, ...]) -> tuple[Any, ...]:
-    """The entries in the order of the keys, which all have to be there, and no others."""
+    """Return the entries in the order of the keys; raise PolicyOutputError if the keys differ."""
     missing = [key for key in keys if key not in entries]
     if missing:
         raise PolicyOutputError(
