@@ -1,4 +1,4 @@
-"""What goes to ranks of torch.distributed and comes from them: messages, ports."""
+"""Messages between the driver and ranks of torch.distributed, and their ports."""
 
 from __future__ import annotations
 

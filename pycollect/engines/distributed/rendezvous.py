@@ -81,7 +81,7 @@ class Rendezvous:
 
 
 class Doorman(threading.Thread):
-    """Accepts connections, and hands those of expected ranks to their meetings.
+    """Accepts connections, and passes the connection of an expected rank to its meeting.
 
     A connection that does not prove that it knows the token is closed. Until then it can hold one
     file descriptor and a few bytes, and the oldest such connection makes way for new ones.
