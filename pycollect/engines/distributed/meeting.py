@@ -88,6 +88,8 @@ class Meeting(Store):
         data = key.encode() + b"\0" + value
         if not self._joined.wait(self.address.timeout):
             raise TimeoutError(f"the rank {self.address.rank!r} has not connected")
+        if self._failure is not None:
+            raise self._failure
         assert self._connection is not None
         self._own.advance()
         self._connection.settimeout(self.address.timeout)
