@@ -142,7 +142,7 @@ class Acceptor(threading.Thread):
 
     def _read_hello(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         """Read on in the hello of a connection, and admit or refuse it once that is complete."""
-        nonce, hello = self._pending[connection]
+        _, hello = self._pending[connection]
         try:
             data = connection.recv(HELLO_BYTES - len(hello))
         except BlockingIOError:
@@ -153,16 +153,12 @@ class Acceptor(threading.Thread):
         if not data:
             self._refuse(selector, connection)
         elif len(hello) == HELLO_BYTES:
-            self._admit(selector, connection, nonce, bytes(hello))
+            self._admit(selector, connection)
 
-    def _admit(
-        self,
-        selector: selectors.BaseSelector,
-        connection: socket.socket,
-        nonce: bytes,
-        hello: bytes,
-    ) -> None:
-        known = admitted(self._token, nonce, hello)
+    def _admit(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Pass a connection to its meeting, or refuse it if its hello is not right."""
+        nonce, hello = self._pending[connection]
+        known = admitted(self._token, nonce, bytes(hello))
         meeting = None if known is None else self.expected.pop(known.rank, None)
         if known is None or meeting is None:
             self._refuse(selector, connection)
