@@ -1,10 +1,11 @@
-"""What goes to ranks of torch.distributed and comes from them: messages, ports."""
+"""Messages between the driver and ranks of torch.distributed, and their ports."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -126,6 +127,35 @@ def test_a_port_is_free_again_after_a_shutdown(how: Any) -> None:
             kept.append(DistributedDataCollector([CountingEnv], launcher="mp", tcp_port=port))
         kept[-1].next()
         kept[-1].shutdown()
+
+
+def test_a_fork_of_the_driver_leaves_its_port_alone() -> None:
+    """A fork that ends does not close the port, and one that lives on does not keep it open."""
+    rendezvous = Rendezvous(LOOPBACK, 0, 30.0)
+    assert os.waitpid(forked(rendezvous.close), 0)[1] == 0
+    ours = rendezvous.invite("one", Invitation("", 0, None, GroupCarrier("gloo")))
+    theirs, _ = meet(ours.address)
+    reading, writing = os.pipe()
+    living = forked(lambda: (os.close(writing), os.read(reading, 1)))
+    rendezvous.close()
+    Rendezvous(LOOPBACK, rendezvous.port, 30.0).close()
+    os.close(writing)
+    assert os.waitpid(living, 0)[1] == 0
+    os.close(reading)
+    for end in (ours, theirs):
+        end.close()
+
+
+def forked(call: Callable[[], Any]) -> int:
+    """Call this in a fork of this process; return the number of the fork."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            call()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return pid
 
 
 def free_port() -> int:

@@ -1,4 +1,4 @@
-"""Other users of the machine and the network: what they can open, and what they can have run."""
+"""Attacks by other users of this machine, and by processes that reach a port."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from pycollect import DistributedDataCollector, RPCDataCollector, submitit_delay
 from pycollect.engines.distributed.group_link import GroupCarrier, GroupLink
 from pycollect.engines.distributed.groups import DRIVER, WORKER
 from pycollect.engines.distributed.link import LinkBrokenError
-from pycollect.engines.distributed.meeting import meet
+from pycollect.engines.distributed.meeting import Meeting, meet
 from pycollect.engines.distributed.rendezvous import LOOPBACK, Rendezvous
 from pycollect.engines.distributed.rpc_link import RpcCarrier
 from pycollect.engines.distributed.rpc_rank import Parts, parts_of, value_of
@@ -54,7 +54,7 @@ def run() -> str:
 
 
 class Code:
-    """Has code run where it is unpickled."""
+    """Runs code when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return run, ()
@@ -65,7 +65,7 @@ class Code:
 
 @pytest.fixture(params=[0o755, 0o1777, 0o777], ids=oct)
 def open_folder(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A folder that other users can open; one of pytest's own has parents that they cannot."""
+    """A folder that other users can open, unlike the folders of pytest."""
     pytest.importorskip("submitit")
     folder = Path(tempfile.mkdtemp())
     folder.chmod(request.param)
@@ -76,7 +76,7 @@ def open_folder(request: pytest.FixtureRequest) -> Iterator[Path]:
 
 
 def readable_by_others(folder: Path) -> list[str]:
-    """The files below a folder that another user can read or replace."""
+    """Return the files below a folder that another user can read or replace."""
     if os.geteuid() != 0:
         pytest.skip("only root can run a program as another user")
     find = ["find", str(folder), "-mindepth", "1", "(", "-type", "f", "-readable", ")"]
@@ -144,7 +144,7 @@ def test_an_address_does_not_show_its_token() -> None:
 
 
 def knock(port: int, said: bytes) -> None:
-    """Connect, say that, and wait until the driver hangs up."""
+    """Connect, send these bytes, and wait until the driver closes the connection."""
     place = LOOPBACK, port
     with contextlib.suppress(ConnectionError), socket.create_connection(place, 20) as stranger:
         stranger.sendall(said)
@@ -154,7 +154,7 @@ def knock(port: int, said: bytes) -> None:
 
 @contextlib.contextmanager
 def besieged(port: int) -> Iterator[None]:
-    """Strangers come to the port for as long as this lasts."""
+    """Let strangers connect to the port until this context ends."""
     over = threading.Event()
 
     def knock_on() -> None:
@@ -210,12 +210,12 @@ def test_a_rank_comes_once_and_only_if_it_is_expected() -> None:
 
 def test_a_meeting_believes_signed_values_only() -> None:
     rendezvous, ours, theirs = meetings()
-    theirs.tell("first", 1)
-    assert ours.told("first") == 1
+    theirs.publish("first", 1)
+    assert ours.read("first") == 1
     theirs._own.advance()  # as if a message had been dropped
-    theirs.tell("second", Code())
+    theirs.publish("second", Code())
     with pytest.raises(ForgedError):
-        ours.told("second")
+        ours.read("second")
     assert not ours.check(["second"])
     assert RUNS == []
     for end in (ours, theirs):
@@ -248,7 +248,7 @@ def test_a_port_without_the_driver_convinces_no_rank() -> None:
 
 
 class Wire:
-    """A group of torch.distributed whose messages stay here."""
+    """A process group that keeps its messages, so that a test can change them."""
 
     def __init__(self) -> None:
         self.parts: list[Any] = []
@@ -378,17 +378,14 @@ def test_a_rank_runs_no_call_of_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     urls: list[bytes] = []
-    told = "pycollect.engines.distributed.meeting.Meeting.told"
-    from pycollect.engines.distributed.meeting import Meeting
+    read = Meeting.read
 
-    tells = Meeting.told
-
-    def heard(self: Meeting, key: str) -> Any:
-        value = tells(self, key)
+    def reading(self: Meeting, key: str) -> Any:
+        value = read(self, key)
         urls.append(value[1])
         return value
 
-    monkeypatch.setattr(told, heard)
+    monkeypatch.setattr(Meeting, "read", reading)
     with elsewhere(), RPCDataCollector([CountingEnv], launcher="mp") as collector:
         collector.next()
         program = [sys.executable, "-c", STRANGER, urls[0].decode(), str(tmp_path / "ran")]
@@ -408,7 +405,8 @@ from envs_for_tests import CountingEnv
 from pycollect import RayCollector
 
 if __name__ == "__main__":
-    with RayCollector([CountingEnv], remote_configs={"num_cpus": 1, "memory": 2**28}) as collector:
+    options = {"num_cpus": 1, "memory": 2**28}
+    with RayCollector([CountingEnv], frames_per_batch=5, remote_configs=options) as collector:
         collector.next()
         own = psutil.Process()
         for process in [own, *own.children(recursive=True)]:

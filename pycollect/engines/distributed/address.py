@@ -1,4 +1,4 @@
-"""Where a rank meets its driver, and what it is asked to do."""
+"""The address at which a rank connects to its driver, and the invitation that it gets there."""
 
 from __future__ import annotations
 

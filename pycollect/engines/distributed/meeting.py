@@ -1,4 +1,4 @@
-"""A connection between the driver and one rank, over which each end publishes signed values."""
+"""A connection between the driver and one rank, over which both ends publish signed values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HELLO_BYTES = NONCE_BYTES + 32 + SIGNATURE_BYTES
 """The first message of a rank: a nonce, its padded name, a signature."""
 
 REFUSAL = "refusal"
-"""Key under which a rank tells why it cannot share memory."""
+"""Key of the reason why a rank cannot share memory."""
 
 _INVITATION = "invitation"
 _HEAD = struct.Struct(f"<Q{SIGNATURE_BYTES}s")  # size and signature of a value
@@ -47,7 +47,7 @@ class Meeting(Store):
 
     Args:
         address: of the rank.
-        invitation: the driver's, which the rank gets once it is connected.
+        invitation: sent to the rank when it connects. Driver only.
     """
 
     def __init__(self, address: RankAddress, invitation: Invitation | None = None) -> None:
@@ -80,7 +80,7 @@ class Meeting(Store):
         """Use this connection of the rank, and send it the invitation."""
         self.join(connection, key, DRIVER)
         with contextlib.suppress(OSError):  # the rank is gone already
-            self.tell(_INVITATION, self._invitation)
+            self.publish(_INVITATION, self._invitation)
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override] # torch gives bytes
         """Set a value for both ends."""
@@ -88,6 +88,8 @@ class Meeting(Store):
         data = key.encode() + b"\0" + value
         if not self._joined.wait(self.address.timeout):
             raise TimeoutError(f"the rank {self.address.rank!r} has not connected")
+        if self._failure is not None:
+            raise self._failure
         assert self._connection is not None
         self._own.advance()
         self._connection.settimeout(self.address.timeout)
@@ -115,12 +117,12 @@ class Meeting(Store):
             self._receive(0.0)
         return all(key in self._values for key in keys)
 
-    def tell(self, key: str, value: Any) -> None:
-        """Set a value that pickles."""
+    def publish(self, key: str, value: Any) -> None:
+        """Pickle a value, and set it for both ends."""
         self.set(key, pickle.dumps(value))
 
-    def told(self, key: str) -> Any:
-        """Return the value that the other end gave to `tell`. Waits; raises what `get` raises."""
+    def read(self, key: str) -> Any:
+        """Return the value that the other end published. Waits; raises the errors of `get`."""
         return pickle.loads(self.get(key))  # its signature was checked
 
     def await_end(self) -> None:
@@ -199,7 +201,7 @@ def meet(address: RankAddress) -> tuple[Meeting, Invitation]:
         meeting = Meeting(address)
         try:
             _connect(meeting, deadline - time.monotonic())
-            return meeting, meeting.told(_INVITATION)
+            return meeting, meeting.read(_INVITATION)
         except (OSError, ForgedError) as error:
             meeting.close()
             if time.monotonic() > deadline:

@@ -42,7 +42,7 @@ def run_rank(address: RankAddress) -> None:
         meeting.close()
         answer_all(served)
         return
-    meeting.tell(REFUSAL, served)
+    meeting.publish(REFUSAL, served)
     with closing(invitation.carrier.rank_end(meeting)) as link:
         answer_calls(link)
 

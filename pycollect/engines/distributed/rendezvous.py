@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import selectors
 import socket
@@ -19,7 +20,7 @@ from pycollect.engines.distributed.seal import KEY_BYTES
 
 LOOPBACK = "127.0.0.1"
 
-_STRANGERS = 64  # connections that have not proved yet that they know the token
+_MOST_PENDING = 64  # connections that have not proved yet that they know the token
 _RETRY_SECONDS = 0.01
 _LOGGER = logging.getLogger(__name__)
 
@@ -63,16 +64,16 @@ class Rendezvous:
         self._token = secrets.token_bytes(KEY_BYTES)
         listener = _listener(host, port)
         self.port = int(listener.getsockname()[1])
-        self._doorman = Doorman(listener, self._token)
-        self._doorman.start()
-        self._close = weakref.finalize(self, self._doorman.close)
+        self._acceptor = Acceptor(listener, self._token)
+        self._acceptor.start()
+        self._close = weakref.finalize(self, self._acceptor.close)
 
     def invite(self, rank: str, invitation: Invitation) -> Meeting:
         """Expect a rank of that name, which is about to be started."""
         assert self._close.alive, "the rendezvous is closed"
         address = RankAddress(self.host, self.port, self._token, rank, self._timeout)
         meeting = Meeting(address, invitation)
-        self._doorman.expected[rank] = meeting
+        self._acceptor.expected[rank] = meeting
         return meeting
 
     def close(self) -> None:
@@ -80,8 +81,8 @@ class Rendezvous:
         self._close()
 
 
-class Doorman(threading.Thread):
-    """Accepts connections, and hands those of expected ranks to their meetings.
+class Acceptor(threading.Thread):
+    """Accepts connections, and passes the connection of an expected rank to its meeting.
 
     A connection that does not prove that it knows the token is closed. Until then it can hold one
     file descriptor and a few bytes, and the oldest such connection makes way for new ones.
@@ -92,14 +93,17 @@ class Doorman(threading.Thread):
         self.expected: weakref.WeakValueDictionary[str, Meeting] = weakref.WeakValueDictionary()
         self._listener = listener
         self._token = token
-        self._strangers: dict[socket.socket, tuple[bytes, bytearray]] = {}
+        self._pending: dict[socket.socket, tuple[bytes, bytearray]] = {}
         self._wake, self._woken = socket.socketpair()
+        self._driver = os.getpid()
         self._has_warned = False
 
     def close(self) -> None:
-        """Stop listening. Idempotent."""
-        self._wake.close()
-        self.join()
+        """Stop listening. In a fork of this process, do nothing."""
+        if os.getpid() == self._driver:
+            with self._wake:
+                self._wake.send(b"\0")  # a fork may hold it open
+            self.join()
 
     def run(self) -> None:
         """Accept connections until `close` is called."""
@@ -114,62 +118,63 @@ class Doorman(threading.Thread):
                 for source in ready:
                     if source is self._listener:
                         self._accept(selector)
-                    elif source in self._strangers:
-                        self._hear(selector, source)
-            for stranger in self._strangers:
-                stranger.close()
+                    elif source in self._pending:
+                        self._read_hello(selector, source)
+            for connection in self._pending:
+                connection.close()
+            self._listener.shutdown(socket.SHUT_RDWR)  # for forks, too
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         """Accept one connection, and send it a nonce."""
         try:
-            stranger, _ = self._listener.accept()
+            connection, _ = self._listener.accept()
         except OSError:  # it is gone, or no file descriptor is free
             time.sleep(_RETRY_SECONDS)
             return
-        if len(self._strangers) >= _STRANGERS:
-            self._dismiss(selector, next(iter(self._strangers)))
+        if len(self._pending) >= _MOST_PENDING:
+            self._refuse(selector, next(iter(self._pending)))
         nonce = secrets.token_bytes(NONCE_BYTES)
-        self._strangers[stranger] = nonce, bytearray()
-        stranger.setblocking(False)
-        selector.register(stranger, selectors.EVENT_READ)
+        self._pending[connection] = nonce, bytearray()
+        connection.setblocking(False)
+        selector.register(connection, selectors.EVENT_READ)
         with contextlib.suppress(OSError):  # the other end is gone, which is seen as its end
-            stranger.send(nonce)
+            connection.send(nonce)
 
-    def _hear(self, selector: selectors.BaseSelector, stranger: socket.socket) -> None:
-        """Read on in the hello of a connection, and admit or dismiss it once that is complete."""
-        nonce, hello = self._strangers[stranger]
+    def _read_hello(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Read on in the hello of a connection, and admit or refuse it once that is complete."""
+        _, hello = self._pending[connection]
         try:
-            data = stranger.recv(HELLO_BYTES - len(hello))
+            data = connection.recv(HELLO_BYTES - len(hello))
         except BlockingIOError:
             return
         except OSError:
             data = b""
         hello += data
         if not data:
-            self._dismiss(selector, stranger)
+            self._refuse(selector, connection)
         elif len(hello) == HELLO_BYTES:
-            self._admit(selector, stranger, nonce, bytes(hello))
+            self._admit(selector, connection)
 
-    def _admit(
-        self, selector: selectors.BaseSelector, stranger: socket.socket, nonce: bytes, hello: bytes
-    ) -> None:
-        known = admitted(self._token, nonce, hello)
+    def _admit(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        """Pass a connection to its meeting, or refuse it if its hello is not right."""
+        nonce, hello = self._pending[connection]
+        known = admitted(self._token, nonce, bytes(hello))
         meeting = None if known is None else self.expected.pop(known.rank, None)
         if known is None or meeting is None:
-            self._dismiss(selector, stranger)
+            self._refuse(selector, connection)
             return
-        selector.unregister(stranger)
-        del self._strangers[stranger]
-        meeting.admit(stranger, known.key)
+        selector.unregister(connection)
+        del self._pending[connection]
+        meeting.admit(connection, known.key)
 
-    def _dismiss(self, selector: selectors.BaseSelector, stranger: socket.socket) -> None:
-        selector.unregister(stranger)
-        del self._strangers[stranger]
+    def _refuse(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
+        selector.unregister(connection)
+        del self._pending[connection]
         if not self._has_warned:
             self._has_warned = True
             port = self._listener.getsockname()[1]
             _LOGGER.warning("port %d: refused a connection without this run's secret", port)
-        stranger.close()
+        connection.close()
 
 
 def _listener(host: str, port: int) -> socket.socket:

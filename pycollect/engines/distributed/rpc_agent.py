@@ -49,7 +49,7 @@ _TORCHS_PICKLER: Any = internal._internal_rpc_pickler
 class SignedPickler:
     """Replaces the pickler of torch's RPC: unpickles signed bytes only, and signs its own.
 
-    A signature stands behind the pickle, where torch's own pickler ignores it.
+    A signature follows the pickle; torch's own pickler ignores it there.
 
     Args:
         own: key for the signatures of this process.
@@ -169,7 +169,7 @@ class RpcAgent:
         *arguments: Any,
         timeout: float = UNSET_RPC_TIMEOUT,
     ) -> Future[Any]:
-        """Do what `rpc_async` does, signed with that key."""
+        """Call like `rpc_async`, and sign the call with that key."""
         data, tensors = _TORCHS_PICKLER.serialize(internal.PythonUDF(function, arguments, {}))
         waits = hasattr(function, "_wrapped_async_rpc_function")
         signed = data + signature(key, data)

@@ -65,10 +65,10 @@ class DriverLink:
     """
 
     def __init__(self, meeting: Meeting, options: Mapping[str, Any]) -> None:
-        name, url = meeting.told(RPC)
+        name, url = meeting.read(RPC)
         self._calls_key, answers = rpc_keys(meeting)
         self._own, self._other = Seal(meeting.key, DRIVER), Seal(meeting.key, WORKER)
-        # Nobody calls the driver.
+        # No process calls the driver.
         AGENT.enter("pycollect-driver", LOOPBACK, options, self._calls_key, answers)
         try:
             self._rank = AGENT.meet(name, url)

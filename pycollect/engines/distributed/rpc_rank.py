@@ -19,10 +19,10 @@ from pycollect.engines.distributed.seal import ForgedError, Seal, signature
 from pycollect.engines.messages import Buffer
 
 Parts = tuple[bytes, list[torch.Tensor], list[bytes]]
-"""A value on its way: pickled, its arrays beside it, and signatures of both."""
+"""A value in transit: its pickle, its arrays, and the signatures of both."""
 
 RPC = "rpc"
-"""Key under which a rank tells the name and the address of its agent."""
+"""Key of the name and the address of a rank's agent."""
 
 _TOLD_SECONDS = 1.0
 
@@ -98,7 +98,7 @@ class RankLink:
         _ENDS.append(self)
         calls, answers = rpc_keys(meeting)
         AGENT.enter(name, meeting.address.own_host(), options, answers, calls)
-        meeting.tell(RPC, (name, AGENT.url()))
+        meeting.publish(RPC, (name, AGENT.url()))
         threading.Thread(target=self._await_end, args=(meeting,), daemon=True).start()
 
     def _await_end(self, meeting: Meeting) -> None:

@@ -58,10 +58,10 @@ class Session:
 
 
 def _join_or_start(ray: Any, config: Mapping[str, Any]) -> None:
-    """Do what `ray.init` does, but start a cluster on the loopback interface alone.
+    """Call `ray.init`, and let a new cluster listen on loopback only.
 
-    With "_node_ip_address" in the config Ray does as it is told: its servers listen at all
-    addresses of this machine.
+    With "_node_ip_address" in the config, a new cluster listens at all addresses, as is Ray's
+    default.
     """
     if "_node_ip_address" in config or not _is_to_start(config):
         ray.init(**config)
@@ -81,9 +81,9 @@ def _is_to_start(config: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Have Ray listen as on Windows and macOS, where it does so at the loopback interface.
+    """Make Ray listen on loopback, as it does on Windows and macOS.
 
-    Ray has no argument for this: it replaces a loopback address by another one of the machine.
+    Ray has no argument for this: on Linux it replaces a loopback address by an outside one.
     """
     from ray._private import ray_constants
 
