@@ -31,7 +31,8 @@ def take_apart(policy: Any, env: EnvBatch, trusted: bool = False) -> Program | N
     """
     observation = [leaf.key for leaf in env.observation]
     if not (trusted or wants_tensordict(policy)):
-        return wrap(policy, observation, [leaf.key for leaf in env.action])
+        extras = [extra.key for extra in env.extras]
+        return wrap(policy, observation, [leaf.key for leaf in env.action], extras)
     if not isinstance(policy, TensorDictModuleBase):
         return None
     try:
