@@ -107,7 +107,10 @@ def check_callable(name: str, value: Any) -> Any:
 def check_policy(value: Any) -> Any:
     """None, a module or a callable."""
     if isinstance(value, type):
-        raise TypeError(f"policy: expected a module or a callable, got the class {value.__name__}")
+        raise TypeError(
+            f"policy: expected a module or a callable, got the class {value.__name__}; pass an "
+            "instance, or what makes one as policy_factory"
+        )
     return check_callable("policy", value)
 
 

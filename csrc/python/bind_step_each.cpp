@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -14,6 +15,8 @@
 
 namespace pycollect::python {
 namespace {
+
+constexpr const char* kSeveralRewards = "; for several rewards per step, use TorchRL's GymWrapper";
 
 // Steps environments one after the other. Each result is copied before the next environment steps:
 // they may share the memory in which they show their observations.
@@ -96,7 +99,8 @@ class StepEach {
     TensorView view = borrow(object, what, &room);
     if (view.count() != 1) {
       throw std::invalid_argument(std::string(what) + ": expected one number, got an array of " +
-                                  std::to_string(view.count()));
+                                  std::to_string(view.count()) +
+                                  (std::string_view(what) == "reward" ? kSeveralRewards : ""));
     }
     T value{};
     view.shape = view.strides = Dims{};

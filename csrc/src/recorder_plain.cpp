@@ -8,6 +8,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "pycollect/copy.h"
@@ -16,6 +17,8 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
+
+constexpr const char* kSeveralRewards = "; for several rewards per step, use TorchRL's GymWrapper";
 
 // Whether it is a [P] array without gaps, or one number where P is 1: what is most often given.
 bool is_dense(const ConstTensorView& view, std::size_t n, std::size_t item) {
@@ -28,7 +31,8 @@ void convert_flat(const char* name, const ConstTensorView& view, const TensorVie
   const std::int64_t n = target.shape[0];
   if (view.count() != n || (view.rank() > 0 && n > 1 && view.shape[0] != n)) {
     throw std::invalid_argument(std::string(name) + ": expected one number for each of " +
-                                std::to_string(n) + " envs, got shape " + to_string(view.shape));
+                                std::to_string(n) + " envs, got shape " + to_string(view.shape) +
+                                (std::string_view(name) == "reward" ? kSeveralRewards : ""));
   }
   copy(TensorView::contiguous(target.data, target.dtype, view.shape), view);
 }

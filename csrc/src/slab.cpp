@@ -15,6 +15,18 @@ namespace {
 
 constexpr std::int64_t kHugePage = std::int64_t{2} << 20;
 
+class AllocationError : public std::bad_alloc {
+ public:
+  explicit AllocationError(std::int64_t bytes)
+      : text_("cannot allocate the " + std::to_string(bytes) +
+              " bytes of a batch or of weights; a smaller frames_per_batch needs less") {}
+
+  [[nodiscard]] const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string text_;
+};
+
 }  // namespace
 
 std::shared_ptr<Memory> Memory::allocate(std::int64_t bytes) {
@@ -25,7 +37,7 @@ std::shared_ptr<Memory> Memory::allocate(std::int64_t bytes) {
   auto* data = static_cast<std::byte*>(
       std::aligned_alloc(static_cast<std::size_t>(alignment), size == 0 ? 64 : size));
   if (data == nullptr) {
-    throw std::bad_alloc();
+    throw AllocationError(bytes);
   }
   if (huge) {
     // First touch of 2 MB pages is ten times cheaper than of 4 kB ones. Only a wish: an error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -166,6 +167,7 @@ class ErrorReport:
     @classmethod
     def of(cls, error: BaseException) -> ErrorReport:
         """The report of an exception that is being handled."""
+        _explain_missing_name(error)
         text = f"{type(error).__name__}: {error}"
         try:
             pickled = cloudpickle.dumps(error)
@@ -207,6 +209,20 @@ class ErrorReport:
             return failure
         error.__cause__ = failure
         return error
+
+
+def _explain_missing_name(error: BaseException) -> None:
+    """Extend the text of a NameError that a function without its module has raised."""
+    if type(error) is not NameError or error.__traceback__ is None:
+        return
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    module = sys.modules.get(frame.f_globals.get("__name__", ""))
+    if module is None or vars(module) is not frame.f_globals:
+        error.args = (
+            f"{error}: the class or function that uses it was defined in the script or inside a "
+            "function, so it was pickled by value, without that name; define it at the top level "
+            "of a module that workers can import, or import the name inside the method",
+        )
 
 
 @dataclass(frozen=True)

@@ -249,6 +249,9 @@ class EnvBatch(ABC):
         """Close the envs. Idempotent; errors of an env that is already broken are swallowed."""
 
 
+SEVERAL_REWARDS = "; for several rewards per step, use TorchRL's GymWrapper"
+
+
 def reset_env(env: Any, seed: Any = None) -> Any:
     """Reset an environment; its `reset` needs no parameter `seed` unless a seed is given.
 

@@ -12,7 +12,16 @@ from pycollect._core import StepEach
 from pycollect.batch.extras import ExtraValues
 from pycollect.batch.layout import Key
 
-from .base import Arrays, BoolArray, EnvBatch, check_seeds, observation_of, reset_env, step_values
+from .base import (
+    SEVERAL_REWARDS,
+    Arrays,
+    BoolArray,
+    EnvBatch,
+    check_seeds,
+    observation_of,
+    reset_env,
+    step_values,
+)
 from .info import Tap
 from .info_rows import entry_of
 from .single import close_quietly, make_act, make_observe, same, unwrap
@@ -106,7 +115,13 @@ class CallablesEnv(EnvBatch):
             # The ellipsis keeps a scalar Box action an array, as its space has it.
             row = action[i, ...] if single else [leaf[i, ...] for leaf in action]
             result = step_values(step(self._to_action(row)))
-            observation, reward[i], terminated[i], truncated[i], _ = result
+            observation, own, terminated[i], truncated[i], _ = result
+            try:
+                reward[i] = own
+            except (TypeError, ValueError):
+                raise ValueError(
+                    f"reward: expected one number, got {own!r}{SEVERAL_REWARDS}"
+                ) from None
             self._store(i, observation)
         return self._arrays(), reward, terminated, truncated
 

@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from pycollect.errors import warn_user
 
-from .base import BoolArray, check_seeds, observation_of, reset_env, step_values
+from .base import SEVERAL_REWARDS, BoolArray, check_seeds, observation_of, reset_env, step_values
 from .mask_options import MaskOptions
 from .random_actions import ActionSampler
 from .single import close_quietly
@@ -318,6 +318,7 @@ class VectorApi:
         if array.shape != self._row_shape:
             raise ValueError(
                 f"{name}: expected shape [{self.num_envs}] from {self.env}, got {list(array.shape)}"
+                f"{SEVERAL_REWARDS if name == 'reward' else ''}"
             )
         return array if array.dtype in dtypes else array.astype(dtypes[-1])
 

@@ -35,7 +35,8 @@ def take_apart(
     observation = [leaf.key for leaf in env.observation]
     if not (trusted or wants_tensordict(policy)):
         read = [*observation, *map(as_key, states)]
-        return wrap(policy, read, [leaf.key for leaf in env.action])
+        extras = [extra.key for extra in env.extras]
+        return wrap(policy, read, [leaf.key for leaf in env.action], extras)
     if not isinstance(policy, TensorDictModuleBase):
         return None
     try:

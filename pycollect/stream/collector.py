@@ -51,6 +51,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         source: writes into them; it is started here, and closed where that fails.
     """
 
+    _sharers = "environments"  # share the frames of a batch
+
     def __init__(
         self,
         flow: Flow,
@@ -72,7 +74,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 self.weight_updater = flow.options.ways.updater
             source.start()
             prepare(flow.options, flow.uploads)
-            warn_of_rounding(flow.options.frames_per_batch, source.batch_frames)
+            warn_of_rounding(flow.options.frames_per_batch, source.batch_frames, self._sharers)
             self.register_scheme_receiver(flow.options.ways.receivers)
         except BaseException:  # also a warning, where these are errors
             self.shutdown()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pycollect.engines.processes.child import Child
@@ -37,10 +39,27 @@ def start_child(
         "daemon": False,  # a daemon may not have processes of its own, but environments do
     }
     try:
-        return _started(what, start_method), log
+        with _naming_the_limit():
+            return _started(what, start_method), log
     except BaseException:
         log.close()
         raise
+
+
+@contextmanager
+def _naming_the_limit() -> Iterator[None]:
+    """Name the limit of processes in the error of a fork that exceeds it."""
+    try:
+        yield
+    except BlockingIOError as error:
+        most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        limit = "unlimited" if most == resource.RLIM_INFINITY else most
+        raise BlockingIOError(
+            error.errno,
+            f"cannot start a worker process: {error.strerror}; the limit of processes and threads "
+            f"per user (RLIMIT_NPROC, ulimit -u) is {limit}, and a container may have a lower one; "
+            "raise it or use fewer workers",
+        ) from error
 
 
 def _started(what: dict[str, Any], start_method: str) -> Child:

@@ -42,23 +42,26 @@ def wants_tensordict(policy: Any) -> bool:
     return given[0].name in _TENSORDICT_NAMES or _is_tensordict_type(given[0].annotation)
 
 
-def wrap(policy: Any, observation: Sequence[Key], action: Sequence[Key]) -> Program:
+def wrap(
+    policy: Any, observation: Sequence[Key], action: Sequence[Key], extras: Sequence[Key] = ()
+) -> Program:
     """A module or callable over tensors as a program of one call that returns the action keys.
 
     What it returns beyond these is named when it was called: see `Program.widened`.
 
     Parameters are matched with the observation keys by name (`camera_rgb` for ("camera", "rgb")),
     or, where no name matches, by position in the space's order; one that is named `is_init` gets
-    that, unless the observation has it. Raises PolicyInputError that names the
+    that, unless the observation has it. `extras` are keys of observations that are no tensors, such
+    as texts. Raises PolicyInputError that names the
     parameters and keys that do not fit.
     """
-    keys, names = _match(policy, tuple(observation))
+    keys, names = _match(policy, tuple(observation), extras)
     step = CallStep(policy, keys, tuple(action), names=names, lenient=True)
     return Program((step,))
 
 
 def _match(
-    policy: Any, observation: tuple[Key, ...]
+    policy: Any, observation: tuple[Key, ...], extras: Sequence[Key]
 ) -> tuple[tuple[Key, ...], tuple[str, ...] | None]:
     parameters = _parameters(policy)
     if parameters is None or any(p.kind is p.VAR_POSITIONAL for p in parameters):
@@ -79,7 +82,7 @@ def _match(
     if len(unknown) < len(required):
         raise PolicyInputError(
             f"{_MISFIT}: {', '.join(map(repr, unknown))} are no observation keys; "
-            f"the environment has {show_all(observation)}"
+            f"the environment has {show_all(observation)}{_of_extras(extras)}"
         )
     if len(required) <= len(observation) <= len(positional) and all(
         p.kind in _POSITIONAL for p in named if p.default is p.empty
@@ -88,7 +91,17 @@ def _match(
     raise PolicyInputError(
         f"{_MISFIT}: they ({', '.join(p.name for p in named) or 'none'}) fit the "
         f"{len(observation)} observation key(s) {show_all(observation)} neither by name nor by "
-        "position; name its parameters after the keys, or use a TensorDictModule with in_keys"
+        "position; name its parameters after the keys, or use a TensorDictModule with in_keys; a "
+        f"function or class that makes the policy is a policy_factory{_of_extras(extras)}"
+    )
+
+
+def _of_extras(extras: Sequence[Key]) -> str:
+    if not extras:
+        return ""
+    return (
+        f"; the environment also shows {show_all(extras)}, which is no tensor, so only a policy "
+        "that takes the TensorDict can read it"
     )
 
 

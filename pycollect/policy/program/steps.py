@@ -248,6 +248,8 @@ def _as_tensor(value: Any, key: Key, lenient: bool) -> Any:
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
+        hint = "; a function or class that makes the policy is a policy_factory"
         raise PolicyOutputError(
             f"policy: expected a tensor for {show(key)}, but a {type(value).__name__} came"
+            f"{hint if callable(value) else ''}"
         ) from error
