@@ -292,40 +292,53 @@ def test_an_interrupt_while_it_is_awaited_mixes_no_answers(
 
 
 @own_template
-@pytest.mark.parametrize("when", ["idle", pytest.param("end", marks=pytest.mark.slow)])
 def test_a_stopped_template_is_given_up(
-    engine: ProcessEngine, when: str, monkeypatch: pytest.MonkeyPatch
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a warning, while a worker is forked, or while the end of one is to be reported."""
     monkeypatch.setattr(forking, "_STILL_SECONDS", 0.5)
     first = started(engine, CountingEnv)
     template = parent(first)
     os.kill(template.pid, signal.SIGSTOP)
     with pytest.warns(UserWarning, match=rf"fork server \(process {template.pid}\) has not"):
-        if when == "end":
-            os.kill(first.info.pid, signal.SIGKILL)
-            wait_until(lambda: first.handle.is_dead)
-            assert "is gone" in first.handle.monitor.end().line
-            first.handle.kill()
         second = started(engine, CountingEnv, 1)
     await_gone(template.pid)
     assert parent(second).name() == "pyc-template"
-    assert when == "end" or is_collecting(first)
+    assert is_collecting(first)
     assert is_collecting(second)
 
 
+@pytest.mark.slow
 @own_template
-@pytest.mark.parametrize("answer", [b"", b"garbage", b"too long for a number"])
+def test_a_stopped_template_is_given_up_if_its_worker_dies(
+    engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forking, "_STILL_SECONDS", 0.5)
+    worker = started(engine, CountingEnv)
+    template = parent(worker)
+    os.kill(template.pid, signal.SIGSTOP)
+    os.kill(worker.info.pid, signal.SIGKILL)
+    wait_until(lambda: worker.handle.is_dead)
+    with pytest.warns(UserWarning, match=rf"fork server \(process {template.pid}\) has not"):
+        end = worker.handle.monitor.end()
+    assert "is gone" in end.line
+    await_gone(template.pid)
+
+
+@pytest.mark.slow
+@own_template
+@pytest.mark.parametrize("answer", [b"garbage", b"too long for a number", b""])
 def test_a_template_that_answers_wrongly_is_ended(
     engine: ProcessEngine, answer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    template = parent(started(engine, CountingEnv))
-    with monkeypatch.context() as patched:
-        patched.setattr(forking, "_received", lambda *_: answer)
-        worker = started(engine, CountingEnv, 1)
+    template, received = parent(started(engine, CountingEnv)), forking._received
+    answers = [answer]
+    monkeypatch.setattr(
+        forking, "_received", lambda *of: answers.pop() if answers else received(*of)
+    )
+    worker = started(engine, CountingEnv, 1)
     await_gone(template.pid)
     assert is_collecting(worker)
-    assert parent(started(engine, CountingEnv, 2)).name() == "pyc-template"
+    assert parent(worker).name() == "pyc-template"
 
 
 NO_FORK = """
@@ -339,6 +352,7 @@ os.fork = refused
 """
 
 
+@pytest.mark.slow
 @own_template
 def test_what_the_system_refuses_a_template_is_raised_here(
     engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

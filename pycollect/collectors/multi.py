@@ -224,7 +224,8 @@ class MultiSyncDataCollector(MultiCollector):
         worker_timeout: a worker that made no step for so many seconds is ended and replaced; None:
             it is waited for.
         worker_init_timeout: seconds in which a worker must have built its environments; those for
-            which it was ready to run and other programs had the CPU do not count.
+            which it was ready to run and other programs had the CPU do not count. A replacement
+            that takes longer counts as one that died.
         restart_on_error: replace a worker whose environment or policy raised, too.
         start_method: "forkserver": workers are forks of a process that has imported what they need,
             one for this program; "spawn": each is a new interpreter, as also where a fork would not

@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 from pycollect._core import end_with_process, kill_descendants
@@ -20,6 +19,7 @@ from pycollect._core import end_with_process, kill_descendants
 _MARK = "PYCOLLECT_WORKER"
 _KILL_SECONDS = 2.0  # a process that is blocked in the kernel dies later
 _PAUSE = 0.002
+_CHUNK = 1 << 16
 
 
 class _Stat(NamedTuple):
@@ -80,14 +80,13 @@ def _kill_orphan(pid: int) -> bool:
 
 def _is_orphan(pid: int) -> bool:
     mark = f"{_MARK}={os.getpid()}.".encode()
-    with suppress(OSError, ValueError):
-        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        for variable in variables:
-            if variable.startswith(mark):
-                worker, start = variable.removeprefix(mark).decode().split(".")
-                stat = _stat(int(worker))
-                return stat is None or stat.start != start or stat.state in "ZX"
-    return False
+    variables = b"\0" + _read(f"/proc/{pid}/environ")
+    _, found, rest = variables.partition(b"\0" + mark)
+    worker, _, start = rest.partition(b"\0")[0].decode(errors="replace").partition(".")
+    if not found or not worker.isdecimal():
+        return False
+    stat = _stat(int(worker))
+    return stat is None or stat.start != start or stat.state in "ZX"
 
 
 def kill_tree(pid: int) -> None:
@@ -118,7 +117,22 @@ def _pids() -> list[int]:
 
 def _stat(pid: int) -> _Stat | None:
     """Fields of a process; None if it is gone, or the system does not tell."""
-    with suppress(OSError, IndexError, ValueError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return _Stat(fields[0], int(fields[1]), fields[19])
-    return None
+    fields = _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
+    return _Stat(fields[0], int(fields[1]), fields[19]) if fields else None
+
+
+def _read(path: str) -> bytes:
+    """Read a file; return nothing if it is gone or closed to this process."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        data = b""
+        while chunk := os.read(descriptor, _CHUNK):
+            data += chunk
+        return data
+    except OSError:
+        return b""
+    finally:
+        os.close(descriptor)

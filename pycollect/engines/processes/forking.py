@@ -6,6 +6,7 @@ import contextlib
 import os
 import pickle
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from multiprocessing import forkserver, process, spawn, util
 from pathlib import Path
 
+from pycollect.engines.descendants import children_of, kill_tree
 from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.other_process import has_pidfd
 from pycollect.engines.processes.circumstances import circumstances
@@ -60,6 +62,7 @@ class Template:
         self.circumstances = circumstances
         self.why_not = ""
         self._modules: tuple[str, ...] = ()
+        self._forked: set[int] = set()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         code = _CODE.format(
             path=_path(),
@@ -125,6 +128,7 @@ class Template:
             pid = self.read_number(ours)
             if pid < 0:
                 raise OSError(-pid, os.strerror(-pid))
+            self._forked.add(pid)
         except BaseException:
             ours.close()
             raise
@@ -149,12 +153,20 @@ class Template:
         """Kill the template if this fails: nothing that it sends later is an answer."""
         try:
             yield
-        except KeyboardInterrupt:
-            raise
         except Exception as error:  # unpickling raises almost anything
-            self.process.kill()
-            self.process.wait()
+            self._kill()
             raise TemplateError(f"the fork server has failed: {error}") from error
+
+    def _kill(self) -> None:
+        """Kill it, and the workers that it has forked without an answer; others go on."""
+        pid = self.process.pid
+        if not self.is_over:
+            os.kill(pid, signal.SIGSTOP)
+            for child in children_of(pid):
+                if child not in self._forked:
+                    kill_tree(child)
+        self.process.kill()
+        self.process.wait()
 
     def _await(self, message_of: socket.socket) -> None:
         """Wait until there is a message, or the template has ended.
