@@ -35,6 +35,7 @@ from pycollect.engines.messages import (
 )
 from pycollect.engines.rollout_worker import RolloutWorker
 from pycollect.engines.single_worker import SingleWorker
+from pycollect.engines.unguarded import become_worker
 from pycollect.errors import kept_warnings
 from pycollect.worker.packed import Packed
 
@@ -49,6 +50,7 @@ class RemoteWorker:
     """
 
     def __init__(self, inherited: tuple[Any, ...] = ()) -> None:
+        become_worker()
         self._inherited = inherited
         self._worker: RolloutWorker | None = None
         self._compresses = False

@@ -12,6 +12,7 @@ from pycollect.engines.processes.forking import TemplateError
 from pycollect.engines.processes.log import Inherited, WorkerLog
 from pycollect.engines.processes.script import check_spawned
 from pycollect.engines.processes.spawned import SpawnedChild
+from pycollect.engines.unguarded import check_not_importing
 
 _TRIES = 2  # a template that was idle may end while it is asked
 
@@ -28,7 +29,9 @@ def start_child(
 
     Raises:
         ValueError: a new interpreter could not import the program, which is no file.
+        RuntimeError: this process is a worker that imports a module.
     """
+    check_not_importing()
     log = WorkerLog()
     what: dict[str, Any] = {
         "target": target,

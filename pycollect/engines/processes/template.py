@@ -22,6 +22,7 @@ from pathlib import Path
 
 from pycollect._core import end_with_process
 from pycollect.engines.import_warnings import have_filtered
+from pycollect.engines.unguarded import become_worker
 
 NUMBER = struct.Struct("q")
 """What is told on a worker's line: the number of its process, then how it ended."""
@@ -51,6 +52,7 @@ def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
     # Ctrl-C in a terminal is for the driver. A fork has it back.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     have_filtered(filters_warnings)
+    become_worker()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could wait for a fork
     os.setpgid(0, 0)
     call_process(_NAME)
