@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from collect_support import ACTORS, MULTI_ASYNC, MULTI_STACK, STACK, TEAM_STACK, Way, marked
 from envs_for_tests import CountingEnv
-from scheme_support import ACTIONS, OBSERVATION, RESOURCES
+from scheme_support import RESOURCES, on_policy
 
-from pycollect import AsyncBatchedCollector, Evaluator, MultiSyncDataCollector, WorkerError
+from pycollect import AsyncBatchedCollector, Evaluator, MultiSyncDataCollector
 from pycollect.engines import unguarded as guard
 from pycollect.scheme import CWorkerSet
-from pycollect.scheme.gym import ActorCritic, GymEnvs, OnPolicy, RolloutStorage
+from pycollect.scheme.gym import GymEnvs
 
 MODULE = "unguarded"
 GUARD = "__main__"
@@ -161,15 +161,15 @@ def test_an_evaluator(backend: str) -> None:
     check_refused(start)
 
 
+def envs_of(env: Any, *place: Any) -> GymEnvs:
+    return GymEnvs([env], *place)
+
+
 @pytest.mark.ray
+@pytest.mark.slow
 def test_workers_of_the_scheme(ray_cluster: Any) -> None:
     def start(env: Any, policy: Any, hook: Any) -> None:
-        components = {
-            "algo_factory": OnPolicy.create_factory(num_epochs=1, mini_batch_size=8),
-            "actor_factory": ActorCritic.create_factory(OBSERVATION, ACTIONS, 4),
-            "storage_factory": RolloutStorage.create_factory(8),
-            "train_envs_factory": GymEnvs.create_factory(env),
-        }
+        components = {**on_policy(), "train_envs_factory": partial(envs_of, env)}
         CWorkerSet(2, 0, local_device="cpu", worker_remote_config=RESOURCES, **components).stop()
 
     check_refused(start)

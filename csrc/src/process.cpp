@@ -1,6 +1,7 @@
 #include "pycollect/detail/process.h"
 
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -8,6 +9,8 @@
 #include <cerrno>
 #include <cstdlib>
 #include <mutex>
+#include <stdexcept>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -19,7 +22,15 @@
 #endif
 
 namespace pycollect::inline PYCOLLECT_ABI {
+
+std::atomic<unsigned> fork_epoch{0};
+
 namespace {
+
+// Registered while the program is loaded. The child of a process with threads may only use
+// lock-free atomics.
+[[maybe_unused]] const int fork_handler_of_epoch =
+    pthread_atfork(nullptr, nullptr, [] { fork_epoch.fetch_add(1); });
 
 [[noreturn]] void end_group() {
   kill(getpgrp() == getpid() ? 0 : getpid(), SIGKILL);
@@ -40,6 +51,13 @@ void wait_end(int pid, int pidfd) {
 }
 
 }  // namespace
+
+OwningProcess::OwningProcess() : epoch_(fork_epoch.load()), pid_(getpid()) {}
+
+void OwningProcess::refuse() const {
+  throw std::runtime_error("the collector belongs to process " + std::to_string(pid_) +
+                           ", from which this one was forked; make a collector in this process");
+}
 
 void end_with_process(int pid) {
   static std::mutex lock;

@@ -210,6 +210,7 @@ class Evaluator:
         Raises:
             RuntimeError: an evaluation runs, with ``busy_policy="error"``.
         """
+        self._evaluating.check_here()
         check.check_open(self._closed, None)
         self._triggers += 1
         if (self._triggers - 1) % self._every:
@@ -267,6 +268,7 @@ class Evaluator:
         Raises:
             Exception: what the evaluation raised.
         """
+        self._evaluating.check_here()
         if not self._results:
             return None
         try:

@@ -9,6 +9,7 @@ from pycollect.engines.call_handle import CallHandle
 from pycollect.engines.messages import WorkerInfo
 from pycollect.engines.processes.handle import MailboxHandle, ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS, Rung
+from pycollect.errors import is_interrupt
 
 
 class ServingMonitor(ProcessMonitor, Protocol):
@@ -64,6 +65,8 @@ class StartingEitherWay:
             try:
                 called = self._by_calls()
             except Exception as error:  # whoever asks for what was built is told
+                if is_interrupt(error):
+                    raise
                 self._failure = error
             else:
                 if called is not None:

@@ -60,6 +60,7 @@ class WeightUpdates:
                 exclude each other.
             TypeError: `policy_or_weights` is none of these.
         """
+        self._flow.moving.check_here()
         given = {
             "policy_or_weights": policy_or_weights,
             "weights": weights,
@@ -176,6 +177,7 @@ class WeightUpdates:
         Raises:
             ValueError: names or shapes differ; or weights, where schemes bring them.
         """
+        self._flow.moving.check_here()
         given = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
         source = source_of(given, None, None)
         if self._receivers:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pycollect.engines.distributed.link import Link, LinkBrokenError, Sent
 from pycollect.engines.messages import ErrorReport
-from pycollect.engines.remote_worker import RemoteWorker
+from pycollect.engines.remote_worker import RemoteWorker, answer_by
 
 CLOSE = "close"
 """The last method that is called."""
@@ -47,7 +47,7 @@ def answer_calls(link: Link) -> None:
     method = ""
     while method != CLOSE:
         number, _, method, given = calls.get()
-        answer = _answer(worker, method, given)
+        answer = answer_by(worker, method, given)
         if method == CLOSE:
             closed.set()
         answers.give(number, answer)
@@ -72,16 +72,9 @@ def _receive(
         if call.method == END:
             os.killpg(0, signal.SIGKILL)
         if call.beside:
-            answers.give(call.number, _answer(worker, call.method, call.arguments))
+            answers.give(call.number, answer_by(worker, call.method, call.arguments))
         else:
             calls.put(call)
-
-
-def _answer(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:
-    try:
-        return getattr(worker, method)(*arguments)
-    except Exception as error:  # carried to the driver, who raises it
-        return ErrorReport.of(error)
 
 
 class _Answers:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from collections.abc import Callable
+from multiprocessing import process
 from typing import Any
+from weakref import WeakSet
 
 from pycollect.engines.processes.child import Child
 from pycollect.engines.processes.forked import ForkedChild, ForkedProcess
@@ -13,6 +16,16 @@ from pycollect.engines.processes.log import Inherited, WorkerLog
 from pycollect.engines.processes.script import check_spawned
 from pycollect.engines.processes.spawned import SpawnedChild
 from pycollect.engines.unguarded import check_not_importing
+
+_started: WeakSet[Any] = WeakSet()  # processes of multiprocessing's
+
+
+def _forget_started() -> None:
+    """In a fork of this process: they are its parent's, and multiprocessing is not to join them."""
+    process._children.difference_update(_started)  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_forget_started)
 
 _TRIES = 2  # a template that was idle may end while it is asked
 
@@ -40,13 +53,15 @@ def start_child(
         "daemon": False,  # a daemon may not have processes of its own, but environments do
     }
     try:
-        return _started(what, start_method), log
+        child = _child(what, start_method)
+        _started.add(child.native)
+        return child, log
     except BaseException:
         log.close()
         raise
 
 
-def _started(what: dict[str, Any], start_method: str) -> Child:
+def _child(what: dict[str, Any], start_method: str) -> Child:
     for _ in range(_TRIES if start_method == "forkserver" else 0):
         forked = ForkedProcess(**what)
         try:
