@@ -518,8 +518,12 @@ class ServerSlots:
     def with_message(self) -> list[int]:
         """Those of them whose question is more than an empty message."""
 
-    def question(self, slot: int) -> bytes:
-        """The question; RuntimeError where `asking` found none."""
+    def question(self, slot: int) -> bytes | None:
+        """The question; RuntimeError if `asking` found none.
+
+        Returns:
+            None if a worker that took a dead one's place asks another question by now.
+        """
 
     def answer(self, slot: int, message: bytes = b"", note: int = 0) -> None:
         """Answer it, with a number beside the message, and wake the worker.

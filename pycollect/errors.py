@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar, cast
 
 
@@ -143,3 +144,32 @@ def warn_user(message: str) -> None:
 
 def _is_ours(module: str) -> bool:
     return module.partition(".")[0] in (__name__.partition(".")[0], "multiprocessing")
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an exception came from outside the code that it left: no failure of that code.
+
+    These are KeyboardInterrupt and the like, and all that a signal handler of the program raises:
+    a time limit, for example, raises TimeoutError at any line. Python calls a handler with the
+    signal's number and the frame that it interrupts, which is the one before in the traceback.
+    """
+    if not isinstance(error, Exception):
+        return True
+    step, before = error.__traceback__, None
+    while step is not None:
+        frame = step.tb_frame
+        if before is not None and _is_handler_of(frame.f_locals.values(), before):
+            return True
+        step, before = step.tb_next, frame
+    return False
+
+
+def _is_handler_of(values: Iterable[Any], interrupted: FrameType) -> bool:
+    """Whether a handler's local variables, or its ``*args``, have the interrupted frame."""
+    groups = [tuple(values)]
+    groups += [value for value in groups[0] if isinstance(value, tuple)]
+    return any(
+        any(value is interrupted for value in group)
+        and any(isinstance(value, int) for value in group)
+        for group in groups
+    )

@@ -25,7 +25,10 @@ void bind_slot(py::module_& module) {
       .def("with_message", &ServerSlots::with_message)
       .def(
           "question",
-          [](const ServerSlots& self, std::size_t slot) { return to_bytes(self.question(slot)); },
+          [](const ServerSlots& self, std::size_t slot) {
+            const auto question = self.question(slot);
+            return question ? std::optional(to_bytes(*question)) : std::nullopt;
+          },
           py::arg("slot"))
       .def(
           "answer",

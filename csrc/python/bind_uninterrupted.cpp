@@ -1,16 +1,29 @@
 #include <signal.h>
 
+#include <algorithm>
+#include <array>
+#include <vector>
+
 #include "bindings.h"
+#include "pycollect/detail/process.h"
 
 namespace pycollect::python {
 namespace {
 
-// SIGINT while blocks run that are not to be interrupted. The GIL guards all but the note.
-int depth = 0;
-volatile sig_atomic_t came = 0;
-struct sigaction usual{};
+constexpr int kSignals = 32;  // and no real-time signals
 
-void note(int) { came = 1; }
+// Python calls handlers in the main thread alone, so that only this thread ever defers signals: the
+// GIL guards all but the notes.
+int depth = 0;
+std::array<volatile sig_atomic_t, kSignals> came{};
+
+struct Deferred {
+  int signal;
+  struct sigaction usual;
+};
+std::vector<Deferred> deferred;
+
+void note(int signal) { came[static_cast<std::size_t>(signal)] = 1; }
 
 void check_signals() {
   if (PyErr_CheckSignals() != 0) {
@@ -18,24 +31,68 @@ void check_signals() {
   }
 }
 
+py::object attribute_of(const char* module, const char* name) {
+  return py::module_::import(module).attr(name);
+}
+
+// The number of Python's main thread: asked for once, and again in the child of a fork.
+unsigned long main_thread() {
+  static unsigned epoch = 0;
+  static unsigned long number = 0;
+  if (const unsigned now = fork_epoch.load(); number == 0 || epoch != now) {
+    number = attribute_of("threading", "main_thread")().attr("ident").cast<unsigned long>();
+    epoch = now;
+  }
+  return number;
+}
+
+// A handler for an error of this thread cannot be deferred. Looking at one more signal takes 30 ns.
+bool may_be_deferred(int signal) {
+  constexpr std::array kNot{SIGKILL, SIGSTOP, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
+  return std::find(kNot.begin(), kNot.end(), signal) == kNot.end();
+}
+
+// Defers the signals for which Python calls a function of the program's. A handler in C, such as
+// faulthandler's, cannot raise.
+void defer_all() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<py::object> storage;
+  const py::object& handler_of =
+      storage.call_once_and_store_result([] { return attribute_of("_signal", "getsignal"); })
+          .get_stored();
+  struct sigaction own{};
+  own.sa_handler = note;
+  own.sa_flags = SA_RESTART;
+  sigemptyset(&own.sa_mask);
+  for (int signal = 1; signal < kSignals; ++signal) {
+    if (!may_be_deferred(signal)) {
+      continue;
+    }
+    const py::object handler = handler_of(signal);
+    if (PyCallable_Check(handler.ptr()) != 0) {
+      Deferred& last = deferred.emplace_back();
+      last.signal = signal;
+      came[static_cast<std::size_t>(signal)] = 0;
+      sigaction(signal, &own, &last.usual);
+    }
+  }
+}
+
 void leave() {
   if (--depth > 0) {
     return;
   }
-  sigaction(SIGINT, &usual, nullptr);
-  if (came != 0) {
-    raise(SIGINT);  // whoever handles it otherwise does so now
+  for (const Deferred& own : deferred) {
+    sigaction(own.signal, &own.usual, nullptr);
+    if (came[static_cast<std::size_t>(own.signal)] != 0) {
+      PyErr_SetInterruptEx(own.signal);  // its handler is called by the next check of signals
+    }
   }
+  deferred.clear();
 }
 
 void enter() {
   if (depth++ == 0) {
-    came = 0;
-    struct sigaction own{};
-    own.sa_handler = note;
-    own.sa_flags = SA_RESTART;
-    sigemptyset(&own.sa_mask);
-    sigaction(SIGINT, &own, &usual);
+    defer_all();
   }
   if (PyErr_CheckSignals() != 0) {  // one that came before is not to be raised within
     py::error_already_set error;
@@ -44,20 +101,34 @@ void enter() {
   }
 }
 
-struct Uninterrupted {};
+// Whether it is the main thread's is known from its start.
+struct Uninterrupted {
+  bool defers = false;
+};
 
 }  // namespace
 
 void bind_uninterrupted(py::module_& module) {
-  py::class_<Uninterrupted>(module, "Uninterrupted", "A block that SIGINT does not interrupt.")
+  py::class_<Uninterrupted>(module, "Uninterrupted",
+                            "A block in which no signal handler of the program is called.")
       .def(py::init<>())
-      .def("__enter__", [](const Uninterrupted&) { enter(); })
-      .def("__exit__", [](const Uninterrupted&, const py::object& error, py::handle, py::handle) {
-        leave();
-        if (error.is_none()) {
-          check_signals();
-        }
-      });
+      .def("__enter__",
+           [](Uninterrupted& self) {
+             self.defers = PyThread_get_thread_ident() == main_thread();
+             if (self.defers) {
+               enter();
+             }
+           })
+      .def("__exit__",
+           [](const Uninterrupted& self, const py::object& error, py::handle, py::handle) {
+             if (!self.defers) {
+               return;
+             }
+             leave();
+             if (error.is_none()) {
+               check_signals();
+             }
+           });
 }
 
 }  // namespace pycollect::python

@@ -182,14 +182,18 @@ std::atomic<Lender*> lender{nullptr};
 std::atomic<int> listening_fd{-1};
 std::mutex lender_mutex;
 
-// The child of a fork has no such thread, and must not look as if it were its parent. It has a
-// lender of its own once it needs one. Only lock-free atomics are touched.
-[[maybe_unused]] const int fork_handler_of_lenders = pthread_atfork(nullptr, nullptr, [] {
-  lender.store(nullptr);
-  if (const int fd = listening_fd.exchange(-1); fd >= 0) {
-    close(fd);
-  }
-});
+// The child of a fork does not have the lender's thread, and must not look like its parent. It
+// makes a lender of its own when it needs one. A fork waits while another thread makes the first
+// lender: the child would otherwise have a mutex that stays locked.
+[[maybe_unused]] const int fork_handler_of_lenders =
+    pthread_atfork([] { lender_mutex.lock(); }, [] { lender_mutex.unlock(); },
+                   [] {
+                     lender.store(nullptr);
+                     if (const int fd = listening_fd.exchange(-1); fd >= 0) {
+                       close(fd);
+                     }
+                     lender_mutex.unlock();
+                   });
 
 Lender& this_process() {
   Lender* own = lender.load();

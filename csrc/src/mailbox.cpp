@@ -110,6 +110,7 @@ std::uint64_t Bell::count() const {
 }
 
 void Bell::ring() {
+  owner_.check();
   auto& rings = page_in(*memory_).rings;
   rings.fetch_add(1, std::memory_order_release);
   futex::wake_all(rings);
@@ -130,6 +131,7 @@ std::uint64_t Bell::knocks() const {
 // Both sides write their own number first and then read the other's, in one order for all: so the
 // waiter sees this knock, or whoever knocks that it is waited for.
 void Bell::knock(std::uint64_t times) {
+  owner_.check();
   BellPage& page = page_in(*memory_);
   if (page.knocks.fetch_add(times) + times >= page.wake_from.load()) {
     futex::wake_all(page.knocks);
@@ -158,6 +160,7 @@ Mailbox::Mailbox(std::int64_t capacity)
 MailboxPages& Mailbox::pages() const { return pages_in(*memory_); }
 
 std::uint64_t Mailbox::ask(std::span<const std::byte> message) {
+  owner_.check();
   if (asked_ - taken_ >= pages().capacity) {
     throw std::logic_error("ask: expected at most " + std::to_string(pages().capacity) +
                            " questions whose answers were not taken");
@@ -183,6 +186,7 @@ Message Mailbox::take_answer() {
 }
 
 void Mailbox::stop(std::uint64_t number) {
+  owner_.check();
   auto& stop = pages().stop;
   std::uint64_t before = stop.load(std::memory_order_relaxed);
   while (before < number && !stop.compare_exchange_weak(before, number)) {
@@ -190,6 +194,7 @@ void Mailbox::stop(std::uint64_t number) {
 }
 
 void Mailbox::publish(std::span<const std::byte> message) {
+  owner_.check();
   check_length(message, kAskBytes);
   MailboxPages& to = pages();
   const std::uint64_t edition = to.edition.load(std::memory_order_relaxed);
@@ -236,6 +241,7 @@ Message WorkerMailbox::question() const {
 }
 
 void WorkerMailbox::answer(std::span<const std::byte> message) {
+  owner_.check();
   if (pages().asked.load(std::memory_order_acquire) <= answered_) {
     throw std::logic_error("answer: expected a question, there is none");
   }

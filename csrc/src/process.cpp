@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -15,6 +16,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -28,6 +30,9 @@
 #endif
 
 namespace pycollect::inline PYCOLLECT_ABI {
+
+std::atomic<unsigned> fork_epoch{0};
+
 namespace {
 
 constexpr auto kKillTime = std::chrono::seconds(2);  // a process in the kernel may not die sooner
@@ -70,6 +75,11 @@ bool kill_children() {
   return any;
 }
 
+// Registered while the program is loaded. The child of a process with threads may only use
+// lock-free atomics.
+[[maybe_unused]] const int fork_handler_of_epoch =
+    pthread_atfork(nullptr, nullptr, [] { fork_epoch.fetch_add(1); });
+
 [[noreturn]] void end_group() {
   kill_descendants();
   kill(getpgrp() == getpid() ? 0 : getpid(), SIGKILL);
@@ -99,6 +109,13 @@ void kill_descendants() {
   while (kill_children() && std::chrono::steady_clock::now() < end) {
     usleep(kPause);
   }
+}
+
+OwningProcess::OwningProcess() : epoch_(fork_epoch.load()), pid_(getpid()) {}
+
+void OwningProcess::refuse() const {
+  throw std::runtime_error("the collector belongs to process " + std::to_string(pid_) +
+                           ", from which this one was forked; make a collector in this process");
 }
 
 void end_with_process(int pid) {

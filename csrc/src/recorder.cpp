@@ -301,15 +301,15 @@ Recorder::Recorder(Layout layout, const std::vector<ObservationSpec>& observatio
 Recorder::~Recorder() = default;
 
 void Recorder::restart(std::span<const ConstTensorView> observation) {
-  state_->restart(observation);
+  owned().restart(observation);
 }
 
 void Recorder::begin(std::shared_ptr<Slab> slab, std::int64_t row, std::int64_t policy_version,
                      RolloutControl control, std::int64_t steps) {
-  state_->begin(std::move(slab), row, policy_version, std::move(control), steps);
+  owned().begin(std::move(slab), row, policy_version, std::move(control), steps);
 }
 
-void Recorder::set_policy_version(std::int64_t version) { state_->set_policy_version(version); }
+void Recorder::set_policy_version(std::int64_t version) { owned().set_policy_version(version); }
 
 std::vector<Recorder::State*> Recorder::states_of(std::span<Recorder* const> recorders) {
   std::vector<State*> states;
@@ -319,10 +319,10 @@ std::vector<Recorder::State*> Recorder::states_of(std::span<Recorder* const> rec
   return states;
 }
 
-bool Recorder::stop(std::span<Recorder* const> beside) { return state_->stop(states_of(beside)); }
+bool Recorder::stop(std::span<Recorder* const> beside) { return owned().stop(states_of(beside)); }
 
 RolloutHeader Recorder::finish(const RolloutName& name, std::span<Recorder* const> beside) {
-  return state_->finish(name, states_of(beside));
+  return owned().finish(name, states_of(beside));
 }
 
 void Recorder::abandon() { state_->abandon(); }

@@ -252,12 +252,12 @@ void Recorder::State::write_current(std::span<const ConstTensorView> observation
   }
 }
 
-std::int64_t Recorder::step(const StepData& data) { return state_->step(data); }
+std::int64_t Recorder::step(const StepData& data) { return owned().step(data); }
 
-void Recorder::repeat(const StepData& data) { state_->repeat(data); }
+void Recorder::repeat(const StepData& data) { owned().repeat(data); }
 
-std::int64_t Recorder::step_again() { return state_->step_again(); }
+std::int64_t Recorder::step_again() { return owned().step_again(); }
 
-std::int64_t Recorder::step(const OneStep& data) { return state_->step(data); }
+std::int64_t Recorder::step(const OneStep& data) { return owned().step(data); }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

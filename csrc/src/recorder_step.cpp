@@ -403,6 +403,6 @@ void Recorder::State::start_at(const std::vector<std::uint8_t>& envs,
   });
 }
 
-void Recorder::reset(std::span<const ConstTensorView> observation) { state_->reset(observation); }
+void Recorder::reset(std::span<const ConstTensorView> observation) { owned().reset(observation); }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

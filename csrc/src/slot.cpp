@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <new>
 #include <stdexcept>
 #include <string>
@@ -11,27 +12,76 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
+namespace {
+
+static_assert(kSlotBytes % sizeof(std::uint64_t) == 0);
+
+void check_length(std::span<const std::byte> message) {
+  if (message.size() > kSlotBytes) {
+    throw std::length_error("message: expected at most " + std::to_string(kSlotBytes) +
+                            " bytes, got " + std::to_string(message.size()));
+  }
+}
+
+void check_size(std::uint64_t size) {
+  if (size > kSlotBytes) {
+    throw std::runtime_error("slot: expected a message of at most " + std::to_string(kSlotBytes) +
+                             " bytes, got " + std::to_string(size));
+  }
+}
+
+}  // namespace
+
 // Not in the unnamed namespace: members of such types are warned of in a unity build.
 struct SlotMessage {
   std::uint64_t length = 0;
   std::byte bytes[kSlotBytes];
 
   void write(std::span<const std::byte> message) {
-    if (message.size() > kSlotBytes) {
-      throw std::length_error("message: expected at most " + std::to_string(kSlotBytes) +
-                              " bytes, got " + std::to_string(message.size()));
-    }
+    check_length(message);
     length = message.size();
     std::copy(message.begin(), message.end(), bytes);
   }
 
   Message read() const {
     const std::uint64_t size = length;  // once: the other process could change it
-    if (size > kSlotBytes) {
-      throw std::runtime_error("slot: expected a message of at most " + std::to_string(kSlotBytes) +
-                               " bytes, got " + std::to_string(size));
-    }
+    check_size(size);
     return {bytes, bytes + size};
+  }
+};
+
+// A question with the number under which it is written, which changes before the bytes do: a worker
+// that takes a dead one's place may write while the server reads.
+struct SlotQuestion {
+  std::atomic<std::uint64_t> number{};
+  std::atomic<std::uint64_t> length{};
+  std::atomic<std::uint64_t> words[kSlotBytes / sizeof(std::uint64_t)]{};
+
+  // Whoever sees any of the words, or their length, sees the number, too: each store releases it.
+  void write(std::uint64_t own, std::span<const std::byte> message) {
+    check_length(message);
+    number.store(own, std::memory_order_relaxed);
+    length.store(message.size(), std::memory_order_release);
+    for (std::size_t at = 0; at < message.size(); at += sizeof(std::uint64_t)) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, message.data() + at, std::min(sizeof(word), message.size() - at));
+      words[at / sizeof(word)].store(word, std::memory_order_release);
+    }
+  }
+
+  // None if it has another number by now.
+  std::optional<Message> read(std::uint64_t wanted) const {
+    const std::uint64_t size = length.load(std::memory_order_acquire);
+    check_size(size);
+    Message message(size);
+    for (std::size_t at = 0; at < size; at += sizeof(std::uint64_t)) {
+      const std::uint64_t word = words[at / sizeof(word)].load(std::memory_order_acquire);
+      std::memcpy(message.data() + at, &word, std::min<std::size_t>(sizeof(word), size - at));
+    }
+    if (number.load(std::memory_order_relaxed) != wanted) {
+      return std::nullopt;
+    }
+    return message;
   }
 };
 
@@ -39,12 +89,12 @@ struct SlotPage {
   alignas(64) std::atomic<std::uint64_t> asked{};
   alignas(64) std::atomic<std::uint64_t> answered{};
   std::atomic<std::uint64_t> note{};
-  alignas(64) SlotMessage question;
+  alignas(64) SlotQuestion question;
   alignas(64) SlotMessage answer;
 };
 
 struct SlotTable {
-  static constexpr std::uint64_t kMagic = 0x333073746f6c5300ULL;  // "\0Slots03"
+  static constexpr std::uint64_t kMagic = 0x343073746f6c5300ULL;  // "\0Slots04"
 
   std::uint64_t magic = kMagic;
   std::atomic<std::uint64_t> count{};
@@ -113,6 +163,7 @@ std::size_t ServerSlots::count() const {
 }
 
 std::size_t ServerSlots::add() {
+  owner_.check();
   const std::size_t slot = count();
   if (slot == kMostSlots) {
     throw std::length_error("slots: expected at most " + std::to_string(kMostSlots) +
@@ -137,14 +188,17 @@ std::vector<std::size_t> ServerSlots::asking() {
 std::vector<std::size_t> ServerSlots::with_message() const {
   std::vector<std::size_t> slots;
   for (std::size_t slot = 0; slot < found_.size(); ++slot) {
-    if (is_asking(slot) && table().pages[slot].question.length != 0) {
+    const SlotQuestion& question = table().pages[slot].question;
+    if (is_asking(slot) && question.length.load(std::memory_order_relaxed) != 0) {
       slots.push_back(slot);
     }
   }
   return slots;
 }
 
-Message ServerSlots::question(std::size_t slot) const { return page_asking(slot).question.read(); }
+std::optional<Message> ServerSlots::question(std::size_t slot) const {
+  return page_asking(slot).question.read(found_[slot]);
+}
 
 void ServerSlots::answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note) {
   write_answer(slot, message, note);
@@ -153,6 +207,7 @@ void ServerSlots::answer(std::size_t slot, std::span<const std::byte> message, s
 
 void ServerSlots::write_answer(std::size_t slot, std::span<const std::byte> message,
                                std::uint64_t note) {
+  owner_.check();
   SlotPage& to = page_asking(slot);
   to.answer.write(message);
   to.note.store(note, std::memory_order_relaxed);
@@ -187,13 +242,14 @@ WorkerSlot::WorkerSlot(const SharedAddress& slots, std::size_t slot, const Share
       bell_(bell) {}
 
 void WorkerSlot::ask(std::span<const std::byte> message) {
+  owner_.check();
   SlotPage& to = page();
   const std::uint64_t before = to.asked.load(std::memory_order_relaxed);
   // The question of a worker that died may stand there for ever.
   if (asked_ != 0 && to.answered.load(std::memory_order_acquire) != before) {
     throw std::logic_error("ask: expected the question before to be answered");
   }
-  to.question.write(message);
+  to.question.write(before + 1, message);
   asked_ = before + 1;
   to.asked.store(asked_, std::memory_order_release);
   bell_.knock(message.empty() ? 1 : Bell::kUrgent);

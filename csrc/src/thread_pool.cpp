@@ -15,24 +15,21 @@
 #include <thread>
 #include <vector>
 
+#include "pycollect/detail/process.h"
+
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
 // Ranges per thread: enough that a thread which is interrupted does not hold up the others.
 constexpr std::int64_t kRangesPerThread = 4;
 
-// How many forks lie between this process and the first one. A pool compares it with the value at
-// its own start, which is cheaper than asking for the process id each time.
-std::atomic<unsigned> fork_epoch{0};
 std::atomic<ThreadPool*> shared_pool{nullptr};
 
 // Registered while the program is loaded, before there is a pool. Only lock-free atomics are
 // touched, as the child of a process with threads must. The parent's pool is left as it is: its
 // mutex may be locked by a thread that does not exist here.
-[[maybe_unused]] const int fork_handler_of_pools = pthread_atfork(nullptr, nullptr, [] {
-  fork_epoch.fetch_add(1);
-  shared_pool.store(nullptr);
-});
+[[maybe_unused]] const int fork_handler_of_pools =
+    pthread_atfork(nullptr, nullptr, [] { shared_pool.store(nullptr); });
 
 }  // namespace
 

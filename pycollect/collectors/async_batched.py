@@ -24,6 +24,7 @@ from pycollect.collectors.arguments.async_batched import (
 )
 from pycollect.collectors.arguments.given import telling
 from pycollect.collectors.multi import MultiaSyncDataCollector
+from pycollect.errors import is_interrupt
 from pycollect.stream.buffer_delivery import put
 from pycollect.stream.flow import Part
 from pycollect.stream.options import warn_of_rounding
@@ -245,8 +246,8 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             flow.check_not_closed()
             try:
                 batch, td = self._assembled(flow.uploads)
-            except Exception:
-                if flow.parts:
+            except Exception as error:
+                if flow.parts and not is_interrupt(error):
                     return
                 raise
             with Uninterrupted():

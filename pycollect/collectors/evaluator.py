@@ -212,6 +212,7 @@ class Evaluator:
         Raises:
             RuntimeError: an evaluation runs, with ``busy_policy="error"``.
         """
+        self._evaluating.check_here()
         check.check_open(self._closed)
         self._triggers += 1
         if (self._triggers - 1) % self._every:
@@ -272,6 +273,7 @@ class Evaluator:
         Raises:
             Exception: what the evaluation raised.
         """
+        self._evaluating.check_here()
         if not self._results:
             return None
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -35,6 +36,7 @@ from pycollect.engines.messages import (
 )
 from pycollect.engines.rollout_worker import RolloutWorker
 from pycollect.engines.single_worker import SingleWorker
+from pycollect.engines.unguarded import become_worker
 from pycollect.envs.registrations import register
 from pycollect.errors import kept_warnings
 from pycollect.worker.packed import Packed
@@ -50,6 +52,7 @@ class RemoteWorker:
     """
 
     def __init__(self, inherited: tuple[Any, ...] = ()) -> None:
+        become_worker()
         self._inherited = inherited
         self._worker: RolloutWorker | None = None
         self._compresses = False
@@ -74,7 +77,7 @@ class RemoteWorker:
             policy: the policy or its factory, pickled.
         """
         have_filtered(filters_warnings)
-        return _answer(lambda: self._build(spec, policy))
+        return answer_of(lambda: self._build(spec, policy))
 
     def _build(self, spec_bytes: bytes, policy_bytes: bytes) -> WorkerInfo:
         # A new process starts torch's generator at a constant: all workers would draw alike.
@@ -133,7 +136,7 @@ class RemoteWorker:
         """
         self.set_weights(serial, version, weights)
         control = RolloutControl(self._stop, number, min_steps, self._moves)
-        return _answer(lambda: self._sent(*self._collect(random, control)))
+        return answer_of(lambda: self._sent(*self._collect(random, control)))
 
     def _sent(
         self, report: tuple[Any, ...], slab: Slab
@@ -206,15 +209,15 @@ class RemoteWorker:
 
     def set_seed(self, seeds: Sequence[int], root: int) -> ErrorReport | None:
         """Seed and reset everything."""
-        return _answer(lambda: self._built.set_seed(seeds, root))
+        return answer_of(lambda: self._built.set_seed(seeds, root))
 
     def resume(self, state: Any, seeds: Sequence[int]) -> ErrorReport | None:
         """Reset everything, and go on with generators that stood so."""
-        return _answer(lambda: self._built.resume(state, seeds))
+        return answer_of(lambda: self._built.resume(state, seeds))
 
     def resize(self, frames: int) -> WorkerInfo | ErrorReport:
         """Collect that many frames per rollout from now on."""
-        return _answer(lambda: self._resize(frames))
+        return answer_of(lambda: self._resize(frames))
 
     def _resize(self, frames: int) -> WorkerInfo:
         self._built.set_share(frames)
@@ -223,11 +226,11 @@ class RemoteWorker:
 
     def reset(self) -> ErrorReport | None:
         """Reset all environments."""
-        return _answer(lambda: self._built.reset())
+        return answer_of(lambda: self._built.reset())
 
     def ask(self, question: bytes) -> bytes | ErrorReport:
         """What the worker shows of itself, see :func:`answered`."""
-        return _answer(lambda: self._shown(question))
+        return answer_of(lambda: self._shown(question))
 
     def _shown(self, question: bytes) -> bytes:
         return answered(self._built.face(self._version), question)
@@ -255,8 +258,32 @@ def _bring(on_device: Mapping[Key, torch.Tensor], worker: RolloutWorker, rows: S
             tensors[key].copy_(recorded)
 
 
-def _answer(function: Callable[[], T]) -> T | ErrorReport:
+def answer_of(function: Callable[[], T]) -> T | ErrorReport:
+    """Return the function's result, or a report of its exception for the caller to raise.
+
+    An environment or a policy may fork. If it lets its child return, or raises there, the child
+    ends here: the worker's answers and its rows belong to the parent.
+    """
+    process = os.getpid()
     try:
         return function()
-    except Exception as error:  # carried to the caller, who raises it
+    except Exception as error:
+        end_fork_of(process)
         return ErrorReport.of(error)
+    finally:
+        end_fork_of(process)
+
+
+def answer_by(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Return the result of one of a worker's methods, or a report of its exception."""
+    return answer_of(lambda: getattr(worker, method)(*arguments))
+
+
+def end_fork_of(process: int) -> None:
+    """End this process if it is a fork of that one, with the code of the exception in flight."""
+    if os.getpid() != process:
+        error = sys.exc_info()[1]
+        code = error.code if isinstance(error, SystemExit) else error and 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(code is not None))

@@ -5,6 +5,7 @@ Through a mailbox it would look for questions between two rounds, see `engines.p
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -13,7 +14,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from pycollect.engines.messages import ErrorReport
-from pycollect.engines.remote_worker import RemoteWorker
+from pycollect.engines.remote_worker import RemoteWorker, end_fork_of
 from pycollect.engines.serving_worker import ServingWorker
 from pycollect.errors import result_of, without_frames
 
@@ -37,7 +38,7 @@ class ServingHost(RemoteWorker):
 
     def attend(self) -> None:
         """Serve whoever asks, until `close`; at once at its end where nothing was built."""
-        worker = self._worker
+        process, worker = os.getpid(), self._worker
         try:
             if isinstance(worker, ServingWorker):
                 self._attend(worker)
@@ -45,6 +46,7 @@ class ServingHost(RemoteWorker):
             self._failure = without_frames(error)
             raise
         finally:
+            end_fork_of(process)
             self._is_over.set()
             self._refuse_tasks()
 

@@ -10,7 +10,7 @@ from pycollect.engines.limits import limits_named
 from pycollect.engines.messages import WorkerInfo
 from pycollect.engines.processes.handle import MailboxHandle, ProcessMonitor
 from pycollect.engines.waiting import LOOK_SECONDS, Rung
-from pycollect.errors import LimitError, without_frames
+from pycollect.errors import LimitError, is_interrupt, without_frames
 
 
 class ServingMonitor(ProcessMonitor, Protocol):
@@ -69,6 +69,8 @@ class StartingEitherWay:
             except LimitError:  # whoever waits may try again
                 raise
             except Exception as error:  # whoever asks for what was built is told
+                if is_interrupt(error):
+                    raise
                 self._failure = without_frames(error)
             else:
                 if called is not None:

@@ -17,6 +17,7 @@ from pycollect.batch.weights import Weights, device_of, placed
 from pycollect.devices import CPU, indexed
 from pycollect.engines.messages import ErrorReport
 from pycollect.engines.processes.wire import pack, unpack
+from pycollect.errors import is_interrupt
 from pycollect.inference.group import ServedPolicy
 from pycollect.inference.messages import Joined, Joining, StatesWanted
 from pycollect.inference.options import ServerSettings
@@ -134,7 +135,9 @@ class InferenceServer:
         self._seat_all()
         for number in slots.with_message():
             asking.remove(number)
-            self._tell(self._seats[number], slots.question(number))
+            question = slots.question(number)
+            if question is not None:
+                self._tell(self._seats[number], question)
         return [seat for number in asking if (seat := self._seats[number]).group is not None]
 
     def _seat_all(self) -> None:
@@ -157,6 +160,8 @@ class InferenceServer:
             with self._settings():
                 answer = self._tables[seat.table].answer(seat, asked)
         except Exception as error:  # raised where the worker asked
+            if is_interrupt(error):
+                raise
             answer = ErrorReport.of(error)
         self._answer(seat, answer)
 
@@ -166,6 +171,8 @@ class InferenceServer:
             try:
                 together.group.call(together.places)
             except Exception as error:  # raised in each of these workers
+                if is_interrupt(error):
+                    raise
                 report = ErrorReport.of(error)
                 for number in together.numbers:
                     self._answer(self._seats[number], report)

@@ -10,7 +10,7 @@ import cloudpickle
 
 from pycollect._core import SharedMemoryError, Uninterrupted
 from pycollect.engines.messages import Rollout
-from pycollect.errors import WorkerDied, WorkerError, warn_user, without_frames
+from pycollect.errors import WorkerDied, WorkerError, is_interrupt, warn_user, without_frames
 from pycollect.scheduler.options import RemoteOptions
 from pycollect.scheduler.policy_server import DIED
 from pycollect.scheduler.policy_servers import PolicyServers
@@ -84,6 +84,8 @@ class Awaiting:
         except WorkerDied as death:
             self._group.replace(worker, death, "worker_died")
         except Exception as error:
+            if is_interrupt(error):
+                raise
             if self._is_servers_fault(worker, error):
                 return None  # it is replaced with its server, before anything is waited for
             if not self._options.restart_on_error:
@@ -141,6 +143,8 @@ class Awaiting:
                 try:
                     answers.append(self._answer_of(worker, call))
                 except Exception as error:
+                    if is_interrupt(error):
+                        raise
                     failures.append(without_frames(error))
             if failures:
                 raise without_frames(failures[0])

@@ -15,7 +15,7 @@ from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.weights import NO_WEIGHTS, Weights, weights_of
 from pycollect.engines.messages import Rollout, RolloutRequest
 from pycollect.engines.protocol import Engine
-from pycollect.errors import WorkerError, without_frames
+from pycollect.errors import WorkerError, is_interrupt, without_frames
 from pycollect.scheduler.assembly import Assembly, PendingBatch, in_flight_bytes
 from pycollect.scheduler.awaiting import Awaiting, Call
 from pycollect.scheduler.elastic import Membership
@@ -239,6 +239,8 @@ class Scheduler:
             try:
                 rollout = self.awaiting.rollout_of(worker)
             except Exception as error:
+                if is_interrupt(error):
+                    raise
                 self._give_up(worker, error)
                 continue
             if rollout is not None:

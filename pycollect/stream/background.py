@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from multiprocessing import util
 
 from pycollect.errors import without_frames
-
-_BEFORE_WORKERS_END = 200  # a ProcessEngine ends them at exit with a lower priority
 
 _ends: dict[threading.Thread, Callable[[], None]] = {}
 
 
-def _end_all() -> None:
-    """What still runs when the program ends would go on while the interpreter is taken down."""
+def end_all() -> None:
+    """End the threads that still run when the program ends."""
     for end in list(_ends.values()):
         end()
-
-
-util.Finalize(None, _end_all, exitpriority=_BEFORE_WORKERS_END)
 
 
 class Background:

@@ -17,7 +17,13 @@ from pycollect.batch.layout import Key
 from pycollect.batch.upload import Uploads
 from pycollect.devices import CPU
 from pycollect.docstrings import completed_by
-from pycollect.errors import LimitError, WorkerError, not_the_end, without_frames
+from pycollect.errors import (
+    LimitError,
+    WorkerError,
+    is_interrupt,
+    not_the_end,
+    without_frames,
+)
 from pycollect.stream.background import Background
 from pycollect.stream.buffer_delivery import extend, pieces, put
 from pycollect.stream.buffer_warnings import warn_of_training
@@ -241,9 +247,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             with self._flow.statistics.timed("deliver"):
                 return batch, assembled(batch, self._flow.options, uploads)
         except Exception as error:
-            in_worker = isinstance(error.__cause__, WorkerError)
-            if in_worker or not isinstance(error, LimitError):
-                self._flow.failure = without_frames(error)
+            self._fail(error)
             raise
 
     def _enqueue(self) -> None:
@@ -265,13 +269,22 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 self._flow.ledger.lose(worker, lost, "incomplete")
                 self._flow.cut_frames += lost
 
+    def _fail(self, error: Exception) -> None:
+        """Raise this again in every later call, unless this call was interrupted from outside.
+
+        A limit of the system in this process is such an interruption, too.
+        """
+        own_limit = isinstance(error, LimitError) and not isinstance(error.__cause__, WorkerError)
+        if not own_limit and not is_interrupt(error):
+            self._flow.failure = without_frames(error)
+
     @contextmanager
     def _fatal(self) -> Iterator[None]:
         """What is raised within is raised again by every later call."""
         try:
             yield
         except Exception as error:
-            self._flow.failure = without_frames(error)
+            self._fail(error)
             raise
 
     def _collected(self) -> Batch:
@@ -510,6 +523,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         Raises:
             RuntimeError: there is no replay buffer, or the collector was shut down.
         """
+        self._flow.moving.check_here()
         if self._flow.options.replay_buffer is None:
             raise RuntimeError("start: expected a collector with a replay_buffer, which fills")
         self._flow.check_open()
@@ -534,6 +548,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         Raises:
             TimeoutError: the batch was not there by then; it goes on.
         """
+        self._flow.moving.check_here()
         was_running = self._background.stop(timeout)
         return self._paused(was_running and resume)
 
@@ -559,12 +574,14 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """"""  # the text is that of TorchRLNames
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout: expected seconds >= 0 or None, got {timeout!r}")
+        if not self._flow.moving.is_here:  # its workers go on for the process that made it
+            return
         self._source.check_close_env(close_env)
         with contextlib.suppress(*([] if raise_on_error else [Exception])):
             self._end_all(timeout, close_env)
 
     def _end_all(self, timeout: float | None, close_env: bool) -> None:
-        self._flow.closed = True
+        self._flow.close()
         self._stop_receiving()
         self._background.end()
         with self._flow.moving:
@@ -581,9 +598,11 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     # Hooks and profiles
 
     def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
+        self._flow.moving.check_here()
         self._source.set_hook(name, hook)
 
     def _begin_profile(self, config: ProfileConfig) -> None:
+        self._flow.moving.check_here()
         self._source.begin_profile(config, self.post_collect_hook)
 
     def _end_profile(self, config: ProfileConfig) -> None:

@@ -2,23 +2,55 @@
 
 from __future__ import annotations
 
+import os
 import threading
+
+_ending: int | None = None  # the thread that ends the program
+
+
+def keep_others_out() -> None:
+    """The program ends: from now on, only the calling thread gets past any of these locks.
+
+    Another thread sleeps for the rest of the program when it has taken a lock, or has left one.
+    """
+    global _ending
+    _ending = threading.get_ident()
+
+
+def _sleep_if_ending() -> None:
+    if _ending is not None and _ending != threading.get_ident():
+        threading.Event().wait()
 
 
 class FairLock:
     """Reentrant. Unlike ``threading.RLock`` it lets nobody starve behind a thread that comes again.
 
-    To be used in a ``with`` statement.
+    To be used in a ``with`` statement, by threads of the process that made it.
     """
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._line: list[int] = []  # tickets; whose is the first is in
         self._tickets = 0
         self._owner: int | None = None
         self._depth = 0
 
+    @property
+    def is_here(self) -> bool:
+        """Whether this process made it, and is no fork of that process."""
+        return os.getpid() == self._process
+
+    def check_here(self) -> None:
+        """Raise RuntimeError in a fork of the process that made it."""
+        if not self.is_here:
+            raise RuntimeError(
+                f"the collector belongs to process {self._process}, from which this one was "
+                "forked; make a collector in this process"
+            )
+
     def __enter__(self) -> None:
+        self.check_here()
         me = threading.get_ident()
         if self._owner == me:
             self._depth += 1
@@ -35,8 +67,12 @@ class FairLock:
                 self._changed.notify_all()
                 raise
             self._owner, self._depth = me, 1
+        if _ending is not None and _ending != me:
+            self.__exit__(None)
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, raised: object, *_: object) -> None:
+        if raised is None:
+            self.check_here()  # a policy or a hook may have forked, and returned in the child
         self._depth -= 1
         if self._depth:
             return
@@ -44,3 +80,14 @@ class FairLock:
             self._owner = None
             self._line.pop(0)
             self._changed.notify_all()
+        _sleep_if_ending()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread has it."""
+        return self._owner is not None
+
+    def wait_free(self, timeout: float) -> bool:
+        """Wait until no thread has it, or waits for it; return whether that is so."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._line, timeout)

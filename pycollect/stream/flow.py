@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from tensordict import TensorDictBase
 
-from pycollect._core import TrajectoryIds
+from pycollect._core import SharedNumber, TrajectoryIds
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.upload import Uploads
 from pycollect.checks import check_open
@@ -16,6 +16,7 @@ from pycollect.stream.buffer_delivery import written_before
 from pycollect.stream.fair_lock import FairLock
 from pycollect.stream.ledger import Ledger
 from pycollect.stream.options import StreamOptions
+from pycollect.stream.program_end import stop_at_exit
 from pycollect.stream.source import Batch
 from pycollect.stream.state import CollectorState
 from pycollect.stream.statistics import Statistics
@@ -49,6 +50,7 @@ class Flow:
             `failing` and `failure` are copies, see :func:`without_frames`.
         failure: raised by every later call.
         closed: nothing more is collected.
+        stop: 1 if rollouts in this process are to end after their current step.
     """
 
     def __init__(self, options: StreamOptions) -> None:
@@ -68,9 +70,16 @@ class Flow:
         self.failing: Exception | None = None
         self.failure: BaseException | None = None
         self.closed = False
+        self.stop = SharedNumber()
         self._written_before = written_before(options)
         self._warned_of_bounds = False
         self._warned_of_dummies = False
+        stop_at_exit(self)
+
+    def close(self) -> None:
+        """Collect nothing more; a rollout in this process ends after its step."""
+        self.closed = True
+        self.stop.value = 1
 
     # How far it is
 

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from pycollect._core import Slab, Uninterrupted
+from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted
 from pycollect.batch.extras import joined
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors
 from pycollect.batch.weight_slab import load_weights
 from pycollect.envs.groups import EnvGroups
-from pycollect.errors import WorkerError
+from pycollect.errors import WorkerError, is_interrupt
 from pycollect.stream.blank import blank_batch
 from pycollect.stream.flow import Flow, ShutDownError
 from pycollect.stream.live_policy import LivePolicy
@@ -105,6 +105,7 @@ class InProcess:
         self._place = devices.batch_device or worker.device, devices.reported
         uploader = flow.uploads.uploader_for(self._place[0])
         allocate = None if uploader is None else uploader.allocate
+        self._control = RolloutControl(flow.stop, 1, 1, SharedNumber())
         self._pool = make_pool(worker.placement, _SLABS_KEPT, allocate)
 
     def start(self) -> None:
@@ -130,21 +131,21 @@ class InProcess:
             with Uninterrupted():
                 issued = self.batch_frames
                 flow.ledger.issue(0, issued)
-            report = self.worker.collect(slab, 0, flow.version.number, random)
+            report = self.worker.collect(slab, 0, flow.version.number, random, self._control)
             with Uninterrupted():
                 flow.unclaimed = self._batch_of(slab, report)
         except ShutDownError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if is_interrupt(error):  # the rollout was given up
+                if flow.unclaimed is None:
+                    flow.ledger.lose(0, issued, "incomplete")
+                raise
             flow.ledger.lose(0, issued, "env_error")
             text = f"worker 0 raised {type(error).__name__}: {error}"
             failure = WorkerError(text, 0, 0, traceback.format_exc())
             failure.__cause__ = error.__cause__
             raise error from failure
-        except BaseException:  # an interrupt: the rollout was given up
-            if flow.unclaimed is None:
-                flow.ledger.lose(0, issued, "incomplete")
-            raise
 
     def _batch_of(self, slab: Slab, report: RolloutReport) -> Batch:
         worker = self.worker

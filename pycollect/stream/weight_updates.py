@@ -62,6 +62,7 @@ class WeightUpdates:
             TypeError: `policy_or_weights` is none of these, or contains an extra state that cannot
                 be pickled.
         """
+        self._flow.moving.check_here()
         given = {
             "policy_or_weights": policy_or_weights,
             "weights": weights,
@@ -178,6 +179,7 @@ class WeightUpdates:
         Raises:
             ValueError: names or shapes differ; or weights, where schemes bring them.
         """
+        self._flow.moving.check_here()
         given = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
         source = source_of(given, None, None)
         if self._receivers:

@@ -18,6 +18,7 @@
 #include <span>
 #include <vector>
 
+#include "pycollect/detail/process.h"
 #include "pycollect/header.h"
 #include "pycollect/key.h"
 #include "pycollect/layout.h"
@@ -180,8 +181,14 @@ class Recorder {
   void repeat(const StepData& data);
   std::int64_t step_again();
   static std::vector<State*> states_of(std::span<Recorder* const> recorders);
+  // The state, to write into a slab. Throws std::runtime_error in the child of a fork.
+  State& owned() {
+    owner_.check();
+    return *state_;
+  }
 
   std::unique_ptr<State> state_;
+  OwningProcess owner_;
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -17,6 +17,7 @@ from pycollect.engines.other_process import OtherProcess
 from pycollect.engines.process_end import ProcessEnd
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.start import start_child
+from pycollect.engines.unguarded import check_not_importing
 from pycollect.engines.waiting import LOOK_SECONDS
 
 _LOG_CHARACTERS = 2000
@@ -71,6 +72,7 @@ def _ask_for_result(job: Any, log: int) -> None:
 
 def submit(executor: Any, function: Callable[..., Any], *arguments: Any) -> JobMonitor:
     """Submit a job of another cluster; what watches it."""
+    check_not_importing()
     if executor.cluster != "local":
         return JobMonitor(executor.submit(function, *arguments))
     with unheard_by_children():

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pycollect._core import kill_descendants
 from pycollect.engines.distributed.link import Link, LinkBrokenError, Sent
 from pycollect.engines.messages import ErrorReport
-from pycollect.engines.remote_worker import RemoteWorker
+from pycollect.engines.remote_worker import RemoteWorker, answer_by
 
 CLOSE = "close"
 """The last method that is called."""
@@ -48,7 +48,7 @@ def answer_calls(link: Link) -> None:
     method = ""
     while method != CLOSE:
         number, _, method, given = calls.get()
-        answer = _answer(worker, method, given)
+        answer = answer_by(worker, method, given)
         if method == CLOSE:
             closed.set()
         answers.give(number, answer)
@@ -73,7 +73,7 @@ def _receive(
         if call.method == END:
             _end()
         if call.beside:
-            answers.give(call.number, _answer(worker, call.method, call.arguments))
+            answers.give(call.number, answer_by(worker, call.method, call.arguments))
         else:
             calls.put(call)
 
@@ -82,13 +82,6 @@ def _end() -> None:
     """Kill this process, its group and its descendants."""
     kill_descendants()
     os.killpg(0, signal.SIGKILL)
-
-
-def _answer(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:
-    try:
-        return getattr(worker, method)(*arguments)
-    except Exception as error:  # carried to the driver, who raises it
-        return ErrorReport.of(error)
 
 
 class _Answers:

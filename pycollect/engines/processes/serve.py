@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections import deque
 from typing import Any
@@ -18,7 +19,7 @@ from pycollect.engines.descendants import begin_worker, end_worker
 from pycollect.engines.messages import Buffer, ErrorReport, WorkerInfo
 from pycollect.engines.processes.log import log_to
 from pycollect.engines.processes.wire import pack, unpack
-from pycollect.engines.remote_worker import RemoteWorker
+from pycollect.engines.remote_worker import RemoteWorker, answer_by, end_fork_of
 from pycollect.engines.rollout_worker import RolloutWorker
 from pycollect.engines.serving_worker import ServingWorker
 
@@ -47,6 +48,14 @@ def serve(
 
 def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
     """Answer what is asked of a worker, from `build` until `close`."""
+    process = os.getpid()
+    try:
+        _answer_until_closed(end, inherited)
+    finally:
+        end_fork_of(process)
+
+
+def _answer_until_closed(end: WorkerMailbox, inherited: tuple[Any, ...]) -> None:
     worker = ProcessWorker(end, inherited)
     # Whoever asks n questions ahead has read the answers before those.
     long_answers: deque[Memory] = deque(maxlen=QUESTIONS)
@@ -55,17 +64,10 @@ def answer_all(end: WorkerMailbox, inherited: tuple[Any, ...] = ()) -> None:
         while not worker.wait_ask():
             pass
         method, arguments = unpack(end.question())
-        message, memory = pack(_answer(worker, method, arguments), Mailbox.ANSWER_BYTES)
+        message, memory = pack(answer_by(worker, method, arguments), Mailbox.ANSWER_BYTES)
         if memory is not None:
             long_answers.append(memory)
         end.answer(message)
-
-
-def _answer(worker: RemoteWorker, method: str, arguments: tuple[Any, ...]) -> Any:
-    try:
-        return getattr(worker, method)(*arguments)
-    except Exception as error:  # carried to the driver, who raises it
-        return ErrorReport.of(error)
 
 
 class ProcessWorker(RemoteWorker):

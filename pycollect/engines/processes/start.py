@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import process
 from typing import Any
+from weakref import WeakSet
 
 from pycollect.engines.processes.child import Child
 from pycollect.engines.processes.forked import ForkedChild, ForkedProcess
@@ -14,6 +17,17 @@ from pycollect.engines.processes.forking import TemplateError
 from pycollect.engines.processes.log import Inherited, WorkerLog
 from pycollect.engines.processes.script import check_spawned
 from pycollect.engines.processes.spawned import SpawnedChild
+from pycollect.engines.unguarded import check_not_importing
+
+_started: WeakSet[Any] = WeakSet()  # processes of multiprocessing's
+
+
+def _forget_started() -> None:
+    """In a fork of this process: they are its parent's, and multiprocessing is not to join them."""
+    process._children.difference_update(_started)  # type: ignore[attr-defined]
+
+
+os.register_at_fork(after_in_child=_forget_started)
 
 _TRIES = 2  # a template that was idle may end while it is asked
 
@@ -30,7 +44,9 @@ def start_child(
 
     Raises:
         ValueError: a new interpreter could not import the program, which is no file.
+        RuntimeError: this process is a worker that imports a module.
     """
+    check_not_importing()
     log = WorkerLog()
     what: dict[str, Any] = {
         "target": target,
@@ -40,7 +56,9 @@ def start_child(
     }
     try:
         with _naming_the_limit():
-            return _started(what, start_method), log
+            child = _child(what, start_method)
+        _started.add(child.native)
+        return child, log
     except BaseException:
         log.close()
         raise
@@ -62,7 +80,7 @@ def _naming_the_limit() -> Iterator[None]:
         ) from error
 
 
-def _started(what: dict[str, Any], start_method: str) -> Child:
+def _child(what: dict[str, Any], start_method: str) -> Child:
     for _ in range(_TRIES if start_method == "forkserver" else 0):
         forked = ForkedProcess(**what)
         try:

@@ -24,6 +24,7 @@ from pathlib import Path
 from pycollect._core import adopt_orphans, kill_descendants
 from pycollect.engines.descendants import begin_worker, children_of
 from pycollect.engines.import_warnings import have_filtered
+from pycollect.engines.unguarded import become_worker
 
 NUMBER = struct.Struct("q")
 """Sent on a worker's line: its process id, or a negative error number; then its exit code."""
@@ -55,6 +56,7 @@ def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
     # Ctrl-C in a terminal is for the driver. A fork has it back.
     on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
     have_filtered(filters_warnings)
+    become_worker()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # were it ignored, nobody could wait for a fork
     os.setpgid(0, 0)
     adopt_orphans()

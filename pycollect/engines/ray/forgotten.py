@@ -5,6 +5,7 @@ It may be one of Ray's own. What waits for Ray there would wait for itself, and 
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -24,12 +25,14 @@ def when_forgotten(
     Returns:
         What can be detached, by who calls it before.
     """
-    final = weakref.finalize(owner, _call, partial(function, *arguments))
+    final = weakref.finalize(owner, _call, os.getpid(), partial(function, *arguments))
     final.atexit = False
     return final
 
 
-def _call(function: Callable[[], Any]) -> None:
+def _call(process: int, function: Callable[[], Any]) -> None:
+    if os.getpid() != process:  # a fork, which has no part in what its parent started
+        return
     if threading.get_ident() == threading.main_thread().ident:
         function()
         return

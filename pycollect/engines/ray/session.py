@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from pycollect.engines.unguarded import check_not_importing
+
 
 def import_ray() -> Any:
     """Ray, or an ImportError that says how to get it."""
@@ -33,7 +35,12 @@ class Session:
         self._started = False
 
     def enter(self, init_config: Mapping[str, Any] | None) -> None:
-        """One more uses it; None: join the running cluster, else start one."""
+        """One more uses it; None: join the running cluster, else start one.
+
+        Raises:
+            RuntimeError: this process is a worker that imports a module.
+        """
+        check_not_importing()
         ray = import_ray()
         with self._lock:
             if not ray.is_initialized():

@@ -1,10 +1,13 @@
-// Mailbox: how the driver and one worker process talk, without a system call where nobody sleeps.
+// Mailbox: how the driver and one worker process talk, by one system call for each message.
 //
 // A few pages of shared memory hold sequence numbers, each on a cache line of its own, and a ring
 // of short messages for each direction. The driver asks, number 1, 2, ...; the worker answers each
 // in that order. They are numbers and not flags, so that nothing old is mistaken for something new.
-// A hand-over costs about 8 us where the other side sleeps (futex), less than 1 us else. Nobody
-// spins: with as many processes as cores that only takes time from those who work.
+// A hand-over costs about 8 us if the other side sleeps (futex), otherwise less than 1 us: the
+// system call that wakes a sleeper is made in either case. Neither side spins, which would take
+// time from working processes when there are as many processes as cores.
+//
+// In the child of a fork, each method that changes a mailbox or a bell throws std::runtime_error.
 //
 // Many workers ring one Bell, on which their driver sleeps, or knock, see there. Whatever waits
 // does so for a given time at most and also returns when a signal arrives: look after the other
@@ -18,6 +21,7 @@
 #include <span>
 #include <vector>
 
+#include "pycollect/detail/process.h"
 #include "pycollect/detail/shared_number.h"
 #include "pycollect/slab.h"
 #include "pycollect/version.h"
@@ -56,6 +60,7 @@ class Bell {
 
  private:
   std::shared_ptr<Memory> memory_;
+  OwningProcess owner_;
 };
 
 // The sizes of a mailbox. What is longer has to go another way. An answer has room for the states
@@ -96,6 +101,7 @@ class Mailbox {
  private:
   MailboxPages& pages() const;
   std::shared_ptr<Memory> memory_;
+  OwningProcess owner_;
   std::uint64_t asked_ = 0;
   std::uint64_t taken_ = 0;
 };
@@ -125,6 +131,7 @@ class WorkerMailbox {
  private:
   MailboxPages& pages() const;
   std::shared_ptr<Memory> memory_;
+  OwningProcess owner_;
   Bell bell_;
   std::uint64_t answered_ = 0;
 };

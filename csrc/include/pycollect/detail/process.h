@@ -1,9 +1,33 @@
-// What a worker process does about itself.
+// What a worker process does about itself, and what the child of a fork must not do.
 #pragma once
+
+#include <atomic>
 
 #include "pycollect/version.h"
 
 namespace pycollect::inline PYCOLLECT_ABI {
+
+// Number of forks between this process and the first one. Comparing it with an earlier value is
+// cheaper than asking for the process id.
+extern std::atomic<unsigned> fork_epoch;
+
+// The process that made an object which writes into shared memory. The child of a fork has the
+// object, too, and the same memory.
+class OwningProcess {
+ public:
+  OwningProcess();
+  // Throws std::runtime_error in the child of a fork.
+  void check() const {
+    if (fork_epoch.load(std::memory_order_relaxed) != epoch_) {
+      refuse();
+    }
+  }
+
+ private:
+  [[noreturn]] void refuse() const;
+  unsigned epoch_;
+  int pid_;
+};
 
 // Makes this process the parent of all descendants whose own parent dies, so that a descendant is
 // found even if it has detached itself (a daemon, or a process with a session of its own). Forks of

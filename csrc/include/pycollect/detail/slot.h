@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -51,8 +52,9 @@ class ServerSlots {
   std::vector<std::size_t> asking();
   // Those of them whose question is more than an empty message.
   std::vector<std::size_t> with_message() const;
-  // That question. Throws std::logic_error if asking() found none.
-  Message question(std::size_t slot) const;
+  // That question; none if a worker that took a dead one's place asks another one by now. Throws
+  // std::logic_error if asking() found none.
+  std::optional<Message> question(std::size_t slot) const;
   // Answers it, with a number beside the message, and wakes the worker. Throws std::length_error
   // past kSlotBytes and std::logic_error if asking() found none, or it was answered.
   void answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note);
@@ -67,6 +69,7 @@ class ServerSlots {
   void write_answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note);
   void wake(std::uint32_t bits);
   std::shared_ptr<Memory> memory_;
+  OwningProcess owner_;
   std::vector<std::uint64_t> found_;  // the number of each slot's question that asking() found
 };
 
@@ -91,6 +94,7 @@ class WorkerSlot {
   bool is_answered() const;
   void check_answered() const;
   std::shared_ptr<Memory> memory_;
+  OwningProcess owner_;
   SlotPage* page_;
   const std::atomic<std::uint64_t>* answers_;
   std::uint32_t bit_;

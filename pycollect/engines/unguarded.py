@@ -1,0 +1,52 @@
+"""Refuses to start workers from a module that a worker process imports.
+
+A worker imports the module of its environments and its policy. If that module starts workers when
+it is imported, each of them would start workers of its own, without end.
+"""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing import process
+
+_IMPORT = "<frozen importlib._bootstrap>"
+"""File of the frames that an import statement leaves on the stack."""
+
+_UNPICKLING = ("ray._private.serialization", "ray._private.function_manager", "submitit.core.utils")
+"""Modules that unpickle the arguments of an actor, or of a job, before this package runs there."""
+
+_SCRIPT = "__mp_main__"
+"""Name under which multiprocessing imports the program's script in a new process."""
+
+_is_worker = False
+
+
+def become_worker() -> None:
+    """From now on this process refuses to start workers while it imports a module."""
+    global _is_worker
+    _is_worker = True
+
+
+def check_not_importing() -> None:
+    """Raise RuntimeError if a worker process is importing a module in this thread.
+
+    Environments, policies and hooks may start workers once their module is imported.
+    """
+    is_worker = _is_worker or hasattr(process.current_process(), "_inheriting")
+    imported, importing = "", False
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        if not importing and frame.f_code.co_name == "<module>":
+            imported = name
+        importing |= frame.f_code.co_filename == _IMPORT or name == _SCRIPT
+        if importing and (is_worker or name in _UNPICKLING):
+            raise RuntimeError(_refusal(imported))
+        frame = frame.f_back  # type: ignore[assignment] # None for the last one
+
+
+def _refusal(module: str) -> str:
+    return (
+        f"the module {module!r} starts workers while a worker process imports it; move that code "
+        'into a function, or put it under if __name__ == "__main__":'
+    )
