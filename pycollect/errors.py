@@ -50,9 +50,8 @@ def without_frames(error: _E) -> _E:
     """Return a copy of an exception, its causes and its contexts without their tracebacks.
 
     A traceback holds its frames and all their callers, and so every slab in a local variable. If
-    one of these frames can reach the exception, nothing is freed before garbage is collected.
-    So every exception that is kept after its handler has ended is such a copy, and a kept
-    exception is raised as another copy of it.
+    one of these frames can reach the exception, the slabs stay lent until garbage is collected.
+    So code that keeps an exception after its handler keeps a copy, and raises another copy.
     """
     return cast(_E, _copy_of(error, {}))
 
@@ -69,14 +68,17 @@ def _copy_of(error: BaseException, copies: dict[int, BaseException]) -> BaseExce
 
 
 def _bare(error: BaseException) -> BaseException:
-    # By the built-in base class: an `__init__` or `__reduce__` of Python may need other arguments.
-    base: Any = next(cls for cls in type(error).__mro__ if cls.__module__ == "builtins")
+    """Return a copy without traceback, cause and context; a RuntimeError if it cannot be copied."""
+    # The built-in base class makes the copy: a Python `__init__` may need other arguments.
+    base: Any = type(error)
+    while base.__module__ != "builtins":
+        base = base.__base__
     _, arguments, *state = base.__reduce__(error)
     try:
         own: BaseException = base.__new__(type(error), *arguments)
-    except TypeError:  # another base class, of C, makes its instances
+        base.__init__(own, *arguments)
+    except TypeError:
         return RuntimeError(f"{type(error).__name__}: {error}")
-    base.__init__(own, *arguments)
     if state:
         base.__setstate__(own, *state)
     return own

@@ -253,7 +253,7 @@ def test_deaths_of_the_server_leave_no_memory_behind() -> None:
     ) as collector:
         collector.next()
         shared = collector._source.assembly._shared
-        for deaths in range(1, 6):
+        for deaths in range(1, 4):
             killed(collector)
             while server(collector)["restarts"] < deaths:
                 collector.next()

@@ -63,7 +63,7 @@ def case(way: Way, faults: int, usual: bool = False) -> Any:
     ("way", "faults"),
     [
         case(IN_PROCESS, 20, usual=True),
-        case(CENTRAL_ASYNC, 4, usual=True),
+        case(CENTRAL_ASYNC, 3, usual=True),
         *[case(way, 20) for way in (MULTI_STACK, MULTI_AHEAD, MULTI_TIME, PREEMPTED)],
         *[case(way, 20) for way in (MULTI_ASYNC[0], MULTI_ASYNC[2])],
         *[case(way, 20) for way in (CENTRAL, CENTRAL_ASYNC, GROUPS, GROUPS_ASYNC)],

@@ -86,6 +86,11 @@ class TestWithoutFrames:
         assert copy.__suppress_context__
         assert inner.__traceback__ is not None
 
+    def test_an_exception_that_cannot_be_copied_becomes_a_runtime_error(self) -> None:
+        error = UnicodeDecodeError("utf-8", b"a", 0, 1, "why")
+        error.args = ()
+        assert str(without_frames(error)).startswith("UnicodeDecodeError: ")
+
     def test_a_cycle_of_causes_has_an_end(self) -> None:
         error = ValueError("a")
         error.__cause__ = KeyError("b")
