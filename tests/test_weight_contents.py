@@ -1,4 +1,4 @@
-"""What an update of weights contains: training modes, extra state, tied parameters, refusals."""
+"""Contents of a weight update: training modes, extra state, tied parameters, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form of a policy's weights: what fits it, how it is loaded, and how it is packed as bytes."""
+"""The form of a policy's weights: checking, loading and packing them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from pycollect.batch.weights import (
 
 @dataclass(frozen=True)
 class WeightForm:
-    """What a policy's weights look like. Hashable; false for a policy without weights.
+    """Names and shapes of a policy's weights. Hashable; false for a policy without weights.
 
     Attributes:
         leaves: Names, dtypes and shapes of parameters and buffers.
@@ -193,7 +193,7 @@ class WeightSlab:
         self._pool = SlabPool(Placement(layout, 1, 1, 1), 1)
 
     def pack(self, weights: Weights) -> npt.NDArray[np.uint8]:
-        """Return the values of these weights now, as one array of bytes of its own."""
+        """Return a copy of these weights as one array of bytes."""
         weights = self._form.fitted(weights)
         slab = self._pool.acquire()
         views, flags = self._views(slab)

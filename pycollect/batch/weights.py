@@ -49,7 +49,7 @@ class Weights:
         )
 
     def equal(self, other: Weights) -> bool:
-        """Return whether `other` has all of these names, with equal values."""
+        """Return whether `other` contains the same values."""
         return (
             all(other.extra.get(key) == value for key, value in self.extra.items())
             and all(other.modes.get(name) == mode for name, mode in self.modes.items())

@@ -59,7 +59,7 @@ class OwnStreams:
         """Raise ValueError unless the state fits the worker."""
         check_generators(0, states[0], 0, self._worker.env.num_envs)
         if states[0].policy:
-            raise ValueError("state_dict: expected no weights for worker 0 beside 'policy'")
+            raise ValueError("state_dict: 'policies' must be empty for one worker in this process")
 
     def resume(self, state: CollectorState) -> None:
         """Take over weights and generators; reset."""

@@ -125,7 +125,7 @@ class TeamState:
 
 
 def from_plain(plain: Any, place: str) -> GeneratorState | TeamState:
-    """Return the state that one of the two `plain` methods described.
+    """Return the state of a worker from its plain form.
 
     Args:
         plain: Any value.
@@ -333,7 +333,7 @@ class _Globals(NamedTuple):
 
     @classmethod
     def now(cls, place: torch.device) -> _Globals:
-        """Return the present states; `place` is the device whose generator is included."""
+        """Return the present states, including the generator of the device `place`."""
         return cls(torch.get_rng_state(), _Numpy.now(), random.getstate(), generator_state(place))
 
     def put(self, place: torch.device) -> None:
