@@ -39,6 +39,7 @@ class CallStep:
 
     Attributes:
         others: the last of the `out_keys`, which the function did not give, see `other_keys`.
+        numbered: these are output1, output2, ..., so that a tuple has the outputs in order.
     """
 
     function: Callable[..., Any]
@@ -47,12 +48,15 @@ class CallStep:
     names: tuple[str, ...] | None = None
     lenient: bool = False
     others: tuple[Key, ...] = ()
+    numbered: bool = False
 
     def widened(self, others: tuple[Key, ...]) -> CallStep:
         """The step with keys for further outputs."""
         if not others:
             return self
-        return replace(self, out_keys=(*self.out_keys, *others), others=others)
+        numbered = others == tuple((f"output{n}",) for n in range(1, len(others) + 1))
+        out_keys = (*self.out_keys, *others)
+        return replace(self, out_keys=out_keys, others=others, numbered=numbered)
 
     @property
     def module(self) -> nn.Module | None:
@@ -191,10 +195,12 @@ def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
     """
     keys = step.out_keys
     is_dict = isinstance(out, Mapping | TensorDictBase)
-    if step.lenient and (is_dict or step.others):
-        out = _all_of(_entries(out, step), keys)
+    if is_dict and step.lenient:
+        out = _flat(out, keys) or _all_of(_entries(out, step), keys)
     elif is_dict:
         out = _by_key(out, keys)
+    elif step.others and not (step.numbered and isinstance(out, tuple) and len(out) == len(keys)):
+        out = _all_of(_entries(out, step), keys)
     else:
         out = _as_tuple(out, step)
     if len(out) != len(keys):
@@ -213,6 +219,14 @@ def _as_tuple(out: Any, step: CallStep) -> tuple[Any, ...]:
     if isinstance(out, list) and step.lenient and any(isinstance(o, torch.Tensor) for o in out):
         return tuple(out)
     return out if isinstance(out, tuple) else (out,)
+
+
+def _flat(out: Any, keys: tuple[Key, ...]) -> tuple[Any, ...]:
+    """Return the entries of a dict of exactly these keys, all tensors; else ()."""
+    if not isinstance(out, dict) or len(out) != len(keys):
+        return ()
+    values = tuple([out.get(key[0] if len(key) == 1 else key) for key in keys])
+    return values if all(isinstance(value, torch.Tensor) for value in values) else ()
 
 
 def _all_of(entries: Mapping[Key, Any], keys: tuple[Key, ...]) -> tuple[Any, ...]:
