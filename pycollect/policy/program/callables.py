@@ -82,7 +82,8 @@ def _match(
     if len(unknown) < len(required):
         raise PolicyInputError(
             f"{_MISFIT}: {', '.join(map(repr, unknown))} are no observation keys; "
-            f"the environment has {show_all(observation)}{_of_extras(extras)}"
+            f"the environment has {show_all(observation)}; bind other arguments by "
+            f"functools.partial, or in a policy_factory{_of_extras(extras)}"
         )
     if len(required) <= len(observation) <= len(positional) and all(
         p.kind in _POSITIONAL for p in named if p.default is p.empty
