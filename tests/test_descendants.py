@@ -70,7 +70,7 @@ def simulated(folder: Path, forks: bool, worker: int) -> Any:
 
 
 def started_by(folder: Path, worker: int) -> list[int]:
-    """The programs of a worker's process."""
+    """Return the programs of a worker's process."""
     return [int(path.name) for path in (folder / str(worker)).iterdir()]
 
 
@@ -79,7 +79,7 @@ def all_started(folder: Path) -> list[int]:
 
 
 def check_they_end(collector: Any, folder: Path) -> None:
-    """Kill a worker, then shut down: what each has started ends with it."""
+    """Kill a worker, then shut down. The programs of each worker end with the worker."""
     with collector:
         collector.next()
         workers = collector.stats()["workers"]

@@ -37,7 +37,7 @@ NAMES = {errno.EMFILE: "RLIMIT_NOFILE", errno.EAGAIN: "RLIMIT_NPROC", errno.ENOM
 
 @contextmanager
 def no_process_starts(number: int) -> Iterator[None]:
-    """Whatever starts a process, or shares memory with one, fails with that error."""
+    """Make every start of a process fail with this error number."""
     error = OSError(number, os.strerror(number))
     with (
         mock.patch("pycollect.engines.processes.engine.start_child", side_effect=error),

@@ -91,7 +91,7 @@ def test_a_replacement_that_hangs_counts_as_a_death(way: Way, tmp_path: Path) ->
         partial(hangs_when_rebuilt, tmp_path),
         parity_policy(),
         frames=5,
-        worker_init_timeout=2.0 if way.children else 30.0,
+        worker_init_timeout=2.0 if way.children else 60.0,
     ) as collector:
         collector.next()
         kill(collector, 1)

@@ -116,7 +116,7 @@ def _pids() -> list[int]:
 
 
 def _stat(pid: int) -> _Stat | None:
-    """Fields of a process; None if it is gone, or the system does not tell."""
+    """Return fields of a process, or None if it does not exist."""
     fields = _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
     return _Stat(fields[0], int(fields[1]), fields[19]) if fields else None
 

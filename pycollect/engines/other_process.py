@@ -39,7 +39,7 @@ class OtherProcess:
         return bool(self._poll.poll(None if seconds is None else seconds * 1000))
 
     def kill_all(self) -> None:
-        """Kill it, its group and all its descendants, also those that it left behind; wait for it.
+        """Kill the process, its group and all its descendants, and wait for the process.
 
         Its number is no other process's as long as one of its group is there.
         """

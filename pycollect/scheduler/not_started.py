@@ -18,7 +18,7 @@ class NotStarted:
     is_closing: ClassVar[bool] = False
 
     def built(self) -> NoReturn:
-        """Raise: there is no process that could be built."""
+        """Raise AssertionError, because no process was started."""
         raise AssertionError("built: expected a worker that was started")
 
     def last_words(self) -> str:

@@ -23,7 +23,7 @@ class StartTimer:
         self._limit = limit
 
     def late(self, workers: Iterable[WorkerRecord]) -> list[WorkerRecord]:
-        """Those of these workers, none of which is built, that are late."""
+        """Return the late ones of these unbuilt workers."""
         # The delay is read from files, so the clock goes first.
         return [
             worker
@@ -32,7 +32,7 @@ class StartTimer:
         ]
 
     def check(self, workers: Sequence[WorkerRecord]) -> None:
-        """Raise ValueError if one of these workers, none of which is built, is late."""
+        """Raise ValueError if one of these unbuilt workers is late."""
         late = self.late(workers)
         if late:
             raise ValueError(

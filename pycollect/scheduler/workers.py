@@ -244,7 +244,7 @@ class WorkerGroup:
                 self.restart(worker, death, reason)
 
     def welcome(self, worker: WorkerRecord) -> None:
-        """A replaced worker is built: it goes on where the old one was.
+        """Let a built replacement continue the work of its predecessor.
 
         Raises:
             WorkerDied: It is not built, or cannot be given what the old one had.

@@ -239,8 +239,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def _assembled(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
         """The next batch as it was collected; it is not claimed yet.
 
-        What is raised here is raised again by every later call, except a LimitError of this
-        process: the caller may try again.
+        Later calls raise the same exception again, unless it is a LimitError of this process.
         """
         try:  # as `_fatal`, which would cost microseconds of every batch
             batch = self._collected()

@@ -119,7 +119,11 @@ class DistributedEngine:
 
         served = None
         if isinstance(bell, Bell) and mailbox is not None:
-            own = MailboxHandle(spec, pickled_spec(spec), policy, mailbox, bell, monitor)
+            try:
+                own = MailboxHandle(spec, pickled_spec(spec), policy, mailbox, bell, monitor)
+            except BaseException:
+                monitor.kill()
+                raise
             served = own, monitor
         return StartingEitherWay(process.native, bell, served, by_calls)
 

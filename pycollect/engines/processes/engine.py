@@ -73,7 +73,11 @@ class ProcessEngine:
         arguments = (mailbox.address, self._bell.address, os.getpid(), inherited)
         name = f"pycollect-{spec.name}".replace(" ", "-")
         monitor = ChildMonitor(*start_child(serve, arguments, name, self._start_method))
-        handle = MailboxHandle(spec, pickled, policy, mailbox, self._bell, monitor)
+        try:
+            handle = MailboxHandle(spec, pickled, policy, mailbox, self._bell, monitor)
+        except BaseException:
+            monitor.kill()
+            raise
         self._handles[:] = [*(other for other in self._handles if not other.ended), handle]
         return handle
 

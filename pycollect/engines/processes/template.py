@@ -146,7 +146,7 @@ class _Template:
             self._workers.remove(worker)
 
     def _kill_orphans(self) -> bool:
-        """Kill what workers that have ended left behind; return whether some may still be there.
+        """Kill descendants of dead workers; return whether some may still be alive.
 
         Living workers adopt their own orphans, so that none of them becomes a child of this
         process.

@@ -98,7 +98,11 @@ class RayEngine:
         actor = Actor(self._ray, handle, self._driver.bell)
         own = self._policies
         elsewhere = None if own is None else partial(_policy_at, own, options)
-        started = starting_actor(spec, policy, actor, self._driver, elsewhere)
+        try:
+            started = starting_actor(spec, policy, actor, self._driver, elsewhere)
+        except BaseException:
+            actor.kill()
+            raise
         self._started.add(started)
         return started
 
