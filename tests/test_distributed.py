@@ -70,6 +70,13 @@ def test_what_is_refused_before_anything_starts(arguments: dict[str, Any], text:
         DistributedDataCollector([CountingEnv], **{"launcher": "mp", **arguments})
 
 
+@pytest.mark.processes
+@EACH
+def test_ranks_may_take_any_time_to_start(way: Way) -> None:
+    with collecting(way, endless, frames=T, worker_init_timeout=float("inf")) as collector:
+        assert collector.next().shape == (2, T)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [
