@@ -251,7 +251,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 self._flow.cut_frames += lost
 
     def _fail(self, error: Exception) -> None:
-        """Raise this again in every later call, unless it interrupted this one from outside."""
+        """Raise this error in every later call, unless it is an interrupt."""
         if not is_interrupt(error):
             self._flow.failure = error
 
