@@ -315,7 +315,7 @@ class SharedNumber:
 
 @final
 class Uninterrupted:
-    """A block in which Python calls no signal handler of the program: it does so at the block's end.
+    """A block in which Python calls no signal handler; it calls them at the end of the block.
 
     For changes that must happen together. Blocks may be nested; the end of the outermost one
     counts. In other threads than the main one, which never call handlers, a block has no effect.
