@@ -322,10 +322,10 @@ class SharedNumber:
 
 @final
 class Uninterrupted:
-    """A block that SIGINT does not interrupt: who handles it does so at the block's end.
+    """A block in which Python calls no signal handler; it calls them at the end of the block.
 
-    For what must be done whole or not at all. Blocks may lie within each other, and run in several
-    threads at once; the last one's end counts.
+    For changes that must happen together. Blocks may be nested; the end of the outermost one
+    counts. In other threads than the main one, which never call handlers, a block has no effect.
     """
 
     def __init__(self) -> None: ...
@@ -522,7 +522,7 @@ class ServerSlots:
         """The question; RuntimeError if `asking` found none.
 
         Returns:
-            None if a worker that took a dead one's place asks another question by now.
+            None if the replacement of a dead worker has asked another question.
         """
 
     def answer(self, slot: int, message: bytes = b"", note: int = 0) -> None:

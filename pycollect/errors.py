@@ -149,11 +149,11 @@ def _is_ours(module: str) -> bool:
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Return whether an exception came from outside the code that it left: no failure of that code.
+    """Return whether an exception is KeyboardInterrupt, or the like, or from a signal handler.
 
-    These are KeyboardInterrupt and the like, and all that a signal handler of the program raises:
-    a time limit, for example, raises TimeoutError at any line. Python calls a handler with the
-    signal's number and the frame that it interrupts, which is the one before in the traceback.
+    A handler of the program may raise any exception, such as the TimeoutError of a time limit.
+    Python calls a handler with the signal's number and the interrupted frame. That frame precedes
+    the handler's in the traceback.
     """
     if not isinstance(error, Exception):
         return True

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections import deque
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from collect_support import (
+    CENTRAL,
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
@@ -18,9 +23,11 @@ from collect_support import (
     marked,
     parity_policy,
 )
-from echo_envs import echo_fns
+from echo_envs import LENGTHS, EchoEnv, echo_fns
 from test_restarts import check_ledger, endless, kill
+from torch import nn
 
+from pycollect import SyncDataCollector
 from pycollect._core import Uninterrupted
 from pycollect.scheduler import assembly
 from pycollect.scheduler.workers import WorkerGroup
@@ -68,16 +75,152 @@ class TestUninterrupted:
             signal.signal(signal.SIGINT, before)
         assert seen == ["inside", "handled"]
 
+    def test_every_handler_of_the_program_is_deferred(self, time_limit: None) -> None:
+        done = []
 
-def check_interrupted(monkeypatch: pytest.MonkeyPatch, way: Way, module: Any, name: str) -> None:
+        def block() -> None:
+            with Uninterrupted():
+                signal.raise_signal(signal.SIGUSR1)
+                done.append("inside")
+
+        with pytest.raises(TimeoutError):
+            block()
+        assert done == ["inside"]
+
+    def test_another_thread_defers_nothing(self) -> None:
+        inside, over = threading.Event(), threading.Event()
+
+        def block() -> None:
+            with Uninterrupted():
+                inside.set()
+                over.wait()
+
+        thread = threading.Thread(target=block)
+        thread.start()
+        try:
+            inside.wait()
+            with pytest.raises(KeyboardInterrupt):
+                interrupt()
+        finally:
+            over.set()
+            thread.join()
+
+
+def raise_limit(number: int, frame: Any) -> None:
+    raise TimeoutError("the program's time limit")
+
+
+@pytest.fixture
+def time_limit() -> Iterator[None]:
+    """SIGUSR1 raises a TimeoutError, as programs have SIGALRM do."""
+    before = signal.signal(signal.SIGUSR1, raise_limit)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+class LimitedEnv(EchoEnv):
+    """An environment that receives one signal during a step or a reset."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(0, LENGTHS)
+        self._left, self._where = 3, where
+
+    def _arrive(self, where: str) -> None:
+        self._left -= where == self._where
+        if self._left == 0:
+            self._left = -1
+            signal.raise_signal(signal.SIGUSR1)
+
+    def reset(self, **arguments: Any) -> Any:
+        self._arrive("reset")
+        return super().reset(**arguments)
+
+    def step(self, action: Any) -> Any:
+        self._arrive("step")
+        return super().step(action)
+
+
+@pytest.mark.parametrize("where", ["step", "reset"])
+@pytest.mark.parametrize("trajs", [0, 2])
+def test_a_time_limit_within_an_environment_of_this_process(
+    time_limit: None, where: str, trajs: int
+) -> None:
+    """It is raised once; the rollout is given up, and the next call collects another one."""
+    with SyncDataCollector(
+        partial(LimitedEnv, where), frames_per_batch=STEPS, trajs_per_batch=trajs or None
+    ) as collector:
+        with pytest.raises(TimeoutError):
+            deque(collector, 0)
+        frames = int(collector.next()["next", "done"].numel())
+        total = collector.ledger()["total"]
+    assert frames >= STEPS or trajs
+    assert total["reasons"].get("incomplete", 0) == STEPS
+    assert total["issued"] == total["delivered"] + total["in_flight"] + total["lost"]
+
+
+class LimitedPolicy(nn.Module):
+    """Action 0; a signal arrives during one of its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = 30
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.left -= 1
+        if self.left == 0:
+            signal.raise_signal(signal.SIGUSR1)
+        return torch.zeros(observation.shape[:-1], dtype=torch.int64)
+
+
+@pytest.mark.processes
+def test_a_time_limit_within_a_policy_that_is_called_here(time_limit: None) -> None:
+    with collecting(CENTRAL, endless, LimitedPolicy(), frames=STEPS) as collector:
+        with pytest.raises(TimeoutError):
+            deque(collector, 0)
+        for _ in range(3):
+            collector.next()
+        check_ledger(collector)
+        assert collector.ledger()["total"]["lost"] == 0
+
+
+@pytest.mark.parametrize("way", marked(IN_PROCESS, MULTI_STACK, MULTI_ASYNC[0]))
+def test_a_batch_that_a_time_limit_interrupted_comes_next(
+    monkeypatch: pytest.MonkeyPatch, time_limit: None, way: Way
+) -> None:
+    check_interrupted(monkeypatch, way, base, "assembled", signal.SIGUSR1, TimeoutError)
+
+
+def test_an_error_of_the_environment_is_no_interrupt() -> None:
+    """A TimeoutError that it raises itself is raised again by every later call."""
+    with SyncDataCollector(partial(LateEnv, 0), frames_per_batch=STEPS) as collector:
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                collector.next()
+
+
+class LateEnv(EchoEnv):
+    """An environment whose step raises TimeoutError."""
+
+    def step(self, action: Any) -> Any:
+        raise TimeoutError("the simulator does not answer")
+
+
+def check_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+    way: Way,
+    module: Any,
+    name: str,
+    number: signal.Signals = signal.SIGINT,
+    error: type[BaseException] = KeyboardInterrupt,
+) -> None:
     """Six batches, and an interrupt before the fourth: nothing is lost, nothing comes twice."""
     oracle, envs = FrameOracle(), len(echo_fns(0))
     with collecting(way, echo_fns, parity_policy(), frames=STEPS * envs) as collector:
         for at in range(6):
             if at == 3:
                 with monkeypatch.context() as patch:
-                    patch_once(patch, module, name)
-                    with pytest.raises(KeyboardInterrupt):
+                    patch_once(patch, module, name, number)
+                    with pytest.raises(error):
                         collector.next()
             oracle.check(way.rows(collector.next(), envs, True))
         total = collector.ledger()["total"]
@@ -131,13 +274,15 @@ def test_a_worker_whose_replacement_was_interrupted(
         assert [workers[index]["restarts"] for index in (0, 1)] == [0, 1]
 
 
-def patch_once(patch: pytest.MonkeyPatch, module: Any, name: str) -> None:
-    """Have the function send an interrupt to this process when it is called next."""
+def patch_once(
+    patch: pytest.MonkeyPatch, module: Any, name: str, number: signal.Signals = signal.SIGINT
+) -> None:
+    """Have the function send a signal to this process when it is called next."""
     whole = getattr(module, name)
 
     def interrupted(*args: Any, **kwargs: Any) -> Any:
         patch.setattr(module, name, whole)
-        interrupt()
+        signal.raise_signal(number)
         return whole(*args, **kwargs)
 
     patch.setattr(module, name, interrupted)

@@ -76,7 +76,7 @@ def test_spawned_workers_refuse() -> None:
     "name", ["policy_process", "policy_factory", "pre_collect_hook", "factory_of_envs"]
 )
 def test_whatever_a_worker_imports_it_for(name: str) -> None:
-    """The environment is of another module; what imports this one is something else."""
+    """A policy, a hook or a factory of the module, with an environment of another one."""
 
     def start(env: Any, policy: Any, hook: Any) -> None:
         given: dict[str, dict[str, Any]] = {

@@ -50,14 +50,15 @@ struct SlotMessage {
   }
 };
 
-// A question with the number under which it is written, which changes before the bytes do: a worker
-// that takes a dead one's place may write while the server reads.
+// A question and its number, which changes before the bytes do: the replacement of a dead worker
+// may write while the server reads.
 struct SlotQuestion {
   std::atomic<std::uint64_t> number{};
   std::atomic<std::uint64_t> length{};
   std::atomic<std::uint64_t> words[kSlotBytes / sizeof(std::uint64_t)]{};
 
-  // Whoever sees any of the words, or their length, sees the number, too: each store releases it.
+  // A reader of the new length, or of any new word, also reads the new number: each store releases
+  // it.
   void write(std::uint64_t own, std::span<const std::byte> message) {
     check_length(message);
     number.store(own, std::memory_order_relaxed);
@@ -69,7 +70,7 @@ struct SlotQuestion {
     }
   }
 
-  // None if it has another number by now.
+  // Returns nothing if its number has changed.
   std::optional<Message> read(std::uint64_t wanted) const {
     const std::uint64_t size = length.load(std::memory_order_acquire);
     check_size(size);

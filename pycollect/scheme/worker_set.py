@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
@@ -72,6 +73,7 @@ class WorkerSet:
         add_local_worker: bool = True,
         total_parent_workers: int | None = None,
     ) -> None:
+        self._process = os.getpid()
         self.worker_class = worker
         self.num_workers = check_count("num_workers", num_workers)
         self.worker_params = worker_params
@@ -167,6 +169,8 @@ class WorkerSet:
 
         Those that are not done within ten seconds are killed. Idempotent.
         """
+        if os.getpid() != self._process:  # a fork: they are its parent's
+            return
         if hasattr(self._local_worker, "stop"):
             self._local_worker.stop()
         workers, self._remote_workers = self._remote_workers, []

@@ -9,10 +9,7 @@ _ending: int | None = None  # the thread that ends the program
 
 
 def keep_others_out() -> None:
-    """The program ends: from now on, only the calling thread gets past any of these locks.
-
-    Another thread sleeps for the rest of the program when it has taken a lock, or has left one.
-    """
+    """Have all threads but the calling one sleep, from now on, when they enter or leave a lock."""
     global _ending
     _ending = threading.get_ident()
 

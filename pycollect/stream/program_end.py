@@ -34,8 +34,7 @@ _streams: WeakSet[Moved] = WeakSet()
 def stop_at_exit(stream: Moved) -> None:
     """Stop threads that move this stream on when the program ends.
 
-    Called for each stream, so that it comes before the end of a library that was imported for it,
-    as that of Ray.
+    The exit handler is registered anew for each stream, so that it runs before Ray's.
     """
     _streams.add(stream)
     atexit.unregister(_stop)

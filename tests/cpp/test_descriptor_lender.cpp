@@ -3,6 +3,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "descriptor_lender.h"
 #include "file.h"
 #include "fork.h"
@@ -58,4 +60,25 @@ TEST_CASE("the child of a fork lends its own, and takes back nothing of its pare
   }));
   CHECK_NOTHROW(close(borrow_descriptor(getpid(), folder.fd(), inode)));
   take_back_descriptor(folder.fd());
+}
+
+TEST_CASE("the child of a fork lends, even if the first lender is made meanwhile" *
+          doctest::skip(!kMayFork)) {
+  const File folder(open("/", O_RDONLY | O_CLOEXEC));
+  const std::uint64_t inode = inode_of(folder.fd());
+  const auto lends = [&] {
+    lend_descriptor(folder.fd(), inode);
+    return true;
+  };
+  for (int i = 0; i < 20; ++i) {
+    CHECK(child_succeeds([&] {  // has no lender yet
+      std::thread first(lends);
+      bool all = true;
+      for (int n = 0; n < 5; ++n) {
+        all = all && child_succeeds(lends);
+      }
+      first.join();
+      return all;
+    }));
+  }
 }

@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <span>
 #include <stdexcept>
@@ -35,7 +36,11 @@ struct Slot {
     const auto asking = slots.asking();
     return std::find(asking.begin(), asking.end(), number) != asking.end();
   }
-  Message question() const { return slots.question(number); }
+  Message question() const {
+    const auto found = slots.question(number);
+    REQUIRE(found);
+    return *found;
+  }
   void answer(std::span<const std::byte> message, std::uint64_t note) {
     slots.answer(number, message, note);
   }
@@ -205,4 +210,37 @@ TEST_CASE("a worker that sleeps is woken, again and again") {
     CHECK(p.worker.note() == n);
   }
   server.join();
+}
+
+TEST_CASE("a question that a dead worker's successor writes over is not read") {
+  Pair p;
+  p.worker.ask(bytes("the dead worker's"));
+  CHECK(p.slots.asking() == std::vector<std::size_t>{0});
+  WorkerSlot successor(p.slots.address(), p.server.number, p.bell.address());
+  successor.ask(bytes("its own"));
+  CHECK_FALSE(p.slots.question(0));
+  CHECK(p.slots.asking() == std::vector<std::size_t>{0});
+  CHECK(text(p.server.question()) == "its own");
+}
+
+TEST_CASE("a question that is read while others are written over it is whole") {
+  constexpr int kTimes = 20000;
+  Pair p;
+  std::atomic<bool> done{false};
+  std::thread writer([&] {
+    for (int n = 0; n < kTimes; ++n) {  // as many workers, each of which dies at once
+      WorkerSlot worker(p.slots.address(), p.server.number, p.bell.address());
+      worker.ask(bytes(std::string(n % 400 + 1, static_cast<char>('a' + n % 26))));
+    }
+    done = true;
+  });
+  while (!done) {
+    if (p.server.has_question()) {
+      if (const auto found = p.slots.question(0)) {
+        const std::string read = text(*found);
+        REQUIRE(read == std::string(read.size(), read.front()));
+      }
+    }
+  }
+  writer.join();
 }

@@ -1,4 +1,4 @@
-// What a worker process does about itself, and what the child of a fork must not do.
+// Duties of a worker process, and a check against use in the child of a fork.
 #pragma once
 
 #include <atomic>

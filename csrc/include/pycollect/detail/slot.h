@@ -52,7 +52,7 @@ class ServerSlots {
   std::vector<std::size_t> asking();
   // Those of them whose question is more than an empty message.
   std::vector<std::size_t> with_message() const;
-  // That question; none if a worker that took a dead one's place asks another one by now. Throws
+  // That question, or nothing if the replacement of a dead worker has asked another one. Throws
   // std::logic_error if asking() found none.
   std::optional<Message> question(std::size_t slot) const;
   // Answers it, with a number beside the message, and wakes the worker. Throws std::length_error
