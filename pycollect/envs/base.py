@@ -255,7 +255,7 @@ SEVERAL_REWARDS = "; for several rewards per step, use TorchRL's GymWrapper"
 def reset_env(env: Any, seed: Any = None) -> Any:
     """Reset an environment; its `reset` needs no parameter `seed` unless a seed is given.
 
-    An environment whose `reset` takes no seed is seeded by its method `seed`, as in TorchRL.
+    If `reset` takes no seed, the environment's method `seed` is called, as in TorchRL.
 
     Raises:
         TypeError: a seed is given, and the environment has no such method either.
@@ -292,11 +292,16 @@ def observation_of(result: Any) -> Any:
     return result[0]
 
 
+_SEQUENCES = (tuple, list)
+
+
 def step_values(result: Any) -> Any:
     """Return the result of a step if it has five values; TypeError or ValueError if not."""
-    if isinstance(result, tuple | list) and len(result) == 5:
+    if type(result) in _SEQUENCES and len(result) == 5:
         return result
-    count = len(result) if isinstance(result, tuple | list) else type(result).__name__
+    if isinstance(result, _SEQUENCES) and len(result) == 5:  # a named tuple
+        return result
+    count = len(result) if isinstance(result, _SEQUENCES) else type(result).__name__
     raise (ValueError if isinstance(count, int) else TypeError)(
         "the environment's step: expected 5 values (observation, reward, terminated, truncated, "
         f"info), got {count}"

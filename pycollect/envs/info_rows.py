@@ -48,7 +48,7 @@ def final_observations(info: Any, ended: BoolArray) -> Any:
 def rows_of(info: Any, key: Key, envs: int) -> list[Any]:
     """An entry of a vector env's info, a value per env.
 
-    Rows for which the mask that Gymnasium puts beside it ("_" and its name) is False have none.
+    A row has none if Gymnasium's mask of the entry ("_" and its name) is False.
     An info may also be a list of dicts, as DictInfoToList and SuperSuit return it.
 
     Raises:
@@ -71,10 +71,10 @@ def rows_of(info: Any, key: Key, envs: int) -> list[Any]:
 
 
 def rows_of_step(info: Any, key: Key, ended: BoolArray, at_reset: Any) -> list[Any]:
-    """The same of a step in SAME_STEP mode: rows that ended have theirs in "final_info".
+    """Return the entry of each row after a step in SAME_STEP mode.
 
-    What stands in the place of the others is of the reset that followed, unless resets do not have
-    it: then a wrapper around the vector env has told it of the step.
+    Rows that ended have theirs in "final_info". Their other entries belong to the reset that
+    followed, unless infos of resets lack the entry: a wrapper has then added it to the step's info.
 
     Args:
         at_reset: the info of a reset.

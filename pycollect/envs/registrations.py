@@ -37,7 +37,7 @@ def registered_here() -> Registered:
 
 
 def register(specs: Registered) -> None:
-    """Add the program's registrations, which replace those of this process that differ."""
+    """Add the program's registrations; replace registrations of this process that differ."""
     for name, spec in specs.items():
         own = gymnasium.registry.get(name)
         differs = own != spec and (own is None or _description(own) != _description(spec))

@@ -76,7 +76,7 @@ def server_arguments(
 
 
 def receiver(model: Any, scheme: Any) -> dict[str, Any] | None:
-    """What `weight_recv_schemes` is given for the arguments `weight_sync...`."""
+    """Return `weight_sync` and its model as a value of `weight_recv_schemes`."""
     if not isinstance(model, str):
         raise TypeError(f"weight_sync_model_id: expected a string, got {model!r}")
     return None if scheme is None else check_schemes("weight_sync", {model: scheme})
