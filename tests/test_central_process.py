@@ -208,8 +208,8 @@ def test_a_question_to_a_worker_whose_server_died(tmp_path: Path) -> None:
     ("name", "when"),
     [
         ("restart", "before"),
-        ("await_built", "before"),
-        ("await_built", "after"),
+        ("await_replaced", "before"),
+        ("await_replaced", "after"),
         ("replace", "before"),  # of the first worker
         ("replace", "after"),
     ],
