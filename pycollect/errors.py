@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, cast
@@ -59,11 +61,11 @@ def without_frames(error: _E) -> _E:
 def _copy_of(error: BaseException, copies: dict[int, BaseException]) -> BaseException:
     if id(error) not in copies:
         own = copies[id(error)] = _bare(error)
-        if error.__cause__ is not None:
-            own.__cause__ = _copy_of(error.__cause__, copies)
-        if error.__context__ is not None:
-            own.__context__ = _copy_of(error.__context__, copies)
-        own.__suppress_context__ = error.__suppress_context__
+        for name in ("__cause__", "__context__"):
+            linked = getattr(error, name)
+            if linked is not None:
+                BaseException.__setattr__(own, name, _copy_of(linked, copies))
+        BaseException.__setattr__(own, "__suppress_context__", error.__suppress_context__)
     return copies[id(error)]
 
 
@@ -73,14 +75,14 @@ def _bare(error: BaseException) -> BaseException:
     base: Any = type(error)
     while base.__module__ != "builtins":
         base = base.__base__
-    _, arguments, *state = base.__reduce__(error)
     try:
+        _, arguments, *state = base.__reduce__(error)
         own: BaseException = base.__new__(type(error), *arguments)
         base.__init__(own, *arguments)
-    except TypeError:
+        for name, value in dict(*state).items():  # a class may refuse to set its attributes
+            BaseException.__setattr__(own, name, value)
+    except Exception:
         return RuntimeError(f"{type(error).__name__}: {error}")
-    if state:
-        base.__setstate__(own, *state)
     return own
 
 
@@ -111,8 +113,9 @@ def not_the_end(error: StopIteration) -> RuntimeError:
         name, text = "", "".join(traceback.format_exception(error))
     frames = [line.strip() for line in text.splitlines() if line.lstrip().startswith('File "')]
     own = [frame for frame in frames if _PACKAGE not in frame] or frames
+    place = own[-1] if own else "code without a traceback"
     failure = RuntimeError(
-        f"StopIteration was raised while a batch was collected, in {name}{own[-1]}; catch it "
+        f"StopIteration was raised while a batch was collected, in {name}{place}; catch it "
         "there, or end the episode when an iterator is exhausted"
     )
     failure.__cause__ = error
@@ -160,18 +163,18 @@ def is_interrupt(error: BaseException) -> bool:
     step, before = error.__traceback__, None
     while step is not None:
         frame = step.tb_frame
-        if before is not None and _is_handler_of(frame.f_locals.values(), before):
+        if before is not None and _is_handler_of(frame, before):
             return True
         step, before = step.tb_next, frame
     return False
 
 
-def _is_handler_of(values: Iterable[Any], interrupted: FrameType) -> bool:
-    """Whether a handler's local variables, or its ``*args``, have the interrupted frame."""
-    groups = [tuple(values)]
-    groups += [value for value in groups[0] if isinstance(value, tuple)]
+def _is_handler_of(handler: FrameType, interrupted: FrameType) -> bool:
+    """Return whether a call has an int and then the interrupted frame among its arguments."""
+    code, values = handler.f_code, handler.f_locals
+    arguments = [values.get(name) for name in code.co_varnames[: code.co_argcount]]
+    if code.co_flags & inspect.CO_VARARGS:
+        arguments += values.get(code.co_varnames[code.co_argcount + code.co_kwonlyargcount], ())
     return any(
-        any(value is interrupted for value in group)
-        and any(isinstance(value, int) for value in group)
-        for group in groups
+        isinstance(number, int) and frame is interrupted for number, frame in pairwise(arguments)
     )

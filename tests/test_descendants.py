@@ -28,6 +28,7 @@ from test_process_engine import PATHS
 from test_restarts import kill
 
 from pycollect import MultiSyncDataCollector
+from pycollect.engines import descendants
 
 T = 5
 LONG = 300.0
@@ -167,3 +168,37 @@ def test_detached_programs_end_with_a_driver_that_is_killed(kind: str, tmp_path:
     assert len(pids) == 6
     for pid in pids:
         wait_until(partial(is_gone, pid), LONG)
+
+
+def test_programs_of_another_driver_with_the_same_number_go_on() -> None:
+    """Two containers may use one process id; the start time of the driver differs."""
+    mark = f"{os.getpid()}.1.{1 << 30}.1"
+    program = subprocess.Popen(["sleep", "60"], env={**os.environ, "PYCOLLECT_WORKER": mark})
+    try:
+        wait_until(lambda: mark.encode() in Path(f"/proc/{program.pid}/environ").read_bytes())
+        descendants.kill_orphans()
+        assert program.poll() is None
+    finally:
+        program.kill()
+        program.wait()
+
+
+def test_a_process_ends_although_a_child_of_another_user_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parent = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    own = os.kill
+
+    def refused(pid: int, number: int) -> None:
+        if pid == child:
+            raise PermissionError(1, "Operation not permitted")
+        own(pid, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(descendants.os, "kill", refused)
+        descendants.kill_tree(parent.pid)
+    assert parent.wait() == -signal.SIGKILL
+    own(child, signal.SIGKILL)
+    parent.stdout.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
 from collect_support import (
@@ -34,6 +35,7 @@ from pycollect import (
     MultiSyncDataCollector,
     SyncDataCollector,
 )
+from pycollect.envs.registrations import register, registered_here
 
 OURS = "PycollectTests/Counting-v0"
 _NO_PICKLE = threading.Lock()
@@ -269,6 +271,12 @@ def test_an_environment_that_cannot_be_sent_hinders_those_alone_that_use_it(regi
         assert collector.next().numel() == 8
     with pytest.raises(TypeError, match=r"entry_point of 'PycollectTests/Local-v0'.*pickle"):
         MultiSyncDataCollector([by_lock], None, frames_per_batch=8)
+
+
+def test_a_registration_with_an_array_may_be_there_already(registry: Any) -> None:
+    gymnasium.register(OURS, entry_point=Known, kwargs={"start": np.zeros(3)})
+    register(registered_here())
+    assert gymnasium.spec(OURS).kwargs["start"].tolist() == [0, 0, 0]
 
 
 def test_an_instance_in_a_list_names_the_remedy() -> None:

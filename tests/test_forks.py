@@ -197,7 +197,13 @@ class ForkingPolicy(nn.Module):
         return torch.zeros(observation.shape[:-1], dtype=torch.int64)
 
 
-@pytest.mark.parametrize("way", marked(MULTI_STACK, CENTRAL_ASYNC, central=False))
+@pytest.mark.parametrize(
+    "way",
+    [
+        *marked(MULTI_STACK, central=False),
+        pytest.param(CENTRAL_ASYNC, id=CENTRAL_ASYNC.name, marks=pytest.mark.processes),
+    ],
+)
 def test_a_child_that_a_policy_forks_ends(way: Way) -> None:
     with collecting(way, echo_fns, ForkingPolicy(), frames=4 * STEPS) as collector:
         for _ in range(6):

@@ -82,7 +82,7 @@ def test_the_limit_of_processes_is_named() -> None:
     full = BlockingIOError(11, "Resource temporarily unavailable")
     with (
         mock.patch("multiprocessing.util.spawnv_passfds", side_effect=full),
-        pytest.raises(BlockingIOError, match="RLIMIT_NPROC"),
+        pytest.raises(OSError, match="RLIMIT_NPROC"),
     ):
         MultiSyncDataCollector([CountingEnv], None, frames_per_batch=8, start_method="spawn")
 

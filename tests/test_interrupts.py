@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -86,6 +88,27 @@ class TestUninterrupted:
         with pytest.raises(TimeoutError):
             block()
         assert done == ["inside"]
+
+    def test_a_fork_by_another_thread_has_the_programs_handlers(self) -> None:
+        """The thread that defers signals does not exist in the child."""
+        before = signal.signal(signal.SIGUSR1, lambda *_: os._exit(7))
+        children: list[int] = []
+
+        def fork() -> None:
+            child = os.fork()
+            if child == 0:
+                signal.raise_signal(signal.SIGUSR1)
+                os._exit(1)
+            children.append(child)
+
+        try:
+            with Uninterrupted():
+                thread = threading.Thread(target=fork)
+                thread.start()
+                thread.join()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 7
 
     def test_another_thread_defers_nothing(self) -> None:
         inside, over = threading.Event(), threading.Event()
@@ -199,10 +222,14 @@ def test_an_error_of_the_environment_is_no_interrupt() -> None:
 
 
 class LateEnv(EchoEnv):
-    """An environment whose step raises TimeoutError."""
+    """An environment whose step raises TimeoutError, with the caller's frame in a variable."""
 
     def step(self, action: Any) -> Any:
-        raise TimeoutError("the simulator does not answer")
+        return self.simulated()
+
+    def simulated(self, level: int = 2) -> Any:
+        frame = sys._getframe(1)
+        raise TimeoutError(f"the simulator does not answer: {level}, {frame.f_lineno}")
 
 
 def check_interrupted(

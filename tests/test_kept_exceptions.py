@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from test_interrupts import patch_once
 from test_kills import shared_files
 from test_restarts import check_ledger, endless
 
-from pycollect import Evaluator, WorkerError
+from pycollect import Evaluator, SyncDataCollector, WorkerError
 from pycollect.errors import without_frames
 from pycollect.stream import collector as base
 
@@ -39,6 +40,20 @@ class OddError(ValueError):
     def __init__(self, code: int, *, hint: str) -> None:
         super().__init__(f"{hint} ({code})")
         self.code = code
+
+
+@dataclass(frozen=True)
+class FrozenError(Exception):
+    """An exception that refuses to have an attribute set."""
+
+    code: int
+
+
+class FrozenFailure(CountingEnv):
+    """An environment whose step raises a FrozenError."""
+
+    def step(self, action: Any) -> Any:
+        raise FrozenError(7)
 
 
 def raised(error: BaseException) -> BaseException:
@@ -85,6 +100,14 @@ class TestWithoutFrames:
         assert copy.__cause__.__traceback__ is copy.__context__.__traceback__ is None
         assert copy.__suppress_context__
         assert inner.__traceback__ is not None
+
+    def test_an_exception_that_refuses_attributes_is_copied(self) -> None:
+        with SyncDataCollector(FrozenFailure, frames_per_batch=T) as collector:
+            for _ in range(2):
+                with pytest.raises(FrozenError) as caught:
+                    collector.next()
+                assert caught.value.code == 7
+                assert isinstance(caught.value.__cause__, WorkerError)
 
     def test_an_exception_that_cannot_be_copied_becomes_a_runtime_error(self) -> None:
         error = UnicodeDecodeError("utf-8", b"a", 0, 1, "why")

@@ -30,7 +30,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
 
-from pycollect import AsyncBatchedCollector, Evaluator
+from pycollect import AsyncBatchedCollector, Evaluator, SyncDataCollector
 
 T = 4
 ONE = ENTRIES["one"]
@@ -52,6 +52,13 @@ class Head(nn.Module):
 
     def set_extra_state(self, state: Any) -> None:
         self.gain = state["gain"]
+
+
+class Largest(nn.Module):
+    """The index of the largest number."""
+
+    def forward(self, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers.argmax(-1)
 
 
 class Shows(nn.Module):
@@ -337,6 +344,18 @@ def test_an_evaluator_takes_extra_state_and_stays_in_evaluation_mode(backend: st
             policy.module.head.gain = gain
             assert own.evaluate(weights)["eval/gain"] == gain
     assert seen == [{(False, False, False)}] * 2
+
+
+def test_an_extra_state_that_no_module_takes_is_not_part_of_the_weights() -> None:
+    class Tells(nn.Linear):
+        def get_extra_state(self) -> Any:
+            return 3
+
+    env = partial(gymnasium.make, "CartPole-v1")
+    policy = TensorDictModule(nn.Sequential(Tells(4, 2), Largest()), ["observation"], ["action"])
+    with SyncDataCollector(env, policy, frames_per_batch=T) as collector:
+        collector.next()
+        collector.load_state_dict(collector.state_dict())
 
 
 @pytest.mark.processes

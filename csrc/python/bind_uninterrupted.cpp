@@ -1,3 +1,4 @@
+#include <pthread.h>
 #include <signal.h>
 
 #include <algorithm>
@@ -10,11 +11,12 @@
 namespace pycollect::python {
 namespace {
 
-constexpr int kSignals = 32;  // and no real-time signals
+constexpr int kSignals = 32;  // real-time signals are not deferred
 
 // Python calls handlers in the main thread alone, so that only this thread ever defers signals: the
 // GIL guards all but the notes.
 int depth = 0;
+pthread_t deferring{};  // the thread that does, if depth > 0
 std::array<volatile sig_atomic_t, kSignals> came{};
 
 struct Deferred {
@@ -35,7 +37,7 @@ py::object attribute_of(const char* module, const char* name) {
   return py::module_::import(module).attr(name);
 }
 
-// The number of Python's main thread: asked for once, and again in the child of a fork.
+// Identifier of Python's main thread, read again after a fork.
 unsigned long main_thread() {
   static unsigned epoch = 0;
   static unsigned long number = 0;
@@ -46,7 +48,7 @@ unsigned long main_thread() {
   return number;
 }
 
-// A handler for an error of this thread cannot be deferred. Looking at one more signal takes 30 ns.
+// A handler for an error of this thread cannot be deferred. Each signal costs 30 ns.
 bool may_be_deferred(int signal) {
   constexpr std::array kNot{SIGKILL, SIGSTOP, SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
   return std::find(kNot.begin(), kNot.end(), signal) == kNot.end();
@@ -92,6 +94,7 @@ void leave() {
 
 void enter() {
   if (depth++ == 0) {
+    deferring = pthread_self();
     defer_all();
   }
   if (PyErr_CheckSignals() != 0) {  // one that came before is not to be raised within
@@ -101,14 +104,26 @@ void enter() {
   }
 }
 
-// Whether it is the main thread's is known from its start.
+// In the child of a fork by another thread, the thread that defers does not exist: nothing would
+// give the signals back their handlers.
+void give_up_in_fork() {
+  if (depth > 0 && pthread_equal(deferring, pthread_self()) == 0) {
+    for (const Deferred& own : deferred) {
+      sigaction(own.signal, &own.usual, nullptr);
+    }
+    deferred.clear();
+    depth = 0;
+  }
+}
+
 struct Uninterrupted {
-  bool defers = false;
+  bool defers = false;  // set on entry: only the main thread defers signals
 };
 
 }  // namespace
 
 void bind_uninterrupted(py::module_& module) {
+  pthread_atfork(nullptr, nullptr, give_up_in_fork);
   py::class_<Uninterrupted>(module, "Uninterrupted",
                             "A block in which no signal handler of the program is called.")
       .def(py::init<>())

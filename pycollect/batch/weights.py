@@ -141,7 +141,7 @@ def weights_of(policy: Any) -> Weights:
     extra = {
         key: _serialized(key, module.get_extra_state())
         for name, module in modules
-        if overrides(module, "get_extra_state")
+        if overrides(module, "get_extra_state") and overrides(module, "set_extra_state")
         for key in [extra_state_key(name)]
     }
     return Weights(named_weights(policy), extra, {name: own.training for name, own in modules})

@@ -40,9 +40,7 @@ def begin_worker(driver: int) -> None:
         RuntimeError: There is no such process, or no thread can start to watch it.
     """
     end_with_process(driver)
-    own = _stat(os.getpid())
-    if own is not None:
-        os.environ[_MARK] = f"{driver}.{os.getpid()}.{own.start}"
+    os.environ[_MARK] = f"{_identity(driver)}.{_identity(os.getpid())}"
 
 
 def end_worker() -> None:
@@ -79,7 +77,7 @@ def _kill_orphan(pid: int) -> bool:
 
 
 def _is_orphan(pid: int) -> bool:
-    mark = f"{_MARK}={os.getpid()}.".encode()
+    mark = f"{_MARK}={_identity(os.getpid())}.".encode()
     variables = b"\0" + _read(f"/proc/{pid}/environ")
     _, found, rest = variables.partition(b"\0" + mark)
     worker, _, start = rest.partition(b"\0")[0].decode(errors="replace").partition(".")
@@ -95,10 +93,12 @@ def kill_tree(pid: int) -> None:
     Each is stopped first, so that it starts no more. The caller must know that the process id was
     not given to another process.
     """
-    with suppress(ProcessLookupError):
+    refused = (ProcessLookupError, PermissionError)  # gone, or of another user
+    with suppress(*refused):
         os.kill(pid, signal.SIGSTOP)
-        for child in children_of(pid):
-            kill_tree(child)
+    for child in children_of(pid):
+        kill_tree(child)
+    with suppress(*refused):
         kill = os.killpg if os.getpgid(pid) == pid else os.kill
         kill(pid, signal.SIGKILL)
 
@@ -119,6 +119,12 @@ def _stat(pid: int) -> _Stat | None:
     """Return fields of a process, or None if it does not exist."""
     fields = _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
     return _Stat(fields[0], int(fields[1]), fields[19]) if fields else None
+
+
+def _identity(pid: int) -> str:
+    """Return the number of a process with its start time: another one never has both."""
+    stat = _stat(pid)
+    return f"{pid}.{stat.start if stat else ''}"
 
 
 def _read(path: str) -> bytes:

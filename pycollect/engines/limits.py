@@ -21,7 +21,7 @@ def limits_named(what: str) -> Iterator[None]:
     Other errors pass unchanged.
 
     Args:
-        what: What is made meanwhile, a noun phrase.
+        what: The operation, as a noun phrase for the message.
     """
     try:
         yield
@@ -58,6 +58,6 @@ def _limit(number: int) -> str:
         allowed = "unlimited" if most == resource.RLIM_INFINITY else most
         return (
             f"RLIMIT_NPROC ({allowed}) or pids.max of the control group: no further process or "
-            "thread can start; end some or raise the limit (ulimit -u)"
+            "thread can start; use fewer workers, end some processes or raise the limit (ulimit -u)"
         )
     return "memory: the system has too little; free some"

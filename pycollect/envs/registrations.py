@@ -40,8 +40,7 @@ def register(specs: Registered) -> None:
     """Add the program's registrations; replace registrations of this process that differ."""
     for name, spec in specs.items():
         own = gymnasium.registry.get(name)
-        differs = own != spec and (own is None or _description(own) != _description(spec))
-        if differs and (own is None or _is_complete(spec)):
+        if own is None or (_description(own) != _description(spec) and _is_complete(spec)):
             point, vector_point = map(_arrived, (spec.entry_point, spec.vector_entry_point))
             gymnasium.registry[name] = replace(
                 spec, entry_point=point, vector_entry_point=vector_point
@@ -212,8 +211,10 @@ def _keeping_registrations() -> Iterator[None]:
     before = dict(gymnasium.registry)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*Overriding environment")
-        yield
-    gymnasium.registry.update(before)
+        try:
+            yield
+        finally:
+            gymnasium.registry.update(before)
 
 
 _GYMNASIUMS = {

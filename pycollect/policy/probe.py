@@ -10,6 +10,7 @@ import torch
 
 from pycollect.batch.extras import Extra, Kind
 from pycollect.batch.layout import Key, is_delivered
+from pycollect.errors import is_interrupt
 from pycollect.policy.crossing import Crossing
 from pycollect.policy.inputs import PolicyInputs
 from pycollect.policy.misfit import Failure, failure
@@ -80,6 +81,8 @@ class Probe:
                 try:
                     return self._in_this_form(program)
                 except Exception as error:
+                    if is_interrupt(error):
+                        raise
                     failures.append(failure(error, self._policy, self._read(program), self._inputs))
             raise _refusal(failures, forms)
         finally:

@@ -580,7 +580,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._end_all(timeout, close_env)
 
     def _end_all(self, timeout: float | None, close_env: bool) -> None:
-        self._flow.close()
+        self._flow.closed = True
         self._stop_receiving()
         self._background.end()
         with self._flow.moving:

@@ -24,6 +24,7 @@ from pycollect.engines.distributed.seal import (
     is_signed,
     signature,
 )
+from pycollect.errors import without_frames
 
 NONCE_BYTES = 32
 HELLO_BYTES = NONCE_BYTES + 32 + SIGNATURE_BYTES
@@ -47,10 +48,10 @@ class Meeting(Store):
 
     Args:
         address: of the rank.
-        invitation: sent to the rank when it connects. Driver only.
+        invitation: Pickled; sent to the rank when it connects. Driver only.
     """
 
-    def __init__(self, address: RankAddress, invitation: Invitation | None = None) -> None:
+    def __init__(self, address: RankAddress, invitation: bytes = b"") -> None:
         super().__init__()
         self.address = address
         self._invitation = invitation
@@ -80,7 +81,7 @@ class Meeting(Store):
         """Use this connection of the rank, and send it the invitation."""
         self.join(connection, key, DRIVER)
         with contextlib.suppress(OSError):  # the rank is gone already
-            self.publish(_INVITATION, self._invitation)
+            self.set(_INVITATION, self._invitation)
 
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override] # torch gives bytes
         """Set a value for both ends."""
@@ -89,7 +90,7 @@ class Meeting(Store):
         if not self._joined.wait(self.address.timeout):
             raise TimeoutError(f"the rank {self.address.rank!r} has not connected")
         if self._failure is not None:
-            raise self._failure
+            raise without_frames(self._failure)
         assert self._connection is not None
         self._own.advance()
         self._connection.settimeout(self.address.timeout)
@@ -143,7 +144,7 @@ class Meeting(Store):
         deadline = time.monotonic() + seconds
         while key not in self._values:
             if self._failure is not None:
-                raise self._failure
+                raise without_frames(self._failure)
             left = deadline - time.monotonic()
             if left <= 0 or not self._joined.wait(left):
                 text = f"the rank {self.address.rank!r} and its driver did not connect in time"
@@ -185,7 +186,7 @@ class Meeting(Store):
 
     def _fail(self, error: Exception) -> None:
         if self._failure is None:
-            self._failure = error
+            self._failure = without_frames(error)
         if self._connection is not None:
             self._connection.close()
 

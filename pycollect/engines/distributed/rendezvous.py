@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pickle
 import secrets
 import selectors
 import socket
@@ -72,7 +73,7 @@ class Rendezvous:
         """Expect a rank of that name, which is about to be started."""
         assert self._close.alive, "the rendezvous is closed"
         address = RankAddress(self.host, self.port, self._token, rank, self._timeout)
-        meeting = Meeting(address, invitation)
+        meeting = Meeting(address, pickle.dumps(invitation))
         self._acceptor.expected[rank] = meeting
         return meeting
 

@@ -84,6 +84,19 @@ class SignedPickler:
         return _TORCHS_PICKLER.deserialize(data, tensors)
 
 
+def _signed_agent(name: str, host: str, options: Mapping[str, Any], own: bytes) -> SignedPickler:
+    """Start an agent whose messages are signed; return its pickler."""
+    pickler = SignedPickler(own)
+    internal._internal_rpc_pickler = pickler  # type: ignore[assignment] # before anything arrives
+    try:
+        _start(name, host, options)
+    except BaseException:
+        internal._internal_rpc_pickler = _TORCHS_PICKLER
+        raise
+    pickler.agent = _current()
+    return pickler
+
+
 class RpcAgent:
     """The agent while links are there that need it: the program's own, or else one for them."""
 
@@ -106,10 +119,7 @@ class RpcAgent:
         """
         with self._lock:
             if not _is_current_rpc_agent_set():
-                self._pickler = SignedPickler(own)
-                internal._internal_rpc_pickler = self._pickler  # type: ignore[assignment] # before anything can arrive
-                _start(name, host, options)
-                self._pickler.agent = _current()
+                self._pickler = _signed_agent(name, host, options, own)
                 self._links, self._last_id = 0, _IDS
             if self._pickler is not None:
                 self._pickler.trusted.add(other)

@@ -21,7 +21,7 @@ from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.other_process import has_pidfd
 from pycollect.engines.processes.circumstances import circumstances
 from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
-from pycollect.errors import warn_user
+from pycollect.errors import is_interrupt, warn_user
 
 # What a template imports: the first by itself, the others where this program has them, as all of
 # this package. None of them starts threads, opens a GPU or draws numbers that no two workers may
@@ -155,6 +155,8 @@ class Template:
             yield
         except Exception as error:  # unpickling raises almost anything
             self._kill()
+            if is_interrupt(error):
+                raise
             raise TemplateError(f"the fork server has failed: {error}") from error
 
     def _kill(self) -> None:

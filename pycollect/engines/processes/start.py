@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from multiprocessing import process
 from typing import Any
 from weakref import WeakSet
@@ -19,11 +17,11 @@ from pycollect.engines.processes.script import check_spawned
 from pycollect.engines.processes.spawned import SpawnedChild
 from pycollect.engines.unguarded import check_not_importing
 
-_started: WeakSet[Any] = WeakSet()  # processes of multiprocessing's
+_started: WeakSet[Any] = WeakSet()  # as multiprocessing's objects
 
 
 def _forget_started() -> None:
-    """In a fork of this process: they are its parent's, and multiprocessing is not to join them."""
+    """Have multiprocessing not join them in a fork: they are children of its parent."""
     process._children.difference_update(_started)  # type: ignore[attr-defined]
 
 
@@ -55,29 +53,12 @@ def start_child(
         "daemon": False,  # a daemon may not have processes of its own, but environments do
     }
     try:
-        with _naming_the_limit():
-            child = _child(what, start_method)
+        child = _child(what, start_method)
         _started.add(child.native)
         return child, log
     except BaseException:
         log.close()
         raise
-
-
-@contextmanager
-def _naming_the_limit() -> Iterator[None]:
-    """Name the limit of processes in the error of a fork that exceeds it."""
-    try:
-        yield
-    except BlockingIOError as error:
-        most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-        limit = "unlimited" if most == resource.RLIM_INFINITY else most
-        raise BlockingIOError(
-            error.errno,
-            f"cannot start a worker process: {error.strerror}; the limit of processes and threads "
-            f"per user (RLIMIT_NPROC, ulimit -u) is {limit}, and a container may have a lower one; "
-            "raise it or use fewer workers",
-        ) from error
 
 
 def _child(what: dict[str, Any], start_method: str) -> Child:

@@ -116,7 +116,7 @@ class _Template:
         self._selector.register(control, selectors.EVENT_READ)
         self._selector.register(self._driver, selectors.EVENT_READ)
         self._is_wanted = True
-        self._own: set[int] = set()  # processes that imports have started
+        self._own: set[int] = set()  # children that stay: imports have started them
         self._has_orphans = False
 
     def serve(self, idle: float) -> None:
@@ -153,9 +153,12 @@ class _Template:
         """
         orphans = {*children_of(os.getpid())} - {own.pid for own in self._workers} - self._own
         for pid in orphans:
-            os.kill(pid, signal.SIGKILL)  # at least a zombie: its number is its own
+            try:
+                os.kill(pid, signal.SIGKILL)  # at least a zombie: its number is its own
+            except PermissionError:  # of another user: it stays
+                self._own.add(pid)
             os.waitpid(pid, os.WNOHANG)
-        return bool(orphans)
+        return bool(orphans - self._own)
 
     def _answer(self) -> None:
         """One message: with descriptors a worker to be forked, without any what to import."""
@@ -171,9 +174,9 @@ class _Template:
         elif descriptors:
             self._fork(message.decode(), descriptors)
         elif message:
+            before = children_of(os.getpid())
             self._control.send(pickle.dumps(_import(*pickle.loads(message))))
-            if not self._has_orphans:
-                self._own = {*children_of(os.getpid())} - {own.pid for own in self._workers}
+            self._own |= {*children_of(os.getpid())}.difference(before)
         else:
             self._selector.unregister(self._control)
             self._is_wanted = False
