@@ -54,7 +54,7 @@ if __name__ == "__main__":
     "arguments",
     [
         ("in process", "1000"),
-        ("in process", "100000000", "endless"),
+        ("in process", "10000000", "endless"),
         ("evaluator",),
         ("MultiSyncDataCollector",),
         ("MultiSyncDataCollector", "central"),

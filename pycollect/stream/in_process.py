@@ -132,6 +132,9 @@ class InProcess:
                 issued = self.batch_frames
                 flow.ledger.issue(0, issued)
             report = self.worker.collect(slab, 0, flow.version.number, random, self._control)
+            if flow.stop.value:
+                flow.ledger.lose(0, issued, "shutdown")
+                flow.check_not_closed()
             with Uninterrupted():
                 flow.unclaimed = self._batch_of(slab, report)
         except ShutDownError:
