@@ -15,6 +15,7 @@ import pytest
 import torch
 from collect_support import (
     CENTRAL,
+    CENTRAL_ASYNC,
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
@@ -31,10 +32,14 @@ from torch import nn
 
 from pycollect import SyncDataCollector
 from pycollect._core import Uninterrupted
+from pycollect.engines.processes import handle
 from pycollect.scheduler import assembly
 from pycollect.scheduler.workers import WorkerGroup
 from pycollect.stream import collector as base
 from pycollect.stream import in_process
+from pycollect.stream.statistics import Statistics
+
+OF_PROCESSES = (MULTI_STACK, MULTI_ASYNC[0], CENTRAL, CENTRAL_ASYNC)
 
 
 def interrupt(*_: Any) -> None:
@@ -280,6 +285,61 @@ def test_a_batch_of_this_process_that_was_interrupted_comes_next(
 ) -> None:
     name = "Batch" if module is in_process else "assembled"
     check_interrupted(monkeypatch, IN_PROCESS, module, name)
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(own, id=own.name, marks=pytest.mark.processes) for own in OF_PROCESSES]
+)
+def test_an_answer_that_was_being_read_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    check_interrupted(monkeypatch, way, handle, "unpack")
+
+
+@pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_STACK, MULTI_ASYNC[0])])
+@pytest.mark.parametrize("trajs", [None, 2])
+def test_a_finished_batch_that_was_interrupted_comes_next(
+    monkeypatch: pytest.MonkeyPatch, way: Way, trajs: int | None
+) -> None:
+    """Its delivery is over when the time of the call is taken."""
+    with collecting(
+        way, echo_fns, parity_policy(), frames=20 * STEPS, trajs_per_batch=trajs
+    ) as own:
+        frames = 0
+        for _ in range(4):
+            frames += count(own.next())
+            with monkeypatch.context() as patch:
+                patch_once(patch, Statistics, "left")
+                with pytest.raises(KeyboardInterrupt):
+                    own.next()
+            frames += count(own.next())
+        total = own.ledger()["total"]
+        assert (total["delivered"], total["reasons"].get("incomplete", 0)) == (frames, 0)
+        assert own.stats()["frames"] == frames
+
+
+@pytest.mark.parametrize("way", [IN_PROCESS, *marked(MULTI_STACK, MULTI_ASYNC[0])])
+def test_a_batch_whose_processing_was_interrupted_is_lost_by_name(
+    monkeypatch: pytest.MonkeyPatch, way: Way
+) -> None:
+    """What `postproc` has changed is not given to it again."""
+    frames, lost = 0, 0
+    with collecting(way, echo_fns, parity_policy(), frames=20 * STEPS) as own:
+        for _ in range(3):
+            frames += count(own.next())
+            with monkeypatch.context() as patch:
+                patch_once(patch, base, "finished")
+                with pytest.raises(KeyboardInterrupt):
+                    own.next()
+            lost += 20 * STEPS if way is IN_PROCESS else 0
+        total = own.ledger()["total"]
+        assert total["delivered"] == frames == own.stats()["frames"]
+        assert total["reasons"]["incomplete"] >= lost
+
+
+def count(batch: Any) -> int:
+    mask = batch.get(("collector", "mask"), None)
+    return int(batch.numel() if mask is None else mask.sum())
 
 
 @pytest.mark.parametrize("way", marked(MULTI_STACK, MULTI_ASYNC[0]))

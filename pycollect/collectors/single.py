@@ -247,9 +247,14 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
 
     def _raw(self) -> TensorDictBase:
         batch, td = self._assembled(self._flow.uploads)
-        with Uninterrupted():
-            self._flow.claim()
-            self._count(batch.frames_of)
+        try:
+            with Uninterrupted():
+                self._flow.claim()
+                self._count(batch.frames_of)
+        except BaseException:
+            if self._flow.unclaimed is not batch:
+                self._lose_counted(batch.frames_of, "incomplete")
+            raise
         return td
 
     def fake_tensordict(self) -> TensorDictBase:

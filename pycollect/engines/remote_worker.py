@@ -36,7 +36,7 @@ from pycollect.engines.messages import (
 )
 from pycollect.engines.rollout_worker import RolloutWorker
 from pycollect.engines.single_worker import SingleWorker
-from pycollect.engines.unguarded import become_worker
+from pycollect.engines.unguarded import become_worker, building
 from pycollect.envs.registrations import register
 from pycollect.errors import kept_warnings
 from pycollect.worker.packed import Packed
@@ -77,7 +77,8 @@ class RemoteWorker:
             policy: the policy or its factory, pickled.
         """
         have_filtered(filters_warnings)
-        return answer_of(lambda: self._build(spec, policy))
+        with building():
+            return answer_of(lambda: self._build(spec, policy))
 
     def _build(self, spec_bytes: bytes, policy_bytes: bytes) -> WorkerInfo:
         # A new process starts torch's generator at a constant: all workers would draw alike.

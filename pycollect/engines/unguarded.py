@@ -7,7 +7,11 @@ it is imported, each of them would start workers of its own, without end.
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import process
+from weakref import WeakSet
 
 _IMPORT = "<frozen importlib._bootstrap>"
 """File of the frames that an import statement leaves on the stack."""
@@ -19,6 +23,9 @@ _SCRIPT = "__mp_main__"
 """Name under which multiprocessing imports the program's script in a new process."""
 
 _is_worker = False
+_builder: threading.Thread | None = None  # the thread that builds this worker now
+_importers: WeakSet[threading.Thread] = WeakSet()
+"""Threads that were started before this worker was built: by modules that it imported."""
 
 
 def become_worker() -> None:
@@ -27,12 +34,27 @@ def become_worker() -> None:
     _is_worker = True
 
 
+@contextmanager
+def building() -> Iterator[None]:
+    """Build a worker: threads that modules start until then must never start workers."""
+    global _builder
+    _builder = threading.current_thread()
+    try:
+        yield
+    finally:
+        _importers.update(own for own in threading.enumerate() if own is not _builder)
+        _builder = None
+
+
 def check_not_importing() -> None:
-    """Raise RuntimeError if a worker process is importing a module in this thread.
+    """Raise RuntimeError if a worker imports a module in this thread, or an import started it.
 
     Environments, policies and hooks may start workers once their module is imported.
     """
     is_worker = _is_worker or hasattr(process.current_process(), "_inheriting")
+    thread = threading.current_thread()
+    if _is_worker and (thread in _importers or (_builder is not None and thread is not _builder)):
+        raise RuntimeError(_refusal(f"thread {thread.name!r} of a module"))
     imported, importing = "", False
     frame = sys._getframe(1)
     while frame is not None:
@@ -41,12 +63,12 @@ def check_not_importing() -> None:
             imported = name
         importing |= frame.f_code.co_filename == _IMPORT or name == _SCRIPT
         if importing and (is_worker or name in _UNPICKLING):
-            raise RuntimeError(_refusal(imported))
+            raise RuntimeError(_refusal(f"module {imported!r}"))
         frame = frame.f_back  # type: ignore[assignment] # None for the last one
 
 
-def _refusal(module: str) -> str:
+def _refusal(origin: str) -> str:
     return (
-        f"the module {module!r} starts workers while a worker process imports it; move that code "
-        'into a function, or put it under if __name__ == "__main__":'
+        f"the {origin} starts workers because a worker process imports it; move that code into a "
+        'function, or put it under if __name__ == "__main__":'
     )

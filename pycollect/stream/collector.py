@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -38,12 +39,18 @@ from pycollect.stream.state import CollectorState
 from pycollect.stream.statistics import Progress, flat
 from pycollect.stream.torchrl_names import TorchRLNames
 from pycollect.stream.weight_updates import WeightUpdates
+from pycollect.trajectories.queue import TrajectoryBatch
 from pycollect.worker.hooks import Hooked, PostHook, PreHook
 from pycollect.worker.profiling import ProfileConfig, Profiled
 
-_ENDED: Any = object()
-
 T = TypeVar("T")
+
+
+class Finished(NamedTuple):
+    """A batch as the caller gets it, None if it is in the replay buffer."""
+
+    td: TensorDictBase | None
+    frames_of: Mapping[int, int]
 
 
 class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
@@ -73,6 +80,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         self._released = False  # nothing is there any more to be let go
         self._progress: Progress | None = None
         self._background = Background()
+        self._ready: deque[Finished] = deque()  # counted as delivered; more than one is rare
         self._place: tuple[torch.device, torch.device | None] = (CPU, None)
         self._worker_idx = flow.options.ways.worker_idx
         try:
@@ -92,13 +100,18 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         return self
 
     def __next__(self) -> TensorDictBase | None:
-        with self._flow.moving:
-            if not self._flow.has_ended:
-                td = self._advance()
-                if td is not _ENDED:
-                    return td
-            self._end()
-            raise StopIteration
+        own: Finished | None = None
+        try:
+            with self._flow.moving:
+                if not self._ready and (self._flow.has_ended or not self._advance()):
+                    self._end()
+                    raise StopIteration
+                own = self._ready.popleft()
+        except BaseException:
+            if own is not None:  # interrupted on its way to the caller: it comes next
+                self._ready.appendleft(own)
+            raise
+        return own.td
 
     def next(self) -> TensorDictBase | None:
         """The next batch, or None once `total_frames` were collected.
@@ -118,8 +131,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """
         return next(self, None)
 
-    def _advance(self) -> TensorDictBase | None:
-        """Collect a batch and deliver it; `_ENDED` where its trajectories do not come together."""
+    def _advance(self) -> bool:
+        """Collect and finish a batch; return False if its trajectories do not come together."""
         self._flow.check_not_closed()
         return self._within(self._delivered)
 
@@ -135,26 +148,33 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         finally:
             self._flow.statistics.left()
 
-    def _delivered(self) -> TensorDictBase | None:
+    def _delivered(self) -> bool:
         if self._flow.failure is not None:
             raise without_frames(self._flow.failure)
         self._background.check()
         if self._flow.options.replay_buffer is not None:
             self._fill_buffer()
-            return None
+            self._ready.append(Finished(None, {}))
+            return True
         return self._frames() if self._flow.queue is None else self._trajectories()
 
-    def _frames(self) -> TensorDictBase:
-        """A batch as it was collected."""
+    def _frames(self) -> bool:
+        """Finish a batch as it was collected."""
         batch, td = self._assembled(self._flow.uploads)
-        with Uninterrupted():
-            self._flow.claim()
-            self._count(batch.frames_of)
-        with self._flow.statistics.timed("deliver"):
-            td = self._finished(td, batch.tensors, batch.frames_of)
-            self._source.before_delivery(td)
+        try:
+            with Uninterrupted():
+                self._flow.claim()
+                self._count(batch.frames_of)
+            with self._flow.statistics.timed("deliver"):
+                td = self._finished(td, batch.tensors, batch.frames_of)
+                self._source.before_delivery(td)
+                self._ready.append(Finished(td, batch.frames_of))
+        except BaseException:
+            if self._flow.unclaimed is not batch and not self._ready:
+                self._lose_counted(batch.frames_of, "incomplete")
+            raise
         self._show_progress(sum(batch.frames_of.values()))
-        return td
+        return True
 
     def _finished(
         self, td: TensorDictBase, host: Mapping[Key, torch.Tensor], frames_of: Mapping[Any, int]
@@ -167,24 +187,34 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """
         return finished(td, self._flow.options, host)
 
-    def _trajectories(self) -> TensorDictBase | None:
-        """The next complete trajectories, put together on the host.
+    def _trajectories(self) -> bool:
+        """Finish the next complete trajectories, put together on the host.
 
-        What is collected meanwhile stays in flight until its trajectory is delivered.
+        Frames of other trajectories stay in flight until theirs is delivered.
         """
         assert self._flow.queue is not None
-        while (popped := self._flow.queue.pop()) is None:
-            if self._flow.has_ended:
-                return _ENDED
-            self._flow.check_not_closed()
-            self._enqueue()
-        with Uninterrupted():
-            self._count(popped.frames)
-        with self._flow.statistics.timed("deliver"):
-            td = self._flow.uploads.moved(popped.td, *self._place)
-            td = self._finished(td, {}, popped.frames)
+        popped: TrajectoryBatch | None = None
+        try:
+            while popped is None:
+                with Uninterrupted():
+                    popped = self._flow.queue.pop()
+                    if popped is not None:
+                        self._count(popped.frames)
+                if popped is None:
+                    if self._flow.has_ended:
+                        return False
+                    self._flow.check_not_closed()
+                    self._enqueue()
+            with self._flow.statistics.timed("deliver"):
+                td = self._flow.uploads.moved(popped.td, *self._place)
+                td = self._finished(td, {}, popped.frames)
+                self._ready.append(Finished(td, popped.frames))
+        except BaseException:
+            if popped is not None and not self._ready:
+                self._lose_counted(popped.frames, "incomplete")
+            raise
         self._show_progress(sum(popped.frames.values()))
-        return td
+        return True
 
     def _fill_buffer(self) -> None:
         if self._flow.queue is None:
@@ -235,6 +265,18 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         for worker, frames in frames_of.items():
             self._flow.ledger.deliver(worker, frames)
         self._flow.statistics.count_batch(sum(frames_of.values()))
+
+    def _lose_counted(self, frames_of: Mapping[int, int], reason: str) -> None:
+        """Frames that were counted as delivered do not reach the caller."""
+        with Uninterrupted():
+            for worker, frames in frames_of.items():
+                self._flow.ledger.deliver(worker, -frames)
+                self._flow.ledger.lose(worker, frames, reason)
+            self._flow.statistics.frames -= sum(frames_of.values())
+
+    def _drop_ready(self, reason: str) -> None:
+        while self._ready:
+            self._lose_counted(self._ready.pop().frames_of, reason)
 
     def _assembled(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
         """The next batch as it was collected; it is not claimed yet.
@@ -304,6 +346,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
     def _drop(self, reason: str) -> None:
         """Whatever is in flight is lost, and forgotten where it is collected."""
+        self._drop_ready(reason)
         self._flow.drop(reason)
         self._source.drop()
 
@@ -560,11 +603,12 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 self._background.start(self._fill, self.shutdown)
 
     def _fill(self) -> bool:
-        """One more batch for the replay buffer; whether there is another."""
+        """Fill the replay buffer with one more batch; return False at the end."""
         try:
-            return next(self, _ENDED) is not _ENDED
-        except ShutDownError:
+            next(self)
+        except (StopIteration, ShutDownError):
             return False
+        return True
 
     @completed_by(TorchRLNames.shutdown)
     def shutdown(
@@ -589,6 +633,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._released = True
             self._close_progress()
             self._flow.ledger.lose_in_flight("shutdown")
+            self._drop_ready("shutdown")
             try:
                 self._flow.uploads.close()
             finally:  # the device may be lost

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
-from pycollect._core import Mailbox, Memory, SharedMemoryError
+from pycollect._core import Mailbox, Memory, SharedMemoryError, Uninterrupted
 from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.messages import (
     ErrorReport,
@@ -269,8 +269,9 @@ class MailboxHandle:
         self._take_answers()
         while wait and self._mailbox.asked - self._taken >= QUESTIONS:  # dropped ones, for the most
             self._wait_more()
-        number = self._mailbox.ask(message)
-        self._kept[number] = (*kept, memory)
+        with Uninterrupted():
+            number = self._mailbox.ask(message)
+            self._kept[number] = (*kept, memory)
         return number
 
     def _read(self, number: int) -> Any:
@@ -295,20 +296,25 @@ class MailboxHandle:
                 raise self._end().death_of(self.spec)
 
     def _take_answers(self) -> bool:
-        """Take what was answered; return whether there was anything."""
-        before = self._taken
-        while not self.ended and self._mailbox.has_answer:
-            message = self._mailbox.take_answer()
-            self._taken += 1
-            self._kept.pop(self._taken, None)
-            if self._taken in self._unwanted:
-                self._unwanted.remove(self._taken)
-                continue
-            try:
-                self._answers[self._taken] = unpack(message)
-            except SharedMemoryError:  # it died just now, its memory with it
-                self._answers[self._taken] = self._end()
-        return self._taken > before
+        """Take all answers that are there; return whether there was one."""
+        if self.ended or not self._mailbox.has_answer:
+            return False
+        with Uninterrupted():  # an answer is taken once, and must not be lost then
+            while self._mailbox.has_answer:
+                self._take_answer()
+        return True
+
+    def _take_answer(self) -> None:
+        message = self._mailbox.take_answer()
+        self._taken += 1
+        self._kept.pop(self._taken, None)
+        if self._taken in self._unwanted:
+            self._unwanted.remove(self._taken)
+            return
+        try:
+            self._answers[self._taken] = unpack(message)
+        except SharedMemoryError:  # it died just now, its memory with it
+            self._answers[self._taken] = self._end()
 
     def _forget(self, number: int) -> None:
         self._answers.pop(number, None)
