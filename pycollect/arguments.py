@@ -77,7 +77,7 @@ def argument(
 
 
 def check_flag(name: str, value: Any) -> bool:
-    """Anything that has one truth value, as a bool."""
+    """Return `value` as a bool; raise TypeError if it has no truth value."""
     try:
         return bool(value)
     except Exception as error:  # an array of several numbers, for example

@@ -204,7 +204,7 @@ def test_an_environment_may_have_workers_of_its_own(where: str) -> None:
 
 
 SCRIPT = """
-import os, sys
+import os, sys, threading
 import psutil
 from envs_for_tests import CountingEnv
 from pycollect import MultiSyncDataCollector
@@ -212,14 +212,35 @@ from pycollect import MultiSyncDataCollector
 class Env(CountingEnv):
     pass
 
+def collect():
+    MultiSyncDataCollector([Env, Env], frames_per_batch=8, start_method=sys.argv[1]).next()
+
 if __name__ == "__main__":
     import train
 elif __name__ == "train":
     with open("log", "a") as log:
         log.write(f"{os.getpid()}\\n")
     if os.path.getsize("log") < 200:
-        MultiSyncDataCollector([Env, Env], frames_per_batch=8, start_method=sys.argv[1]).next()
+        threading.Thread(target=collect).start() if "thread" in sys.argv else collect()
 """
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_threads_that_its_import_starts_are_refused_in_workers(
+    tmp_path: Path, start_method: str
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    result = subprocess.run(
+        [sys.executable, "train.py", start_method, "thread"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+    )
+    assert result.returncode == 0
+    assert len((tmp_path / "log").read_text().split()) <= 1 + ACTORS
 
 
 @pytest.mark.processes

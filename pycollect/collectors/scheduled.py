@@ -34,7 +34,7 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
     """
 
     _source: Scheduler
-    _sharers = "workers, or of the environments of each"
+    _frames_divided_among = "workers, or of the environments of each"
 
     def __init__(
         self,

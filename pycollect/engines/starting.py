@@ -66,7 +66,7 @@ class StartingEitherWay:
             try:
                 with limits_named(f"the connection to {self._handle.spec.name}"):
                     called = self._by_calls()
-            except LimitError:  # whoever waits may try again
+            except LimitError:  # the caller may try again
                 raise
             except Exception as error:  # whoever asks for what was built is told
                 if is_interrupt(error):

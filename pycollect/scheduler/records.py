@@ -49,7 +49,7 @@ class WorkerRecord:
         failure: why the last one of them was replaced, in words; None if none was.
         leaving: it is asked for nothing more.
         started: when its process was started, by the monotonic clock.
-        overdue: why its start was given up; empty unless it was.
+        overdue: Reason for giving up the start; empty if it was not given up.
     """
 
     plan: WorkerPlan

@@ -64,7 +64,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         source: writes into them; it is started here, and closed where that fails.
     """
 
-    _sharers = "environments"  # share the frames of a batch
+    _frames_divided_among = "environments"  # for the rounding warning
 
     def __init__(
         self,
@@ -88,7 +88,9 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 self.weight_updater = flow.options.ways.updater
             source.start()
             prepare(flow.options, flow.uploads)
-            warn_of_rounding(flow.options.frames_per_batch, source.batch_frames, self._sharers)
+            warn_of_rounding(
+                flow.options.frames_per_batch, source.batch_frames, self._frames_divided_among
+            )
             self.register_scheme_receiver(flow.options.ways.receivers)
         except BaseException:  # also a warning, where these are errors
             self.shutdown()

@@ -81,10 +81,10 @@ class FairLock:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread has it."""
+        """Whether a thread holds the lock."""
         return self._owner is not None
 
     def wait_free(self, timeout: float) -> bool:
-        """Wait until no thread has it, or waits for it; return whether that is so."""
+        """Wait until no thread holds the lock or waits for it; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._line, timeout)

@@ -32,7 +32,7 @@ _streams: WeakSet[Moved] = WeakSet()
 
 
 def stop_at_exit(stream: Moved) -> None:
-    """Stop threads that move this stream on when the program ends.
+    """Stop threads that collect from this stream when the program ends.
 
     The exit handler is registered anew for each stream, so that it runs before Ray's.
     """

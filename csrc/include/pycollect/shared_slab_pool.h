@@ -12,11 +12,11 @@ namespace pycollect::inline PYCOLLECT_ABI {
 
 class ThreadPool;
 
-// Slabs in shared memory, made and touched at once. They go round: acquire() gives one for workers
-// to write, deliver() makes it the user's, the end of its last view brings it back. Workers never
-// wait for the user: of the slabs, `spare` may be the user's at a time, and past that a batch is
-// delivered as a private copy. If all slabs are lent, for instance because the
-// user keeps exceptions whose frames hold slabs, acquire() adds one. It stays in the pool.
+// Slabs in shared memory, allocated and touched at construction. Workers write into a slab from
+// acquire(), deliver() makes it the user's, and it returns to the pool when its last view is freed.
+// Workers never wait for the user: `spare` slabs may be the user's at a time, and further batches
+// are delivered as private copies. If all slabs are lent, for instance because the user keeps
+// exceptions whose frames hold slabs, acquire() adds one, which stays in the pool.
 //
 // Thread-safe, and returns like a MemoryPool's. The memory lives until the pool and every slab of
 // it are gone.

@@ -72,7 +72,7 @@ def packed(value: Any) -> tuple[bytes, list[Buffer]]:
 
 
 def unpacked(data: bytes | memoryview, arrays: Sequence[Buffer]) -> Any:
-    """The value. To unpickle is to run code: its signature was checked before."""
+    """Unpickle the value. Unpickling runs code, so the signature was checked first."""
     return pickle.loads(data, buffers=arrays)
 
 

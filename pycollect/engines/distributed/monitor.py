@@ -38,7 +38,7 @@ class RankMonitor:
         return self._process.native
 
     def watch(self, pid: int) -> None:
-        """It serves a mailbox, and needs its meeting no more."""
+        """Close the meeting and watch the process: the rank serves a mailbox now."""
         self._meeting.close()
         self._process.watch(pid)
 

@@ -23,8 +23,8 @@ class ForgedError(Exception):
 def signature(key: bytes, *parts: Signed) -> bytes:
     """Return the signature of the concatenated parts: keyed BLAKE2b.
 
-    BLAKE2b is a keyed hash of the standard library. Without a processor's help for SHA it takes
-    half the time of HMAC-SHA256, which counts for rollouts of megabytes.
+    BLAKE2b is a keyed hash of the standard library. On CPUs without SHA instructions it takes
+    half the time of HMAC-SHA256, which matters for rollouts of megabytes.
     """
     state = blake2b(key=key, digest_size=SIGNATURE_BYTES)
     for part in parts:

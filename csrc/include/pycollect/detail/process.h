@@ -11,8 +11,8 @@ namespace pycollect::inline PYCOLLECT_ABI {
 // cheaper than asking for the process id.
 extern std::atomic<unsigned> fork_epoch;
 
-// The process that made an object which writes into shared memory. The child of a fork has the
-// object, too, and the same memory.
+// The process that created an object which writes into shared memory. A forked child inherits the
+// object and must not write.
 class OwningProcess {
  public:
   OwningProcess();
