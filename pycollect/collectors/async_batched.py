@@ -26,6 +26,7 @@ from pycollect.collectors.arguments.given import telling
 from pycollect.collectors.multi import MultiaSyncDataCollector
 from pycollect.errors import is_interrupt
 from pycollect.stream.buffer_delivery import put
+from pycollect.stream.collector import Finished
 from pycollect.stream.flow import Part
 from pycollect.stream.options import warn_of_rounding
 from pycollect.worker.hooks import POST
@@ -210,17 +211,18 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         """The number of batches in all, delivered ones included, if every batch is full."""
         return -(-super().__len__() // self._chunks.number)
 
-    def _frames(self) -> TensorDictBase:
-        """A batch of the rollouts that were ready first."""
+    def _frames(self) -> bool:
+        """Finish a batch of the rollouts that were ready first."""
         self._gather()
-        with Uninterrupted():
-            parts = self._flow.take_parts()
-            frames_of = _frames_of(parts)
-            self._count(frames_of)
-        with self._flow.statistics.timed("deliver"):
-            td = self._finished(self._joined(parts), {}, frames_of)
-        self._show_progress(sum(frames_of.values()))
-        return td
+        with self._delivering() as counted:
+            with Uninterrupted():
+                parts = self._flow.take_parts()
+                self._count(_frames_of(parts), counted)
+            with self._flow.statistics.timed("deliver"):
+                td = self._finished(self._joined(parts), {}, counted)
+                self._ready.append(Finished(td, counted))
+        self._show_progress(sum(counted.values()))
+        return True
 
     def _fill_with_rollouts(self) -> None:
         """Such a batch goes to the replay buffer."""

@@ -247,14 +247,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
 
     def _raw(self) -> TensorDictBase:
         batch, td = self._assembled(self._flow.uploads)
-        try:
-            with Uninterrupted():
-                self._flow.claim()
-                self._count(batch.frames_of)
-        except BaseException:
-            if self._flow.unclaimed is not batch:
-                self._lose_counted(batch.frames_of, "incomplete")
-            raise
+        with self._delivering() as counted, Uninterrupted():
+            self._flow.claim()
+            self._count(batch.frames_of, counted)
         return td
 
     def fake_tensordict(self) -> TensorDictBase:

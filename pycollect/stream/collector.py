@@ -163,18 +163,14 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def _frames(self) -> bool:
         """Finish a batch as it was collected."""
         batch, td = self._assembled(self._flow.uploads)
-        try:
+        with self._delivering() as counted:
             with Uninterrupted():
                 self._flow.claim()
-                self._count(batch.frames_of)
+                self._count(batch.frames_of, counted)
             with self._flow.statistics.timed("deliver"):
                 td = self._finished(td, batch.tensors, batch.frames_of)
                 self._source.before_delivery(td)
                 self._ready.append(Finished(td, batch.frames_of))
-        except BaseException:
-            if self._flow.unclaimed is not batch and not self._ready:
-                self._lose_counted(batch.frames_of, "incomplete")
-            raise
         self._show_progress(sum(batch.frames_of.values()))
         return True
 
@@ -196,12 +192,12 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """
         assert self._flow.queue is not None
         popped: TrajectoryBatch | None = None
-        try:
+        with self._delivering() as counted:
             while popped is None:
                 with Uninterrupted():
                     popped = self._flow.queue.pop()
                     if popped is not None:
-                        self._count(popped.frames)
+                        self._count(popped.frames, counted)
                 if popped is None:
                     if self._flow.has_ended:
                         return False
@@ -211,10 +207,6 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 td = self._flow.uploads.moved(popped.td, *self._place)
                 td = self._finished(td, {}, popped.frames)
                 self._ready.append(Finished(td, popped.frames))
-        except BaseException:
-            if popped is not None and not self._ready:
-                self._lose_counted(popped.frames, "incomplete")
-            raise
         self._show_progress(sum(popped.frames.values()))
         return True
 
@@ -262,8 +254,20 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._flow.statistics.count_batch(filling.frames)
         self._show_progress(filling.frames)
 
-    def _count(self, frames_of: Mapping[int, int]) -> None:
-        """A batch of so many frames of each worker is delivered."""
+    @contextmanager
+    def _delivering(self) -> Iterator[dict[int, int]]:
+        """Deliver a batch; the frames that are counted within are lost if it does not get ready."""
+        counted: dict[int, int] = {}
+        try:
+            yield counted
+        except BaseException:
+            if not self._ready:
+                self._lose_counted(counted, "incomplete")
+            raise
+
+    def _count(self, frames_of: Mapping[int, int], counted: dict[int, int]) -> None:
+        """Count frames of each worker as delivered, and note them in `counted`."""
+        counted.update(frames_of)
         for worker, frames in frames_of.items():
             self._flow.ledger.deliver(worker, frames)
         self._flow.statistics.count_batch(sum(frames_of.values()))
