@@ -27,6 +27,7 @@ class _Stat(NamedTuple):
 
     state: str
     parent: int
+    ticks: int
     start: str
 
 
@@ -111,6 +112,12 @@ def children_of(pid: int) -> list[int]:
     return []
 
 
+def cpu_ticks(pid: int) -> int:
+    """Return the CPU time of a process in clock ticks, 0 if that cannot be read now."""
+    stat = _stat(pid)
+    return stat.ticks if stat else 0
+
+
 def _pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
 
@@ -118,7 +125,11 @@ def _pids() -> list[int]:
 def _stat(pid: int) -> _Stat | None:
     """Return fields of a process, or None if it does not exist."""
     fields = _read(f"/proc/{pid}/stat").decode(errors="replace").rpartition(")")[2].split()
-    return _Stat(fields[0], int(fields[1]), fields[19]) if fields else None
+    return (
+        _Stat(fields[0], int(fields[1]), int(fields[11]) + int(fields[12]), fields[19])
+        if fields
+        else None
+    )
 
 
 def _identity(pid: int) -> str:

@@ -14,9 +14,8 @@ import threading
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from multiprocessing import forkserver, process, spawn, util
-from pathlib import Path
 
-from pycollect.engines.descendants import children_of, kill_tree
+from pycollect.engines.descendants import children_of, cpu_ticks, kill_tree
 from pycollect.engines.import_warnings import are_filtered
 from pycollect.engines.other_process import has_pidfd
 from pycollect.engines.processes.circumstances import circumstances
@@ -179,9 +178,9 @@ class Template:
         poll = select.poll()
         poll.register(message_of, select.POLLIN)
         began = moved = time.monotonic()
-        used = self._cpu_time()
+        used = cpu_ticks(self.process.pid)
         while not poll.poll(_LOOK_MILLISECONDS):
-            now, before, used = time.monotonic(), used, self._cpu_time()
+            now, before, used = time.monotonic(), used, cpu_ticks(self.process.pid)
             moved = moved if used == before else now
             if now - moved > _STILL_SECONDS or now - began > _BUSY_SECONDS:
                 warn_user(
@@ -189,13 +188,6 @@ class Template:
                     f"{now - began:.0f} s and is killed; worker processes start in another way"
                 )
                 raise TimeoutError(f"it did not answer for {now - began:.0f} s")
-
-    def _cpu_time(self) -> int:
-        """Its CPU time in clock ticks, 0 if that cannot be read now."""
-        with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-            return sum(map(int, stat.rpartition(")")[2].split()[11:13]))
-        return 0
 
     def leave(self) -> None:
         """Ask it for nothing more: it ends with the last of its workers. Idempotent."""
