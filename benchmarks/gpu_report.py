@@ -1,85 +1,204 @@
-"""Writes gpu.md and a plot from what `python -m pycollect bench gpu --json` wrote.
+"""Makes results/gpu.md, gpu.json and a chart of what `benchmarks/gpu_call.sh` measured.
 
-    python -m benchmarks.gpu_report COMMIT gpu.json nature.json [--again again.json] [--to FOLDER]
+    python -m benchmarks.gpu_report COMMIT FOLDER [FOLDER ...] [--to FOLDER]
 
-Rows of all files become one table, and one gpu.json, in which ratios are made anew. With --again
-there is a column more: how far a second run was from the first.
+Rows of all files become one table. Of a row that was measured more than once the last one counts,
+and the others show the spread. Ratios are made anew, and compared with what is wanted.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from pycollect.bench.plot import save_plot
 from pycollect.bench.rows import Row, markdown, read_json, with_ratios, write_json
+from pycollect.bench.sides import ENVS, LOOP, PEERS, POLICY
 
 RESULTS = Path(__file__).parent / "results"
-_CHANGES = ("load average", "link generation")  # from one command to the next
+_OF_THE_RUN = (
+    "load average",
+    "link generation",
+    "memory",
+    "bus",
+    "processor",
+    "NUMA node of the GPU",
+)
+"""Facts that may differ from one call to the next: machines that are alike, and what changes."""
+_Rows = Mapping[str, Row]
 
 
-def report(commit: str, files: Sequence[Path], again: Path | None, folder: Path) -> None:
+class Mark(NamedTuple):
+    """A figure that is wanted.
+
+    Attributes:
+        text: what it is.
+        wanted: at least.
+        figure: of the rows; None where one is missing.
+    """
+
+    text: str
+    wanted: float
+    figure: Callable[[_Rows], float | None]
+
+
+def _ratio(name: str) -> Callable[[_Rows], float | None]:
+    return lambda rows: rows[name].ratio if name in rows else None
+
+
+def _times(
+    name: str, others: Sequence[str], pick: Callable[..., float]
+) -> Callable[[_Rows], float | None]:
+    """The rate of a row over the one that `pick` takes of the others' rates."""
+
+    def figure(rows: _Rows) -> float | None:
+        own = rows[name].frames_per_second if name in rows else None
+        rates = [
+            rate for other in others if other in rows and (rate := rows[other].frames_per_second)
+        ]
+        return own / pick(rates) if own and rates else None
+
+    return figure
+
+
+def _marks(processes: Sequence[str]) -> list[Mark]:
+    marks = [
+        Mark(f"{name}: of a pinned copy", 0.95, _ratio(name))
+        for name in ("upload", "upload, shared slab")
+    ]
+    for share in (1, 2, 8):
+        name = f"upload beside a learner of {share} copies"
+        marks.append(
+            Mark(
+                f"{name}: hidden",
+                0.9,
+                lambda rows, name=name: rows[name].hidden if name in rows else None,
+            )
+        )
+    for width, wanted in (("pixels", 0.8), ("32 float32", 0.8), ("17 float32", 0.5)):
+        name = f"gather, {width}"
+        marks.append(Mark(f"{name}: of a device copy", wanted, _ratio(name)))
+        marks.append(
+            Mark(
+                f"{name}: of index_select",
+                1.5,
+                lambda rows, name=name: rows[name].times if name in rows else None,
+            )
+        )
+    for count in processes:
+        for side in ("central", "central, captured"):
+            own = f"{side}, {count}"
+            slower = [f"{other}, {count}" for other in (POLICY, ENVS)]
+            peers = [f"{peer}, {count}" for peer in PEERS]
+            marks.append(
+                Mark(f"{own}: of policy or environments alone", 0.9, _times(own, slower, min))
+            )
+            marks.append(Mark(f"{own}: of TorchRL's best way", 3.0, _times(own, peers, max)))
+            marks.append(Mark(f"{own}: of {LOOP}", 1.5, _times(own, [f"{LOOP}, {count}"], max)))
+        stay, down = (f"central, features {way}, {count}" for way in ("stay", "come down"))
+        marks.append(Mark(f"{stay}: of those that come down", 1.3, _times(stay, [down], max)))
+        busy, quiet = (f"start() {way} a learner, {count}" for way in ("beside", "without"))
+        marks.append(Mark(f"{busy}: of it alone", 0.8, _times(busy, [quiet], max)))
+    return marks
+
+
+def report(commit: str, folders: Sequence[Path], to: Path) -> None:
     """Write ``gpu.json``, ``gpu.md`` and ``gpu.png``.
 
     Args:
         commit: of what was measured.
-        files: of runs on one machine.
-        again: another run of some of it.
+        folders: of files that `bench --json` wrote, in the order of the calls.
+        to: where the results go.
 
     Raises:
-        ValueError: the files are of different machines or versions.
+        ValueError: there are no such files, or they are of different cards or versions.
     """
+    files = [file for folder in folders for file in sorted(folder.glob("*.json"))]
+    if not files:
+        raise ValueError(f"folders: expected files of figures in {', '.join(map(str, folders))}")
     runs = [read_json(file) for file in files]
-    _, facts, _ = runs[0]
-    for file, (_, others, _) in zip(files, runs, strict=True):
-        for name, value in facts.items():
-            if name not in _CHANGES and others.get(name) != value:
-                raise ValueError(
-                    f"{file}: expected the machine of {files[0]}, with {name} {value}, got "
-                    f"{others.get(name)}"
-                )
-    rows = with_ratios(row for _, _, own in runs for row in own)
+    facts = _facts(files, [facts for _, facts, _ in runs])
+    measured: dict[str, list[Row]] = {}
+    for _, _, own in runs:
+        for row in own:
+            measured.setdefault(row.name, []).append(row)
+    rows = with_ratios(_last(rows) for rows in measured.values())
     commands = [command for command, _, _ in runs]
     text = [
         f"Commit {commit}.\n",
         *(f"- `{command}`" for command in commands),
         "",
-        *(f"- {name}: {value}" for name, value in facts.items()),
+        *(f"- {name}: {value}" for name, value in facts.items() if value is not None),
+        "",
+        *_wanted(rows),
         "",
         markdown(rows),
+        "",
+        *_spread(measured),
     ]
-    if again is not None:
-        text += ["", *_spread(rows, read_json(again)[2])]
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "gpu.md").write_text("\n".join(text) + "\n")
-    write_json(folder / "gpu.json", rows, {"commit": commit, **facts}, "; ".join(commands))
-    save_plot(rows, str(facts["gpu"] or "no GPU"), folder / "gpu.png")
+    to.mkdir(parents=True, exist_ok=True)
+    (to / "gpu.md").write_text("\n".join(text).rstrip() + "\n")
+    write_json(to / "gpu.json", rows, {"commit": commit, **facts}, "; ".join(commands))
+    save_plot(rows, str(facts["gpu"] or "no GPU"), to / "gpu.png")
 
 
-def _spread(rows: Sequence[Row], again: Sequence[Row]) -> list[str]:
-    """A second run's rate over the first's, or its time's inverse, row by row."""
-    other = {row.name: row for row in again}
-    lines = ["| case | again, x |", "| --- | ---: |"]
-    for row in rows:
-        second = other.get(row.name)
-        if second is None or not (second.seconds and row.seconds):
-            continue
-        first_rate, rate = row.gigabytes_per_second, second.gigabytes_per_second
-        times = rate / first_rate if rate and first_rate else row.seconds / second.seconds
-        lines.append(f"| {row.name} | {times:.2f} |")
+def _facts(files: Sequence[Path], all_facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What holds of all files; of what may differ, each value."""
+    facts: dict[str, Any] = {}
+    for name in all_facts[0]:
+        values = [own.get(name) for own in all_facts]
+        for file, value in zip(files, values, strict=True):
+            if name not in _OF_THE_RUN and value != values[0]:
+                raise ValueError(
+                    f"{file}: expected {name} {values[0]} as in {files[0]}, got {value}"
+                )
+        facts[name] = (
+            values[0] if len(set(values)) == 1 else "; ".join(map(str, dict.fromkeys(values)))
+        )
+    return facts
+
+
+def _last(rows: Sequence[Row]) -> Row:
+    """The last one that has a figure."""
+    return next((row for row in reversed(rows) if row.seconds), rows[-1])
+
+
+def _wanted(rows: Sequence[Row]) -> list[str]:
+    """A table of what is wanted, beside what was measured."""
+    known = {row.name: row for row in rows if row.available}
+    processes = list(
+        dict.fromkeys(name.rpartition(", ")[2] for name in known if name.startswith("central"))
+    )
+    processes = [own for own in processes if own.isdigit()]
+    lines = ["| figure | wanted | measured | |", "| --- | ---: | ---: | --- |"]
+    for mark in _marks(processes):
+        figure = mark.figure(known)
+        if figure is not None:
+            word = "yes" if figure >= mark.wanted else "no"
+            lines.append(f"| {mark.text} | {mark.wanted:g} | {figure:.2f} | {word} |")
     return lines
+
+
+def _spread(measured: Mapping[str, Sequence[Row]]) -> list[str]:
+    """How far those rows lie apart that were measured more than once."""
+    lines = ["| case | slowest / fastest |", "| --- | ---: |"]
+    for name, rows in measured.items():
+        seconds = [row.seconds for row in rows if row.seconds]
+        if len(seconds) > 1:
+            lines.append(f"| {name} | {max(seconds) / min(seconds):.2f} |")
+    return lines if len(lines) > 2 else []
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """See the module's text."""
-    parser = argparse.ArgumentParser(description="gpu.md and a plot from figures in JSON")
+    parser = argparse.ArgumentParser(description="gpu.md, gpu.json and a chart of measured figures")
     parser.add_argument("commit", help="what was measured")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    parser.add_argument("--again", type=Path, metavar="FILE", help="a second run, for the spread")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--to", type=Path, metavar="FOLDER", default=RESULTS)
     args = parser.parse_args(arguments)
-    report(args.commit, args.files, args.again, args.to)
+    report(args.commit, args.folders, args.to)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from torch import nn
 
 from benchmarks import workloads
 from benchmarks.race import Side
-from pycollect.bench.nature import nature_policy
+from pycollect.bench.workloads import nature_policy
 
 CALL_SECONDS = 0.002
 ENV_SECONDS = 0.001

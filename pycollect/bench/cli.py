@@ -14,8 +14,8 @@ from typing import Any
 
 from pycollect.bench.rows import Row, table, with_ratios, write_json
 
-_PARTS = ("host", "steps", "splits", "gathers", "collectors", "nature")
-"""Costs of the host, steps of a batch's way, trajectories, the kernel, and two kinds of wholes."""
+_PARTS = ("host", "steps", "splits", "gathers", "collectors")
+"""Costs of the host, steps of a batch's way, trajectories, the kernel, and whole collectors."""
 
 _CPU_EXAMPLES = """\
   python -m pycollect bench cpu --quick
@@ -24,6 +24,7 @@ _CPU_EXAMPLES = """\
 _GPU_EXAMPLES = """\
   python -m pycollect bench gpu --quick
   python -m pycollect bench gpu --parts steps splits --plot rates.png
+  python -m pycollect bench gpu --parts collectors --workers 14 --sides central TorchRL
 """
 
 _Measure = Callable[[argparse.Namespace], Iterable[list[Row]]]
@@ -51,7 +52,7 @@ def _add_cpu(benches: Any) -> None:
         _CPU_EXAMPLES,
     )
     cpu.add_argument("--env", default="CartPole-v1", help="a Gymnasium id [%(default)s]")
-    cpu.add_argument("--workers", type=int, default=2, metavar="N", help="processes [%(default)s]")
+    _add_workers(cpu, [2])
     _add_common(cpu, _cpu)
 
 
@@ -60,8 +61,9 @@ def _add_gpu(benches: Any) -> None:
         benches,
         "gpu",
         "batches on their way to a GPU, beside plain copies",
-        "Measures copies, assembly, upload, casts, splitting, whole collectors, and TorchRL's "
-        "where it is installed. Without a GPU its rows are marked as not available.",
+        "Measures copies, assembly, upload, casts, splitting, and whole collectors with a Nature "
+        "CNN on the GPU, beside TorchRL's where it is installed, a loop written by hand and the "
+        "policy alone. Without a GPU its rows are marked as not available.",
         _GPU_EXAMPLES,
     )
     gpu.add_argument(
@@ -73,8 +75,28 @@ def _add_gpu(benches: Any) -> None:
         help=f"measure only these of {', '.join(_PARTS)}; limits and peers are within a part, but "
         "for those of 'steps'",
     )
+    _add_workers(gpu, [1, 8, 14])
+    gpu.add_argument(
+        "--sides",
+        nargs="+",
+        default=(),
+        metavar="NAME",
+        help="of the collectors only these, as they are called in the table",
+    )
+    gpu.add_argument("--device", default="cuda:0", help="[%(default)s]")
     gpu.add_argument("--plot", type=Path, metavar="FILE", help="draw the rates (matplotlib)")
     _add_common(gpu, _gpu)
+
+
+def _add_workers(parser: argparse.ArgumentParser, default: list[int]) -> None:
+    parser.add_argument(
+        "--workers",
+        type=int,
+        nargs="+",
+        default=default,
+        metavar="N",
+        help=f"processes of a collector [{' '.join(map(str, default))}]",
+    )
 
 
 def _with_examples(commands: Any, name: str, text: str, description: str, examples: str) -> Any:
@@ -102,7 +124,7 @@ def _cpu(args: argparse.Namespace) -> Iterable[list[Row]]:
 def _gpu(args: argparse.Namespace) -> Iterable[list[Row]]:
     from pycollect.bench.gpu import measure
 
-    return measure([part for part in _PARTS if part in args.parts], quick=args.quick)
+    return measure(args.parts, args.device, args.workers, args.sides, quick=args.quick)
 
 
 def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Namespace) -> int:

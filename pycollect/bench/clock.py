@@ -11,7 +11,7 @@ import torch
 
 
 def median_seconds(work: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """The median duration of a call, device and all.
+    """The median duration of a call that is waited for.
 
     Args:
         work: is called once before.
@@ -24,6 +24,56 @@ def median_seconds(work: Callable[[], object], seconds: float, device: torch.dev
     while len(durations) < 3 or time.perf_counter() < end:
         durations.append(seconds_of(work, device))
     return statistics.median(durations)
+
+
+def queued_seconds(work: Callable[[], object], seconds: float, device: torch.device) -> float:
+    """The duration of a call where calls follow each other and only the last is waited for.
+
+    Args:
+        work: is called once before.
+        seconds: how long to measure. It is five runs of at least two calls; their median counts.
+        device: which is waited for at the end of each run.
+    """
+    work()
+    calls = max(2, min(1000, round(seconds / 5 / max(seconds_of(work, device), 1e-9))))
+
+    def run() -> None:
+        for _ in range(calls):
+            work()
+
+    return statistics.median(seconds_of(run, device) for _ in range(5)) / calls
+
+
+def device_seconds(work: Callable[[], object], calls: int = 20) -> float | None:
+    """The duration of a call on the current CUDA device alone.
+
+    The device is kept busy until all calls are queued, so that the host's time is not in it.
+
+    Args:
+        work: is called twice before.
+        calls: that are queued.
+
+    Returns:
+        Seconds; None where the host took longer to queue them than the device was kept busy.
+    """
+    work()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    host = time.perf_counter() - start
+    cuda: Any = torch.cuda
+    first, last = (cuda.Event(enable_timing=True) for _ in range(2))
+    cycles = 2e9 * (4 * calls * host + 0.02)  # of a clock of at most 2 GHz
+    torch.cuda.synchronize()
+    cuda._sleep(int(cycles))
+    first.record()
+    for _ in range(calls):
+        work()
+    last.record()
+    was_in_time = not first.query()
+    torch.cuda.synchronize()
+    took: float = first.elapsed_time(last)
+    return 1e-3 * took / calls if was_in_time else None
 
 
 def median_host_seconds(
@@ -53,20 +103,6 @@ def median_host_seconds(
     return statistics.median(durations)
 
 
-def kernel_seconds(work: Callable[[], object], kernel: str, calls: int = 20) -> float | None:
-    """The median duration of that kernel on the device, by torch's profiler; None: not seen."""
-    work()
-    torch.cuda.synchronize()
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
-        for _ in range(calls):
-            work()
-        torch.cuda.synchronize()
-    events: Any = profile.events()
-    seen = [1e-6 * own.time_range.elapsed_us() for own in events if own.name == kernel]
-    return statistics.median(seen) if seen else None
-
-
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
     """The duration of one call, device and all; what it returns is given back afterwards."""
     wait = _waiting(device)
@@ -86,7 +122,7 @@ def _waiting(device: torch.device) -> Callable[[], None]:
 class Learner:
     """Work for a device of about a given length, which holds the host up no longer than to ask.
 
-    On the CPU it is made by the host, at once.
+    On the CPU the host itself does it, at once.
 
     Args:
         milliseconds: of one call.
@@ -95,9 +131,9 @@ class Learner:
     def __init__(self, device: torch.device, milliseconds: float) -> None:
         size = 2048 if device.type == "cuda" else 256
         self._matrix = torch.randn(size, size, device=device) / size
-        self._times = 1
-        one = max(median_seconds(self, 0.05, device), 1e-6)
-        self._times = max(1, round(milliseconds / 1e3 / one))
+        self._times = 20
+        one = queued_seconds(self, 0.05, device) / self._times
+        self._times = max(1, round(milliseconds / 1e3 / max(one, 1e-6)))
 
     def __call__(self) -> None:
         """One step of learning."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import numpy as np
 import torch
@@ -15,9 +16,15 @@ from pycollect.batch.cast import scaled
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import make_pool, make_shared_pool, slab_tensors
 from pycollect.batch.upload import Allocate, DeviceUploader
-from pycollect.bench.clock import Learner, median_seconds
-from pycollect.bench.environment import FreeFrames, Still
+from pycollect.bench.clock import (
+    Learner,
+    device_seconds,
+    median_seconds,
+    queued_seconds,
+    seconds_of,
+)
 from pycollect.bench.rows import Row, missing
+from pycollect.bench.workloads import FreeFrames, Still
 from pycollect.devices import CPU, StreamAccelerator, accelerator
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.worker import Worker
@@ -25,6 +32,8 @@ from pycollect.worker.worker import Worker
 MEMORY_COPY, PINNED_COPY, DEVICE_COPY = "memory copy", "copy, pinned", "device memory copy"
 _OF_TORCH, _SHARED = "upload, by torch", "upload, shared slab"
 _WORKERS = 2
+_LEARNERS = (1, 2, 8)
+"""How many copies' time a learner takes that a copy is to hide behind."""
 _ON_A_DEVICE = (
     PINNED_COPY,
     "copy, pageable",
@@ -34,7 +43,7 @@ _ON_A_DEVICE = (
     _OF_TORCH,
     _SHARED,
     "cast",
-    "upload beside a learner",
+    *(f"upload beside a learner of {share:g} copies" for share in _LEARNERS),
 )
 
 
@@ -96,35 +105,15 @@ def device_rows(sizes: Sizes, material: Material, device: torch.device, why_not:
     if why_not:
         return [missing(name, why_not) for name in _ON_A_DEVICE]
     way = DeviceUploader(accelerator(device))
+    copies = Copies(sizes, material, device)
     return [
-        *_copies(sizes, material, device),
+        *copies.rows(),
         _assembly("assembly, pinned", sizes, material, way.allocate),
-        _upload("upload", sizes, material, way, "by the core" if cuda.is_torchs() else "by torch"),
-        _upload(_OF_TORCH, sizes, material, DeviceUploader(StreamAccelerator(device))),
-        _upload_of_shared(sizes, material, way),
+        copies.upload("upload", way, "by the core" if cuda.is_torchs() else "by torch"),
+        copies.upload(_OF_TORCH, DeviceUploader(StreamAccelerator(device))),
+        copies.upload_of_shared(way),
         _cast("cast", sizes, material, device),
-        _overlap(sizes, material, device),
-    ]
-
-
-def _copies(sizes: Sizes, material: Material, device: torch.device) -> list[Row]:
-    size = material.batch.bytes
-    there = torch.empty(size, dtype=torch.uint8, device=device)
-    other = torch.empty_like(there)
-    pageable = torch.ones(size, dtype=torch.uint8)
-    pinned = accelerator(device).pinned([size], torch.uint8).fill_(1)
-
-    def seconds(work: Callable[[], object]) -> float:
-        return median_seconds(work, sizes.seconds, device)
-
-    megabytes = material.megabytes
-    fast = seconds(lambda: there.copy_(pinned, non_blocking=True))
-    slow = seconds(lambda: there.copy_(pageable))
-    inside = seconds(lambda: other.copy_(there))
-    return [
-        Row(PINNED_COPY, megabytes, fast),
-        Row("copy, pageable", megabytes, slow, limit=PINNED_COPY),
-        Row(DEVICE_COPY, 2 * megabytes, inside, note="bytes read and written"),
+        *(_overlap(sizes, material, device, share) for share in _LEARNERS),
     ]
 
 
@@ -140,58 +129,100 @@ def _assembly(name: str, sizes: Sizes, material: Material, allocate: Allocate | 
     return Row(name, material.megabytes, seconds, limit=MEMORY_COPY)
 
 
-def _upload(
-    name: str, sizes: Sizes, material: Material, way: DeviceUploader, note: str = ""
-) -> Row:
-    """A batch that lies in memory of the way's own, as collectors send it."""
-    return _sent(name, sizes, make_pool(material.batch, 1, way.allocate).acquire(), way, note)
+class Copies:
+    """Uploads of batches beside a plain copy of as many bytes, timed in the same two ways.
+
+    Copies that follow each other show what the bus carries; one that is waited for shows what the
+    host adds.
+    """
+
+    def __init__(self, sizes: Sizes, material: Material, device: torch.device) -> None:
+        """Time the plain copy."""
+        self._sizes, self._material, self._device = sizes, material, device
+        size = material.batch.bytes
+        self._there = torch.empty(size, dtype=torch.uint8, device=device)
+        pinned = accelerator(device).pinned([size], torch.uint8).fill_(1)
+        self._queued, self._waited = self._both(
+            lambda: self._there.copy_(pinned, non_blocking=True)
+        )
+
+    def _both(self, work: Callable[[], object]) -> tuple[float, float]:
+        seconds = self._sizes.seconds
+        return (
+            queued_seconds(work, seconds, self._device),
+            median_seconds(work, seconds / 2, self._device),
+        )
+
+    def rows(self) -> list[Row]:
+        """Plain copies."""
+        megabytes = self._material.megabytes
+        pageable = torch.ones(self._material.batch.bytes, dtype=torch.uint8)
+        other = torch.empty_like(self._there)
+        slow = queued_seconds(
+            lambda: self._there.copy_(pageable), self._sizes.seconds, self._device
+        )
+        inside = device_seconds(lambda: other.copy_(self._there))
+        return [
+            Row(PINNED_COPY, megabytes, self._queued),
+            Row("copy, pageable", megabytes, slow, limit=PINNED_COPY),
+            Row(DEVICE_COPY, 2 * megabytes, inside, note="bytes read and written; device time"),
+        ]
+
+    def upload(self, name: str, way: DeviceUploader, note: str = "") -> Row:
+        """A batch that lies in memory of the way's own, as collectors send it."""
+        slab = make_pool(self._material.batch, 1, way.allocate).acquire()
+        return self._sent(name, slab, way, note)
+
+    def upload_of_shared(self, way: DeviceUploader) -> Row:
+        """A batch that lies where worker processes wrote it."""
+        pool = make_shared_pool(self._material.batch, 1, 0)
+        if not way.pin(pool):
+            return missing(_SHARED, "shared memory cannot be pinned")
+        slab = pool.acquire()
+        assert slab is not None
+        return self._sent(_SHARED, slab, way, "registered with the driver")
+
+    def _sent(self, name: str, slab: Slab, way: DeviceUploader, note: str) -> Row:
+        tensors = _tensors(slab)
+        queued, waited = self._both(lambda: way.upload(slab, tensors))
+        way.close()
+        more = f"{1e6 * (waited - self._waited):.0f} us more than a copy where each is waited for"
+        note = f"{note}; {more}" if note else more
+        return Row(name, slab.bytes / 1e6, queued, limit=PINNED_COPY, note=note)
 
 
-def _upload_of_shared(sizes: Sizes, material: Material, way: DeviceUploader) -> Row:
-    """A batch that lies where worker processes wrote it."""
-    pool = make_shared_pool(material.batch, 1, 0)
-    if not way.pin(pool):
-        return missing(_SHARED, "shared memory cannot be pinned")
-    slab = pool.acquire()
-    assert slab is not None
-    return _sent(_SHARED, sizes, slab, way, "registered with the driver")
-
-
-def _sent(name: str, sizes: Sizes, slab: Slab, way: DeviceUploader, note: str) -> Row:
-    tensors = _tensors(slab)
-    seconds = median_seconds(lambda: way.upload(slab, tensors), sizes.seconds, way.device)
-    way.close()
-    return Row(name, slab.bytes / 1e6, seconds, limit=PINNED_COPY, note=note)
-
-
-def _overlap(sizes: Sizes, material: Material, device: torch.device) -> Row:
-    """Batches that are copied while a learner works that takes as long as the copy."""
+def _overlap(sizes: Sizes, material: Material, device: torch.device, share: float) -> Row:
+    """Batches that are copied while a learner works that takes `share` times as long as a copy."""
     batches = DeviceUploader(accelerator(device))
     pool = make_pool(material.batch, 3, batches.allocate)
 
-    def upload() -> None:
+    def upload() -> object:
         slab = pool.acquire()
-        batches.upload(slab, _tensors(slab))
+        return batches.upload(slab, _tensors(slab))
 
-    copying = median_seconds(upload, sizes.seconds, device)
-    learner = Learner(device, 1e3 * copying)
-    learning = median_seconds(learner, sizes.seconds, device)
-    rounds = 8
+    copying = queued_seconds(upload, sizes.seconds, device)
+    learner = Learner(device, 1e3 * share * copying)
 
-    def both() -> None:
-        for _ in range(rounds):
-            upload()
-            learner()
+    def both(rounds: int) -> float:
+        def run() -> None:
+            for _ in range(rounds):
+                upload()
+                learner()
 
-    together = median_seconds(both, sizes.seconds, device)
+        return seconds_of(run, device)
+
+    # Of runs of two lengths the difference is free of what begins and ends each.
+    few, many = 4, 24
+    both(few)
+    times = [(both(few), both(many)) for _ in range(5)]
+    together = median((long - short) / (many - few) for short, long in times)
+    learning = queued_seconds(learner, sizes.seconds, device)
     batches.close()
-    # The first copy has nothing to hide behind.
-    spared = rounds * (copying + learning) - together
-    hidden = min(1.0, max(0.0, spared / ((rounds - 1) * min(copying, learning))))
+    hidden = (copying + learning - together) / min(copying, learning)
     return Row(
-        "upload beside a learner",
+        f"upload beside a learner of {share:g} copies",
         material.megabytes,
-        together / rounds,
+        together,
         hidden=hidden,
         note=f"learner {1e3 * learning:.3g} ms, copy {1e3 * copying:.3g} ms",
     )

@@ -1,27 +1,30 @@
-"""What `bench cpu` measures: collectors of one environment, beside a plain loop over it."""
+"""What `bench cpu` measures: collectors of one environment, beside plain loops over it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import multiprocessing
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import gymnasium
 from gymnasium.error import Error
 
-from pycollect import MultiSyncDataCollector, SyncDataCollector
+from pycollect import MultiaSyncDataCollector, MultiSyncDataCollector, SyncDataCollector
 from pycollect.bench.clock import median_seconds, seconds_of
 from pycollect.bench.rows import Row, missing
-from pycollect.bench.wholes import lacks, torchrls_multi, torchrls_single, wrapped
+from pycollect.bench.sides import lacks, torchrls_multi, torchrls_single, wrapped
 from pycollect.devices import CPU
 
 LOOP = "plain loop"
-_FRAMES = 2000  # of a round
+_FRAMES = 2000  # of a round in this process
+_STEPS = 400  # of each process in a round
 _QUICK, _WHOLE = 0.1, 2.0  # seconds of each case
 _Make = Callable[[], Any]
 
 
-def measure(env_id: str, workers: int, *, quick: bool) -> Iterator[list[Row]]:
+def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[list[Row]]:
     """The rows of the loop, of this process, and of that many processes.
 
     Raises:
@@ -33,30 +36,70 @@ def measure(env_id: str, workers: int, *, quick: bool) -> Iterator[list[Row]]:
         make().close()
     except Error as error:
         raise ValueError(f"--env: {error}") from error
-    if workers < 1:
-        raise ValueError(f"--workers: expected a number of at least 1, got {workers}")
-    yield [Row(LOOP, seconds=_loop(make, seconds), frames=_FRAMES, note="keeps nothing")]
+    if min(workers) < 1:
+        raise ValueError(f"--workers: expected numbers of at least 1, got {min(workers)}")
+    yield [Row(LOOP, seconds=_loop(make, _FRAMES, seconds), frames=_FRAMES, note="keeps nothing")]
 
     def ours() -> Any:
         return SyncDataCollector(make, frames_per_batch=_FRAMES)
 
-    def ours_beside() -> Any:
-        return MultiSyncDataCollector([make] * workers, frames_per_batch=_FRAMES)
-
     theirs = {"frames_per_batch": _FRAMES, "total_frames": 10**12}
     wrap = partial(wrapped, make)
-    yield _rows("in process", ours, lambda: torchrls_single()(wrap, **theirs), seconds)
-    beside = f"{workers} process{'es' if workers > 1 else ''}"
-    yield _rows(beside, ours_beside, lambda: torchrls_multi()([wrap] * workers, **theirs), seconds)
+    where = "in process"
+    yield [
+        *_rows(f"pycollect, {where}", ours, _FRAMES, LOOP, f"TorchRL, {where}", seconds),
+        *_peer(f"TorchRL, {where}", lambda: torchrls_single()(wrap, **theirs), _FRAMES, seconds),
+    ]
+    for count in workers:
+        yield _beside(make, count, seconds)
 
 
-def _loop(make: _Make, seconds: float) -> float:
+def _beside(make: _Make, count: int, seconds: float) -> list[Row]:
+    """The rows of that many processes, and of as many loops at once."""
+    where = f"{count} process{'es' if count > 1 else ''}"
+    frames = _STEPS * count
+    limit, peer = f"{LOOP}s, {where}", f"TorchRL, {where}"
+    rows = [Row(limit, seconds=_loops(make, count, seconds), frames=frames, note="keep nothing")]
+    for name, kind, per_batch in (
+        (f"pycollect, {where}", MultiSyncDataCollector, frames),
+        (f"pycollect, async, {where}", MultiaSyncDataCollector, _STEPS),
+    ):
+        own = partial(kind, [make] * count, frames_per_batch=per_batch)
+        rows += _rows(name, own, per_batch, limit, peer, seconds)
+    theirs = {"frames_per_batch": frames, "total_frames": 10**12}
+    wrap = [partial(wrapped, make)] * count
+    return rows + _peer(peer, lambda: torchrls_multi()(wrap, **theirs), frames, seconds)
+
+
+def _loops(make: _Make, count: int, seconds: float) -> float:
+    """Seconds in which as many processes at once take their steps of a round."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Barrier(count)
+    with context.Pool(count, _meet_at, (ready,)) as pool:
+        took = pool.starmap(_loop_with_others, [(make, seconds)] * count, chunksize=1)
+    return count / sum(1 / own for own in took)
+
+
+_ready: Any = None
+
+
+def _meet_at(ready: Any) -> None:
+    global _ready
+    _ready = ready
+
+
+def _loop_with_others(make: _Make, seconds: float) -> float:
+    _ready.wait()
+    return _loop(make, _STEPS, seconds)
+
+
+def _loop(make: _Make, frames: int, seconds: float) -> float:
     """Seconds of so many steps with random actions, and the resets between them."""
     env = make()
     env.reset(seed=0)
 
     def steps() -> None:
-        for _ in range(_FRAMES):
+        for _ in range(frames):
             _, _, terminated, truncated, _ = env.step(env.action_space.sample())
             if terminated or truncated:
                 env.reset()
@@ -67,24 +110,29 @@ def _loop(make: _Make, seconds: float) -> float:
         env.close()
 
 
-def _rows(where: str, ours: _Make, theirs: _Make, seconds: float) -> list[Row]:
-    """Of both sides: the rate; from the constructor to the first batch, at first and again."""
-    rows = []
-    for side, make, lacking in (
-        ("pycollect", ours, ""),
-        ("TorchRL", theirs, lacks("torchrl")),
-    ):
-        name, peer = f"{side}, {where}", f"TorchRL, {where}"
-        names = [name, f"{name}, first batch", f"{name}, first batch again"]
-        if lacking:
-            rows += [missing(own, lacking) for own in names]
-            continue
-        first, _ = _run(make, 0.0)
-        again, rate = _run(make, seconds)
-        rows.append(Row(names[0], seconds=rate, frames=_FRAMES, limit=LOOP, peer=peer))
-        for own, took in zip(names[1:], (first, again), strict=True):
-            rows.append(Row(own, seconds=took, peer=own.replace(side, "TorchRL")))
-    return rows
+def _peer(name: str, make: _Make, frames: int, seconds: float) -> list[Row]:
+    if reason := lacks("torchrl"):
+        return [missing(own, reason) for own in _names(name)]
+    return _rows(name, make, frames, None, None, seconds)
+
+
+def _rows(
+    name: str, make: _Make, frames: int, limit: str | None, peer: str | None, seconds: float
+) -> list[Row]:
+    """The rate; from the constructor to the first batch, at first and again."""
+    first, _ = _run(make, 0.0)
+    again, rate = _run(make, seconds)
+    times = (rate, first, again)
+    peers = _names(peer) if peer is not None else (None,) * len(times)
+    rows = [
+        Row(own, seconds=took, peer=other)
+        for own, took, other in zip(_names(name), times, peers, strict=True)
+    ]
+    return [replace(rows[0], frames=frames, limit=limit), *rows[1:]]
+
+
+def _names(name: str) -> tuple[str, str, str]:
+    return name, f"{name}, first batch", f"{name}, first batch again"
 
 
 def _run(make: _Make, seconds: float) -> tuple[float, float]:

@@ -12,7 +12,7 @@ from pycollect import cuda
 from pycollect._core import SplitPlan
 from pycollect.batch.layout import Key
 from pycollect.batch.tensordicts import as_signal
-from pycollect.bench.clock import kernel_seconds, median_host_seconds, median_seconds
+from pycollect.bench.clock import device_seconds, median_host_seconds, median_seconds
 from pycollect.bench.copies import DEVICE_COPY, Sizes
 from pycollect.bench.rows import Row, missing
 from pycollect.trajectories.on_cuda import split_on_device
@@ -21,8 +21,8 @@ _EPISODES = (93, 107, 81, 119, 99, 101, 87, 113, 97, 103)
 """The lengths of the trajectories in a row of the batch, uneven: a trajectory and its place in the
 padded target are seldom aligned alike."""
 _ROW, _EPISODE = sum(_EPISODES), sum(_EPISODES) // len(_EPISODES)
-_KERNEL = "pycollect_gather"
-_MOST_FRAMES = 64_000_000  # of one byte they are more than any cache holds
+_CALLS = 6  # of which no table waits for the one before, see DeviceGather
+_MOST_FRAMES = 64_000_000  # of one byte they are more than the cache of a card of today
 _RUNS = (100, 1_000, 10_000, 100_000)
 
 
@@ -88,7 +88,7 @@ class Case:
 
 
 def gather_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
-    """For each width the call, the kernel alone, and torch; for each number of runs the host."""
+    """For each width ours and torch's on the device alone; for each number of runs the host."""
     reason = why_not or ("" if cuda.is_torchs() else cuda.why_not())
     rows: list[Row] = []
     for width in WIDTHS:
@@ -97,24 +97,26 @@ def gather_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
 
 
 def _width_rows(width: Width, sizes: Sizes, device: torch.device, reason: str) -> list[Row]:
-    call, kernel = f"gather, {width.name}", f"gather, {width.name}, the kernel"
-    peer = f"gather, {width.name}, torch's indexing"
+    name = f"gather, {width.name}"
+    peer = f"{name}, torch's indexing"
     if reason:
-        return [missing(name, reason) for name in (call, kernel, peer)]
+        return [missing(own, reason) for own in (name, peer)]
     case = Case(width, sizes.gathered, device)
-
-    def row(name: str, seconds: float | None, note: str = "") -> Row:
-        if seconds is None:
-            return missing(name, "the profiler does not show it")
-        against = None if name == peer else peer
-        return Row(name, case.megabytes, seconds, limit=DEVICE_COPY, peer=against, note=note)
-
-    note = f"frames of {width.bytes} bytes, {case.plan.count} trajectories"
+    call = median_seconds(case.by_the_core, sizes.seconds, device)
+    note = (
+        f"frames of {width.bytes} bytes, {case.plan.count} trajectories; device time, "
+        f"{1e3 * call:.3g} ms with the host's"
+    )
     return [
-        row(call, median_seconds(case.by_the_core, sizes.seconds, device), note),
-        row(kernel, kernel_seconds(case.by_the_core, _KERNEL), "by the profiler"),
-        row(peer, median_seconds(case.by_torch, sizes.seconds, device)),
+        _row(name, case, device_seconds(case.by_the_core, _CALLS), peer, note),
+        _row(peer, case, device_seconds(case.by_torch, _CALLS), None, "device time"),
     ]
+
+
+def _row(name: str, case: Case, seconds: float | None, peer: str | None, note: str) -> Row:
+    if seconds is None:
+        return missing(name, "the host was too slow to queue the calls")
+    return Row(name, case.megabytes, seconds, limit=DEVICE_COPY, peer=peer, note=note)
 
 
 def _host_row(runs: int, sizes: Sizes, device: torch.device, reason: str) -> Row:

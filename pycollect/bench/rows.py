@@ -21,7 +21,8 @@ class Row:
         limit: the name of the row that says what is possible.
         ratio: this rate over the limit's.
         peer: the name of the row of the same work by TorchRL, or by torch alone.
-        times: this rate over the peer's; where nothing is moved, the peer's time over this one.
+        times: this rate over the peer's; where nothing is moved and no frame is counted, the peer's
+            time over this one.
         hidden: the share of the copies' time that passed while a learner worked.
         frames: in one round.
         note: why there is nothing, or what the figures are of.
@@ -73,9 +74,12 @@ def with_ratios(rows: Iterable[Row]) -> list[Row]:
 def _ratio(row: Row, other: Row | None) -> float | None:
     if other is None:
         return None
-    ours, theirs = row.gigabytes_per_second, other.gigabytes_per_second
-    if ours and theirs:
-        return ours / theirs
+    for ours, theirs in (
+        (row.gigabytes_per_second, other.gigabytes_per_second),
+        (row.frames_per_second, other.frames_per_second),
+    ):
+        if ours and theirs:
+            return ours / theirs
     if row.megabytes or other.megabytes or not (row.seconds and other.seconds):
         return None
     return other.seconds / row.seconds

@@ -1,0 +1,301 @@
+"""Ways to collect frames of 84x84x4 bytes with a Nature CNN on a device, each in its own process.
+
+    python -m pycollect.bench.sides SIDE PROCESSES SECONDS DEVICE
+
+measures one of them, and prints two rows as JSON. A process of its own has neither the start-up
+costs nor the remains of the way before: libraries that were imported, a profiler, contexts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+
+from pycollect import MultiSyncDataCollector
+from pycollect.bench.rows import Row, missing
+from pycollect.bench.workloads import FreeFrames, featured_policy, nature_policy
+
+STEPS = 128
+"""Frames of one environment in a batch."""
+MOST_SECONDS = 60
+"""After which the process of a side is ended."""
+
+_Batches = Iterator[TensorDictBase | None]
+_Side = Callable[[int, torch.device], _Batches]
+
+
+def side_rows(side: str, processes: int, seconds: float, device: torch.device) -> list[Row]:
+    """The rate of a side, and the time to its first batch, as a process of its own measured them.
+
+    Args:
+        seconds: of measuring, at least three batches.
+    """
+    name = f"{side}, {processes}"
+    if reason := lacks("torchrl") if "TorchRL" in side else "":
+        return _missing(name, reason)
+    command = [sys.executable, "-m", __spec__.name, side, str(processes), str(seconds), str(device)]
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        printed, told = child.communicate(timeout=MOST_SECONDS + seconds)
+    except subprocess.TimeoutExpired:
+        return _missing(name, f"it took longer than {MOST_SECONDS + seconds:g} s")
+    finally:
+        _end(child)
+    sys.stderr.write(told)
+    if child.returncode != 0:
+        return _missing(name, f"it failed: {(told.strip().splitlines() or ['no message'])[-1]}")
+    return [Row(**row) for row in json.loads(printed.splitlines()[-1])]
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End the process and all that it started, those of a library that leaves some included."""
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _missing(name: str, why: str) -> list[Row]:
+    return [missing(name, why), missing(_first(name), why)]
+
+
+def _first(name: str) -> str:
+    return f"{name}, first batch"
+
+
+def lacks(module: str) -> str:
+    """Why a row cannot be measured; empty where that module is installed."""
+    return "" if find_spec(module) is not None else f"{module} is not installed"
+
+
+def torchrls_single() -> Any:
+    """TorchRL's collector in this process, by its name since 0.13 or that before."""
+    from torchrl import collectors
+
+    return getattr(collectors, "Collector", None) or collectors.SyncDataCollector
+
+
+def torchrls_multi() -> Any:
+    """TorchRL's collector of processes, by its name since 0.13 or that before."""
+    from torchrl import collectors
+
+    return getattr(collectors, "MultiSyncCollector", None) or collectors.MultiSyncDataCollector
+
+
+def wrapped(make: Callable[[], Any]) -> Any:
+    """A Gymnasium environment as TorchRL wants it."""
+    from torchrl.envs import GymWrapper
+
+    return GymWrapper(make())
+
+
+def _batches(collector: Any, device: torch.device) -> _Batches:
+    """Those of a collector, as a learner on the device is to have them."""
+    try:
+        for td in collector:
+            yield td.to(device)  # of a batch that lies there nothing is copied
+    finally:
+        collector.shutdown()
+
+
+def _ours(count: int, device: torch.device, policy: Any = nature_policy, **more: Any) -> _Batches:
+    collector = MultiSyncDataCollector(
+        [FreeFrames] * count,
+        policy(),
+        frames_per_batch=STEPS * count,
+        policy_device=device,
+        storing_device=device,
+        prefetch=1,
+        **more,
+    )
+    return _batches(collector, device)
+
+
+def _beside_torchrl(count: int, device: torch.device) -> _Batches:
+    """Ours in a program that has TorchRL's environments imported."""
+    import torchrl.envs  # noqa: F401
+
+    return _ours(count, device)
+
+
+def _shown(rollout: Any) -> None:
+    """A hook that is shown whole rollouts, for whose sake all outputs come to the host."""
+
+
+def _torchrls(count: int, device: torch.device, *, stores_there: bool) -> _Batches:
+    """Its batches go to the device by ``.to``, as its documentation does it, or lie there."""
+    collector = torchrls_multi()(
+        [partial(wrapped, FreeFrames)] * count,
+        nature_policy(),
+        frames_per_batch=STEPS * count,
+        total_frames=10**12,
+        policy_device=device,
+        env_device="cpu",
+        storing_device=device if stores_there else "cpu",
+    )
+    return _batches(collector, device)
+
+
+def _torchrls_central(count: int, device: torch.device) -> _Batches:
+    """One policy for all its environments."""
+    from torchrl.collectors import AsyncBatchedCollector
+    from torchrl.modules.inference_server import InferenceDeviceConfig
+
+    collector = AsyncBatchedCollector(
+        [partial(wrapped, FreeFrames)] * count,
+        policy=nature_policy().to(device),
+        frames_per_batch=STEPS * count,
+        total_frames=10**12,
+        env_backend="multiprocessing",
+        policy_backend="threading",
+        device_config=InferenceDeviceConfig(
+            policy_device=device, output_device="cpu", env_device="cpu", storing_device="cpu"
+        ),
+    )
+    return _batches(collector, device)
+
+
+def _loop(count: int, device: torch.device) -> _Batches:
+    """By hand: an AsyncVectorEnv, one pinned block, one copy up and one down at each step."""
+    from gymnasium.vector import AsyncVectorEnv
+
+    # Its processes are forked before CUDA is opened.
+    env = AsyncVectorEnv([FreeFrames] * count, context="fork", copy=False)
+    policy = nature_policy().module.to(device)
+    seen, _ = env.reset()
+    host = torch.empty(seen.shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    with closing(env), torch.no_grad():
+        while True:
+            before = torch.empty((STEPS, *seen.shape), dtype=torch.uint8, device=device)
+            after = torch.empty_like(before)
+            host.copy_(torch.from_numpy(seen))
+            before[0].copy_(host, non_blocking=True)
+            for t in range(STEPS):
+                action = policy(before[t]).cpu().numpy()
+                seen, *_ = env.step(action)
+                host.copy_(torch.from_numpy(seen))
+                after[t].copy_(host, non_blocking=True)
+                if t + 1 < STEPS:
+                    before[t + 1].copy_(after[t])
+            yield None
+
+
+def _policy_alone(count: int, device: torch.device) -> _Batches:
+    """The loop without environments and without keeping: what one policy for all allows."""
+    policy = nature_policy().module.to(device)
+    shape = (count, 4, 84, 84)
+    seen = torch.zeros(shape, dtype=torch.uint8)
+    host = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    there = torch.empty(shape, dtype=torch.uint8, device=device)
+    with torch.no_grad():
+        while True:
+            for _ in range(STEPS):
+                host.copy_(seen)
+                there.copy_(host, non_blocking=True)
+                policy(there).cpu()
+            yield None
+
+
+def _environments_alone(count: int, device: torch.device) -> _Batches:
+    """One environment whose frames are kept; a batch is its share of one of all processes."""
+    env = FreeFrames()
+    seen, _ = env.reset()
+    room = torch.empty((2, STEPS, *seen.shape), dtype=torch.uint8).fill_(0).numpy()
+    with closing(env):
+        while True:
+            for t in range(STEPS):
+                room[0, t] = seen
+                seen, _, _, ended, _ = env.step(0)
+                room[1, t] = seen
+                if ended:
+                    seen, _ = env.reset()
+            yield None
+
+
+PEERS = ("TorchRL", "TorchRL, storing there", "TorchRL, AsyncBatchedCollector")
+LOOP, POLICY, ENVS = "AsyncVectorEnv loop", "policy alone", "environments alone"
+SIDES: dict[str, _Side] = {
+    "central": partial(_ours, inference="central"),
+    "central, captured": partial(_ours, inference="central", cudagraph_policy=True),
+    "a policy each": _ours,
+    "a policy each, captured": partial(_ours, cudagraph_policy=True),
+    LOOP: _loop,
+    POLICY: _policy_alone,
+    PEERS[0]: partial(_torchrls, stores_there=False),
+    PEERS[1]: partial(_torchrls, stores_there=True),
+    PEERS[2]: _torchrls_central,
+    ENVS: _environments_alone,
+    "central, features stay": partial(_ours, policy=featured_policy, inference="central"),
+    "central, features come down": partial(
+        _ours, policy=featured_policy, inference="central", post_collect_hook=_shown
+    ),
+    "a policy each, beside torchrl": _beside_torchrl,
+}
+"""By the names of their rows, the most wanted first."""
+
+
+def measured(side: str, processes: int, seconds: float, device: torch.device) -> list[Row]:
+    """What `side_rows` has a process of its own do."""
+    start = time.perf_counter()
+    batches = SIDES[side](processes, device)
+
+    def batch() -> TensorDictBase | None:
+        td = next(batches)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return td
+
+    td = batch()
+    first = time.perf_counter() - start
+    if td is not None and (td.numel(), td["observation"].device.type) != (
+        STEPS * processes,
+        device.type,
+    ):
+        raise RuntimeError(f"expected {STEPS * processes} frames on {device}, got {td}")
+    del td
+    batch()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or time.perf_counter() < end:
+        start = time.perf_counter()
+        batch()
+        times.append(time.perf_counter() - start)
+    batches.close()  # type: ignore[attr-defined]
+    name = f"{side}, {processes}"
+    note = f"{len(times)} batches; slowest {1e3 * max(times):.3g} ms"
+    limit = None if side in (POLICY, ENVS) else f"{POLICY}, {processes}"
+    peer = None if side in PEERS else f"{PEERS[0]}, {processes}"
+    frames = STEPS * processes
+    rate = Row(name, seconds=statistics.mean(times), frames=frames, peer=peer, note=note)
+    return [
+        rate if limit is None else Row(**{**asdict(rate), "limit": limit}),
+        Row(_first(name), seconds=first, note="from the constructor on"),
+    ]
+
+
+def main(arguments: Sequence[str]) -> None:
+    """See the module's text."""
+    side, processes, seconds, device = arguments
+    torch.set_num_threads(1)  # as workers have it
+    rows = measured(side, int(processes), float(seconds), torch.device(device))
+    print(json.dumps([asdict(row) for row in rows]), flush=True)
+    os._exit(0)  # some libraries hang at the end of a program
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

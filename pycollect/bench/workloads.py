@@ -1,0 +1,105 @@
+"""What benchmarks step and call: frames that cost nothing to make, and policies for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+FRAME_BYTES = 4 * 84 * 84
+
+
+class FreeFrames(gymnasium.Env[Any, Any]):
+    """Frames of 4x84x84 bytes that are there already; episodes have 1000 steps."""
+
+    def __init__(self) -> None:
+        """Draw the four frames that are shown in turn."""
+        self.observation_space = Box(0, 255, (4, 84, 84), np.uint8)
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32)
+        frames = np.random.default_rng(0).integers(0, 256, (4, 4, 84, 84), dtype=np.uint8)
+        self._frames = list(frames)
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """Start an episode."""
+        self._steps = 0
+        return self._frames[0], {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Show the next frame."""
+        self._steps += 1
+        return self._frames[self._steps & 3], 1.0, False, self._steps == 1000, {}
+
+
+class Still(nn.Module):
+    """A policy that is given the frame and does nothing with it."""
+
+    def __init__(self) -> None:
+        """Make the one parameter, so that there are weights to send."""
+        super().__init__()
+        self.action = nn.Parameter(torch.zeros(1))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """The same action for every frame."""
+        return self.action.expand(*observation.shape[:-3], 1).clone()
+
+
+class NatureCNN(nn.Module):
+    """The network of Mnih et al., "Human-level control through deep reinforcement learning",
+    Nature 518 (2015), on frames of 4x84x84 bytes.
+    """
+
+    def __init__(self, outputs: int) -> None:
+        """Three convolutions, a hidden layer of 512, as many outputs."""
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Conv2d(4, 32, 8, 4),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 4, 2),
+            nn.ReLU(),
+            nn.Conv2d(64, 64, 3, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(3136, 512),
+            nn.ReLU(),
+            nn.Linear(512, outputs),
+        )
+        self.outputs = outputs
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """[*lead, 4, 84, 84] uint8 to [*lead, outputs] float32."""
+        lead = observation.shape[:-3]
+        result: torch.Tensor = self.layers(observation.reshape(-1, 4, 84, 84).float() / 255)
+        return result.reshape(*lead, self.outputs)
+
+
+def nature_policy() -> TensorDictModule:
+    """The network with one action in (-1, 1)."""
+    net = nn.Sequential(NatureCNN(1), nn.Tanh())
+    return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
+
+
+class ActionAndFeatures(nn.Module):
+    """The network with 512 outputs, and an action that is the first of them."""
+
+    def __init__(self) -> None:
+        """Make the network."""
+        super().__init__()
+        self.net = NatureCNN(512)
+
+    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """[*lead, 4, 84, 84] uint8 to [*lead, 1] in (-1, 1) and [*lead, 512], both float32."""
+        features = self.net(observation)
+        return features[..., :1].tanh(), features
+
+
+def featured_policy() -> TensorDictModule:
+    """The network with one action and 512 features, which only a learner reads."""
+    return TensorDictModule(
+        ActionAndFeatures(), in_keys=["observation"], out_keys=["action", "features"]
+    )
