@@ -7,9 +7,11 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import pkgutil
+import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from envs_for_tests import CountingEnv
 from test_process_engine import LONG, PATHS, Started, await_gone, started
 
 import pycollect
-from pycollect.engines.processes import forking
+from pycollect.engines.processes import forking, start
 from pycollect.engines.processes.engine import ProcessEngine
 from pycollect.engines.processes.forking import templates
 from pycollect.errors import WorkerDied
@@ -41,6 +43,7 @@ def _own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The test's own, which imports little: what it does to it is nobody else's."""
     monkeypatch.setattr(forking, "_modules", lambda: forking._ALWAYS)
     monkeypatch.setattr(multiprocessing.forkserver._forkserver, "_preload_modules", [])
+    monkeypatch.setattr(start, "_reported", set())
     others, templates._current = templates._current, None
     yield
     templates.leave()
@@ -256,6 +259,123 @@ def test_what_starts_threads_while_it_is_imported_is_not_forked(
     assert parent(worker) == psutil.Process()
     with pytest.raises(forking.TemplateError, match="has started threads: 1"):
         templates.ready()
+
+
+NVML = """
+#include <fcntl.h>
+#include <unistd.h>
+static int users = 0, file = -1;
+int nvmlInit(void) {
+  if (users++ == 0) file = open("%s", O_RDONLY | O_CLOEXEC);
+  return file < 0;
+}
+int nvmlShutdown(void) {
+  if (users == 0) return 1;
+  if (--users == 0) close(file);
+  return 0;
+}
+"""
+
+COUNTS_GPUS = """
+import ctypes
+nvml = ctypes.CDLL({library!r})
+assert [nvml.nvmlInit(), nvml.nvmlInit()] == [0, 0]
+"""
+
+OPENS_A_GPU = """
+import os
+file = os.open({device!r}, os.O_RDONLY)
+"""
+
+# As a torch that was built with CUDA, and finds no NVML.
+TORCH_WITH_CUDA = """
+import os, torch
+def count():
+    global file
+    file = os.open({device!r}, os.O_RDONLY)
+    return 3
+torch._C._cuda_getDeviceCount = count
+"""
+
+ASKS_TORCH = """
+import torch
+counted = torch._C._cuda_getDeviceCount()
+"""
+
+
+@pytest.fixture
+def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _own_template: None) -> Path:
+    """A file that the template takes for a GPU."""
+    device = tmp_path / "nvidia"
+    device.touch()
+    head = "import pycollect.engines.processes.template as template\n"
+    head += f"template._GPUS = ({str(device)!r},)\n"
+    monkeypatch.setattr(
+        forking, "_CODE", forking._CODE.replace("from pycollect", head + "from pycollect")
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return device
+
+
+def opened(device: Path) -> bool:
+    files = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
+    return str(device) in [os.path.realpath(file) for file in files]
+
+
+def test_nvml_that_an_import_leaves_open_is_closed(
+    engine: ProcessEngine, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler builds the stand-in of NVML")
+    library, source = tmp_path / "nvml.so", tmp_path / "nvml.c"
+    source.write_text(NVML % device)
+    soname = "-Wl,-soname,libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", soname, "-o", library, source], check=True)
+    (tmp_path / "counts_gpus.py").write_text(COUNTS_GPUS.format(library=str(library)))
+    monkeypatch.setattr(forking, "_modules", lambda: (*forking._ALWAYS, "counts_gpus"))
+    note = tmp_path / "note"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        worker = started(engine, lambda: NotingEnv(note, lambda: opened(device)))
+    assert parent(worker).name() == "pyc-template"
+    assert note.read_text() == "False"
+    again = said(engine, note, lambda: (sys.modules["counts_gpus"].nvml.nvmlInit(), opened(device)))
+    assert again == "(0, True)"
+
+
+def test_torch_counts_gpus_in_a_fork(
+    engine: ProcessEngine, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_cuda.py").write_text(TORCH_WITH_CUDA.format(device=str(device)))
+    (tmp_path / "asks_torch.py").write_text(ASKS_TORCH)
+    modules = (*forking._ALWAYS, "with_cuda", "asks_torch")
+    monkeypatch.setattr(forking, "_modules", lambda: modules)
+    note = tmp_path / "note"
+    worker = started(engine, lambda: NotingEnv(note, lambda: opened(device)))
+    assert parent(worker).name() == "pyc-template"
+    assert note.read_text() == "False"
+    assert said(engine, note, lambda: sys.modules["asks_torch"].counted) == "3"
+    counted = said(
+        engine, note, lambda: (sys.modules["torch"]._C._cuda_getDeviceCount(), opened(device))
+    )
+    assert counted == "(3, True)"  # a worker counts by itself
+
+
+def test_an_import_that_opens_a_gpu_is_reported_once(
+    engine: ProcessEngine, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "opens_a_gpu.py").write_text(OPENS_A_GPU.format(device=str(device)))
+    monkeypatch.setattr(forking, "_modules", lambda: (*forking._ALWAYS, "opens_a_gpu", "json"))
+    with pytest.warns(
+        UserWarning, match=f"importing opens_a_gpu has opened {device}.*start_method"
+    ):
+        worker = started(engine, CountingEnv)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = started(engine, CountingEnv, 1)
+    assert [parent(worker), parent(other)] == [psutil.Process()] * 2
+    assert is_collecting(worker)
 
 
 @own_template

@@ -229,7 +229,7 @@ class MultiSyncDataCollector(MultiCollector):
         restart_on_error: replace a worker whose environment or policy raised, too.
         start_method: "forkserver": workers are forks of a process that has imported what they need,
             one for this program; "spawn": each is a new interpreter, as also where a fork would not
-            do: what was imported has started threads or opened a GPU.
+            do because an import has started threads or opened a GPU; a warning names the reason.
         ...: those of :class:`SyncDataCollector`.
 
     Yields:

@@ -212,9 +212,9 @@ class Templates:
             TemplateError: there can be none, or its forks could not do what a new process can.
         """
         if getattr(sys, "frozen", False):
-            raise TemplateError("this program is no script of an interpreter's")
+            raise TemplateError("this program is frozen")
         if not has_pidfd():
-            raise TemplateError("this system has no descriptors of processes")
+            raise TemplateError("this system has no file descriptors of processes (pidfd)")
         with self.asking, _no_template():
             self._left = [template for template in self._left if not template.is_over]
             here, current = (circumstances(), are_filtered()), self._current

@@ -16,6 +16,7 @@ from pycollect.engines.processes.log import Inherited, WorkerLog
 from pycollect.engines.processes.script import check_spawned
 from pycollect.engines.processes.spawned import SpawnedChild
 from pycollect.engines.unguarded import check_not_importing
+from pycollect.errors import warn_user
 
 _started: WeakSet[Any] = WeakSet()  # as multiprocessing's objects
 
@@ -28,6 +29,8 @@ def _forget_started() -> None:
 os.register_at_fork(after_in_child=_forget_started)
 
 _TRIES = 2  # a template that was idle may end while it is asked
+
+_reported: set[str] = set()  # reasons for which this program's workers were not forked
 
 
 def start_child(
@@ -62,14 +65,30 @@ def start_child(
 
 
 def _child(what: dict[str, Any], start_method: str) -> Child:
+    reason = ""
     for _ in range(_TRIES if start_method == "forkserver" else 0):
         forked = ForkedProcess(**what)
         try:
             forked.start()
-        except TemplateError:
+        except TemplateError as error:
+            reason = str(error)
             continue
         return ForkedChild(forked)
     check_spawned(what["name"])
+    if reason:
+        _report_spawning(reason)
     spawned = multiprocessing.get_context("spawn").Process(**what)
     spawned.start()
     return SpawnedChild(spawned)
+
+
+def _report_spawning(reason: str) -> None:
+    """Warn that workers are spawned, once for each reason."""
+    if reason in _reported:
+        return
+    _reported.add(reason)
+    warn_user(
+        "Worker processes are spawned instead of forked. Each imports all its modules, which takes "
+        f"seconds, and shares no memory with the others. The reason: {reason}. Remove the reason, "
+        "or pass start_method='spawn' to keep spawning without this warning."
+    )

@@ -7,6 +7,7 @@ that a fork of it can do whatever a new process can.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import gc
 import importlib
@@ -17,9 +18,10 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
+from typing import Any
 
 from pycollect._core import adopt_orphans, kill_descendants
 from pycollect.engines.descendants import begin_worker, children_of
@@ -42,6 +44,9 @@ _SELDOM = 1_000_000
 _ORPHANS_SECONDS = 0.02  # between two looks for orphans that have been killed
 
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
+
+_NVML = "libnvidia-ml.so.1"
+_NVML_USERS = 1000  # a library that never reports the last one must not stop the template
 
 
 def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
@@ -232,37 +237,90 @@ class _Template:
 
 
 def _import(modules: tuple[str, ...], path: list[str]) -> str:
-    """Import what of it can be; return why forks of this process would not do, if so."""
+    """Import the modules that can be imported; return why this process cannot be forked, or ""."""
     sys.path[:] = path
     thresholds = gc.get_threshold()
     # To look at all that is there, again and again, would take a tenth of the time.
     seldom = (*thresholds[:2], _SELDOM)
     gc.set_threshold(*seldom)
+    opened_by: dict[str, str] = {}
     for name in modules:
-        with contextlib.suppress(Exception, SystemExit):  # whoever needs it says what is wrong
+        # A module that cannot be imported raises the same error in the worker that needs it.
+        with contextlib.suppress(Exception, SystemExit), _gpus_counted_in_forks():
             importlib.import_module(name)
+        _close_nvml()
+        for file in _gpu_files():
+            opened_by.setdefault(file, name)
     call_process(_NAME)  # some versions of torch have called it otherwise
     if gc.get_threshold() == seldom:  # else a module has set its own
         gc.set_threshold(*thresholds)
     gc.collect()
     gc.freeze()  # whatever is there stays: forks share it as long as nobody counts it again
-    return _why_not()
+    return _why_not(opened_by)
 
 
-def _why_not() -> str:
+@contextlib.contextmanager
+def _gpus_counted_in_forks() -> Iterator[None]:
+    """Have torch count GPUs in a fork of this process.
+
+    torch initializes CUDA to count them if there is no NVML, and for `is_available`. No fork of a
+    process that has done so can use a GPU.
+    """
+    core: Any = getattr(sys.modules.get("torch"), "_C", None)
+    count = getattr(core, "_cuda_getDeviceCount", None)
+    if count is None:  # torch is not imported yet, or was built without CUDA
+        yield
+        return
+
+    def counted() -> int:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os._exit(count())
+            finally:
+                os._exit(0)
+        return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    core._cuda_getDeviceCount = counted
+    try:
+        yield
+    finally:
+        core._cuda_getDeviceCount = count
+
+
+def _close_nvml() -> None:
+    """Close NVML, which keeps device files open: torch opens it to count GPUs, but never closes it.
+
+    It counts its users. A worker that needs it opens it again.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # nothing has loaded it
+        close = ctypes.CDLL(_NVML, mode=os.RTLD_NOLOAD).nvmlShutdown
+        for _ in range(_NVML_USERS):
+            if close() != 0:
+                break
+
+
+def _why_not(opened_by: dict[str, str]) -> str:
     pid = os.fork()  # threads of libraries that know of forks, OpenBLAS's, end with the first one
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
     threads = len(os.listdir("/proc/self/task")) - 1
     if threads:
-        return f"what it imports has started threads: {threads}"
+        return f"importing the modules that workers need has started threads: {threads}"
+    for file in sorted(_gpu_files()):
+        module = opened_by.get(file, "the modules that workers need")
+        return f"importing {module} has opened {file}, and no fork can use an opened GPU"
+    return ""
+
+
+def _gpu_files() -> set[str]:
+    """Return the opened device files of GPUs."""
+    files = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):  # of the listing itself
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if target.startswith(_GPUS):
-                return f"what it imports has opened {target}"
-    return ""
+            files.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {file for file in files if file.startswith(_GPUS)}
 
 
 def _work(name: str, descriptors: list[int], driver: int) -> int:
