@@ -393,7 +393,7 @@ def test_a_copy_gets_its_weights_when_it_is_told() -> None:
         assert collector.next()["values"].unique().tolist() == [3.0]
 
 
-def test_seeds_decide_what_is_drawn_on_the_device() -> None:
+def test_seeds_decide_what_the_generator_of_the_device_draws() -> None:
     policy = sampling_policy()  # which seeds for itself
     runs = []
     for noise in range(2):
