@@ -1,21 +1,26 @@
 """The device of the tests for GPUs: "cuda" on a machine that has it, otherwise "cpu".
 
 On the CPU these tests compare the CPU with itself. A pass there shows that the test's own code
-runs, so that no test fails on its first GPU because of itself. Tests that use streams, graphs,
-pinned memory or the core's driver are skipped there.
+runs, so that no test fails on its first GPU because of itself. `stand_in_device` is another device
+for them. Tests that use streams, graphs, pinned memory or the core's driver need a GPU.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+if "stand_in_device" in sys.modules:  # a plugin of this run
+    DEVICE = "standin"
+else:
+    DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs an NVIDIA GPU")
+needs_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs an NVIDIA GPU")
+needs_device = pytest.mark.skipif(DEVICE == "cpu", reason="needs a device beside the CPU")
 
 
 def counting_envs(device: str) -> Any:

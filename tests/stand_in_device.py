@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gpu_support
 import torch
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_leaves, tree_map
@@ -121,5 +120,3 @@ _own = torch.library.Library("aten", "IMPL", "PrivateUse1")
 _own.impl("empty.memory_format", _empty)
 _own.impl("empty_strided", _empty_strided)
 _own.impl("_copy_from", _copied)
-
-gpu_support.DEVICE = NAME

@@ -26,7 +26,7 @@ from collect_support import (
 )
 from echo_envs import echo_fns
 from envs_for_tests import PixelEnv
-from gpu_support import DEVICE, counting_env, counting_envs, needs_gpu, tensors_of
+from gpu_support import DEVICE, counting_env, counting_envs, needs_device, needs_gpu, tensors_of
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -168,7 +168,7 @@ def test_elsewhere(way: Way, policy_device: str) -> None:
         assert_equal(ours, theirs, DEVICE)
 
 
-@needs_gpu
+@needs_gpu  # worker processes are told of the device
 @pytest.mark.parametrize("way", [CENTRAL, GROUPS], ids=lambda way: way.name)
 @pytest.mark.parametrize("arguments", [{}, {"split_trajs": True}], ids=str)
 def test_what_no_worker_reads_stays_there(
@@ -182,11 +182,11 @@ def test_what_no_worker_reads_stays_there(
         return plain(room, ids)
 
     monkeypatch.setattr(Room, "filled", noting)
-    there = {"policy_device": "cuda", "storing_device": "cuda", **arguments}
+    there = {"policy_device": DEVICE, "storing_device": DEVICE, **arguments}
     came = list(batches(way, table_policy(), **there))
     assert len(filled) == len(came)
     for ours, theirs in zip(came, batches(way, table_policy(), **arguments), strict=True):
-        assert_equal(ours, theirs, "cuda")
+        assert_equal(ours, theirs, DEVICE)
     assert len(filled) == len(came)
 
 
@@ -377,12 +377,12 @@ def test_a_policy_on_the_gpu_is_found_there() -> None:
     assert after["values"].unique().tolist() == [3.0]
 
 
-@needs_gpu
+@needs_device
 def test_a_copy_gets_its_weights_when_it_is_told() -> None:
     policy = TensorDictModule(nn.Linear(3, 2), ["observation"], ["values"])
     pick = TensorDictModule(lambda values: values.argmax(-1), ["values"], ["action"])
     with SyncDataCollector(
-        echo_fns(0), nn_sequence(policy, pick), frames_per_batch=21, policy_device="cuda"
+        echo_fns(0), nn_sequence(policy, pick), frames_per_batch=21, policy_device=DEVICE
     ) as collector:
         collector.next()
         with torch.no_grad():
