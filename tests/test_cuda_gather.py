@@ -81,6 +81,8 @@ def test_n_step(shape: tuple[int, ...], n_steps: int) -> None:
 def test_gradients_go_through_torch() -> None:
     td = batch((5, 40)).to(DEVICE)
     td["observation"].requires_grad_()
+    td["none"].requires_grad_()  # no elements
+    MultiStep(0.5, 3)(td)
     split_trajectories(td)["observation"].sum().backward()
     assert td["observation"].grad is not None
 
