@@ -45,8 +45,9 @@ _TEMPLATE = "pyc-template"
 # Threads that live as long as this process: of Ray, of multiprocessing (hands files over), of tqdm.
 _LASTING_THREADS = ("PythonGCThread", "ray_", "(_serve)", "tqdm_monitor")
 
-# Ray's store; semaphores of multiprocessing, of which we have none, but programs beside us may.
-_OTHERS_NAMES = ("plasma", "sem.mp-")
+# Ray's store; semaphores of multiprocessing, of which we have none, but programs beside us may;
+# what CUDA keeps as long as a process that uses it.
+_OTHERS_NAMES = ("plasma", "sem.mp-", "cuda.shm.")
 
 
 # tensordict looks for pandas with each dictionary that it takes, on all of the path where there is

@@ -1,9 +1,12 @@
-"""Every mix of CPU and GPU against the CPU alone. Skipped without a GPU."""
+"""Every mix of CPU and GPU against the CPU alone; see `gpu_support` for machines without a GPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -23,6 +26,7 @@ from collect_support import (
 )
 from echo_envs import echo_fns
 from envs_for_tests import PixelEnv
+from gpu_support import DEVICE, counting_env, counting_envs, needs_device, needs_gpu, tensors_of
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -36,15 +40,12 @@ from pycollect._core import Layout, Leaf, Placement
 from pycollect.batch.room import Room
 from pycollect.batch.slab_views import make_shared_pool
 from pycollect.batch.upload import DeviceUploader
-from pycollect.devices import CudaAccelerator, StreamAccelerator, accelerator
+from pycollect.devices import CudaAccelerator, StreamAccelerator, accelerator, indexed
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
-]
+pytestmark = pytest.mark.cuda
 
-DEVICES = ("cpu", "cuda")
-MIXES = [mix for mix in product(DEVICES, repeat=2) if "cuda" in mix]
+DEVICES = [*dict.fromkeys(("cpu", DEVICE))]
+MIXES = [mix for mix in product(DEVICES, repeat=2) if DEVICE in mix]
 REMOTE = [
     pytest.param(MULTI_STACK, id=MULTI_STACK.name),
     pytest.param(MULTI_ASYNC[0], id=MULTI_ASYNC[0].name),
@@ -140,7 +141,7 @@ def test_in_process_every_mix(
         **arguments,
     )
     for ours, theirs in zip(came, expected, strict=True):
-        assert ours.device == torch.device(storing_device, 0 if storing_device == "cuda" else None)
+        assert ours.device == indexed(torch.device(storing_device))
         assert_equal(ours, theirs, storing_device, exact=inference is not mlp_policy)
 
 
@@ -155,20 +156,19 @@ def nn_sequence(*modules: Any) -> Any:
 
 
 @pytest.mark.parametrize("way", REMOTE)
-@pytest.mark.parametrize(("policy_device", "storing_device"), [("cpu", "cuda"), ("cuda", "cuda")])
-def test_elsewhere(way: Way, policy_device: str, storing_device: str) -> None:
+@pytest.mark.parametrize("policy_device", DEVICES)
+def test_elsewhere(way: Way, policy_device: str) -> None:
     if way.name.startswith("ray") and policy_device == "cuda":
         pytest.skip("the session's Ray was started without GPUs")
-    came = list(
-        batches(way, table_policy(), policy_device=policy_device, storing_device=storing_device)
-    )
+    came = list(batches(way, table_policy(), policy_device=policy_device, storing_device=DEVICE))
     if not way.sync:
-        assert all(td["observation"].device.type == "cuda" for td in came)
+        assert all(td["observation"].device.type == DEVICE for td in came)
         return
     for ours, theirs in zip(came, batches(way, table_policy()), strict=True):
-        assert_equal(ours, theirs, storing_device)
+        assert_equal(ours, theirs, DEVICE)
 
 
+@needs_gpu  # worker processes are told of the device
 @pytest.mark.parametrize("way", [CENTRAL, GROUPS], ids=lambda way: way.name)
 @pytest.mark.parametrize("arguments", [{}, {"split_trajs": True}], ids=str)
 def test_what_no_worker_reads_stays_there(
@@ -182,14 +182,15 @@ def test_what_no_worker_reads_stays_there(
         return plain(room, ids)
 
     monkeypatch.setattr(Room, "filled", noting)
-    there = {"policy_device": "cuda", "storing_device": "cuda", **arguments}
+    there = {"policy_device": DEVICE, "storing_device": DEVICE, **arguments}
     came = list(batches(way, table_policy(), **there))
     assert len(filled) == len(came)
     for ours, theirs in zip(came, batches(way, table_policy(), **arguments), strict=True):
-        assert_equal(ours, theirs, "cuda")
+        assert_equal(ours, theirs, DEVICE)
     assert len(filled) == len(came)
 
 
+@needs_gpu
 @pytest.mark.parametrize("way", [IN_PROCESS, MULTI_STACK], ids=lambda way: way.name)
 @pytest.mark.parametrize("kind", [CudaAccelerator, StreamAccelerator])
 def test_the_cores_copies_are_those_of_torch(
@@ -202,6 +203,7 @@ def test_the_cores_copies_are_those_of_torch(
         assert_equal(ours, theirs, "cuda")
 
 
+@needs_gpu
 def test_the_core_copies_to_cuda_and_reads_what_processes_wrote_where_it_is(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
@@ -214,6 +216,14 @@ def test_the_core_copies_to_cuda_and_reads_what_processes_wrote_where_it_is(
     for _ in batches(MULTI_STACK, table_policy(), 2, storing_device="cuda"):
         pass
     assert not [own for own in recwarn if "pinned" in str(own.message)]
+
+
+@pytest.mark.parametrize("make", [counting_env, counting_envs])
+def test_an_environment_lies_on_its_device_as_a_whole(make: Callable[[str], Any]) -> None:
+    pytest.importorskip("torchrl")
+    env = make("meta")
+    specs = [*env.input_spec.values(True, True), *env.output_spec.values(True, True)]
+    assert {own.device.type for own in (env, *tensors_of(env), *specs)} == {"meta"}
 
 
 @pytest.mark.parametrize("policy_device", DEVICES)
@@ -234,35 +244,31 @@ def test_envs_on_the_gpu(
     arguments: dict[str, Any], policy_device: str, storing_device: str | None
 ) -> None:
     pytest.importorskip("torchrl")
-    from torchrl.testing.mocking_classes import CountingBatchedEnv
 
     def collected(device: str, **devices: Any) -> list[Any]:
         policy = TensorDictModule(lambda seen: (seen % 2).bool(), ["observation"], ["action"])
-        env = CountingBatchedEnv(batch_size=[3], max_steps=torch.tensor([3, 1, 4])).to(device)
+        env = counting_envs(device)
         everything = {"frames_per_batch": 21, **arguments, **devices}
         with SyncDataCollector(env, policy, **everything) as collector:
             return [collector.next() for _ in range(4)]
 
     devices = {"policy_device": policy_device, "storing_device": storing_device}
-    for ours, theirs in zip(collected("cuda", **devices), collected("cpu"), strict=True):
-        assert_equal(ours, theirs, storing_device or "cuda")
+    for ours, theirs in zip(collected(DEVICE, **devices), collected("cpu"), strict=True):
+        assert_equal(ours, theirs, storing_device or DEVICE)
 
 
 @pytest.mark.parametrize("way", [MULTI_STACK, MULTI_ASYNC[0]], ids=lambda way: way.name)
 @pytest.mark.parametrize("storing_device", DEVICES)
 def test_envs_on_the_gpu_in_processes(way: Way, storing_device: str) -> None:
     pytest.importorskip("torchrl")
-    from torchrl.testing.mocking_classes import CountingEnv
 
     def collected(device: str, **devices: Any) -> list[Any]:
-        def make() -> Any:
-            return CountingEnv(batch_size=[3], max_steps=3).to(device)
-
+        make = partial(counting_env, device)
         policy = TensorDictModule(lambda seen: (seen % 2).bool(), ["observation"], ["action"])
         with collecting(way, lambda _: make, policy, frames=24, **devices) as collector:
             return [collector.next() for _ in range(3)]
 
-    came = collected("cuda", policy_device="cuda", storing_device=storing_device)
+    came = collected(DEVICE, policy_device=DEVICE, storing_device=storing_device)
     if not way.sync:
         assert all(td["observation"].device.type == storing_device for td in came)
         return
@@ -276,7 +282,6 @@ def test_states_of_a_policy_whose_env_is_on_the_gpu(
     size: tuple[int, ...], policy_device: str
 ) -> None:
     pytest.importorskip("torchrl")
-    from torchrl.testing.mocking_classes import CountingEnv
 
     class Parity(Recurrent):
         def forward(self, td: TensorDictBase) -> TensorDictBase:
@@ -284,22 +289,23 @@ def test_states_of_a_policy_whose_env_is_on_the_gpu(
             return td.set("action", td["action"].unsqueeze(-1).bool())
 
     def collected(device: str, **devices: Any) -> list[Any]:
-        env = CountingEnv(batch_size=size, max_steps=3).to(device)
+        env = counting_env(device, size)
         arguments = {"policy_state": {"count": (1,)}, "frames_per_batch": 24, **devices}
         with SyncDataCollector(env, Parity(), **arguments) as collector:
             return [collector.next() for _ in range(3)]
 
-    came = collected("cuda", policy_device=policy_device)
+    came = collected(DEVICE, policy_device=policy_device)
     for ours, theirs in zip(came, collected("cpu"), strict=True):
-        assert_equal(ours, theirs, "cuda")
+        assert_equal(ours, theirs, DEVICE)
 
 
 def test_batches_stay_as_they_are_while_later_ones_come() -> None:
-    came = list(batches(IN_PROCESS, table_policy(), 20, storing_device="cuda"))
+    came = list(batches(IN_PROCESS, table_policy(), 20, storing_device=DEVICE))
     for ours, theirs in zip(came, batches(IN_PROCESS, table_policy(), 20), strict=True):
-        assert_equal(ours, theirs, "cuda")
+        assert_equal(ours, theirs, DEVICE)
 
 
+@needs_gpu
 def test_a_busy_stream_gets_the_right_batches() -> None:
     """The learner's stream is behind by whole batches; copies do not overtake what it reads."""
     matrix = torch.randn(2048, 2048, device="cuda")
@@ -315,9 +321,9 @@ def test_a_busy_stream_gets_the_right_batches() -> None:
 
 def test_casts_are_those_of_the_cpu() -> None:
     arguments = {"observation_dtype": torch.bfloat16, "observation_scale": 1 / 255}
-    came = batches(IN_PROCESS, table_policy(), storing_device="cuda", **arguments)
+    came = batches(IN_PROCESS, table_policy(), storing_device=DEVICE, **arguments)
     for ours, theirs in zip(came, batches(IN_PROCESS, table_policy(), **arguments), strict=True):
-        assert_equal(ours, theirs, "cuda")
+        assert_equal(ours, theirs, DEVICE)
 
 
 def test_casts_of_bytes_in_one_pass_are_those_of_the_cpu() -> None:
@@ -329,8 +335,8 @@ def test_casts_of_bytes_in_one_pass_are_those_of_the_cpu() -> None:
             collector.set_seed(0)
             return list(collector)
 
-    for ours, theirs in zip(collected(storing_device="cuda"), collected(), strict=True):
-        assert_equal(ours, theirs, "cuda")
+    for ours, theirs in zip(collected(storing_device=DEVICE), collected(), strict=True):
+        assert_equal(ours, theirs, DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -345,19 +351,19 @@ def test_casts_of_bytes_in_one_pass_are_those_of_the_cpu() -> None:
     ids=str,
 )
 def test_trajectories_on_the_device(arguments: dict[str, Any]) -> None:
-    came = batches(IN_PROCESS, table_policy(), storing_device="cuda", **arguments)
+    came = batches(IN_PROCESS, table_policy(), storing_device=DEVICE, **arguments)
     for ours, theirs in zip(came, batches(IN_PROCESS, table_policy(), **arguments), strict=True):
-        assert_equal(ours, theirs, "cuda", exact="postproc" not in arguments)
+        assert_equal(ours, theirs, DEVICE, exact="postproc" not in arguments)
 
 
 def test_split_of_a_batch_on_the_device() -> None:
     (td,) = batches(IN_PROCESS, table_policy(), 1)
-    assert_equal(split_trajectories(td.to("cuda")), split_trajectories(td), "cuda")
+    assert_equal(split_trajectories(td.to(DEVICE)), split_trajectories(td), DEVICE)
 
 
 def test_a_policy_on_the_gpu_is_found_there() -> None:
     """Its parameters say where it is called, and it is live."""
-    policy = TensorDictModule(nn.Linear(3, 2, device="cuda"), ["observation"], ["values"])
+    policy = TensorDictModule(nn.Linear(3, 2, device=DEVICE), ["observation"], ["values"])
     pick = TensorDictModule(lambda values: values.argmax(-1), ["values"], ["action"])
     with SyncDataCollector(
         echo_fns(0), nn_sequence(policy, pick), frames_per_batch=21
@@ -371,11 +377,12 @@ def test_a_policy_on_the_gpu_is_found_there() -> None:
     assert after["values"].unique().tolist() == [3.0]
 
 
+@needs_device
 def test_a_copy_gets_its_weights_when_it_is_told() -> None:
     policy = TensorDictModule(nn.Linear(3, 2), ["observation"], ["values"])
     pick = TensorDictModule(lambda values: values.argmax(-1), ["values"], ["action"])
     with SyncDataCollector(
-        echo_fns(0), nn_sequence(policy, pick), frames_per_batch=21, policy_device="cuda"
+        echo_fns(0), nn_sequence(policy, pick), frames_per_batch=21, policy_device=DEVICE
     ) as collector:
         collector.next()
         with torch.no_grad():
@@ -386,42 +393,47 @@ def test_a_copy_gets_its_weights_when_it_is_told() -> None:
         assert collector.next()["values"].unique().tolist() == [3.0]
 
 
-def test_seeds_decide_what_is_drawn_on_the_device() -> None:
+def test_seeds_decide_what_the_generator_of_the_device_draws() -> None:
+    policy = sampling_policy()  # which seeds for itself
     runs = []
     for noise in range(2):
-        torch.manual_seed(noise)
-        torch.cuda.manual_seed(noise)
-        stream = batches(IN_PROCESS, sampling_policy(), 3, seed=5, policy_device="cuda")
+        torch.manual_seed(noise)  # the GPU's generator, too
+        stream = batches(IN_PROCESS, policy, 3, seed=5, policy_device=DEVICE)
         runs.append([td["action"] for td in stream])
-        torch.randn(3, device="cuda")
     for ours, theirs in zip(*runs, strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_the_callers_generator_is_left_alone() -> None:
     policy = sampling_policy()  # which seeds for itself
-    torch.cuda.manual_seed(3)
-    expected = torch.randn(4, device="cuda")
-    torch.cuda.manual_seed(3)
-    for _ in batches(IN_PROCESS, policy, 2, seed=5, policy_device="cuda"):
+    torch.manual_seed(3)
+    expected = torch.randn(4, device=DEVICE)
+    torch.manual_seed(3)
+    for _ in batches(IN_PROCESS, policy, 2, seed=5, policy_device=DEVICE):
         pass
-    assert torch.equal(torch.randn(4, device="cuda"), expected)
+    assert torch.equal(torch.randn(4, device=DEVICE), expected)
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"cudagraph_policy": True}, {"cudagraph_policy": {"warmup": 3}}, {"compile_policy": True}],
+    [
+        pytest.param({"cudagraph_policy": True}, marks=needs_gpu),
+        pytest.param({"cudagraph_policy": {"warmup": 3}}, marks=needs_gpu),
+        # Inductor needs tens of seconds, and Triton a C compiler with Python's headers.
+        pytest.param({"compile_policy": True}, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
 def test_captured_and_compiled_policies(arguments: dict[str, Any]) -> None:
     def make() -> Any:
         return nn_sequence(mlp_policy(), above(9.0))
 
-    came = batches(IN_PROCESS, make(), policy_device="cuda", **arguments)
+    came = batches(IN_PROCESS, make(), policy_device=DEVICE, **arguments)
     for ours, theirs in zip(came, batches(IN_PROCESS, make()), strict=True):
         assert_equal(ours, theirs, "cpu", exact=False)
 
 
+@needs_gpu
 def test_a_captured_policy_follows_its_mode() -> None:
     policy = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1)).cuda()
     with SyncDataCollector(
@@ -439,11 +451,29 @@ def test_a_captured_policy_follows_its_mode() -> None:
         torch.testing.assert_close(batch["action"], expected, atol=1e-3, rtol=1e-3)
 
 
+@needs_gpu
 def test_graphs_of_a_policy_on_the_cpu_are_refused() -> None:
     with pytest.raises(ValueError, match=r"cudagraph_policy.*CUDA device.*cpu"):
         list(batches(IN_PROCESS, table_policy(), cudagraph_policy=True))
 
 
+@pytest.fixture(scope="module")
+def name_of_cudas() -> Iterator[Path]:
+    """A file like those that CUDA keeps in /dev/shm; it is there until the module ends."""
+    path = Path(f"/dev/shm/cuda.shm.0.{os.getpid():x}.1")
+    if not path.parent.is_dir():
+        pytest.skip("needs /dev/shm")
+    path.touch()
+    yield path
+    path.unlink()
+
+
+def test_shared_memory_of_cudas_may_stay(request: pytest.FixtureRequest) -> None:
+    """Or the check after each test would fail the first one that uses CUDA in this process."""
+    assert request.getfixturevalue("name_of_cudas").exists()
+
+
+@needs_gpu
 def test_pinned_memory_is_pinned() -> None:
     memory = DeviceUploader(accelerator(torch.device("cuda", 0))).allocate(1 << 20)
     assert torch.from_numpy(memory).is_pinned()

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpu_support import DEVICE, needs_gpu
 from tensordict import TensorDict
 
 from pycollect import MultiStep, split_trajectories
 from pycollect.trajectories.on_cuda import on_one_device
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
-]
+pytestmark = pytest.mark.cuda
 
 SHAPES = [(64,), (5, 40), (2, 3, 30), (1, 1, 9)]
 
@@ -49,19 +47,22 @@ def assert_equal(got: TensorDict, want: TensorDict) -> None:
 
 def strided(td: TensorDict) -> TensorDict:
     """The same on the device, in memory that has gaps between steps."""
-    return td.apply(lambda leaf: leaf.cuda().repeat_interleave(2, td.ndim - 1)).apply(
-        lambda leaf: leaf[(slice(None),) * (td.ndim - 1) + (slice(None, None, 2),)],
-        batch_size=td.batch_size,
-    )
+    steps = (*[slice(None)] * (td.ndim - 1), slice(None, None, 2))
+    return td.apply(lambda leaf: leaf.to(DEVICE).repeat_interleave(2, td.ndim - 1)[steps])
+
+
+@needs_gpu
+def test_the_kernel_serves() -> None:
+    leaf = torch.zeros(3, device=DEVICE)
+    assert on_one_device({("a",): leaf}).keys() == {("a",)}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_split(shape: tuple[int, ...]) -> None:
     td = batch(shape)
-    assert on_one_device({("a",): td["observation"].cuda()})
-    for there in (td.to("cuda"), strided(td)):
+    for there in (td.to(DEVICE), strided(td)):
         padded = split_trajectories(there)
-        assert padded["observation"].device.type == "cuda"
+        assert padded["observation"].device.type == DEVICE
         assert_equal(padded, split_trajectories(td))
         flat, expected = (split_trajectories(x, format="cat") for x in (there, td))
         assert_equal(flat.td, expected.td)
@@ -73,17 +74,20 @@ def test_split(shape: tuple[int, ...]) -> None:
 def test_n_step(shape: tuple[int, ...], n_steps: int) -> None:
     td = batch(shape)
     step = MultiStep(0.5, n_steps)
-    for there in (td.to("cuda"), strided(td)):
+    for there in (td.to(DEVICE), strided(td)):
         assert_equal(step(there), step(td))
 
 
 def test_gradients_go_through_torch() -> None:
-    td = batch((5, 40)).to("cuda")
+    td = batch((5, 40)).to(DEVICE)
     td["observation"].requires_grad_()
+    td["none"].requires_grad_()  # no elements
+    MultiStep(0.5, 3)(td)
     split_trajectories(td)["observation"].sum().backward()
     assert td["observation"].grad is not None
 
 
+@needs_gpu
 def test_a_stream_of_ones_own() -> None:
     td = batch((5, 40))
     stream = torch.cuda.Stream()

@@ -269,7 +269,7 @@ class _Ahead:
         """Differentiable, on any device; takes n passes over the reward."""
         steps = torch.empty(self.shape, dtype=torch.int64, device="cpu")
         self.plan.steps(steps)
-        frames = reward.reshape(-1, *reward.shape[self.ndim :])
+        frames = reward.flatten(0, self.ndim - 1)
         frames = frames.to(_sum_dtype(frames.dtype))
         ones = [1] * (frames.ndim - 1)
         left = steps.to(frames.device).reshape(-1, *ones)
@@ -282,7 +282,7 @@ class _Ahead:
 
     def _moved_by_torch(self, leaf: torch.Tensor) -> torch.Tensor:
         """Differentiable, on any device."""
-        return leaf.reshape(-1, *leaf.shape[self.ndim :])[self.cells.to(leaf.device)]
+        return leaf.flatten(0, self.ndim - 1)[self.cells.to(leaf.device)]
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:

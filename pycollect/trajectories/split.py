@@ -293,7 +293,7 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
     cells = _cells(form)
     for key, leaf in leaves.items():
         if key not in result:
-            frames = leaf.reshape(-1, *leaf.shape[ndim:])
+            frames = leaf.flatten(0, ndim - 1)
             result[key] = form.select(frames, cells.to(leaf.device))
     return {key: result[key] for key in leaves}
 

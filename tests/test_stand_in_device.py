@@ -1,0 +1,67 @@
+"""The tests for GPUs, those in one process, on a device whose memory is apart from the CPU's.
+
+So a test that would mix devices on a GPU, or leave a part of its environment on the CPU, fails
+here, and so does the package where it mixes them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils import backend_registration
+
+HERE = Path(__file__).parent
+
+needs_devices_in_python = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+    reason="this torch takes no devices that are written in Python",
+)
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """A new process: torch keeps a device that it was given."""
+    environment = {**os.environ, "PYTHONPATH": f"{HERE}:{os.environ.get('PYTHONPATH', '')}"}
+    environment.pop("PYTEST_ADDOPTS", None)
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=HERE.parent,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@needs_devices_in_python
+def test_no_test_for_gpus_mixes_devices() -> None:
+    options = ["-v", "-p", "stand_in_device", "-p", "no:cacheprovider", "--tb=short"]
+    # Worker processes do not know the device, and it draws no random numbers.
+    choice = ["-m", "cuda and not slow", "-k", "not processes and not elsewhere and not generator"]
+    files = [str(HERE / "test_cuda.py"), str(HERE / "test_cuda_gather.py")]
+    result = python("-m", "pytest", *options, *choice, *files)
+    assert result.returncode == 0, result.stdout[-10_000:] + result.stderr[-2_000:]
+    assert "standin] PASSED" in result.stdout
+
+
+MIXING = """
+import stand_in_device, torch
+
+there = torch.ones(3, device="standin")
+assert (there + torch.tensor(1.0)).cpu().tolist() == [2, 2, 2]
+for mix in (lambda: there + torch.ones(3), lambda: torch.ones(3).add_(there), there.numpy):
+    try:
+        mix()
+    except RuntimeError:
+        continue
+    raise AssertionError
+"""
+
+
+@needs_devices_in_python
+def test_mixing_it_with_the_cpu_is_an_error() -> None:
+    result = python("-c", MIXING)
+    assert result.returncode == 0, result.stderr
