@@ -1118,7 +1118,7 @@ class CudaEvent:
         """Whether that is done, as the host sees it."""
 
     def wait(self) -> None:
-        """Sleep until it is; poll before that if the event `polls`."""
+        """Sleep until it is; poll first if it `polls`."""
 
     def hold_back(self, stream: int) -> None:
         """What that stream is given from now on waits for it; the host does not."""

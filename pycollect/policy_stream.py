@@ -15,29 +15,29 @@ class PolicyStream:
     """The stream of the policy's device that all of a collector's steps are given to.
 
     Each step of a policy waits, on the host, for its actions. On the learner's stream it would wait
-    for everything that the learner has queued, too. So the policy has another stream, and the two
-    are ordered by events, which the host does not wait for:
+    for everything that the learner has queued, too. So the policy has another stream, and events
+    order the two. The host waits for none of these events.
 
-    - `collecting` makes the policy wait for what the caller's current stream was given before, as
-      optimizer steps, and that stream wait for the policy at the end of the batch. A thread that
-      collects beside a learner makes it wait for nothing: see `between`.
-    - `between` is for writing weights or states that the policy reads. The writes are given to the
-      policy's stream: they come after the current stream's work and between two of the policy's
-      kernels, and the current stream goes on after them.
+    - `collecting`: the policy acts after the caller's current stream (an optimizer's step, for
+      example), which goes on after the batch. Beside a learner the policy waits for nothing.
+    - `between`: for writing weights or states that the policy reads. The policy's stream writes
+      them, after the current stream and between two calls of the policy; the current stream goes on
+      after that.
 
-    Memory that is taken within belongs to the policy's stream. Since the caller's stream waits at
-    the end of each batch, it may use such memory; `hand_over` is for tensors that it keeps.
+    Memory that is taken within belongs to the policy's stream. The caller's stream waits at the end
+    of each batch, so it may use such memory; `hand_over` is for tensors that it keeps.
 
     Thread-safe. The current stream is that of the calling thread.
 
     Args:
-        device: of the policy, with its index. On the CPU, and on devices without streams, nothing happens.
+        device: of the policy, with its index. On the CPU, and on devices without streams, nothing
+            happens.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._module: Any = getattr(torch, device.type, None)
         self._own: Any = None
+        self._module: Any = getattr(torch, device.type, object)
         if device.type != "cpu" and hasattr(self._module, "Stream"):
             self._own = self._module.Stream(device, priority=_FIRST)
             self._own.wait_stream(self._current())  # where weights and states were initialized

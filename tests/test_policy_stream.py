@@ -146,7 +146,7 @@ def test_a_policy_beside_a_learner_waits_for_it_at_an_update_alone(
         """Those of a batch that begins now."""
         for _ in range(2):
             batches, first = len(buffer), len(module.calls)
-            wait_until(lambda: len(buffer) > batches)
+            wait_until(lambda before=batches: len(buffer) > before)
         return module.calls[first:]
 
     with make(kind, module, replay_buffer=buffer) as collector:

@@ -56,7 +56,7 @@ void bind_cuda(py::module_& module) {
       .def(py::init(&recorded), py::arg("device"), py::arg("stream"), py::arg("polls") = false,
            Release())
       .def("done", &cuda::Event::done, Release(), "Whether that is done, as the host sees it.")
-      .def("wait", &cuda::Event::wait, Release(), "Sleep until it is; poll before that if the event `polls`.")
+      .def("wait", &cuda::Event::wait, Release(), "Sleep until it is; poll first if it `polls`.")
       .def("hold_back", &cuda::Event::hold_back, py::arg("stream"), Release(),
            "What that stream is given from now on waits for it.");
 

@@ -90,7 +90,11 @@ class Calling:
     def of(self, function: Function) -> Function:
         """The function over tensors, compiled or captured."""
         function = self.of_whole(function)
-        return function if self.graphed is None else CapturedCall(function, pool=self.pool, **self.graphed)
+        return (
+            function
+            if self.graphed is None
+            else CapturedCall(function, pool=self.pool, **self.graphed)
+        )
 
     def of_whole(self, policy: Function) -> Function:
         """A policy over a TensorDict, compiled."""

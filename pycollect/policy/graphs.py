@@ -29,8 +29,8 @@ class GraphPool:
     @contextmanager
     def capturing(self, graph: Any, device: torch.device) -> Iterator[None]:
         """Capture the work within as that graph."""
-        # Torch frees a pool with its last graph, and fails if it gets the handle afterwards: `known`
-        # keeps it until this graph has it, too.
+        # Torch frees a pool with its last graph, and fails if it gets the handle afterwards:
+        # `known` keeps the pool until this graph has it, too.
         known = next(iter(self._graphs), None)
         pool = None if known is None else known.pool()
         stream = self._stream_of(device)
