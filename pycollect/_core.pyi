@@ -1106,18 +1106,19 @@ class CudaEvent:
     Args:
         device: its index.
         stream: of that device; a CUstream as a number.
+        polls: `wait` polls for some 200 microseconds before it sleeps (default: ``False``).
 
     Raises:
         ValueError: there is no such device.
         CudaError: CUDA is not available, or refuses.
     """
 
-    def __init__(self, device: int, stream: int) -> None: ...
+    def __init__(self, device: int, stream: int, polls: bool = False) -> None: ...
     def done(self) -> bool:
         """Whether that is done, as the host sees it."""
 
     def wait(self) -> None:
-        """Wait until it is. The thread asks again and again: it does not sleep."""
+        """Sleep until it is; poll first if it `polls`."""
 
     def hold_back(self, stream: int) -> None:
         """What that stream is given from now on waits for it; the host does not."""

@@ -139,8 +139,13 @@ class Accelerator(Protocol):
         """The same, of exactly that size, for what is kept and used again."""
         ...
 
-    def mark(self) -> Event:
-        """The end of all work that was given to the current stream so far."""
+    def mark(self, soon: bool = False) -> Event:
+        """The end of all work that was given to the current stream so far.
+
+        Args:
+            soon: The host is about to wait for it, and it is near: the thread may poll for a moment
+                before it sleeps.
+        """
         ...
 
     def begin(self, bytes: int) -> Begun | None:
@@ -211,11 +216,11 @@ class StreamAccelerator:
         """See :class:`Accelerator`; torch may take more."""
         return _bytes_of(self.pinned([bytes], torch.uint8))
 
-    def mark(self) -> Event:
+    def mark(self, soon: bool = False) -> Event:
         """See :class:`Accelerator`."""
-        return self._record(self._module.current_stream(self.device))
+        return self._record(self._module.current_stream(self.device), soon)
 
-    def _record(self, stream: Any) -> Event:
+    def _record(self, stream: Any, soon: bool = False) -> Event:
         event: Event = stream.record_event()
         return event
 
@@ -299,8 +304,8 @@ class CudaAccelerator(StreamAccelerator):
         """See :class:`Accelerator`; torch's pinned memory is rounded up to a power of two."""
         return host_memory(self.device.index, bytes).array()
 
-    def _record(self, stream: Any) -> Event:
-        return _CoreEvent(CudaEvent(self.device.index, stream.cuda_stream))
+    def _record(self, stream: Any, soon: bool = False) -> Event:
+        return _CoreEvent(CudaEvent(self.device.index, stream.cuda_stream, soon))
 
     def _hold_back(self, stream: Any, event: Event) -> None:
         assert isinstance(event, _CoreEvent)
@@ -348,7 +353,7 @@ class PlainAccelerator:
         """See :class:`Accelerator`; ordinary memory here."""
         return _bytes_of(self.pinned([bytes], torch.uint8))
 
-    def mark(self) -> Event:
+    def mark(self, soon: bool = False) -> Event:
         """See :class:`Accelerator`; the end has come when this returns."""
         module: Any = getattr(torch, self.device.type)
         module.synchronize()

@@ -118,4 +118,4 @@ class Fetch:
 
     def wait(self) -> None:
         """Wait until the current stream has done what it was given."""
-        self._accelerator.mark().synchronize()
+        self._accelerator.mark(soon=True).synchronize()

@@ -87,7 +87,7 @@ class FakeDevice:
         memory: npt.NDArray[np.uint8] = self.pinned([bytes], torch.uint8).numpy()
         return memory
 
-    def mark(self) -> FakeEvent:
+    def mark(self, soon: bool = False) -> FakeEvent:
         event = FakeEvent(self, [])
         self._events.append(event)
         if not self.lazy:

@@ -27,10 +27,11 @@ from test_restarts import killing_when
 from torch import nn
 
 from pycollect.batch.room import Room
-from pycollect.devices import Begun
+from pycollect.devices import CPU, Begun
 from pycollect.inference.server import InferenceServer
 from pycollect.inference.states import StatesBeside
 from pycollect.inference.staying import Staying
+from pycollect.policy_stream import PolicyStream
 from pycollect.scheduler import scheduler as scheduling
 from pycollect.scheduler.assembly import Assembly
 from pycollect.scheduler.staying import why_nothing_stays
@@ -47,6 +48,7 @@ def there(apart: FakeDevice, fake: FakeDevice, monkeypatch: pytest.MonkeyPatch) 
     """The policy is on the device that batches go to; what is noted is of the policy's steps."""
     fake.lazy = False
     monkeypatch.setattr(InferenceServer, "device", DEVICE)
+    monkeypatch.setattr("pycollect.scheduler.scheduler.PolicyStream", lambda _: PolicyStream(CPU))
     return apart
 
 

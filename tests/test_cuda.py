@@ -24,7 +24,7 @@ from collect_support import (
     collecting,
     parity_policy,
 )
-from echo_envs import echo_fns
+from echo_envs import echo_fns, wait_until
 from envs_for_tests import PixelEnv
 from gpu_support import DEVICE, counting_env, counting_envs, needs_device, needs_gpu, tensors_of
 from tensordict import TensorDictBase
@@ -35,7 +35,7 @@ from tensordict.nn import (
 )
 from torch import nn
 
-from pycollect import MultiStep, SyncDataCollector, split_trajectories
+from pycollect import MultiStep, MultiSyncDataCollector, SyncDataCollector, split_trajectories
 from pycollect._core import Layout, Leaf, Placement
 from pycollect.batch.room import Room
 from pycollect.batch.slab_views import make_shared_pool
@@ -477,3 +477,59 @@ def test_shared_memory_of_cudas_may_stay(request: pytest.FixtureRequest) -> None
 def test_pinned_memory_is_pinned() -> None:
     memory = DeviceUploader(accelerator(torch.device("cuda", 0))).allocate(1 << 20)
     assert torch.from_numpy(memory).is_pinned()
+
+
+def pendulum() -> Any:
+    return gymnasium.make("Pendulum-v1")
+
+
+class Buffer(list[Any]):
+    """Keeps batches whole."""
+
+    def extend(self, td: Any) -> None:
+        self.append(td)
+
+
+@pytest.mark.parametrize("central", [False, True])
+def test_a_policy_beside_a_busy_learner_goes_on(central: bool) -> None:
+    """A learner queues work for seconds. An update is what the policy waits for."""
+    buffer = Buffer()
+    policy = nn.Linear(3, 1).cuda()
+    arguments: dict[str, Any] = {"frames_per_batch": 16, "replay_buffer": buffer}
+    collector: Any = (
+        MultiSyncDataCollector(
+            [pendulum] * 2, policy, inference="central", cudagraph_policy=True, **arguments
+        )
+        if central
+        else SyncDataCollector(pendulum, policy, **arguments)
+    )
+    with collector:
+        collector.start()
+        wait_until(lambda: len(buffer) > 4)  # by then it is captured
+        torch.cuda._sleep(4 << 30)
+        slept = torch.cuda.Event()
+        slept.record()
+        seen = len(buffer)
+        wait_until(lambda: len(buffer) > seen + 3)
+        assert not slept.query()
+        collector.update_policy_weights_()
+        after = len(buffer)
+        wait_until(lambda: len(buffer) > after + 1)
+        assert slept.query()
+
+
+@pytest.mark.parametrize("graphed", [False, True])
+def test_a_batch_has_the_weights_of_the_step_before(graphed: bool) -> None:
+    """Also where the step is still queued when the batch is asked for."""
+    policy = nn.Linear(3, 1).cuda()
+    with SyncDataCollector(
+        pendulum, policy, frames_per_batch=8, cudagraph_policy=graphed
+    ) as collector:
+        for _ in range(4):
+            torch.cuda._sleep(1 << 27)
+            with torch.no_grad():
+                policy.weight.add_(0.1)
+            batch = collector.next()
+            with torch.no_grad():
+                expected = policy(batch["observation"].cuda()).cpu()
+            torch.testing.assert_close(batch["action"], expected, atol=1e-3, rtol=1e-3)

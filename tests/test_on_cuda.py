@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,12 +21,12 @@ from tensordict.nn import (
 from torch import nn
 from torch.distributions import Categorical
 
-from pycollect import MultiStep, SyncDataCollector
+from pycollect import MultiStep, MultiSyncDataCollector, SyncDataCollector
 from pycollect._core import CudaError
 from pycollect.devices import CPU
 from pycollect.policy.calling import Calling
 from pycollect.policy.crossing import Crossing
-from pycollect.policy.graphs import CapturedCall
+from pycollect.policy.graphs import CapturedCall, GraphPool
 from pycollect.policy.program.steps import CallStep, HeadStep, Program
 from pycollect.trajectories import on_cuda
 
@@ -82,10 +83,15 @@ class Graph:
     """A CUDA graph that runs on the host: it calls again what was called while it was captured."""
 
     captured: Graph
+    pools: list[object]  # of each that was captured
     calls: list[Callable[[], None]]
 
     def __init__(self) -> None:
         self.calls = []
+        self.own = object()
+
+    def pool(self) -> object:
+        return self.own
 
     def replay(self) -> None:
         for call in self.calls:
@@ -93,6 +99,9 @@ class Graph:
 
 
 class Stream:
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """All are alike."""
+
     def wait_stream(self, other: Stream) -> None:
         """There is one order of things."""
 
@@ -103,10 +112,16 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
     @contextlib.contextmanager
-    def capture(graph: Graph, capture_error_mode: str = "global") -> Iterator[None]:
+    def capture(
+        graph: Graph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+    ) -> Iterator[None]:
         seen.append(capture_error_mode)
         Graph.captured = graph
+        Graph.pools.append(graph.own if pool is None else pool)
         yield
+        graph.own = Graph.pools[-1]
+
+    Graph.pools = []
 
     for name, value in {
         "device": lambda device: contextlib.nullcontext(),
@@ -141,6 +156,55 @@ def test_a_capture_is_not_ended_by_other_threads(modes: list[str]) -> None:
         assert result.tolist() == [2, 2 * step]
         assert nothing is None
     assert modes == ["thread_local"]
+
+
+def test_graphs_share_memory_as_long_as_one_of_them_is_there(modes: list[str]) -> None:
+    """With its last graph a pool is gone: torch fails if it gets the handle again."""
+    shared = GraphPool()
+    for _ in range(2):
+        calls = [CapturedCall(double, 1, shared) for _ in range(3)]
+        for call in calls:
+            for _ in range(2):
+                call(torch.ones(1))
+        calls.clear()
+        del call
+        Graph.captured = Graph()
+        gc.collect()
+    first, second = Graph.pools[:3], Graph.pools[3:]
+    assert len(set(first)) == len(set(second)) == 1
+    assert first[0] is not second[0]
+    for _ in range(2):  # without one, each has its own
+        call = CapturedCall(double, 1)
+        for _ in range(2):
+            call(torch.ones(1))
+    assert Graph.pools[-1] is not Graph.pools[-2]
+
+
+def test_all_graphs_of_central_inference_share_memory(
+    modes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each number of rows, and each group of environments, has a graph."""
+    pools: list[Any] = []
+
+    def noted(self: Crossing, act: Any, pool: Any = None, **arguments: Any) -> Any:
+        pools.append(pool)
+        return self.around(act)
+
+    monkeypatch.setattr(Elsewhere, "captured", noted)
+    monkeypatch.setattr(Calling, "on", lambda self, device: self)
+    place_policies_on(OnTheHost(), monkeypatch)
+    with MultiSyncDataCollector(
+        [["CartPole-v1"] * 2] * 2,
+        TensorDictModule(Leaning(scores=False), ["observation"], ["action"]),
+        frames_per_batch=40,
+        cudagraph_policy=True,
+        inference="central",
+        env_groups=2,
+    ) as collector:
+        collector.next()
+    assert len(pools) > 1
+    assert len(set(pools)) == 1
+    assert isinstance(pools[0], GraphPool)
 
 
 def test_what_is_no_tensor_is_captured_as_it_is(modes: list[str]) -> None:
@@ -263,7 +327,7 @@ def test_a_collectors_step_is_one_graph_unless_something_is_drawn(
         "CartPole-v1", policy, frames_per_batch=40, cudagraph_policy={"warmup": 3}
     ) as collector:
         td = collector.next()
-    assert whole == ([] if draws else [{"warmup": 3}])
+    assert whole == ([] if draws else [{"warmup": 3, "pool": None}])
     assert len(modes) == draws
     if not draws:
         assert torch.equal(td["action"].bool(), td["observation"][..., 2] > 0)

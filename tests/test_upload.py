@@ -133,7 +133,7 @@ class Lagging(FakeDevice):
         self.waited: list[int] = []
         self._marks = 0
 
-    def mark(self) -> Any:
+    def mark(self, soon: bool = False) -> Any:
         number, self._marks = self._marks, self._marks + 1
         return SimpleNamespace(synchronize=lambda: self.waited.append(number))
 

@@ -102,6 +102,25 @@ assert_same_stream(batches)
     )
 
 
+def test_a_thread_that_waits_for_the_device_sleeps() -> None:
+    """Workers need the cores. The wait of a step is short, and polls first."""
+    run_uploads(
+        """
+driver.forget()
+with stream(storing_device="cuda") as collector:
+    for _ in range(9):
+        collector.next()
+events = driver.log("cuEventCreate")
+assert events and set(events) == {"cuEventCreate flags=3"}, events
+driver.forget()
+accelerator.mark(soon=True).synchronize()
+assert not driver.log("cuEventSynchronize")
+accelerator.mark().synchronize()
+assert driver.log("cuEventSynchronize")
+"""
+    )
+
+
 def test_slabs_are_pinned_at_their_size() -> None:
     run_uploads(
         """

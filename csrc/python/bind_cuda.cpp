@@ -33,8 +33,9 @@ std::shared_ptr<cuda::Upload> upload(cuda::Uploader& uploader, const py::object&
   return uploader.upload(std::move(owner), bytes, target, consumer, after);
 }
 
-cuda::Event recorded(int device, Stream stream) {
-  cuda::Event event(cuda::Context::of(device), cuda::Event::Waiting::awake);
+cuda::Event recorded(int device, Stream stream, bool polls) {
+  using Waiting = cuda::Event::Waiting;
+  cuda::Event event(cuda::Context::of(device), polls ? Waiting::awake_first : Waiting::asleep);
   event.record(stream);
   return event;
 }
@@ -52,9 +53,10 @@ void bind_cuda(py::module_& module) {
              "Pinned memory of exactly that size.");
 
   py::class_<cuda::Event>(module, "CudaEvent", "The end of what a stream was given so far.")
-      .def(py::init(&recorded), py::arg("device"), py::arg("stream"), Release())
+      .def(py::init(&recorded), py::arg("device"), py::arg("stream"), py::arg("polls") = false,
+           Release())
       .def("done", &cuda::Event::done, Release(), "Whether that is done, as the host sees it.")
-      .def("wait", &cuda::Event::wait, Release(), "Wait until it is, and ask again and again.")
+      .def("wait", &cuda::Event::wait, Release(), "Sleep until it is; poll first if it `polls`.")
       .def("hold_back", &cuda::Event::hold_back, py::arg("stream"), Release(),
            "What that stream is given from now on waits for it.");
 

@@ -4,8 +4,10 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include "cuda_driver.h"
@@ -218,8 +220,7 @@ Event& Event::operator=(Event&& other) noexcept {
 void Event::record(Stream stream) {
   const Context::Current current(*context_);
   if (handle_ == nullptr) {
-    const unsigned sleeps = waiting_ == Waiting::asleep ? kEventBlockingSync : 0;
-    driver().create_event(&handle_, sleeps | kEventDisableTiming);
+    driver().create_event(&handle_, kEventBlockingSync | kEventDisableTiming);
   }
   driver().record_event(handle_, handle_of(stream));
 }
@@ -229,6 +230,10 @@ bool Event::done() const {
     return true;
   }
   const Context::Current current(*context_);
+  return query();
+}
+
+bool Event::query() const {
   const Result result = driver().query_event.attempt(handle_);
   if (result != kSuccess && result != kNotReady) {
     throw failed(driver().query_event.symbol(), result);
@@ -237,10 +242,20 @@ bool Event::done() const {
 }
 
 void Event::wait() const {
-  if (handle_ != nullptr) {
-    const Context::Current current(*context_);
-    driver().wait_event(handle_);
+  if (handle_ == nullptr) {
+    return;
   }
+  const Context::Current current(*context_);
+  if (waiting_ == Waiting::awake_first) {
+    const auto end = std::chrono::steady_clock::now() + kPolling;
+    do {
+      if (query()) {
+        return;
+      }
+      std::this_thread::yield();
+    } while (std::chrono::steady_clock::now() < end);
+  }
+  driver().wait_event(handle_);
 }
 
 void Event::hold_back(Stream stream) const {

@@ -221,11 +221,12 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         """
         with self._flow.moving:
             self._flow.check_open()
-            if index is None:
-                self._drop("reset")
-                self._worker.reset()
-            else:
-                self._source.reset(index)
+            with self._flow.policy_stream.between():
+                if index is None:
+                    self._drop("reset")
+                    self._worker.reset()
+                else:
+                    self._source.reset(index)
 
     def rollout(self) -> TensorDictBase:
         """One batch as it was collected: not split, not processed, in no replay buffer.

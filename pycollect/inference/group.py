@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from pycollect.inference.messages import Joined, PolicyNeeds
 from pycollect.inference.states import StatesBeside
 from pycollect.inference.staying import Staying
 from pycollect.policy import PolicyRunner, make_policy_runner, told_of_actions
+from pycollect.policy.graphs import GraphPool
 from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
 
 
@@ -27,12 +29,15 @@ class ServedPolicy(NamedTuple):
         module: in any of the accepted forms.
         told: the caller named that device.
         rooms: for what stays there; None: all that it returns goes to the workers.
+        graphs: Memory of its CUDA graphs, one for each number of rows. A call is complete on the
+            host before the next one begins, but for copies that its stream makes.
     """
 
     module: Any
     device: torch.device
     told: bool
     rooms: Rooms | None = None
+    graphs: GraphPool | None = None
 
 
 class Group:
@@ -76,7 +81,7 @@ class Group:
 
     def _runner(self, rows: int, current: Mapping[Key, torch.Tensor]) -> PolicyRunner:
         """The policy bound to observations of so many workers."""
-        needs, (module, device, told, _) = self.needs, self._policy
+        needs, (module, device, told, _, graphs) = self.needs, self._policy
         env = FormedEnv(needs.env, rows)
         runner = make_policy_runner(
             told_of_actions(module, env),
@@ -84,7 +89,7 @@ class Group:
             current,
             policy_state=dict(needs.state_forms),
             counts_steps=needs.counts_steps,
-            calling=needs.calling.on(device),
+            calling=replace(needs.calling.on(device), pool=graphs),
             device=device,
             told=told,
             cast=needs.cast,

@@ -22,6 +22,8 @@ from pycollect.inference.group import ServedPolicy
 from pycollect.inference.messages import Joined, Joining, StatesWanted
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.table import Seat, Table, Together
+from pycollect.policy.graphs import GraphPool
+from pycollect.policy_stream import PolicyStream
 from pycollect.stream.version import PolicyVersion
 from pycollect.worker.generators import Generators
 
@@ -52,10 +54,12 @@ class InferenceServer:
         self._own = settings
         self._slots, self._parts = slots, settings.groups
         self._version = PolicyVersion()
+        self._stream = PolicyStream(CPU)
         device = settings.device
         there = indexed(device or device_of(policy) or CPU)
         self.policy = placed(policy, there)
-        self._served = ServedPolicy(self.policy, there, told=device is not None)
+        told = device is not None
+        self._served = ServedPolicy(self.policy, there, told, graphs=GraphPool())
         self._generators: Generators | None = None
         self._seats: list[Seat] = []
         self._tables = _tables(settings, self._served)
@@ -75,6 +79,10 @@ class InferenceServer:
         """Frames carry that version of the policy, as it is when it is called."""
         self._version = version
 
+    def call_on(self, stream: PolicyStream) -> None:
+        """Call the policy on that stream, whatever the calling thread's current one is."""
+        self._stream = stream
+
     def load_weights(self, weights: Weights) -> None:
         """Write new weights into what is called, in place."""
         load_weights(self.policy, weights)
@@ -90,8 +98,9 @@ class InferenceServer:
 
     def refresh(self) -> None:
         """Look whether the policy has changed, before the next calls."""
-        for table in self._tables:
-            table.refresh()
+        with self._stream.apart():
+            for table in self._tables:
+                table.refresh()
 
     def serve(self, owing: int | None = None) -> int:
         """Call the policy for those who wait, unless they wait for others.
@@ -185,12 +194,13 @@ class InferenceServer:
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """The interaction type and the random generators of the policy.
+        """The stream, the interaction type and the random generators of the policy.
 
         They are the program's, whose other threads have them back before this one sleeps.
         """
         generators = self._generators
         with (
+            self._stream.apart(),
             torch.no_grad(),
             set_interaction_type(self._own.exploration),
             nullcontext() if generators is None else generators.active(),

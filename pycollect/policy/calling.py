@@ -11,7 +11,7 @@ import torch
 
 from pycollect.devices import is_available
 from pycollect.errors import warn_user
-from pycollect.policy.graphs import CapturedCall
+from pycollect.policy.graphs import CapturedCall, GraphPool
 from pycollect.policy.program.steps import CallStep, Program
 
 Function = Callable[..., Any]
@@ -30,11 +30,13 @@ class Calling:
         compiled: arguments of ``torch.compile``, and "warmup", the calls before; None: not at all.
         graphed: "warmup", the calls before the capture; None: not at all.
         trusted: the policy takes a TensorDict, whatever its signature says.
+        pool: Memory that all graphs share. Defaults to ``None``: each has its own.
     """
 
     compiled: Mapping[str, Any] | None = None
     graphed: Mapping[str, Any] | None = None
     trusted: bool = False
+    pool: GraphPool | None = None
 
     @classmethod
     def checked(cls, compile_policy: Any, cudagraph_policy: Any, trust_policy: Any) -> Calling:
@@ -88,7 +90,11 @@ class Calling:
     def of(self, function: Function) -> Function:
         """The function over tensors, compiled or captured."""
         function = self.of_whole(function)
-        return function if self.graphed is None else CapturedCall(function, **self.graphed)
+        return (
+            function
+            if self.graphed is None
+            else CapturedCall(function, pool=self.pool, **self.graphed)
+        )
 
     def of_whole(self, policy: Function) -> Function:
         """A policy over a TensorDict, compiled."""
@@ -124,7 +130,7 @@ def _checked(name: str, value: Any, signature: inspect.Signature) -> dict[str, A
         return {}
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a bool or a dict, got {value!r}")
-    known = sorted({*signature.parameters, "warmup"} - {"model", "function"})
+    known = sorted({*signature.parameters, "warmup"} - {"model", "function", "pool"})
     unknown = [key for key in value if key not in known]
     if unknown:
         raise TypeError(f"{name}: expected keys among {known}, got {unknown}")

@@ -9,7 +9,7 @@ import torch
 from pycollect.batch.layout import Key
 from pycollect.devices import Accelerator, Event, accelerator
 from pycollect.one_copy import Fetch, Send
-from pycollect.policy.graphs import CapturedWork
+from pycollect.policy.graphs import CapturedWork, GraphPool
 from pycollect.policy.program.compile import Act
 
 Take = Callable[[Sequence[torch.Tensor]], None]
@@ -119,12 +119,13 @@ class Crossing:
         """Whether a step from the host to a device and back can be one graph."""
         return self._fetch is not None and not self._others
 
-    def captured(self, act: Act, warmup: int = 2) -> Act:
+    def captured(self, act: Act, warmup: int = 2, pool: GraphPool | None = None) -> Act:
         """As `around`, all that the device does captured as one graph: inputs over, `act`, outputs
         back. Only where `can_capture`.
 
         Args:
             warmup: steps before it is captured, at least one.
+            pool: as of `CapturedWork`.
         """
         fetch, inputs = self._fetch, self._send
         assert fetch is not None, "captured: expected outputs that go to the host"
@@ -139,7 +140,7 @@ class Crossing:
             self._keep(outputs)
             return rooms, left
 
-        work = CapturedWork(step, self.there, max(warmup, 1))
+        work = CapturedWork(step, self.there, max(warmup, 1), pool)
 
         def act_there() -> tuple[torch.Tensor, ...]:
             if inputs is not None:
@@ -172,7 +173,7 @@ class Crossing:
             mirror.copy_(source)
         # Where outputs are fetched, they are waited for, and so are the inputs before them.
         if self._accelerator is not None and self._fetch is None:
-            self._carried = self._accelerator.mark() if self._send is not None else None
+            self._carried = self._accelerator.mark(soon=True) if self._send is not None else None
 
     def back(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """The outputs at home, when the device has come to them."""

@@ -2,11 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+_one_at_a_time = threading.Lock()  # torch allows one capture in a process
+
+
+class GraphPool:
+    """Device memory that several graphs share, of which only one is replayed at a time.
+
+    A graph may write the results of another one. So what a replay returned is copied, by the stream
+    that replays, before the next graph is replayed; and all of them are replayed by one stream.
+    """
+
+    def __init__(self) -> None:
+        self._graphs: WeakSet[Any] = WeakSet()
+        self._stream: Any = None
+
+    @contextmanager
+    def capturing(self, graph: Any, device: torch.device) -> Iterator[None]:
+        """Capture the work within as that graph."""
+        # Torch frees a pool with its last graph, and fails if it gets the handle afterwards:
+        # `known` keeps the pool until this graph has it, too.
+        known = next(iter(self._graphs), None)
+        pool = None if known is None else known.pool()
+        stream = self._stream_of(device)
+        # By default whatever another thread does with the device would end the capture.
+        mode = "thread_local"
+        with (
+            _one_at_a_time,
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode=mode),
+        ):
+            yield
+        self._graphs.add(graph)
+
+    def _stream_of(self, device: torch.device) -> Any:
+        """Return the stream on which graphs are captured, whose priority their kernels keep.
+
+        Torch uses a pool's memory again only for the stream that it was taken for. Torch's own
+        capture stream would also share cuBLAS's workspace with graphs that run at the same time.
+        """
+        kind: Any = torch.cuda.Stream
+        while self._stream in (None, torch.cuda.current_stream(device)):
+            self._stream = kind(device, priority=-1)
+        return self._stream
 
 
 class CapturedWork:
@@ -19,10 +65,18 @@ class CapturedWork:
         work: returns tensors in any nesting: the very same ones each time, once it is captured.
         device: whose work it is.
         warmup: how often it is called as it is before it is captured.
+        pool: Memory of the graph. Defaults to ``None``: it has its own.
     """
 
-    def __init__(self, work: Callable[[], Any], device: torch.device, warmup: int) -> None:
+    def __init__(
+        self,
+        work: Callable[[], Any],
+        device: torch.device,
+        warmup: int,
+        pool: GraphPool | None = None,
+    ) -> None:
         self._work, self._device = work, device
+        self._pool = pool or GraphPool()
         self._left = warmup
         self._graph: Any = None
         self._outputs: Any = None
@@ -40,8 +94,7 @@ class CapturedWork:
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()
-        # By default whatever another thread does with the device would end the capture.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with self._pool.capturing(graph, self._device):
             self._outputs = self._work()
         self._graph = graph
 
@@ -56,10 +109,13 @@ class CapturedCall:
     Args:
         function: positional and named tensors to tensors in any nesting.
         warmup: how often it is called as it is before it is captured, at least once.
+        pool: as of `CapturedWork`.
     """
 
-    def __init__(self, function: Callable[..., Any], warmup: int = 2) -> None:
-        self._function = function
+    def __init__(
+        self, function: Callable[..., Any], warmup: int = 2, pool: GraphPool | None = None
+    ) -> None:
+        self._function, self._pool = function, pool
         self._left = max(warmup, 1)
         self._inputs: list[torch.Tensor] = []
         self._captured: CapturedWork | None = None
@@ -77,7 +133,8 @@ class CapturedCall:
             own = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
             self._inputs = [leaf for leaf in own if isinstance(leaf, torch.Tensor)]
             kept, kept_named = tree_unflatten(own, form)
-            self._captured = CapturedWork(lambda: self._function(*kept, **kept_named), device, 0)
+            work = functools.partial(self._function, *kept, **kept_named)
+            self._captured = CapturedWork(work, device, 0, self._pool)
         for mine, value in zip(self._inputs, given, strict=True):
             if mine.shape != value.shape or mine.dtype != value.dtype:  # copy_ would broadcast
                 raise ValueError(

@@ -246,7 +246,7 @@ class PolicyRunner:
                 calling.of_program(program), given, self._wanted(), self._samples, finish
             )
         if is_one:
-            act = self._crossing.captured(act, **warmup)
+            act = self._crossing.captured(act, pool=calling.pool, **warmup)
         elif crosses:
             act = self._crossing.around(act)
         return act, reuses_memory

@@ -16,6 +16,7 @@ from pycollect.batch.weights import NO_WEIGHTS, Weights, weights_of
 from pycollect.engines.messages import Rollout, RolloutRequest
 from pycollect.engines.protocol import Engine
 from pycollect.errors import WorkerError, is_interrupt, without_frames
+from pycollect.policy_stream import PolicyStream
 from pycollect.scheduler.assembly import Assembly, PendingBatch, in_flight_bytes
 from pycollect.scheduler.awaiting import Awaiting, Call
 from pycollect.scheduler.elastic import Membership
@@ -129,6 +130,8 @@ class Scheduler:
             return sent, ServedStreams(group, awaiting, sent, [process, *beside], policy)
         assert not isinstance(server, ProcessPlan)
         server.count_by(flow.version)
+        flow.policy_stream = PolicyStream(server.device)
+        server.call_on(flow.policy_stream)
         live = LiveWeights(flow, server, policy, server.is_ours, group.ids, options, nodes)
         return live, ServedStreams(group, awaiting, live, [server, *beside], policy)
 

@@ -37,13 +37,18 @@ class Background:
         thread = self._thread
         return thread is not None and thread.is_alive()
 
+    @property
+    def is_current(self) -> bool:
+        """Whether the calling thread is the thread."""
+        return self._thread is threading.current_thread()
+
     def start(self, step: Callable[[], bool], at_exit: Callable[[], None]) -> None:
         """Go on with that function. Nothing happens if it runs already, or after `end`.
 
         Args:
             at_exit: called where the program ends while it runs; it is to call `end`.
         """
-        if self._thread is threading.current_thread():
+        if self.is_current:
             return
         with self._changing:
             if not self.running and not self._over:
@@ -60,7 +65,7 @@ class Background:
         Raises:
             TimeoutError: it takes longer than so many seconds; it goes on then.
         """
-        if self._thread is threading.current_thread():
+        if self.is_current:
             return False
         with self._changing:
             was_running = self.running

@@ -338,9 +338,13 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """The next batch; the same again, whatever interrupts the caller, until it is claimed."""
         if self._flow.unclaimed is None:
             self._give_due_weights()
-            self._source.collect()
-        assert self._flow.unclaimed is not None
-        return self._flow.unclaimed
+            with self._flow.policy_stream.collecting(self._background.is_current):
+                self._source.collect()
+        batch = self._flow.unclaimed
+        assert batch is not None
+        if batch.on_device:
+            self._flow.policy_stream.hand_over(batch.on_device.values())
+        return batch
 
     def _end(self) -> None:
         """All frames were delivered; what whole trajectories left over is lost."""
@@ -501,7 +505,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._flow.check_open()
             self._drop("set_seed")
             self._flow.entropy, self._flow.seeded = root, True
-            return self._source.streams.seed(root, bool(static_seed))
+            with self._flow.policy_stream.between():
+                return self._source.streams.seed(root, bool(static_seed))
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands after the last delivered batch.
@@ -553,7 +558,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             dropped = flow.ledger.in_flight_of_each()
             self._drop("load_state_dict")
             flow.resume(state, dropped)
-            source.streams.resume(state)
+            with flow.policy_stream.between():
+                source.streams.resume(state)
 
     @property
     def policy_weights(self) -> TensorDict:
@@ -578,7 +584,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         self._background.check()
         if not self._background.running:
             warn_of_training(self._flow.options)
-        self._background.start(self._fill, self.shutdown)
+        self._start_filling()
 
     def pause(
         self, timeout: float | None = None, *, resume: bool = True
@@ -606,7 +612,13 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             yield
         finally:
             if was_running and self._flow.failure is None:
-                self._background.start(self._fill, self.shutdown)
+                self._start_filling()
+
+    def _start_filling(self) -> None:
+        if not self._background.is_current:
+            with self._flow.policy_stream.between():
+                pass  # the thread itself does not wait for this one's stream
+        self._background.start(self._fill, self.shutdown)
 
     def _fill(self) -> bool:
         """Fill the replay buffer with one more batch; return False at the end."""

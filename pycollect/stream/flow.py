@@ -11,7 +11,9 @@ from pycollect._core import SharedNumber, TrajectoryIds
 from pycollect.batch.frame import BatchLeaves
 from pycollect.batch.upload import Uploads
 from pycollect.checks import check_open
+from pycollect.devices import CPU
 from pycollect.errors import warn_user, without_frames
+from pycollect.policy_stream import PolicyStream
 from pycollect.stream.buffer_delivery import written_before
 from pycollect.stream.fair_lock import FairLock
 from pycollect.stream.ledger import Ledger
@@ -51,6 +53,7 @@ class Flow:
         failure: raised by every later call.
         closed: nothing more is collected.
         stop: 1 if rollouts in this process are to end after their current step.
+        policy_stream: of the device of a policy that is called in this process.
     """
 
     def __init__(self, options: StreamOptions) -> None:
@@ -71,6 +74,7 @@ class Flow:
         self.failure: BaseException | None = None
         self.closed = False
         self.stop = SharedNumber()
+        self.policy_stream = PolicyStream(CPU)
         self._written_before = written_before(options)
         self._warned_of_bounds = False
         self._warned_of_dummies = False

@@ -16,8 +16,10 @@ from pycollect.batch.extras import joined
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors
 from pycollect.batch.weight_slab import load_weights
+from pycollect.devices import indexed
 from pycollect.envs.groups import EnvGroups
 from pycollect.errors import WorkerError, is_interrupt
+from pycollect.policy_stream import PolicyStream
 from pycollect.stream.blank import blank_batch
 from pycollect.stream.flow import Flow, ShutDownError
 from pycollect.stream.live_policy import LivePolicy
@@ -96,6 +98,7 @@ class InProcess:
         self._flow = flow
         self.worker = worker
         self.policy = worker.policy if is_ours else policy
+        flow.policy_stream = PolicyStream(indexed(worker.acting_device))
         self.weights = LivePolicy(flow, worker, self.policy, is_ours, _only_worker)
         self.streams = OwnStreams(worker, self.weights)
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None

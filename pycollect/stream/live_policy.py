@@ -64,15 +64,17 @@ class LivePolicy:
         source = for_all(source, worker_ids, self._workers())
         if source is None and self._is_ours and self._sends:
             raise no_weights_given()
-        if self._sends:
-            self._load(source)
-        self.renew_copy()
+        with self._flow.policy_stream.between():
+            if self._sends:
+                self._load(source)
+            self.renew_copy()
         self._flow.version.count()
 
     def receive(self, source: Any) -> None:
         """Write them into the caller's policy; no version is counted."""
-        self._load(source)
-        self.renew_copy()
+        with self._flow.policy_stream.between():
+            self._load(source)
+            self.renew_copy()
 
     def _load(self, source: Any) -> None:
         if source is not None and source is not self.policy:
@@ -81,8 +83,9 @@ class LivePolicy:
     @contextmanager
     def one_version(self) -> Iterator[None]:
         """Whoever gives weights within writes into the caller's policy himself."""
-        yield
-        self.renew_copy()
+        with self._flow.policy_stream.between():
+            yield
+            self.renew_copy()
         self._flow.version.count()
 
     def renew_copy(self) -> None:

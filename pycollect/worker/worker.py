@@ -145,8 +145,8 @@ class Worker:
         return self.env.device
 
     @property
-    def _drawing_device(self) -> torch.device:
-        """Whose global generator is drawn from: the policy's, else the environments'."""
+    def acting_device(self) -> torch.device:
+        """Device of the policy, or of the environments if the policy is on the CPU."""
         return self.env.device if self._policy_device == CPU else self._policy_device
 
     @property
@@ -282,7 +282,7 @@ class Worker:
                 everything that the policy draws from ``SeedSequence(root, spawn_key=(worker,))``.
         """
         sequence = np.random.SeedSequence(root, spawn_key=(self.index,))
-        self._generators = Generators(sequence, self._drawing_device)
+        self._generators = Generators(sequence, self.acting_device)
         self._set_action_generators(
             [
                 np.random.default_rng(np.random.SeedSequence(root, spawn_key=(self.index, p)))
@@ -297,7 +297,7 @@ class Worker:
 
     def resume(self, state: GeneratorState, seeds: Sequence[int]) -> None:
         """Go on with generators that stood so, after a reset with `env.num_seeds` seeds."""
-        self._generators = Generators.of(state, self._drawing_device)
+        self._generators = Generators.of(state, self.acting_device)
         self._set_action_generators(state.action_generators())
         self.reset(seeds)
 

@@ -87,17 +87,24 @@ TEST_CASE("an event is made when it is recorded, and done when its stream has co
   CHECK_THROWS_AS(moved.done(), cuda::Error);
 }
 
-TEST_CASE("who waits for an event sleeps, or stays awake where that is told") {
+TEST_CASE("a thread that waits for an event sleeps; it polls before if the event says so") {
   const FakeCuda fake;
   const auto context = cuda::Context::of(0);
-  cuda::Event sleeps(context), stays(context);
-  sleeps.record(0);
-  CHECK(fake.calls("cuEventCreate flags=3") == 1);  // of the driver: blocking, without times
-  stays = cuda::Event(context, cuda::Event::Waiting::awake);
-  stays.record(0);
-  CHECK(fake.calls("cuEventCreate flags=2") == 1);
-  stays.wait();
-  CHECK(stays.done());
+  cuda::Event sleeps(context), polls(context, cuda::Event::Waiting::awake_first);
+  for (cuda::Event* event : {&sleeps, &polls}) {
+    event->record(0);
+  }
+  CHECK(fake.calls("cuEventCreate flags=3") == 2);  // of the driver: blocking, without times
+  polls.wait();
+  CHECK(fake.calls("cuEventSynchronize") == 0);  // it was done at the first look
+  sleeps.wait();
+  CHECK(fake.calls("cuEventSynchronize") == 1);
+
+  fake_cuda_hold(1);
+  polls.record(0);
+  polls.wait();  // in vain for a while
+  CHECK(fake.calls("cuEventSynchronize") == 2);
+  CHECK(polls.done());
 }
 
 TEST_CASE("pinned memory, and a pool of it") {
@@ -123,6 +130,7 @@ TEST_CASE("shared memory is registered for a while") {
   auto memory = share_memory(4096);
   {
     const cuda::Registration registration(memory, 0);
+    CHECK(fake.calls("cuMemHostRegister_v2 bytes=4096 flags=1") == 1);  // portable, nothing else
     CHECK(&registration.memory() == memory.get());
     CHECK_THROWS_WITH_AS(cuda::Registration(memory, 0),
                          "cuMemHostRegister of 4096 bytes: CUDA_ERROR_HOST_MEMORY_ALREADY_"

@@ -16,6 +16,7 @@
 // of it already (the process is ending, or the device was lost).
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -106,9 +107,10 @@ class OwnStream {
 // recorded or moved, else yes.
 class Event {
  public:
-  // What a thread does that waits: it sleeps until the driver wakes it, or asks again and again,
-  // which tells it some ten microseconds sooner.
-  enum class Waiting { asleep, awake };
+  // What a thread does that waits: it sleeps until the driver wakes it, which takes some ten
+  // microseconds; or it polls for `kPolling` first, and lets other threads run between two polls.
+  enum class Waiting { asleep, awake_first };
+  static constexpr std::chrono::microseconds kPolling{200};
 
   explicit Event(std::shared_ptr<const Context> context, Waiting waiting = Waiting::asleep)
       : context_(std::move(context)), waiting_(waiting) {}
@@ -126,6 +128,8 @@ class Event {
   void hold_back(Stream stream) const;
 
  private:
+  bool query() const;  // with the context current
+
   std::shared_ptr<const Context> context_;
   void* handle_ = nullptr;
   Waiting waiting_;
