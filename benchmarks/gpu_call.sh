@@ -104,7 +104,7 @@ from pycollect import cuda; print('the core:', cuda.why_not() or 'has CUDA')"
       bench rest 200 collectors --workers "${counts[0]}" --sides \
         "TorchRL, AsyncBatchedCollector" "TorchRL, storing there" "a policy each, captured" \
         "central, features stay" "central, features come down" "a policy each, beside torchrl" \
-        "environments alone"
+        "start() without a learner" "start() beside a learner" "environments alone"
       ;;
     again) bench again 90 collectors --workers "${counts[0]}" --sides "${best[@]}" ;;
     scaling)

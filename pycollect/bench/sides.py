@@ -27,7 +27,7 @@ from tensordict import TensorDictBase
 
 from pycollect import MultiSyncDataCollector
 from pycollect.bench.rows import Row, missing
-from pycollect.bench.workloads import FreeFrames, featured_policy, nature_policy
+from pycollect.bench.workloads import FreeFrames, NatureCNN, featured_policy, nature_policy
 
 STEPS = 128
 """Frames of one environment in a batch."""
@@ -227,6 +227,50 @@ def _environments_alone(count: int, device: torch.device) -> _Batches:
             yield None
 
 
+class _Count:
+    """A replay buffer that counts frames, and keeps none."""
+
+    frames = 0
+
+    def extend(self, td: TensorDictBase) -> None:
+        """Count them."""
+        self.frames += td.numel()
+
+
+def _started(count: int, device: torch.device, *, learns: bool) -> _Batches:
+    """Batches that `start` puts into a buffer, beside a learner that queues steps and never waits."""
+    buffer = _Count()
+    collector = MultiSyncDataCollector(
+        [FreeFrames] * count,
+        nature_policy(),
+        frames_per_batch=STEPS * count,
+        policy_device=device,
+        inference="central",
+        cudagraph_policy=device.type == "cuda",
+        replay_buffer=buffer,
+    )
+    net = NatureCNN(1).to(device)
+    optimizer = torch.optim.Adam(net.parameters())
+    frames = torch.zeros((256, 4, 84, 84), dtype=torch.uint8, device=device)
+
+    def learn() -> None:
+        net(frames).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with collector:
+        learn()
+        collector.start()
+        while True:
+            goal = buffer.frames + STEPS * count
+            while buffer.frames < goal:
+                if learns:
+                    learn()
+                else:
+                    time.sleep(0.001)
+            yield None
+
+
 PEERS = ("TorchRL", "TorchRL, storing there", "TorchRL, AsyncBatchedCollector")
 LOOP, POLICY, ENVS = "AsyncVectorEnv loop", "policy alone", "environments alone"
 SIDES: dict[str, _Side] = {
@@ -244,6 +288,8 @@ SIDES: dict[str, _Side] = {
     "central, features come down": partial(
         _ours, policy=featured_policy, inference="central", post_collect_hook=_shown
     ),
+    "start() without a learner": partial(_started, learns=False),
+    "start() beside a learner": partial(_started, learns=True),
     "a policy each, beside torchrl": _beside_torchrl,
 }
 """By the names of their rows, the most wanted first."""
@@ -256,7 +302,7 @@ def measured(side: str, processes: int, seconds: float, device: torch.device) ->
 
     def batch() -> TensorDictBase | None:
         td = next(batches)
-        if device.type == "cuda":
+        if device.type == "cuda" and td is not None:
             torch.cuda.synchronize(device)
         return td
 
