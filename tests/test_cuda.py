@@ -49,8 +49,8 @@ MIXES = [mix for mix in product(DEVICES, repeat=2) if DEVICE in mix]
 REMOTE = [
     pytest.param(MULTI_STACK, id=MULTI_STACK.name),
     pytest.param(MULTI_ASYNC[0], id=MULTI_ASYNC[0].name),
-    pytest.param(STACK, id=STACK.name, marks=pytest.mark.ray),
-    pytest.param(ASYNC[0], id=ASYNC[0].name, marks=pytest.mark.ray),
+    pytest.param(STACK, id=STACK.name, marks=[pytest.mark.ray, needs_gpu]),
+    pytest.param(ASYNC[0], id=ASYNC[0].name, marks=[pytest.mark.ray, needs_gpu]),
 ]
 
 
