@@ -490,6 +490,7 @@ class Buffer(list[Any]):
         self.append(td)
 
 
+@needs_gpu
 @pytest.mark.parametrize("central", [False, True])
 def test_a_policy_beside_a_busy_learner_goes_on(central: bool) -> None:
     """A learner queues work for seconds. An update is what the policy waits for."""
@@ -518,6 +519,7 @@ def test_a_policy_beside_a_busy_learner_goes_on(central: bool) -> None:
         assert slept.query()
 
 
+@needs_gpu
 @pytest.mark.parametrize("graphed", [False, True])
 def test_a_batch_has_the_weights_of_the_step_before(graphed: bool) -> None:
     """Also where the step is still queued when the batch is asked for."""

@@ -238,7 +238,7 @@ class _Count:
 
 
 def _started(count: int, device: torch.device, *, learns: bool) -> _Batches:
-    """Batches that `start` puts into a buffer, beside a learner that queues steps and never waits."""
+    """Batches that `start` puts into a buffer, also beside a learner that never waits."""
     buffer = _Count()
     collector = MultiSyncDataCollector(
         [FreeFrames] * count,
