@@ -195,20 +195,41 @@ def _loop(count: int, device: torch.device) -> _Batches:
             yield None
 
 
-def _policy_alone(count: int, device: torch.device) -> _Batches:
+def _policy_alone(count: int, device: torch.device, *, captured: bool = False) -> _Batches:
     """The loop without environments and without keeping: what one policy for all allows."""
     policy = nature_policy().module.to(device)
     shape = (count, 4, 84, 84)
     seen = torch.zeros(shape, dtype=torch.uint8)
     host = torch.empty(shape, dtype=torch.uint8, pin_memory=device.type == "cuda")
     there = torch.empty(shape, dtype=torch.uint8, device=device)
+    act: Callable[[], torch.Tensor] = partial(policy, there)
     with torch.no_grad():
+        if captured and device.type == "cuda":
+            act = _captured(act)
         while True:
             for _ in range(STEPS):
                 host.copy_(seen)
                 there.copy_(host, non_blocking=True)
-                policy(there).cpu()
+                act().cpu()
             yield None
+
+
+def _captured(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """As torch's documentation does it: called on a stream beside, and then captured."""
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(beside):
+        for _ in range(3):
+            work()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = work()
+
+    def replayed() -> torch.Tensor:
+        graph.replay()
+        return result
+
+    return replayed
 
 
 def _environments_alone(count: int, device: torch.device) -> _Batches:
@@ -272,7 +293,8 @@ def _started(count: int, device: torch.device, *, learns: bool) -> _Batches:
 
 
 PEERS = ("TorchRL", "TorchRL, storing there", "TorchRL, AsyncBatchedCollector")
-LOOP, POLICY, ENVS = "AsyncVectorEnv loop", "policy alone", "environments alone"
+LOOP, ENVS = "AsyncVectorEnv loop", "environments alone"
+POLICY, CAPTURED = "policy alone", "policy alone, captured"
 SIDES: dict[str, _Side] = {
     "central": partial(_ours, inference="central"),
     "central, captured": partial(_ours, inference="central", cudagraph_policy=True),
@@ -280,6 +302,7 @@ SIDES: dict[str, _Side] = {
     "a policy each, captured": partial(_ours, cudagraph_policy=True),
     LOOP: _loop,
     POLICY: _policy_alone,
+    CAPTURED: partial(_policy_alone, captured=True),
     PEERS[0]: partial(_torchrls, stores_there=False),
     PEERS[1]: partial(_torchrls, stores_there=True),
     PEERS[2]: _torchrls_central,
@@ -324,7 +347,8 @@ def measured(side: str, processes: int, seconds: float, device: torch.device) ->
     batches.close()  # type: ignore[attr-defined]
     name = f"{side}, {processes}"
     note = f"{len(times)} batches; slowest {1e3 * max(times):.3g} ms"
-    limit = None if side in (POLICY, ENVS) else f"{POLICY}, {processes}"
+    alone = CAPTURED if "captured" in side else POLICY
+    limit = None if side in (POLICY, CAPTURED, ENVS) else f"{alone}, {processes}"
     peer = None if side in PEERS else f"{PEERS[0]}, {processes}"
     frames = STEPS * processes
     rate = Row(name, seconds=statistics.mean(times), frames=frames, peer=peer, note=note)

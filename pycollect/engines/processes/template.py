@@ -244,6 +244,7 @@ def _import(modules: tuple[str, ...], path: list[str]) -> str:
     seldom = (*thresholds[:2], _SELDOM)
     gc.set_threshold(*seldom)
     opened_by: dict[str, str] = {}
+    started_by: dict[str, str] = {}
     for name in modules:
         # A module that cannot be imported raises the same error in the worker that needs it.
         with contextlib.suppress(Exception, SystemExit), _gpus_counted_in_forks():
@@ -251,12 +252,14 @@ def _import(modules: tuple[str, ...], path: list[str]) -> str:
         _close_nvml()
         for file in _gpu_files():
             opened_by.setdefault(file, name)
+        for thread in _threads():
+            started_by.setdefault(thread, name)
     call_process(_NAME)  # some versions of torch have called it otherwise
     if gc.get_threshold() == seldom:  # else a module has set its own
         gc.set_threshold(*thresholds)
     gc.collect()
     gc.freeze()  # whatever is there stays: forks share it as long as nobody counts it again
-    return _why_not(opened_by)
+    return _why_not(opened_by, started_by)
 
 
 @contextlib.contextmanager
@@ -300,18 +303,28 @@ def _close_nvml() -> None:
                 break
 
 
-def _why_not(opened_by: dict[str, str]) -> str:
+def _why_not(opened_by: dict[str, str], started_by: dict[str, str]) -> str:
     pid = os.fork()  # threads of libraries that know of forks, OpenBLAS's, end with the first one
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    threads = len(os.listdir("/proc/self/task")) - 1
-    if threads:
-        return f"importing the modules that workers need has started threads: {threads}"
+    for thread, name in _threads().items():
+        module = started_by.get(thread, "the modules that workers need")
+        return f"importing {module} has started a thread named {name!r}, which forks would lack"
     for file in sorted(_gpu_files()):
         module = opened_by.get(file, "the modules that workers need")
         return f"importing {module} has opened {file}, and no fork can use an opened GPU"
     return ""
+
+
+def _threads() -> dict[str, str]:
+    """Return the names of this process's threads by their ids, but for the main one."""
+    threads = {}
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            threads[thread] = Path(f"/proc/self/task/{thread}/comm").read_text().strip()
+    threads.pop(str(os.getpid()), None)
+    return threads
 
 
 def _gpu_files() -> set[str]:
