@@ -23,8 +23,8 @@ from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS
 from pycollect.errors import is_interrupt, warn_user
 
 # What a template imports: the first by itself, the others where this program has them, as all of
-# this package. None of them starts threads, opens a GPU or draws numbers that no two workers may
-# share. What multiprocessing's fork servers are to import is left out where that does so.
+# this package, and what multiprocessing's fork servers are to import. What starts threads or opens
+# a GPU while it is imported is left out.
 _ALWAYS = ("pycollect.engines.processes.serve",)
 _IF_HERE = ("gymnasium", "torchrl", "torchrl.envs")
 _PACKAGE = "pycollect."
@@ -42,7 +42,15 @@ run({control}, {driver}, {idle}, {filters_warnings})
 
 
 class TemplateError(RuntimeError):
-    """There is no template, or no fork of it: the process has to be started in another way."""
+    """There is no template, or no fork of it: the process has to be started in another way.
+
+    Attributes:
+        module: whose import is the reason; empty where it is another.
+    """
+
+    def __init__(self, text: str, module: str = "") -> None:
+        super().__init__(text)
+        self.module = module
 
 
 class Template:
@@ -59,7 +67,7 @@ class Template:
 
     def __init__(self, circumstances: Hashable) -> None:
         self.circumstances = circumstances
-        self.why_not = ""
+        self.why_not: TemplateError | None = None
         self._modules: tuple[str, ...] = ()
         self._forked: set[int] = set()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -84,25 +92,23 @@ class Template:
         """Whether its process is gone."""
         return self.process.poll() is not None
 
-    def prepare(self, wanted: Sequence[str]) -> None:
+    def prepare(self, modules: tuple[str, ...]) -> None:
         """Have it import what workers need. Waits for it: seconds where it has just begun.
-
-        Args:
-            wanted: what it is to import besides.
 
         Raises:
             TemplateError: its forks could not do what a new process can, or it is gone.
         """
-        modules = (*_modules(), *wanted)
-        if modules != self._modules and not self.why_not:
+        if modules != self._modules and self.why_not is None:
             with _no_template():
                 self._control.send(pickle.dumps((modules, _path())))
             with self._given_up_if_wrong():
                 self._await(self._control)
-                self.why_not = str(pickle.loads(_received(self._control)))
+                why_not, module = pickle.loads(_received(self._control))
             self._modules = modules
-        if self.why_not:
-            raise TemplateError(self.why_not)
+            if why_not:
+                self.why_not = TemplateError(str(why_not), str(module))
+        if self.why_not is not None:
+            raise TemplateError(str(self.why_not), self.why_not.module)
 
     def fork(self, name: str, descriptors: Sequence[int]) -> tuple[int, socket.socket]:
         """Fork a worker; its process id and the line on which its end is told.
@@ -201,7 +207,7 @@ class Templates:
         self.asking = threading.RLock()
         self._current: Template | None = None
         self._left: list[Template] = []
-        self._left_out: Sequence[str] = ()  # what was wanted, and would not do
+        self._left_out: set[str] = set()  # modules whose import would not do
         # After engines have ended their workers.
         self._at_exit = util.Finalize(None, self._end, exitpriority=50)
 
@@ -219,21 +225,19 @@ class Templates:
             self._left = [template for template in self._left if not template.is_over]
             here, current = (circumstances(), are_filtered()), self._current
             if current is not None and (
-                current.circumstances != here or (current.is_over and not current.why_not)
+                current.circumstances != here or (current.is_over and current.why_not is None)
             ):
                 self.leave()
                 current = None
             if current is None:
                 current = self._current = Template(here)
-            wanted = _wanted()
-            if wanted == self._left_out:
-                wanted = ()
+            modules = (*_modules(), *_wanted())
             try:
-                current.prepare(wanted)
+                current.prepare(tuple(name for name in modules if name not in self._left_out))
             except TemplateError as error:
-                if wanted:
-                    return self._ready_without(wanted, error)
-                current.why_not = str(error)
+                if error.module and error.module not in _ALWAYS:
+                    return self._ready_without(_beside(error.module, modules), error)
+                current.why_not = error
                 current.leave()
                 raise
             except BaseException:  # interrupted: what it answers would be another's answer
@@ -241,13 +245,13 @@ class Templates:
                 raise
             return current
 
-    def _ready_without(self, wanted: Sequence[str], error: TemplateError) -> Template:
-        self._left_out = wanted
+    def _ready_without(self, names: Sequence[str], error: TemplateError) -> Template:
+        self._left_out |= {*names}
         self.leave()
         template = self.ready()
         warn_user(
-            f"set_forkserver_preload: {list(wanted)} are not imported for worker processes, which "
-            f"could not be forked then: {error}"
+            f"{', '.join(names)}: not imported beforehand for worker processes, which could not be "
+            f"forked then: {error}. Each worker that needs it imports it, which may take seconds."
         )
         return template
 
@@ -302,6 +306,14 @@ def _modules() -> tuple[str, ...]:
     own = sorted(name for name in here if isinstance(name, str) and name.startswith(_PACKAGE))
     there = (name for name in (*_IF_HERE, *own) if sys.modules.get(name) is not None)
     return (*_ALWAYS, *there)
+
+
+def _beside(module: str, modules: Sequence[str]) -> list[str]:
+    """Those of its package, which may import it; of this package it alone."""
+    if module.startswith(_PACKAGE):
+        return [module]
+    package = module.partition(".")[0]
+    return [name for name in dict.fromkeys(modules) if name.partition(".")[0] == package]
 
 
 def _wanted() -> tuple[str, ...]:

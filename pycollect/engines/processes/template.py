@@ -236,8 +236,11 @@ class _Template:
         signal.signal(signal.SIGINT, self._on_interrupt)  # type: ignore[arg-type] # as it was
 
 
-def _import(modules: tuple[str, ...], path: list[str]) -> str:
-    """Import the modules that can be imported; return why this process cannot be forked, or ""."""
+def _import(modules: tuple[str, ...], path: list[str]) -> tuple[str, str]:
+    """Import the modules that can be imported.
+
+    Returns why this process cannot be forked and the module that is the reason; or "" and "".
+    """
     sys.path[:] = path
     thresholds = gc.get_threshold()
     # To look at all that is there, again and again, would take a tenth of the time.
@@ -303,18 +306,22 @@ def _close_nvml() -> None:
                 break
 
 
-def _why_not(opened_by: dict[str, str], started_by: dict[str, str]) -> str:
+def _why_not(opened_by: dict[str, str], started_by: dict[str, str]) -> tuple[str, str]:
     pid = os.fork()  # threads of libraries that know of forks, OpenBLAS's, end with the first one
     if pid == 0:
         os._exit(0)
     os.waitpid(pid, 0)
-    for thread, name in _threads().items():
-        module = started_by.get(thread, "the modules that workers need")
-        return f"importing {module} has started a thread named {name!r}, which forks would lack"
     for file in sorted(_gpu_files()):
-        module = opened_by.get(file, "the modules that workers need")
-        return f"importing {module} has opened {file}, and no fork can use an opened GPU"
-    return ""
+        module = opened_by.get(file, "")
+        return f"{_import_of(module)} has opened {file}, and no fork can use an opened GPU", module
+    for thread, name in _threads().items():
+        module = started_by.get(thread, "")
+        return f"{_import_of(module)} has started a thread ({name!r}), which forks lack", module
+    return "", ""
+
+
+def _import_of(module: str) -> str:
+    return f"importing {module or 'the modules that workers need'}"
 
 
 def _threads() -> dict[str, str]:
