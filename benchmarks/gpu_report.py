@@ -9,13 +9,16 @@ and the others show the spread. Ratios are made anew, and compared with what is 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pycollect.bench.copies import LEARNERS
 from pycollect.bench.plot import save_plot
 from pycollect.bench.rows import Row, markdown, read_json, with_ratios, write_json
-from pycollect.bench.sides import ENVS, LOOP, PEERS, POLICY
+from pycollect.bench.sides import CAPTURED, ENVS, LOOP, PEERS, POLICY, SIDES
+from pycollect.bench.splits import FORMS
 
 RESULTS = Path(__file__).parent / "results"
 _OF_THE_RUN = (
@@ -28,6 +31,7 @@ _OF_THE_RUN = (
 )
 """Facts that may differ from one call to the next: machines that are alike, and what changes."""
 _Rows = Mapping[str, Row]
+_Figure = Callable[[_Rows], float | None]
 
 
 class Mark(NamedTuple):
@@ -41,16 +45,14 @@ class Mark(NamedTuple):
 
     text: str
     wanted: float
-    figure: Callable[[_Rows], float | None]
+    figure: _Figure
 
 
-def _ratio(name: str) -> Callable[[_Rows], float | None]:
-    return lambda rows: rows[name].ratio if name in rows else None
+def _own(name: str, field: str) -> _Figure:
+    return lambda rows: getattr(rows[name], field) if name in rows else None
 
 
-def _times(
-    name: str, others: Sequence[str], pick: Callable[..., float]
-) -> Callable[[_Rows], float | None]:
+def _times(name: str, others: Sequence[str], pick: Callable[..., float]) -> _Figure:
     """The rate of a row over the one that `pick` takes of the others' rates."""
 
     def figure(rows: _Rows) -> float | None:
@@ -64,44 +66,42 @@ def _times(
 
 
 def _marks(processes: Sequence[str]) -> list[Mark]:
+    """All of them, in the order of the table."""
     marks = [
-        Mark(f"{name}: of a pinned copy", 0.95, _ratio(name))
+        Mark(f"{name}: of a pinned copy", 0.95, _own(name, "ratio"))
         for name in ("upload", "upload, shared slab")
     ]
-    for share in (1, 2, 8):
+    for share in LEARNERS:
         name = f"upload beside a learner of {share} copies"
-        marks.append(
-            Mark(
-                f"{name}: hidden",
-                0.9,
-                lambda rows, name=name: rows[name].hidden if name in rows else None,
-            )
-        )
+        marks.append(Mark(f"{name}: hidden", 0.9, _own(name, "hidden")))
     for width, wanted in (("pixels", 0.8), ("32 float32", 0.8), ("17 float32", 0.5)):
         name = f"gather, {width}"
-        marks.append(Mark(f"{name}: of a device copy", wanted, _ratio(name)))
-        marks.append(
-            Mark(
-                f"{name}: of index_select",
-                1.5,
-                lambda rows, name=name: rows[name].times if name in rows else None,
-            )
-        )
+        marks.append(Mark(f"{name}: of a device copy", wanted, _own(name, "ratio")))
+        marks.append(Mark(f"{name}: of one index_select", 1.5, _own(name, "times")))
+    for form in FORMS:
+        for call in ("split", "MultiStep"):
+            name = f"{call}, {form.name} {list(form.shape)}"
+            marks.append(Mark(f"{name}: of index_select per leaf", 1.5, _own(name, "times")))
     for count in processes:
-        for side in ("central", "central, captured"):
-            own = f"{side}, {count}"
-            slower = [f"{other}, {count}" for other in (POLICY, ENVS)]
-            peers = [f"{peer}, {count}" for peer in PEERS]
-            marks.append(
-                Mark(f"{own}: of policy or environments alone", 0.9, _times(own, slower, min))
-            )
-            marks.append(Mark(f"{own}: of TorchRL's best way", 3.0, _times(own, peers, max)))
-            marks.append(Mark(f"{own}: of {LOOP}", 1.5, _times(own, [f"{LOOP}, {count}"], max)))
-        stay, down = (f"central, features {way}, {count}" for way in ("stay", "come down"))
-        marks.append(Mark(f"{stay}: of those that come down", 1.3, _times(stay, [down], max)))
-        busy, quiet = (f"start() {way} a learner, {count}" for way in ("beside", "without"))
-        marks.append(Mark(f"{busy}: of it alone", 0.8, _times(busy, [quiet], max)))
+        marks += _of_collectors(count)
     return marks
+
+
+def _of_collectors(count: str) -> list[Mark]:
+    def rows(*sides: str) -> list[str]:
+        return [f"{side}, {count}" for side in sides]
+
+    marks = []
+    for side in ("central", "central, captured"):
+        (own,) = rows(side)
+        alone = _times(own, rows(POLICY, ENVS), min)
+        marks.append(Mark(f"{own}: of policy or environments alone", 0.9, alone))
+        marks.append(Mark(f"{own}: of TorchRL's best way", 3.0, _times(own, rows(*PEERS), max)))
+        marks.append(Mark(f"{own}: of {LOOP}", 1.5, _times(own, rows(LOOP), max)))
+    marks.append(Mark(f"{own}: of {CAPTURED}", 0.9, _times(own, rows(CAPTURED), max)))
+    (busy,) = rows("start() beside a learner")
+    quiet = rows("start() without a learner")
+    return [*marks, Mark(f"{busy}: of it alone", 0.8, _times(busy, quiet, max))]
 
 
 def report(commit: str, folders: Sequence[Path], to: Path) -> None:
@@ -125,14 +125,16 @@ def report(commit: str, folders: Sequence[Path], to: Path) -> None:
         for row in own:
             measured.setdefault(row.name, []).append(row)
     rows = with_ratios(_last(rows) for rows in measured.values())
-    commands = [command for command, _, _ in runs]
+    commands = [re.sub(r" --json \S+", "", command) for command, _, _ in runs]
+    names = [row.name.rpartition(", ") for row in rows]
+    processes = [*dict.fromkeys(count for side, _, count in names if side in SIDES)]
     text = [
         f"Commit {commit}.\n",
         *(f"- `{command}`" for command in commands),
         "",
         *(f"- {name}: {value}" for name, value in facts.items() if value is not None),
         "",
-        *_wanted(rows),
+        *_wanted(rows, processes),
         "",
         markdown(rows),
         "",
@@ -141,22 +143,21 @@ def report(commit: str, folders: Sequence[Path], to: Path) -> None:
     to.mkdir(parents=True, exist_ok=True)
     (to / "gpu.md").write_text("\n".join(text).rstrip() + "\n")
     write_json(to / "gpu.json", rows, {"commit": commit, **facts}, "; ".join(commands))
-    save_plot(rows, str(facts["gpu"] or "no GPU"), to / "gpu.png")
+    collectors = {f"{side}, {count}" for side in SIDES for count in processes}
+    drawn = [row for row in rows if row.name in collectors or row.gigabytes_per_second]
+    save_plot(drawn, str(facts["gpu"] or "no GPU"), to / "gpu.png")
 
 
 def _facts(files: Sequence[Path], all_facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What holds of all files; of what may differ, each value."""
+    """What holds of all files that say anything of it; of what may differ, each value."""
     facts: dict[str, Any] = {}
     for name in all_facts[0]:
-        values = [own.get(name) for own in all_facts]
-        for file, value in zip(files, values, strict=True):
-            if name not in _OF_THE_RUN and value != values[0]:
-                raise ValueError(
-                    f"{file}: expected {name} {values[0]} as in {files[0]}, got {value}"
-                )
-        facts[name] = (
-            values[0] if len(set(values)) == 1 else "; ".join(map(str, dict.fromkeys(values)))
-        )
+        told = {file: own[name] for file, own in zip(files, all_facts, strict=True) if own[name]}
+        values = [*dict.fromkeys(told.values())]
+        if len(values) > 1 and name not in _OF_THE_RUN:
+            first, other = (next(file for file in told if told[file] == own) for own in values[:2])
+            raise ValueError(f"{other}: expected {name} {values[0]} as in {first}, got {values[1]}")
+        facts[name] = values[0] if len(values) == 1 else "; ".join(map(str, values)) or None
     return facts
 
 
@@ -165,13 +166,9 @@ def _last(rows: Sequence[Row]) -> Row:
     return next((row for row in reversed(rows) if row.seconds), rows[-1])
 
 
-def _wanted(rows: Sequence[Row]) -> list[str]:
+def _wanted(rows: Sequence[Row], processes: Sequence[str]) -> list[str]:
     """A table of what is wanted, beside what was measured."""
     known = {row.name: row for row in rows if row.available}
-    processes = list(
-        dict.fromkeys(name.rpartition(", ")[2] for name in known if name.startswith("central"))
-    )
-    processes = [own for own in processes if own.isdigit()]
     lines = ["| figure | wanted | measured | |", "| --- | ---: | ---: | --- |"]
     for mark in _marks(processes):
         figure = mark.figure(known)

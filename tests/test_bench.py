@@ -12,16 +12,16 @@ import torch
 pytest.importorskip("gymnasium")
 
 from pycollect.__main__ import main
-from pycollect.bench import gpu, nature
+from pycollect.bench import gpu, sides
 from pycollect.bench.copies import Material, Sizes, device_rows, host_rows
 from pycollect.bench.gathers import WIDTHS, Case, Width, gather_rows
 from pycollect.bench.host_costs import host_cost_rows
 from pycollect.bench.machine import headline, machine
-from pycollect.bench.nature import nature_rows
 from pycollect.bench.rows import Row, markdown, missing, read_json, table, with_ratios, write_json
+from pycollect.bench.sides import SIDES, side_rows
 from pycollect.bench.splits import split_rows
 
-GPU = torch.device("cuda", 0)
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def test_rates_and_their_ratios_to_the_limits() -> None:
@@ -34,6 +34,8 @@ def test_rates_and_their_ratios_to_the_limits() -> None:
             Row("moves nothing", seconds=0.1, peer="nor does this"),
             Row("nor does this", seconds=0.3),
             Row("not to be compared", seconds=0.1, peer="ours"),
+            Row("counts", seconds=0.1, frames=20, peer="counts, too"),
+            Row("counts, too", seconds=0.1, frames=10),
         ]
     )
     assert rows[0].gigabytes_per_second == pytest.approx(10.0)
@@ -43,6 +45,7 @@ def test_rates_and_their_ratios_to_the_limits() -> None:
     assert rows[3].times == pytest.approx(0.2)
     assert rows[4].times == pytest.approx(3)
     assert rows[6].times is None
+    assert rows[7].times == pytest.approx(2)
     lines = table(rows).splitlines()
     assert "50%" in lines[2]
     assert "not available: no GPU" in lines[3]
@@ -58,7 +61,6 @@ def test_without_a_device_its_rows_say_so(tmp_path: Path) -> None:
         *split_rows(sizes, GPU, "there is none"),
         *host_cost_rows(sizes, GPU, "there is none"),
         *gather_rows(sizes, GPU, "there is none"),
-        *nature_rows(GPU, "there is none", quick=True),
     ]
     assert all(row.seconds for row in rows if row.available)
     assert {row.name for row in rows if not row.available} >= {
@@ -71,9 +73,8 @@ def test_without_a_device_its_rows_say_so(tmp_path: Path) -> None:
         "split, TorchRL",
         "upload, host's time",
         "registering shared memory, 1024 MB",
-        "gather, 17 float32, the kernel",
+        "gather, 17 float32",
         "gather of 100000 trajectories, host's time on a busy stream",
-        "TorchRL, Nature CNN, 14, first batch",
     }
     write_json(tmp_path / "deep" / "figures.json", rows, machine(), "a command")
     command, facts, read = read_json(tmp_path / "deep" / "figures.json")
@@ -97,37 +98,71 @@ def test_what_the_kernel_is_measured_with(width: Width) -> None:
 
 
 def test_the_parts_of_a_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "gpu", "--quick", "--parts", "nature", "host"]) == 0
-    assert "Nature CNN, 1 " in capsys.readouterr().out
+    arguments = ["--device", "cuda:99", "--workers", "1", "--parts", "collectors", "host"]
+    assert main(["bench", "gpu", "--quick", *arguments]) == 0
+    told = capsys.readouterr().out
+    assert "collectors " in told
+    assert "registering shared memory, 64 MB" in told
     with pytest.raises(SystemExit):
         main(["bench", "gpu", "--parts", "everything"])
     assert "invalid choice: 'everything'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["--sides", "central", "by magic"], "--sides"),
+        (["--workers", "2", "0"], "--workers"),
+        (["--device", "somewhere"], "--device"),
+    ],
+)
+def test_what_is_not_to_be_had_is_named(
+    arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["bench", "gpu", "--parts", "collectors", *arguments])
+    assert stopped.value.code == 2
+    assert f"{name}: expected" in capsys.readouterr().err
 
 
 def test_what_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("the device is lost")
 
-    monkeypatch.setitem(nature._SIDES, "pycollect", broken)
     monkeypatch.setattr(gpu, "split_rows", broken)
-    monkeypatch.setattr(gpu, "why_not", lambda _: "there is none")
-    rows = [row for part in gpu.measure(("splits", "nature"), quick=True) for row in part]
+    parts = gpu.measure(("splits", "gathers"), "cpu", (1,), quick=True)
+    rows = [row for part in parts for row in part]
     assert rows[0].note == "RuntimeError: the device is lost"
     assert len(rows) > 3
-    rows = nature_rows(GPU, "", quick=True, workers=(1,), sides=("pycollect",))
-    assert [row.note for row in rows] == ["it failed: RuntimeError: the device is lost"] * 2
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("side", ["pycollect", "TorchRL"])
-def test_a_policy_of_convolutions_beside_torchrls(side: str) -> None:
-    pytest.importorskip("torchrl")
-    rows = nature_rows(torch.device("cpu"), "", quick=True, workers=(1,), sides=(side,))
-    assert [row.name for row in rows] == [
-        f"{side}, Nature CNN, 1",
-        f"{side}, Nature CNN, 1, first batch",
-    ]
-    assert all(row.seconds for row in rows)
+def test_a_side_that_fails_or_takes_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ["failed" in row.note for row in side_rows("by magic", 1, 0.0, CPU)] == [True, True]
+    monkeypatch.setattr(sides, "MOST_SECONDS", 0.1)
+    assert ["longer" in row.note for row in side_rows("central", 1, 0.0, CPU)] == [True, True]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "side",
+    [
+        "central",
+        "environments alone",
+        *(
+            pytest.param(side, marks=pytest.mark.slow)
+            for side in SIDES
+            if side not in ("central", "environments alone")
+        ),
+    ],
+)
+def test_each_side_has_a_rate_and_a_first_batch(side: str) -> None:
+    if "TorchRL" in side:
+        pytest.importorskip("torchrl")
+    rows = side_rows(side, 1, 0.0, CPU)
+    assert [row.name for row in rows] == [f"{side}, 1", f"{side}, 1, first batch"]
+    assert all(row.seconds for row in rows), rows
+    assert rows[0].frames == sides.STEPS
 
 
 def test_a_plot(tmp_path: Path) -> None:
@@ -139,11 +174,11 @@ def test_a_plot(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.ray
+@pytest.mark.processes
 def test_the_quick_benchmark_runs_anywhere(tmp_path: Path) -> None:
-    assert main(["bench", "gpu", "--quick", "--json", str(tmp_path / "figures.json")]) == 0
-    rows = json.loads((tmp_path / "figures.json").read_text())["rows"]
+    figures = tmp_path / "figures.json"
+    assert main(["bench", "gpu", "--quick", "--workers", "1", "--json", str(figures)]) == 0
+    rows = json.loads(figures.read_text())["rows"]
     on_gpu = [row for row in rows if row["name"] in ("copy, pinned", "upload")]
     assert len(on_gpu) == 2
     assert all(row["available"] is torch.cuda.is_available() for row in on_gpu)
-    assert any(row["name"].startswith("pycollect, processes") for row in rows)

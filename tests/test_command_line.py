@@ -76,7 +76,7 @@ def test_without_a_gpu_collectors_are_measured(
     ("arguments", "text"),
     [
         (["--env", "NoSuchEnv-v0"], "--env: Environment `NoSuchEnv` doesn't exist"),
-        (["--workers", "0"], "--workers: expected a number of at least 1, got 0"),
+        (["--workers", "0"], "--workers: expected numbers of at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_measured_is_named(

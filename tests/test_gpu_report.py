@@ -29,35 +29,60 @@ def script() -> ModuleType:
 
 
 def written(path: Path, rows: list[Row], gpu: str = "a card") -> Path:
-    write_json(
-        path, rows, {"gpu": gpu, "load average": float(len(path.name))}, f"bench {path.stem}"
-    )
+    facts = {"gpu": gpu, "memory": len(path.name), "torchrl": None}
+    write_json(path, rows, facts, f"bench {path.stem} --json {path}")
     return path
 
 
 def test_files_become_one_table(script: ModuleType, tmp_path: Path) -> None:
-    limit = written(tmp_path / "limit.json", [Row("limit", 100.0, 0.01)])
-    rest = written(
-        tmp_path / "rest.json", [Row("ours", 100.0, 0.02, limit="limit"), Row("call", seconds=1.0)]
+    first, second = tmp_path / "first", tmp_path / "second"
+    written(first / "limit.json", [Row("copy, pinned", 100.0, 0.01), Row("call", seconds=1.0)])
+    written(
+        second / "rest.json",
+        [Row("upload", 100.0, 0.02, limit="copy, pinned"), Row("call", seconds=0.5)],
     )
-    again = written(tmp_path / "again.json", [Row("ours", 50.0, 0.02), Row("call", seconds=0.5)])
     folder = tmp_path / "results"
-    script.main(["abc123", str(limit), str(rest), "--again", str(again), "--to", str(folder)])
+    script.main(["abc123", str(first), str(second), "--to", str(folder)])
     text = (folder / "gpu.md").read_text()
     assert "Commit abc123." in text
     assert "- `bench limit`\n- `bench rest`" in text
     assert "- gpu: a card" in text
-    assert "| ours | 100 | 20 | 5 |  | 50% |" in text
-    assert "| ours | 0.50 |" in text  # the second run's rate
-    assert "| call | 2.00 |" in text
+    assert "- memory: 10; 9" in text  # machines may grow theirs
+    assert "| upload | 100 | 20 | 5 |  | 50% |" in text
+    assert "| upload: of a pinned copy | 0.95 | 0.50 | no |" in text
+    assert "| call | 2.00 |" in text  # the first run's time over the second's
     command, facts, rows = read_json(folder / "gpu.json")
     assert command == "bench limit; bench rest"
     assert facts["commit"] == "abc123"
-    assert rows[1].ratio == pytest.approx(0.5)
+    assert {row.name: row.seconds for row in rows}["call"] == 0.5
     assert (folder / "gpu.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_files_of_two_machines_are_refused(script: ModuleType, tmp_path: Path) -> None:
-    files = [str(written(tmp_path / f"{gpu}.json", [Row("x", 1.0, 1.0)], gpu)) for gpu in "ab"]
-    with pytest.raises(ValueError, match=r"b\.json: expected the machine of .*with gpu a, got b"):
-        script.main(["abc123", *files, "--to", str(tmp_path)])
+def test_collectors_are_compared_with_each_limit(script: ModuleType, tmp_path: Path) -> None:
+    rates = {
+        "central": 900,
+        "policy alone": 1000,
+        "environments alone": 5000,
+        "TorchRL": 100,
+        "TorchRL, storing there": 300,
+        "AsyncVectorEnv loop": 450,
+    }
+    rows = [Row(f"{side}, 8", seconds=1.0, frames=rate) for side, rate in rates.items()]
+    written(tmp_path / "rows.json", rows)
+    script.main(["abc123", str(tmp_path), "--to", str(tmp_path)])
+    text = (tmp_path / "gpu.md").read_text()
+    assert "| central, 8: of policy or environments alone | 0.9 | 0.90 | yes |" in text
+    assert "| central, 8: of TorchRL's best way | 3 | 3.00 | yes |" in text
+    assert "| central, 8: of AsyncVectorEnv loop | 1.5 | 2.00 | yes |" in text
+
+
+def test_files_of_two_cards_are_refused(script: ModuleType, tmp_path: Path) -> None:
+    for gpu in "ab":
+        written(tmp_path / f"{gpu}.json", [Row("x", 1.0, 1.0)], gpu)
+    with pytest.raises(ValueError, match=r"b\.json: expected gpu a as in .*a\.json, got b"):
+        script.main(["abc123", str(tmp_path), "--to", str(tmp_path)])
+
+
+def test_a_folder_without_figures_is_refused(script: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="folders: expected"):
+        script.main(["abc123", str(tmp_path)])

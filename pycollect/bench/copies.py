@@ -32,7 +32,7 @@ from pycollect.worker.worker import Worker
 MEMORY_COPY, PINNED_COPY, DEVICE_COPY = "memory copy", "copy, pinned", "device memory copy"
 _OF_TORCH, _SHARED = "upload, by torch", "upload, shared slab"
 _WORKERS = 2
-_LEARNERS = (1, 2, 8)
+LEARNERS = (1, 2, 8)
 """How many copies' time a learner takes that a copy is to hide behind."""
 _ON_A_DEVICE = (
     PINNED_COPY,
@@ -43,7 +43,7 @@ _ON_A_DEVICE = (
     _OF_TORCH,
     _SHARED,
     "cast",
-    *(f"upload beside a learner of {share:g} copies" for share in _LEARNERS),
+    *(f"upload beside a learner of {share:g} copies" for share in LEARNERS),
 )
 
 
@@ -113,7 +113,7 @@ def device_rows(sizes: Sizes, material: Material, device: torch.device, why_not:
         copies.upload(_OF_TORCH, DeviceUploader(StreamAccelerator(device))),
         copies.upload_of_shared(way),
         _cast("cast", sizes, material, device),
-        *(_overlap(sizes, material, device, share) for share in _LEARNERS),
+        *(_overlap(sizes, material, device, share) for share in LEARNERS),
     ]
 
 

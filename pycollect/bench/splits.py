@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from tensordict import TensorDict
@@ -17,6 +20,8 @@ from pycollect.bench.clock import device_seconds, median_seconds, seconds_of
 from pycollect.bench.copies import DEVICE_COPY, Sizes
 from pycollect.bench.rows import Row, missing
 from pycollect.devices import CPU
+from pycollect.trajectories import on_cuda
+from pycollect.trajectories.multistep import MultiStep
 from pycollect.trajectories.on_cuda import split_on_device
 from pycollect.trajectories.split import split_trajectories
 
@@ -24,6 +29,32 @@ FRAME_BYTES = 128
 _SPLIT, _KERNEL, _TORCHRL = "split", "split, the launch alone", "split, TorchRL"
 _ROW, _EPISODE = 1000, 100
 """Frames in a row of the batch, and in a trajectory."""
+
+
+class Form(NamedTuple):
+    """A batch of some environment, as collectors deliver it: 12 leaves and trajectory ids.
+
+    Attributes:
+        name: of the environment.
+        shape: of the batch, [rows, steps].
+        frame: of an observation; bytes where it is a picture, else float32.
+        action: numbers in it.
+        steps: of each trajectory.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    frame: tuple[int, ...]
+    action: int
+    steps: int
+
+
+FORMS = (
+    Form("CartPole", (64, 1000), (4,), 2, 100),
+    Form("MuJoCo", (16, 2000), (17,), 6, 500),
+    Form("pixels", (14, 128), (4, 84, 84), 1, 64),
+    Form("32 float32", (1000, 1000), (32,), 4, 100),
+)
 
 
 def split_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
@@ -36,6 +67,7 @@ def split_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
         _whole(_SPLIT, sizes, device, DEVICE_COPY),
         _launch(sizes, device),
         _torchrls(sizes, device),
+        *chain.from_iterable(_calls(form, sizes, device) for form in FORMS),
     ]
 
 
@@ -82,6 +114,51 @@ def _torchrls(sizes: Sizes, device: torch.device) -> Row:
     return Row(
         _TORCHRL, _megabytes(td), seconds, limit=DEVICE_COPY, frames=td.numel(), note="one call"
     )
+
+
+def _calls(form: Form, sizes: Sizes, device: torch.device) -> Iterator[Row]:
+    """Whole calls, beside the same ones that index each leaf by torch's means."""
+    td = _delivered(form, device)
+    multi_step = MultiStep(0.99, 3)
+    works: dict[str, Callable[[], object]] = {
+        "split": lambda: split_trajectories(td),
+        "MultiStep": lambda: multi_step(td),
+    }
+    for what, work in works.items():
+        name = f"{what}, {form.name} {list(form.shape)}"
+        peer = f"{name}, torch's indexing"
+        seconds = median_seconds(work, sizes.seconds, device)
+        yield Row(name, seconds=seconds, peer=peer, frames=td.numel(), note="one launch")
+        with mock.patch.object(on_cuda, "_gather", return_value=None):
+            seconds = median_seconds(work, sizes.seconds, device)
+        yield Row(peer, seconds=seconds, frames=td.numel(), note="index_select of each leaf")
+
+
+_FLAGS = ("done", "terminated", "truncated")
+_LEAVES: tuple[Key, ...] = (
+    *((name,) for name in ("observation", "action", "sample_log_prob", "state_value", *_FLAGS)),
+    *(("next", name) for name in ("observation", "reward", *_FLAGS)),
+    ("collector", "traj_ids"),
+)
+
+
+def _delivered(form: Form, device: torch.device) -> TensorDict:
+    rows, steps = form.shape
+    widths = {"observation": form.frame, "action": (form.action,)}
+    tensors: dict[Key, torch.Tensor] = {}
+    for key in _LEAVES:
+        shape = (rows, steps, *widths.get(key[-1], (1,)))
+        if key[-1] in _FLAGS:
+            tensors[key] = torch.zeros(shape, dtype=torch.bool, device=device)
+        elif len(shape) > 3:
+            tensors[key] = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
+        else:
+            tensors[key] = torch.rand(shape, device=device)
+    ends = slice(form.steps - 1, None, form.steps)
+    tensors["next", "done"][:, ends] = True
+    ids = torch.arange(rows * steps, device=device) // form.steps
+    tensors["collector", "traj_ids"] = ids.reshape(rows, steps)
+    return to_tensordict(tensors, form.shape)
 
 
 def _megabytes(td: TensorDict) -> float:

@@ -7,8 +7,8 @@ that a fork of it can do whatever a new process can.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
+import functools
 import gc
 import importlib
 import os
@@ -18,7 +18,7 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,6 @@ _SELDOM = 1_000_000
 _ORPHANS_SECONDS = 0.02  # between two looks for orphans that have been killed
 
 _GPUS = ("/dev/nvidia", "/dev/kfd", "/dev/dri")
-
-_NVML = "libnvidia-ml.so.1"
-_NVML_USERS = 1000  # a library that never reports the last one must not stop the template
 
 
 def run(control: int, driver: int, idle: float, filters_warnings: bool) -> None:
@@ -252,7 +249,6 @@ def _import(modules: tuple[str, ...], path: list[str]) -> tuple[str, str]:
         # A module that cannot be imported raises the same error in the worker that needs it.
         with contextlib.suppress(Exception, SystemExit), _gpus_counted_in_forks():
             importlib.import_module(name)
-        _close_nvml()
         for file in _gpu_files():
             opened_by.setdefault(file, name)
         for thread in _threads():
@@ -267,43 +263,39 @@ def _import(modules: tuple[str, ...], path: list[str]) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def _gpus_counted_in_forks() -> Iterator[None]:
-    """Have torch count GPUs in a fork of this process.
+    """Have torch count GPUs in forks of this process.
 
-    torch initializes CUDA to count them if there is no NVML, and for `is_available`. No fork of a
-    process that has done so can use a GPU.
+    To count them, torch initializes NVML, or CUDA if there is no NVML and for `is_available`. Both
+    open device files and may start threads, and no fork of a process that has initialized CUDA can
+    use a GPU.
     """
-    core: Any = getattr(sys.modules.get("torch"), "_C", None)
-    count = getattr(core, "_cuda_getDeviceCount", None)
-    if count is None:  # torch is not imported yet, or was built without CUDA
-        yield
-        return
-
-    def counted() -> int:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os._exit(count())
-            finally:
-                os._exit(0)
-        return max(0, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-
-    core._cuda_getDeviceCount = counted
+    torch: Any = sys.modules.get("torch")  # None: not imported yet
+    cuda, core = getattr(torch, "cuda", None), getattr(torch, "_C", None)
+    replaced = []
+    for owner, name in ((cuda, "_device_count_nvml"), (core, "_cuda_getDeviceCount")):
+        if hasattr(owner, name):  # torch may have been built without CUDA
+            count = getattr(owner, name)
+            ours = functools.partial(_counted_in_fork, count)
+            setattr(owner, name, ours)
+            replaced.append((owner, name, count, ours))
     try:
         yield
     finally:
-        core._cuda_getDeviceCount = count
+        for owner, name, count, ours in replaced:
+            if getattr(owner, name) is ours:  # the module may have replaced it, too
+                setattr(owner, name, count)
 
 
-def _close_nvml() -> None:
-    """Close NVML, which keeps device files open: torch opens it to count GPUs, but never closes it.
-
-    It counts its users. A worker that needs it opens it again.
-    """
-    with contextlib.suppress(OSError, AttributeError):  # nothing has loaded it
-        close = ctypes.CDLL(_NVML, mode=os.RTLD_NOLOAD).nvmlShutdown
-        for _ in range(_NVML_USERS):
-            if close() != 0:
-                break
+def _counted_in_fork(count: Callable[[], int]) -> int:
+    """Return what it returns in a fork, at least -1; -1 if it fails there."""
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            code = count() + 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) - 1
 
 
 def _why_not(opened_by: dict[str, str], started_by: dict[str, str]) -> tuple[str, str]:
