@@ -22,9 +22,9 @@ from pycollect.engines.processes.circumstances import circumstances
 from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 from pycollect.errors import is_interrupt, warn_user
 
-# A template always imports the first. It imports the others, and all modules of this package, if this
-# program has imported them, and the modules of set_forkserver_preload. It leaves out modules that
-# start threads or open a GPU when they are imported.
+# A template always imports the first. It imports the others, and all modules of this package, if
+# this program has imported them, and the modules of set_forkserver_preload. It leaves out modules
+# that start threads or open a GPU when they are imported.
 _ALWAYS = ("pycollect.engines.processes.serve",)
 _IF_HERE = ("gymnasium", "torchrl", "torchrl.envs")
 _PACKAGE = "pycollect."

@@ -265,9 +265,9 @@ def _import(modules: tuple[str, ...], path: list[str]) -> tuple[str, str]:
 def _gpus_counted_in_forks() -> Iterator[None]:
     """Have torch count GPUs in forks of this process.
 
-    To count them, torch initializes NVML. Without NVML, and for `is_available`, it initializes CUDA. Both
-    open device files and may start threads, and no fork of a process that has initialized CUDA can
-    use a GPU.
+    To count them, torch initializes NVML. Without NVML, and for `is_available`, it initializes CUDA.
+    Both open device files and may start threads, and no fork of a process that has initialized CUDA
+    can use a GPU.
     """
     torch: Any = sys.modules.get("torch")  # None: not imported yet
     cuda, core = getattr(torch, "cuda", None), getattr(torch, "_C", None)
