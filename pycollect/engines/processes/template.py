@@ -265,7 +265,7 @@ def _import(modules: tuple[str, ...], path: list[str]) -> tuple[str, str]:
 def _gpus_counted_in_forks() -> Iterator[None]:
     """Have torch count GPUs in forks of this process.
 
-    To count them, torch initializes NVML, without NVML CUDA. For `is_available` it initializes CUDA.
+    To count them, torch initializes NVML, or CUDA without NVML; for `is_available` always CUDA.
     Both open device files and may start threads, and no fork of a process that has initialized CUDA
     can use a GPU.
     """
