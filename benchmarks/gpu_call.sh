@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# gpu_call.sh first|second|STEP...: what is to be seen on a machine with an NVIDIA GPU, in one command
-# that ends by itself. It is called in the repository's root, and needs no network.
+# gpu_call.sh first|second|STEP...: tests and measurements on a machine with an NVIDIA GPU, within a
+# time limit. Call it in the repository's root; it needs no network.
 #   first    575 s at most: the machine, the core's tests, copies and gathers, collectors of 14, 1 and 8
 #            processes with a Nature CNN on the GPU, all GPU tests, the rest of the collectors
-#   second   what is left: collectors of 14 again for the spread, processes of CartPole and Pong on all
+#   second   the remaining time: collectors of 14 again for the spread, processes of CartPole and Pong on all
 #            cores, memcheck of the core's tests, the host's costs
 #   STEP     machine core headline collectors scaling tests rest again memcheck host
-# Each step is cut short where the time is over, and what it measured until then is kept.
+# A step that runs out of time is interrupted, and keeps its figures so far.
 #   PYTHON   the interpreter that has torch, numpy, pytest, pytest-timeout, psutil [python3]
-#   WHEELS   a folder of wheels of what it lacks, and of pycollect; without one of these it is built [.whl]
-#   OUT      where figures (*.json) and log.txt, all that was printed, go [gpu-results]
+#   WHEELS   a folder with wheels of missing packages and of pycollect; without the latter it is built [.whl]
+#   OUT      the folder of the figures (*.json) and of log.txt, the whole output [gpu-results]
 #   DEVICE   [cuda:0]; "cpu" is a dry run
-#   QUICK    not empty: a tenth of the time for each figure, and collectors of one process alone
+#   QUICK    if not empty, a tenth of the time for each figure, and collectors of one process only
 #   LIMIT    seconds [565; 260 of the second]
 set -uo pipefail
 case ${1:-} in
@@ -43,7 +43,7 @@ step() { # name, seconds at most, lines to show, command...
     return 1
   fi
   [ "$(left)" -lt "$most" ] && most=$(left)
-  # SIGINT first: pytest tells what it has, and the benchmark has written it.
+  # SIGINT first, so that pytest prints its summary.
   timeout -s INT -k 8 "$most" "$@" >"$work/text" 2>&1
   rc=$?
   local title="== $name: rc $rc, $((SECONDS - began)) s, at $SECONDS s"
@@ -60,8 +60,8 @@ if compgen -G "$wheels/*.whl" >/dev/null; then
   step wheels 60 5 "${into[@]}" "$wheels"/*.whl || exit 1
 fi
 export PYTHONPATH=$work/site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-export TORCHINDUCTOR_COMPILE_THREADS=1 # its processes would outlive tests that look for such
-# The tests run beside the sources, which are not to be imported in the wheel's place.
+export TORCHINDUCTOR_COMPILE_THREADS=1 # or its processes would look like leaked workers
+# Tests run in a copy without pycollect/, so that they import the wheel.
 mkdir "$work/here"
 cp -r "$root"/{tests,csrc,pyproject.toml} "$work/here"
 cd "$work/here" || exit 1
@@ -75,7 +75,7 @@ of_the_core=(tests/test_cuda_uploader.py tests/test_cuda_gather.py)
 bench() { # name of the file, seconds at most, arguments of `bench gpu`...
   local name=$1 most=$2
   shift 2
-  # The tests before have had the kernel compiled and kept.
+  # The tests have filled the driver's cache of compiled kernels.
   step "$name" "$most" 60 env CUDA_CACHE_DISABLE=1 "$python" -m pycollect bench gpu "${quick[@]}" \
     --device "$device" --json "$out/$name.json" --parts "$@"
 }
@@ -108,7 +108,7 @@ from pycollect import cuda; print('the core:', cuda.why_not() or 'has CUDA')"
       ;;
     again) bench again 90 collectors --workers "${counts[0]}" --sides "${best[@]}" ;;
     scaling)
-      # Without TorchRL, whose processes take half of the time to start.
+      # Without TorchRL, whose processes are slow to start.
       cp -r "$work/site" "$work/plain" && rm -rf "$work"/plain/torchrl*
       for env in CartPole-v1 ALE/Pong-v5; do
         step "scaling of $env" 90 60 env PYTHONPATH="$work/plain" "$python" -m pycollect bench cpu \

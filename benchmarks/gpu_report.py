@@ -1,9 +1,9 @@
-"""Makes results/gpu.md, gpu.json and a chart of what `benchmarks/gpu_call.sh` measured.
+"""Make results/gpu.md, gpu.json and gpu.png from the figures of `benchmarks/gpu_call.sh`.
 
     python -m benchmarks.gpu_report COMMIT FOLDER [FOLDER ...] [--to FOLDER]
 
-Rows of all files become one table. Of a row that was measured more than once the last one counts,
-and the others show the spread. Ratios are made anew, and compared with what is wanted.
+Rows of all files become one table. If a row was measured more than once, the last one counts and
+the others show the spread. Ratios are computed again and compared with the goals.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _OF_THE_RUN = (
     "processor",
     "NUMA node of the GPU",
 )
-"""Facts that may differ from one call to the next: machines that are alike, and what changes."""
+"""Facts that may differ between calls on machines of the same kind."""
 _Rows = Mapping[str, Row]
 _Figure = Callable[[_Rows], float | None]
 
 
 class Mark(NamedTuple):
-    """A figure that is wanted.
+    """A goal.
 
     Attributes:
-        text: what it is.
-        wanted: at least.
-        figure: of the rows; None where one is missing.
+        text: Description of the figure.
+        wanted: Its least value.
+        figure: Computes it from the rows; ``None`` if a row is missing.
     """
 
     text: str
@@ -53,7 +53,7 @@ def _own(name: str, field: str) -> _Figure:
 
 
 def _times(name: str, others: Sequence[str], pick: Callable[..., float]) -> _Figure:
-    """The rate of a row over the one that `pick` takes of the others' rates."""
+    """Divide the rate of a row by the minimum or maximum (`pick`) of the other rows' rates."""
 
     def figure(rows: _Rows) -> float | None:
         own = rows[name].frames_per_second if name in rows else None
@@ -66,7 +66,7 @@ def _times(name: str, others: Sequence[str], pick: Callable[..., float]) -> _Fig
 
 
 def _marks(processes: Sequence[str]) -> list[Mark]:
-    """All of them, in the order of the table."""
+    """Return all goals in the order of the table."""
     marks = [
         Mark(f"{name}: of a pinned copy", 0.95, _own(name, "ratio"))
         for name in ("upload", "upload, shared slab")
@@ -108,12 +108,12 @@ def report(commit: str, folders: Sequence[Path], to: Path) -> None:
     """Write ``gpu.json``, ``gpu.md`` and ``gpu.png``.
 
     Args:
-        commit: of what was measured.
-        folders: of files that `bench --json` wrote, in the order of the calls.
-        to: where the results go.
+        commit: Measured commit.
+        folders: Folders with the files of `bench --json`, in the order of the calls.
+        to: Folder of the results.
 
     Raises:
-        ValueError: there are no such files, or they are of different cards or versions.
+        ValueError: There are no files, or they are from different cards or versions.
     """
     files = [file for folder in folders for file in sorted(folder.glob("*.json"))]
     if not files:
@@ -149,7 +149,7 @@ def report(commit: str, folders: Sequence[Path], to: Path) -> None:
 
 
 def _facts(files: Sequence[Path], all_facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What holds of all files that say anything of it; of what may differ, each value."""
+    """Merge the facts of all files; facts that may differ list every value."""
     facts: dict[str, Any] = {}
     for name in all_facts[0]:
         told = {file: own[name] for file, own in zip(files, all_facts, strict=True) if own[name]}
@@ -162,12 +162,12 @@ def _facts(files: Sequence[Path], all_facts: Sequence[Mapping[str, Any]]) -> dic
 
 
 def _last(rows: Sequence[Row]) -> Row:
-    """The last one that has a figure."""
+    """Return the last row with a figure."""
     return next((row for row in reversed(rows) if row.seconds), rows[-1])
 
 
 def _wanted(rows: Sequence[Row], processes: Sequence[str]) -> list[str]:
-    """A table of what is wanted, beside what was measured."""
+    """Return a table of goals and measured figures."""
     known = {row.name: row for row in rows if row.available}
     lines = ["| figure | wanted | measured | |", "| --- | ---: | ---: | --- |"]
     for mark in _marks(processes):
@@ -179,7 +179,7 @@ def _wanted(rows: Sequence[Row], processes: Sequence[str]) -> list[str]:
 
 
 def _spread(measured: Mapping[str, Sequence[Row]]) -> list[str]:
-    """How far those rows lie apart that were measured more than once."""
+    """Return the spread of rows that were measured more than once."""
     lines = ["| case | slowest / fastest |", "| --- | ---: |"]
     for name, rows in measured.items():
         seconds = [row.seconds for row in rows if row.seconds]
@@ -189,9 +189,9 @@ def _spread(measured: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """See the module's text."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="gpu.md, gpu.json and a chart of measured figures")
-    parser.add_argument("commit", help="what was measured")
+    parser.add_argument("commit", help="measured commit")
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
     parser.add_argument("--to", type=Path, metavar="FOLDER", default=RESULTS)
     args = parser.parse_args(arguments)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_cuda_support import fake_cuda_library, run
 
 pytest.importorskip("gymnasium")
 
@@ -82,6 +83,43 @@ def test_without_a_device_its_rows_say_so(tmp_path: Path) -> None:
     assert read == rows
     assert facts["torch"]
     assert f"{facts['cores']} cores" in headline(facts)
+
+
+OVER_THE_FAKE = """
+import functools
+import torch
+from fake_torch_cuda import DEVICE, install
+from pycollect.bench import copies
+from pycollect.bench.clock import seconds_of
+from pycollect.bench.rows import with_ratios
+
+accelerator = install()
+CPU = torch.device("cpu")
+
+def here(function):
+    @functools.wraps(function)
+    def made(*args, device=None, **named):
+        return function(*args, **named)
+    return made
+
+torch.ones, torch.randn = here(torch.ones), here(torch.randn)
+torch.cuda.synchronize = lambda _=None: accelerator.drain()
+copies.accelerator = copies.StreamAccelerator = lambda _: accelerator
+copies.device_seconds = lambda work: seconds_of(work, CPU)
+copies.Learner = lambda device, milliseconds: lambda: sum(range(1000))
+sizes = copies.Sizes(frames=8, split_frames=0, gathered=0.0, seconds=0.0)
+rows = with_ratios(copies.device_rows(sizes, copies.Material(8), DEVICE, ""))
+assert [row.name for row in rows] == list(copies._ON_A_DEVICE)
+assert all(row.seconds for row in rows), rows
+for row in rows:
+    is_sent = row.name.startswith("upload") and "learner" not in row.name
+    assert (row.ratio is not None) == (is_sent or row.name == "copy, pageable"), row
+    assert (row.hidden is not None) == ("learner" in row.name), row
+"""
+
+
+def test_copies_are_measured_over_the_fake_driver() -> None:
+    run(OVER_THE_FAKE, fake_cuda_library())
 
 
 @pytest.mark.parametrize("width", WIDTHS, ids=lambda width: width.name)

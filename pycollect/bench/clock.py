@@ -1,4 +1,4 @@
-"""How long something takes, on the host and on a device."""
+"""Clocks for work on the host and on a device."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 
 def median_seconds(work: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """The median duration of a call that is waited for.
+    """Return the median duration of a call, including the wait for the device.
 
     Args:
-        work: is called once before.
-        seconds: how long to measure, at least three calls.
-        device: which is waited for before and after each call.
+        work: The call; one call warms up.
+        seconds: Time to measure; at least three calls.
+        device: Synchronized before and after each call.
     """
     work()
     durations: list[float] = []
@@ -27,12 +27,12 @@ def median_seconds(work: Callable[[], object], seconds: float, device: torch.dev
 
 
 def queued_seconds(work: Callable[[], object], seconds: float, device: torch.device) -> float:
-    """The duration of a call where calls follow each other and only the last is waited for.
+    """Return the duration of a call if calls are queued and only the last one is awaited.
 
     Args:
-        work: is called once before.
-        seconds: how long to measure. It is five runs of at least two calls; their median counts.
-        device: which is waited for at the end of each run.
+        work: The call; two calls warm up.
+        seconds: Time to measure: five runs of at least two calls. The median run counts.
+        device: Synchronized at the end of each run.
     """
     work()
     calls = max(2, min(1000, round(seconds / 5 / max(seconds_of(work, device), 1e-9))))
@@ -45,16 +45,16 @@ def queued_seconds(work: Callable[[], object], seconds: float, device: torch.dev
 
 
 def device_seconds(work: Callable[[], object], calls: int = 20) -> float | None:
-    """The duration of a call on the current CUDA device alone.
+    """Return the duration of a call on the current CUDA device, without the host's time.
 
-    The device is kept busy until all calls are queued, so that the host's time is not in it.
+    The device is kept busy until all calls are queued.
 
     Args:
-        work: is called twice before.
-        calls: that are queued.
+        work: The call; two calls warm up.
+        calls: Number of queued calls.
 
     Returns:
-        Seconds; None where the host took longer to queue them than the device was kept busy.
+        Seconds; ``None`` if the host queued the calls too slowly.
     """
     work()
     torch.cuda.synchronize()
@@ -82,12 +82,12 @@ def median_host_seconds(
     device: torch.device,
     before: Callable[[], object] = lambda: None,
 ) -> float:
-    """The median time that a call holds the host up; the device is waited for between calls.
+    """Return the median time a call takes on the host; the device is synchronized between calls.
 
     Args:
-        work: is called once before.
-        seconds: how long to measure, at least three calls.
-        before: what the device is given right before each call, which is not counted.
+        work: The call; one call warms up.
+        seconds: Time to measure; at least three calls.
+        before: Called right before each call, not timed.
     """
     wait = _waiting(device)
     work()
@@ -104,7 +104,10 @@ def median_host_seconds(
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """The duration of one call, device and all; what it returns is given back afterwards."""
+    """Return the duration of one call, including the wait for the device.
+
+    The result of the call is freed after the clock has stopped.
+    """
     wait = _waiting(device)
     wait()
     start = time.perf_counter()
@@ -120,12 +123,12 @@ def _waiting(device: torch.device) -> Callable[[], None]:
 
 
 class Learner:
-    """Work for a device of about a given length, which holds the host up no longer than to ask.
+    """Queue matrix products on a device that take about a given time.
 
-    On the CPU the host itself does it, at once.
+    On the CPU a call computes them at once.
 
     Args:
-        milliseconds: of one call.
+        milliseconds: Duration of one call.
     """
 
     def __init__(self, device: torch.device, milliseconds: float) -> None:

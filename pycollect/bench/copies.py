@@ -33,7 +33,7 @@ MEMORY_COPY, PINNED_COPY, DEVICE_COPY = "memory copy", "copy, pinned", "device m
 _OF_TORCH, _SHARED = "upload, by torch", "upload, shared slab"
 _WORKERS = 2
 LEARNERS = (1, 2, 8)
-"""How many copies' time a learner takes that a copy is to hide behind."""
+"""Durations of the learner's work, in copies."""
 _ON_A_DEVICE = (
     PINNED_COPY,
     "copy, pageable",
@@ -130,14 +130,14 @@ def _assembly(name: str, sizes: Sizes, material: Material, allocate: Allocate | 
 
 
 class Copies:
-    """Uploads of batches beside a plain copy of as many bytes, timed in the same two ways.
+    """Uploads of batches, compared with a plain copy of the same size.
 
-    Copies that follow each other show what the bus carries; one that is waited for shows what the
-    host adds.
+    Both are timed twice: queued copies show the rate of the bus, and awaited ones the overhead of
+    the host.
     """
 
     def __init__(self, sizes: Sizes, material: Material, device: torch.device) -> None:
-        """Time the plain copy."""
+        """Time the plain copy of pinned memory."""
         self._sizes, self._material, self._device = sizes, material, device
         size = material.batch.bytes
         self._there = torch.empty(size, dtype=torch.uint8, device=device)
@@ -154,7 +154,7 @@ class Copies:
         )
 
     def rows(self) -> list[Row]:
-        """Plain copies."""
+        """Return the rows of plain copies."""
         megabytes = self._material.megabytes
         pageable = torch.ones(self._material.batch.bytes, dtype=torch.uint8)
         other = torch.empty_like(self._there)
@@ -169,12 +169,12 @@ class Copies:
         ]
 
     def upload(self, name: str, way: DeviceUploader, note: str = "") -> Row:
-        """A batch that lies in memory of the way's own, as collectors send it."""
+        """Measure the upload of a slab in memory that the uploader has allocated."""
         slab = make_pool(self._material.batch, 1, way.allocate).acquire()
         return self._sent(name, slab, way, note)
 
     def upload_of_shared(self, way: DeviceUploader) -> Row:
-        """A batch that lies where worker processes wrote it."""
+        """Measure the upload of a slab in shared memory, as worker processes write it."""
         pool = make_shared_pool(self._material.batch, 1, 0)
         if not way.pin(pool):
             return missing(_SHARED, "shared memory cannot be pinned")
@@ -192,7 +192,7 @@ class Copies:
 
 
 def _overlap(sizes: Sizes, material: Material, device: torch.device, share: float) -> Row:
-    """Batches that are copied while a learner works that takes `share` times as long as a copy."""
+    """Measure uploads during a learner's work that takes `share` times as long as a copy."""
     batches = DeviceUploader(accelerator(device))
     pool = make_pool(material.batch, 3, batches.allocate)
 
@@ -211,7 +211,7 @@ def _overlap(sizes: Sizes, material: Material, device: torch.device, share: floa
 
         return seconds_of(run, device)
 
-    # Of runs of two lengths the difference is free of what begins and ends each.
+    # The difference of a long and a short run excludes the start and the end of a run.
     few, many = 4, 24
     both(few)
     times = [(both(few), both(many)) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""What `bench cpu` measures: collectors of one environment, beside plain loops over it."""
+"""The measurements of `bench cpu`: collectors of one environment, and plain loops over it."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _Make = Callable[[], Any]
 
 
 def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[list[Row]]:
-    """The rows of the loop, of this process, and of that many processes.
+    """Yield the rows of a plain loop, of collectors in this process, and of worker processes.
 
     Raises:
-        ValueError: no such environment can be made, or there is to be no worker.
+        ValueError: The environment cannot be made, or a number of workers is below 1.
     """
     make = partial(gymnasium.make, env_id)
     seconds = _QUICK if quick else _WHOLE
@@ -55,7 +55,7 @@ def measure(env_id: str, workers: Sequence[int], *, quick: bool) -> Iterator[lis
 
 
 def _beside(make: _Make, count: int, seconds: float) -> list[Row]:
-    """The rows of that many processes, and of as many loops at once."""
+    """Return the rows of `count` worker processes, and of `count` simultaneous plain loops."""
     where = f"{count} process{'es' if count > 1 else ''}"
     frames = _STEPS * count
     limit, peer = f"{LOOP}s, {where}", f"TorchRL, {where}"
@@ -72,7 +72,7 @@ def _beside(make: _Make, count: int, seconds: float) -> list[Row]:
 
 
 def _loops(make: _Make, count: int, seconds: float) -> float:
-    """Seconds in which as many processes at once take their steps of a round."""
+    """Return the time in which `count` simultaneous processes take the steps of one round."""
     context = multiprocessing.get_context("spawn")
     ready = context.Barrier(count)
     with context.Pool(count, _meet_at, (ready,)) as pool:
@@ -94,7 +94,7 @@ def _loop_with_others(make: _Make, seconds: float) -> float:
 
 
 def _loop(make: _Make, frames: int, seconds: float) -> float:
-    """Seconds of so many steps with random actions, and the resets between them."""
+    """Return the time of `frames` steps with random actions, including resets."""
     env = make()
     env.reset(seed=0)
 
@@ -119,7 +119,7 @@ def _peer(name: str, make: _Make, frames: int, seconds: float) -> list[Row]:
 def _rows(
     name: str, make: _Make, frames: int, limit: str | None, peer: str | None, seconds: float
 ) -> list[Row]:
-    """The rate; from the constructor to the first batch, at first and again."""
+    """Return three rows: the rate, and the time to the first batch of two collectors in turn."""
     first, _ = _run(make, 0.0)
     again, rate = _run(make, seconds)
     times = (rate, first, again)

@@ -21,8 +21,8 @@ _EPISODES = (93, 107, 81, 119, 99, 101, 87, 113, 97, 103)
 """The lengths of the trajectories in a row of the batch, uneven: a trajectory and its place in the
 padded target are seldom aligned alike."""
 _ROW, _EPISODE = sum(_EPISODES), sum(_EPISODES) // len(_EPISODES)
-_CALLS = 6  # of which no table waits for the one before, see DeviceGather
-_MOST_FRAMES = 64_000_000  # of one byte they are more than the cache of a card of today
+_CALLS = 6  # few enough that none waits for the table of an earlier one
+_MOST_FRAMES = 64_000_000  # 64 MB of flags: more than the L2 cache
 _RUNS = (100, 1_000, 10_000, 100_000)
 
 
@@ -88,7 +88,7 @@ class Case:
 
 
 def gather_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
-    """For each width ours and torch's on the device alone; for each number of runs the host."""
+    """Return device times of the kernel and of torch's indexing, and host times of calls."""
     reason = why_not or ("" if cuda.is_torchs() else cuda.why_not())
     rows: list[Row] = []
     for width in WIDTHS:

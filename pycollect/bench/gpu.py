@@ -1,4 +1,4 @@
-"""What `bench gpu` measures: batches on their way to a GPU, and collectors with a policy there."""
+"""The measurements of `bench gpu`: transfers to a GPU, and collectors with a policy on it."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ def measure(
     *,
     quick: bool,
 ) -> Iterator[list[Row]]:
-    """The rows of those parts, one after the other; where there is no such device, those that need
-    one are marked. A part that fails is named, and the others follow.
+    """Yield the rows of each part as soon as they are measured.
+
+    Rows that need a missing device are marked as not available. A part that fails is reported as a
+    row; the next parts are still measured.
 
     Args:
-        parts: by their names in `cli`.
-        device: "cuda:0", ...; with "cpu" the collectors run, and nothing else that needs one.
-        processes: of collectors.
-        sides: of collectors, see `sides.SIDES`; those of `QUICK_SIDES` or all where none is named.
-        quick: a tenth of the time for each case.
+        parts: Names of the parts, see `cli`.
+        device: "cuda:0", ...; on "cpu" only collectors and the host's own rows are measured.
+        processes: Numbers of processes of the collectors.
+        sides: Keys of `sides.SIDES` (default: all, or `QUICK_SIDES` if `quick`).
+        quick: Measure each case for a tenth of the time.
 
     Raises:
-        ValueError: no device or side is called so, or there are to be no processes.
+        ValueError: The device or a side does not exist, or a number of processes is below 1.
     """
     place = named_device("--device", device)
     if min(processes) < 1:
@@ -64,7 +66,7 @@ def _cases(
     processes: Sequence[int],
     sides: Sequence[str],
 ) -> list[Callable[[], list[Row]]]:
-    """What gives rows, each to be told when it is there."""
+    """Return the functions that measure a part; each result is shown at once."""
     if part == "collectors" and lacking and device.type != "cpu":
         return [lambda: [missing("collectors", lacking)]]
     if part == "collectors":
@@ -87,5 +89,5 @@ def _cases(
 def _rows_of(part: str, measured: Callable[[], list[Row]]) -> list[Row]:
     try:
         return measured()
-    except Exception as error:  # whatever it is: hours of a machine may be at stake
+    except Exception as error:  # the time on such a machine is short
         return [missing(f"{part}, which failed", f"{type(error).__name__}: {error}")]

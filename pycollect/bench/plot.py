@@ -10,7 +10,7 @@ from pycollect.bench.rows import Row
 
 
 def save_plot(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw the rates of all rows that were measured: of bytes, and of frames where none are told.
+    """Draw the measured rates in two panels: frames/s, and GB/s of rows that move bytes.
 
     Raises:
         ImportError: matplotlib is not installed.

@@ -2,8 +2,8 @@
 
     python -m pycollect.bench.sides SIDE PROCESSES SECONDS DEVICE
 
-measures one of them, and prints two rows as JSON. A process of its own has neither the start-up
-costs nor the remains of the way before: libraries that were imported, a profiler, contexts.
+measures one side and prints two rows as JSON. Separate processes share no imported libraries,
+profiler or CUDA context.
 """
 
 from __future__ import annotations
@@ -30,19 +30,22 @@ from pycollect.bench.rows import Row, missing
 from pycollect.bench.workloads import FreeFrames, NatureCNN, nature_policy
 
 STEPS = 128
-"""Frames of one environment in a batch."""
+"""Frames per environment in a batch."""
 MOST_SECONDS = 60
-"""After which the process of a side is ended."""
+"""Time limit of the process of a side, besides the time of measuring."""
 
 _Batches = Iterator[TensorDictBase | None]
 _Side = Callable[[int, torch.device], _Batches]
 
 
 def side_rows(side: str, processes: int, seconds: float, device: torch.device) -> list[Row]:
-    """The rate of a side, and the time to its first batch, as a process of its own measured them.
+    """Measure a side in a new process; return its rate and the time to its first batch.
 
     Args:
-        seconds: of measuring, at least three batches.
+        side: Key of `SIDES`.
+        processes: Number of environments, each in a process.
+        seconds: Time to measure; at least three batches.
+        device: Device of the policy and of the batches.
     """
     name = f"{side}, {processes}"
     if reason := lacks("torchrl") if "TorchRL" in side else "":
@@ -64,7 +67,7 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """End the process and all that it started, those of a library that leaves some included."""
+    """Kill the process and its descendants, including those that a library has left running."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
@@ -79,36 +82,36 @@ def _first(name: str) -> str:
 
 
 def lacks(module: str) -> str:
-    """Why a row cannot be measured; empty where that module is installed."""
+    """Return why a row cannot be measured, or "" if the module is installed."""
     return "" if find_spec(module) is not None else f"{module} is not installed"
 
 
 def torchrls_single() -> Any:
-    """TorchRL's collector in this process, by its name since 0.13 or that before."""
+    """Return TorchRL's in-process collector; version 0.13 renamed it."""
     from torchrl import collectors
 
     return getattr(collectors, "Collector", None) or collectors.SyncDataCollector
 
 
 def torchrls_multi() -> Any:
-    """TorchRL's collector of processes, by its name since 0.13 or that before."""
+    """Return TorchRL's multi-process collector; version 0.13 renamed it."""
     from torchrl import collectors
 
     return getattr(collectors, "MultiSyncCollector", None) or collectors.MultiSyncDataCollector
 
 
 def wrapped(make: Callable[[], Any]) -> Any:
-    """A Gymnasium environment as TorchRL wants it."""
+    """Wrap a Gymnasium environment for TorchRL."""
     from torchrl.envs import GymWrapper
 
     return GymWrapper(make())
 
 
 def _batches(collector: Any, device: torch.device) -> _Batches:
-    """Those of a collector, as a learner on the device is to have them."""
+    """Yield a collector's batches on the device of the learner."""
     try:
         for td in collector:
-            yield td.to(device)  # of a batch that lies there nothing is copied
+            yield td.to(device)  # copies nothing if the batch is there
     finally:
         collector.shutdown()
 
@@ -127,14 +130,14 @@ def _ours(count: int, device: torch.device, **more: Any) -> _Batches:
 
 
 def _beside_torchrl(count: int, device: torch.device) -> _Batches:
-    """Ours in a program that has TorchRL's environments imported."""
+    """Collect in a program that has imported TorchRL's environments."""
     import torchrl.envs  # noqa: F401
 
     return _ours(count, device)
 
 
 def _torchrls(count: int, device: torch.device, *, stores_there: bool) -> _Batches:
-    """Its batches go to the device by ``.to``, as its documentation does it, or lie there."""
+    """Collect with TorchRL; unless it stores on the device, each batch is copied there."""
     collector = torchrls_multi()(
         [partial(wrapped, FreeFrames)] * count,
         nature_policy(),
@@ -148,7 +151,7 @@ def _torchrls(count: int, device: torch.device, *, stores_there: bool) -> _Batch
 
 
 def _torchrls_central(count: int, device: torch.device) -> _Batches:
-    """One policy for all its environments."""
+    """Collect with TorchRL's inference server: one policy for all environments."""
     from torchrl.collectors import AsyncBatchedCollector
     from torchrl.modules.inference_server import InferenceDeviceConfig
 
@@ -167,7 +170,7 @@ def _torchrls_central(count: int, device: torch.device) -> _Batches:
 
 
 def _loop(count: int, device: torch.device) -> _Batches:
-    """By hand: an AsyncVectorEnv, one pinned block, one copy up and one down at each step."""
+    """Collect by hand: AsyncVectorEnv and one copy through pinned memory each way per step."""
     from gymnasium.vector import AsyncVectorEnv
 
     # Its processes are forked before CUDA is opened.
@@ -192,7 +195,7 @@ def _loop(count: int, device: torch.device) -> _Batches:
 
 
 def _policy_alone(count: int, device: torch.device, *, captured: bool = False) -> _Batches:
-    """The loop without environments and without keeping: what one policy for all allows."""
+    """Call the policy as the loop by hand does, without environments; keep no frames."""
     policy = nature_policy().module.to(device)
     shape = (count, 4, 84, 84)
     seen = torch.zeros(shape, dtype=torch.uint8)
@@ -211,7 +214,7 @@ def _policy_alone(count: int, device: torch.device, *, captured: bool = False) -
 
 
 def _captured(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """As torch's documentation does it: called on a stream beside, and then captured."""
+    """Warm up on a side stream and capture, as torch's documentation does."""
     beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(beside):
         for _ in range(3):
@@ -229,7 +232,7 @@ def _captured(work: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
 
 
 def _environments_alone(count: int, device: torch.device) -> _Batches:
-    """One environment whose frames are kept; a batch is its share of one of all processes."""
+    """Step one environment and copy its frames; all processes together take as long per batch."""
     env = FreeFrames()
     seen, _ = env.reset()
     room = torch.empty((2, STEPS, *seen.shape), dtype=torch.uint8).fill_(0).numpy()
@@ -245,7 +248,7 @@ def _environments_alone(count: int, device: torch.device) -> _Batches:
 
 
 class _Count:
-    """A replay buffer that counts frames, and keeps none."""
+    """A replay buffer that counts frames without storing them."""
 
     frames = 0
 
@@ -255,7 +258,7 @@ class _Count:
 
 
 def _started(count: int, device: torch.device, *, learns: bool) -> _Batches:
-    """Batches that `start` puts into a buffer, also beside a learner that never waits."""
+    """Collect in the background; `learns` queues training steps meanwhile and never waits."""
     buffer = _Count()
     collector = MultiSyncDataCollector(
         [FreeFrames] * count,
@@ -307,11 +310,11 @@ SIDES: dict[str, _Side] = {
     "start() beside a learner": partial(_started, learns=True),
     "a policy each, beside torchrl": _beside_torchrl,
 }
-"""By the names of their rows, the most wanted first."""
+"""Functions that start each side, by the name of its row."""
 
 
 def measured(side: str, processes: int, seconds: float, device: torch.device) -> list[Row]:
-    """What `side_rows` has a process of its own do."""
+    """Measure a side in this process; see `side_rows`."""
     start = time.perf_counter()
     batches = SIDES[side](processes, device)
 

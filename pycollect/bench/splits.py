@@ -32,14 +32,14 @@ _ROW, _EPISODE = 1000, 100
 
 
 class Form(NamedTuple):
-    """A batch of some environment, as collectors deliver it: 12 leaves and trajectory ids.
+    """A collector's batch with 12 leaves and trajectory ids.
 
     Attributes:
-        name: of the environment.
-        shape: of the batch, [rows, steps].
-        frame: of an observation; bytes where it is a picture, else float32.
-        action: numbers in it.
-        steps: of each trajectory.
+        name: Kind of environment.
+        shape: Shape of the batch, [rows, steps].
+        frame: Shape of an observation: uint8 if it is an image, otherwise float32.
+        action: Number of action components.
+        steps: Length of each trajectory.
     """
 
     name: str
@@ -80,7 +80,7 @@ def _whole(name: str, sizes: Sizes, device: torch.device, limit: str | None) -> 
 
 
 def _launch(sizes: Sizes, device: torch.device) -> Row:
-    """What the device does, with a plan that is there."""
+    """Measure the launch with a finished plan, in device time."""
     if not cuda.is_torchs():
         return missing(_KERNEL, cuda.why_not())
     td = _batch(sizes.split_frames, device)
@@ -117,7 +117,7 @@ def _torchrls(sizes: Sizes, device: torch.device) -> Row:
 
 
 def _calls(form: Form, sizes: Sizes, device: torch.device) -> Iterator[Row]:
-    """Whole calls, beside the same ones that index each leaf by torch's means."""
+    """Measure whole calls, with the kernel and with torch's indexing of each leaf."""
     td = _delivered(form, device)
     multi_step = MultiStep(0.99, 3)
     works: dict[str, Callable[[], object]] = {

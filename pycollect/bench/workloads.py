@@ -1,4 +1,4 @@
-"""What benchmarks step and call: frames that cost nothing to make, and policies for them."""
+"""Environments and policies of the benchmarks."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FRAME_BYTES = 4 * 84 * 84
 
 
 class FreeFrames(gymnasium.Env[Any, Any]):
-    """Frames of 4x84x84 bytes that are there already; episodes have 1000 steps."""
+    """Show four prepared frames of 4x84x84 bytes in turn; episodes have 1000 steps."""
 
     def __init__(self) -> None:
-        """Draw the four frames that are shown in turn."""
+        """Draw the four frames."""
         self.observation_space = Box(0, 255, (4, 84, 84), np.uint8)
         self.action_space = Box(-1.0, 1.0, (1,), np.float32)
         frames = np.random.default_rng(0).integers(0, 256, (4, 4, 84, 84), dtype=np.uint8)
@@ -37,10 +37,10 @@ class FreeFrames(gymnasium.Env[Any, Any]):
 
 
 class Still(nn.Module):
-    """A policy that is given the frame and does nothing with it."""
+    """A policy that ignores the frame."""
 
     def __init__(self) -> None:
-        """Make the one parameter, so that there are weights to send."""
+        """Make one parameter, so that weights can be sent."""
         super().__init__()
         self.action = nn.Parameter(torch.zeros(1))
 
@@ -55,7 +55,7 @@ class NatureCNN(nn.Module):
     """
 
     def __init__(self, outputs: int) -> None:
-        """Three convolutions, a hidden layer of 512, as many outputs."""
+        """Make three convolutions, a hidden layer of 512 and the output layer."""
         super().__init__()
         self.layers = nn.Sequential(
             nn.Conv2d(4, 32, 8, 4),

@@ -22,9 +22,9 @@ from pycollect.engines.processes.circumstances import circumstances
 from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 from pycollect.errors import is_interrupt, warn_user
 
-# What a template imports: the first by itself, the others where this program has them, as all of
-# this package, and what multiprocessing's fork servers are to import. What starts threads or opens
-# a GPU while it is imported is left out.
+# A template always imports the first. It imports the others, and all modules of this package, if
+# this program has imported them, and the modules of set_forkserver_preload. It leaves out modules
+# that start threads or open a GPU when they are imported.
 _ALWAYS = ("pycollect.engines.processes.serve",)
 _IF_HERE = ("gymnasium", "torchrl", "torchrl.envs")
 _PACKAGE = "pycollect."
@@ -45,7 +45,7 @@ class TemplateError(RuntimeError):
     """There is no template, or no fork of it: the process has to be started in another way.
 
     Attributes:
-        module: whose import is the reason; empty where it is another.
+        module: The module whose import is the reason, or "".
     """
 
     def __init__(self, text: str, module: str = "") -> None:
@@ -93,7 +93,7 @@ class Template:
         return self.process.poll() is not None
 
     def prepare(self, modules: tuple[str, ...]) -> None:
-        """Have it import what workers need. Waits for it: seconds where it has just begun.
+        """Have it import these modules, and wait for it. The first time this takes seconds.
 
         Raises:
             TemplateError: its forks could not do what a new process can, or it is gone.
@@ -207,7 +207,7 @@ class Templates:
         self.asking = threading.RLock()
         self._current: Template | None = None
         self._left: list[Template] = []
-        self._left_out: set[str] = set()  # modules whose import would not do
+        self._left_out: set[str] = set()  # modules that cannot be imported before a fork
         # After engines have ended their workers.
         self._at_exit = util.Finalize(None, self._end, exitpriority=50)
 
@@ -309,7 +309,7 @@ def _modules() -> tuple[str, ...]:
 
 
 def _beside(module: str, modules: Sequence[str]) -> list[str]:
-    """Those of its package, which may import it; of this package it alone."""
+    """Return the modules of its package, which may import it; of this package, only itself."""
     if module.startswith(_PACKAGE):
         return [module]
     package = module.partition(".")[0]

@@ -265,9 +265,9 @@ def _import(modules: tuple[str, ...], path: list[str]) -> tuple[str, str]:
 def _gpus_counted_in_forks() -> Iterator[None]:
     """Have torch count GPUs in forks of this process.
 
-    To count them, torch initializes NVML, or CUDA if there is no NVML and for `is_available`. Both
-    open device files and may start threads, and no fork of a process that has initialized CUDA can
-    use a GPU.
+    To count them, torch initializes NVML, without NVML CUDA. For `is_available` it initializes CUDA.
+    Both open device files and may start threads, and no fork of a process that has initialized CUDA
+    can use a GPU.
     """
     torch: Any = sys.modules.get("torch")  # None: not imported yet
     cuda, core = getattr(torch, "cuda", None), getattr(torch, "_C", None)
@@ -287,7 +287,7 @@ def _gpus_counted_in_forks() -> Iterator[None]:
 
 
 def _counted_in_fork(count: Callable[[], int]) -> int:
-    """Return what it returns in a fork, at least -1; -1 if it fails there."""
+    """Call it in a fork and return its result (at least -1), or -1 if it fails."""
     pid = os.fork()
     if pid == 0:
         code = 0
@@ -317,7 +317,7 @@ def _import_of(module: str) -> str:
 
 
 def _threads() -> dict[str, str]:
-    """Return the names of this process's threads by their ids, but for the main one."""
+    """Return the names of this process's threads by their ids, without the main thread."""
     threads = {}
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
