@@ -103,8 +103,8 @@ from pycollect import cuda; print('the core:', cuda.why_not() or 'has CUDA')"
     rest)
       bench rest 200 collectors --workers "${counts[0]}" --sides \
         "TorchRL, AsyncBatchedCollector" "TorchRL, storing there" "a policy each, captured" \
-        "central, features stay" "central, features come down" "a policy each, beside torchrl" \
-        "start() without a learner" "start() beside a learner" "environments alone"
+        "a policy each, beside torchrl" "start() without a learner" "start() beside a learner" \
+        "environments alone"
       ;;
     again) bench again 90 collectors --workers "${counts[0]}" --sides "${best[@]}" ;;
     scaling)

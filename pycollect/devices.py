@@ -105,15 +105,11 @@ class Begun:
 
     Attributes:
         target: of the whole slab, bytes.
-        sent: the ranges that were sent, or need not be, first and end; never all of it.
+        sent: the ranges that were sent, first and end, never all of it.
     """
 
     target: torch.Tensor
     sent: list[tuple[int, int]] = field(default_factory=list)
-
-    def skip(self, part: slice) -> None:
-        """That part need not be sent."""
-        self.sent.append((part.start, part.stop))
 
     def left(self) -> list[slice]:
         """What was not sent yet."""

@@ -223,12 +223,12 @@ def plain(*states: str) -> TensorDictModule:
     )
 
 
-def check_states_follow_the_loop(way: Way, kind: str, name: str, **arguments: Any) -> None:
+def check_states_follow_the_loop(way: Way, kind: str, name: str) -> None:
     """Two batches of a policy with a state are those of a plain loop for each worker."""
     (policy, shapes), (entry, count, batched) = seeded(name), entry_of(kind)
     initial = zeros(shapes, torch.float64 if name == "float64" else torch.float32)
     loops = [Loop(env_fns(w, count), policy, initial, batched=batched) for w in range(way.workers)]
-    with collecting(way, entry, policy, frames=T * count, **arguments) as collector:
+    with collecting(way, entry, policy, frames=T * count) as collector:
         for _ in range(2):
             expected = torch.stack([loop.rollout(T) for loop in loops]).exclude("is_init")
             batch = collector.next().select(*expected.keys(True, True))

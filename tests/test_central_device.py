@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from tensordict.nn import TensorDictModule
 from test_restarts import killing_when
 from torch import nn
 
+from pycollect.inference.states import StatesBeside
 from pycollect.policy.crossing import Crossing
 
 pytestmark = pytest.mark.processes(usual=2)
@@ -75,18 +75,6 @@ def check_counts(batch: Any) -> None:
     steps = frames["observation"][..., 2:].float()
     assert torch.equal(frames["count"], steps + FIRST)
     assert torch.equal(frames["next", "count"], steps + FIRST + 1)
-
-
-def check_interrupted_wait(
-    collector: Any, device: FakeDevice, check: Callable[[Any], None]
-) -> None:
-    """Batches are right after an interrupt of who waits for that device."""
-    check(collector.next())
-    device.interrupts = 3
-    with pytest.raises(KeyboardInterrupt):
-        collector.next()
-    check(collector.next())
-    check(collector.next())
 
 
 def side_by_side(*sizes: int) -> int:
@@ -239,7 +227,55 @@ def test_an_interrupt_while_the_device_is_waited_for(apart: FakeDevice) -> None:
     """It has kept the next states already, but no worker was answered."""
     _, own = counting()
     with collecting(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **own) as collector:
-        check_interrupted_wait(collector, apart, check_counts)
+        check_counts(collector.next())
+        apart.interrupts = 3
+        with pytest.raises(KeyboardInterrupt):
+            collector.next()
+        check_counts(collector.next())
+        check_counts(collector.next())
+
+
+@pytest.mark.parametrize("name", ["_read", "store"])
+@pytest.mark.parametrize("arguments", [{}, {"max_batch_size": 3}], ids=str)
+def test_an_interrupt_before_states_are_kept(
+    name: str, arguments: dict[str, Any], apart: FakeDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, left = getattr(StatesBeside, name), 0
+
+    def interrupted(own: Any, *given: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return plain(own, *given)
+
+    monkeypatch.setattr(StatesBeside, name, interrupted)
+    _, own = counting()
+    with collecting(CENTRAL, ENTRIES["list"], frames=3 * STEPS, **own, **arguments) as collector:
+        check_counts(collector.next())
+        for n in (1, 2):
+            left = n
+            with pytest.raises(KeyboardInterrupt):
+                collector.next()
+            for _ in range(2):
+                check_counts(collector.next())
+
+
+def test_states_that_no_batch_has_or_that_outputs_replace(apart: FakeDevice) -> None:
+    module = TensorDictModule(
+        lambda seen, own, old: ((own[..., 0] % 2).long(), own + 1, old + 100, own + 10),
+        ["observation", "_own", "old"],
+        ["action", ("next", "_own"), "old", ("next", "old")],
+    )
+    arguments = {"policy": module, "policy_state": {"_own": (1,), "old": (1,)}}
+    with collecting(GROUPS, ENTRIES["list"], frames=3 * STEPS, **arguments) as collector:
+        for _ in range(3):
+            batch = collector.next()
+            step = batch["observation"][..., 2:].float()
+            assert torch.equal(batch["action"], (step[..., 0] % 2).long())
+            assert torch.equal(batch["next", "old"], step + 10)
+            assert torch.equal(batch["old"], torch.where(step > 0, step + 9, 0) + 100)
+            assert "_own" not in batch
 
 
 def test_states_where_workers_come_and_go(apart: FakeDevice) -> None:

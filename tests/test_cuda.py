@@ -14,8 +14,6 @@ import pytest
 import torch
 from collect_support import (
     ASYNC,
-    CENTRAL,
-    GROUPS,
     IN_PROCESS,
     MULTI_ASYNC,
     MULTI_STACK,
@@ -37,7 +35,6 @@ from torch import nn
 
 from pycollect import MultiStep, MultiSyncDataCollector, SyncDataCollector, split_trajectories
 from pycollect._core import Layout, Leaf, Placement
-from pycollect.batch.room import Room
 from pycollect.batch.slab_views import make_shared_pool
 from pycollect.batch.upload import DeviceUploader
 from pycollect.devices import CudaAccelerator, StreamAccelerator, accelerator, indexed
@@ -166,28 +163,6 @@ def test_elsewhere(way: Way, policy_device: str) -> None:
         return
     for ours, theirs in zip(came, batches(way, table_policy()), strict=True):
         assert_equal(ours, theirs, DEVICE)
-
-
-@needs_gpu  # worker processes are told of the device
-@pytest.mark.parametrize("way", [CENTRAL, GROUPS], ids=lambda way: way.name)
-@pytest.mark.parametrize("arguments", [{}, {"split_trajs": True}], ids=str)
-def test_what_no_worker_reads_stays_there(
-    way: Way, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filled: list[Room] = []
-    plain = Room.filled
-
-    def noting(room: Room, ids: torch.Tensor) -> Any:
-        filled.append(room)
-        return plain(room, ids)
-
-    monkeypatch.setattr(Room, "filled", noting)
-    there = {"policy_device": DEVICE, "storing_device": DEVICE, **arguments}
-    came = list(batches(way, table_policy(), **there))
-    assert len(filled) == len(came)
-    for ours, theirs in zip(came, batches(way, table_policy(), **arguments), strict=True):
-        assert_equal(ours, theirs, DEVICE)
-    assert len(filled) == len(came)
 
 
 @needs_gpu

@@ -94,15 +94,6 @@ class DeviceUploader:
             parts: contiguous views of it, apart from each other and never all of it. They are not
                 written any more; those below `LEAST_PART` bytes wait for the rest.
         """
-        self._take_off(slab, parts, self._accelerator.send)
-
-    def _take_off(
-        self,
-        slab: Slab,
-        parts: Iterable[torch.Tensor],
-        take: Callable[[torch.Tensor, Begun, slice], None],
-    ) -> None:
-        """Have these parts, as far as they are large, taken off what `upload` is to copy."""
         large = [own for own in parts if own.nbytes >= LEAST_PART]
         if large and slab not in self._begun:
             self._retire()
@@ -113,15 +104,7 @@ class DeviceUploader:
             host = torch.from_numpy(slab.array())
             for own in large:
                 at = own.data_ptr() - host.data_ptr()
-                take(host, self._begun[slab], slice(at, at + own.nbytes))
-
-    def leave_out(self, slab: Slab, parts: Iterable[torch.Tensor]) -> None:
-        """Parts of a slab need not travel, as nobody looks at them; arguments as of `send`."""
-        self._take_off(slab, parts, lambda host, begun, part: begun.skip(part))
-
-    def hand_over(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Let the current stream use tensors that were made on the device, whose work is given."""
-        self._accelerator.hand_over(tensors, self._accelerator.mark())
+                self._accelerator.send(host, self._begun[slab], slice(at, at + own.nbytes))
 
     def upload(
         self,

@@ -27,7 +27,7 @@ from tensordict import TensorDictBase
 
 from pycollect import MultiSyncDataCollector
 from pycollect.bench.rows import Row, missing
-from pycollect.bench.workloads import FreeFrames, NatureCNN, featured_policy, nature_policy
+from pycollect.bench.workloads import FreeFrames, NatureCNN, nature_policy
 
 STEPS = 128
 """Frames per environment in a batch."""
@@ -116,10 +116,10 @@ def _batches(collector: Any, device: torch.device) -> _Batches:
         collector.shutdown()
 
 
-def _ours(count: int, device: torch.device, policy: Any = nature_policy, **more: Any) -> _Batches:
+def _ours(count: int, device: torch.device, **more: Any) -> _Batches:
     collector = MultiSyncDataCollector(
         [FreeFrames] * count,
-        policy(),
+        nature_policy(),
         frames_per_batch=STEPS * count,
         policy_device=device,
         storing_device=device,
@@ -134,10 +134,6 @@ def _beside_torchrl(count: int, device: torch.device) -> _Batches:
     import torchrl.envs  # noqa: F401
 
     return _ours(count, device)
-
-
-def _shown(rollout: Any) -> None:
-    """A hook that is shown whole rollouts, for whose sake all outputs come to the host."""
 
 
 def _torchrls(count: int, device: torch.device, *, stores_there: bool) -> _Batches:
@@ -310,10 +306,6 @@ SIDES: dict[str, _Side] = {
     PEERS[1]: partial(_torchrls, stores_there=True),
     PEERS[2]: _torchrls_central,
     ENVS: _environments_alone,
-    "central, features stay": partial(_ours, policy=featured_policy, inference="central"),
-    "central, features come down": partial(
-        _ours, policy=featured_policy, inference="central", post_collect_hook=_shown
-    ),
     "start() without a learner": partial(_started, learns=False),
     "start() beside a learner": partial(_started, learns=True),
     "a policy each, beside torchrl": _beside_torchrl,

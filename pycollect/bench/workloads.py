@@ -82,24 +82,3 @@ def nature_policy() -> TensorDictModule:
     """The network with one action in (-1, 1)."""
     net = nn.Sequential(NatureCNN(1), nn.Tanh())
     return TensorDictModule(net, in_keys=["observation"], out_keys=["action"])
-
-
-class ActionAndFeatures(nn.Module):
-    """The network with 512 outputs, and an action that is the first of them."""
-
-    def __init__(self) -> None:
-        """Make the network."""
-        super().__init__()
-        self.net = NatureCNN(512)
-
-    def forward(self, observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[*lead, 4, 84, 84] uint8 to [*lead, 1] in (-1, 1) and [*lead, 512], both float32."""
-        features = self.net(observation)
-        return features[..., :1].tanh(), features
-
-
-def featured_policy() -> TensorDictModule:
-    """The network with one action and 512 features, which only a learner reads."""
-    return TensorDictModule(
-        ActionAndFeatures(), in_keys=["observation"], out_keys=["action", "features"]
-    )

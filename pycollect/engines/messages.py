@@ -17,7 +17,6 @@ import torch
 from pycollect._core import Placement, Slab
 from pycollect.batch.compression import PackedBuffer
 from pycollect.batch.frame import BatchLeaves
-from pycollect.batch.room import Room
 from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.slab_views import leaf_sizes
 from pycollect.batch.weight_slab import NO_FORM, WeightForm
@@ -122,13 +121,12 @@ def plain_report(report: RolloutReport) -> tuple[Any, ...]:
         report.sources,
         dict(report.lost),
         report.restarts,
-        report.left,
     )
 
 
 def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
     """The report that `plain_report` made this of; few ever look at where its generators stood."""
-    frames, version, episodes, seconds, stepped, slow_paths, extras, generators, *rest = plain
+    frames, version, episodes, seconds, stepped, slow_paths, extras, generators, *of_team = plain
     return RolloutReport(
         frames,
         version,
@@ -138,7 +136,7 @@ def unpacked_report(plain: tuple[Any, ...]) -> RolloutReport:
         slow_paths,
         None if extras is None else Packed(extras),
         None if generators is None else Packed(generators),
-        *rest,
+        *of_team,
     )
 
 
@@ -235,14 +233,11 @@ class RolloutRequest:
             there, also if it is dropped, or its process is gone. None: a slab is found once the
             rollout is there, and it comes with its own bytes.
         min_steps: it has so many steps at least, also where it is stopped.
-        room: of the batch, for what can stay on the policy's device; None: nothing does. It is
-            there as long as a request of the batch.
     """
 
     random: bool
     rows: SlabRows | None = None
     min_steps: int = 1
-    room: Room | None = None
 
 
 @dataclass(frozen=True)

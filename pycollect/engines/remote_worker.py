@@ -159,13 +159,12 @@ class RemoteWorker:
             self._stop.value = max(self._stop.value, number)
 
     def _collect_into(
-        self, rows: SlabRows, random: bool, control: RolloutControl, room: int = 0
+        self, rows: SlabRows, random: bool, control: RolloutControl
     ) -> tuple[Any, ...]:
         worker = self._built
         self._take_weights(worker)
         self._take_hooks(worker, self._hooks_given)
-        room = 0 if worker.post_collect_hook is not None else room  # it is shown all of the rollout
-        report = worker.collect(rows.slab, rows.row, self._version, random, control, room)
+        report = worker.collect(rows.slab, rows.row, self._version, random, control)
         _bring(report.on_device, worker, rows)
         rows.header()
         self._show(worker, rows)

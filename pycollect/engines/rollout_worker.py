@@ -83,9 +83,8 @@ class RolloutWorker(Protocol):
         policy_version: int,
         random: bool,
         control: RolloutControl,
-        room: int = 0,
     ) -> RolloutReport:
-        """One rollout into that row of a slab; see :meth:`Worker.collect`."""
+        """One rollout into that row of a slab."""
 
     def load_weights(self, weights: Weights) -> None:
         """New weights, from the next rollout on."""

@@ -81,13 +81,7 @@ class ServingWorker(ABC):
         """What it draws follows from that root from now on."""
 
     def collect(
-        self,
-        slab: Slab,
-        row: int,
-        policy_version: int,
-        random: bool,
-        control: RolloutControl,
-        room: int = 0,
+        self, slab: Slab, row: int, policy_version: int, random: bool, control: RolloutControl
     ) -> RolloutReport:
         """Nobody asks for it."""
         raise NotImplementedError("a worker without environments collects nothing")

@@ -12,7 +12,6 @@ from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import slab_tensors
 
 _READ, _WRITTEN = "read", "written"
-_CELL = Leaf(("cell",), "int64", (4,))
 ANSWER = Leaf(("_pycollect_answer",), "int64", (1,))
 """Where states lie beside the policy: the number of the answer that an environment goes on from. It
 is carried from step to step as a state is; 0 where its states are those on the board."""
@@ -27,14 +26,12 @@ class BoardForm:
         written: leaves that it writes.
         rows: workers that have room.
         envs: P of each.
-        cells: it is said where on the policy's device what a row's question brings is to lie.
     """
 
     read: tuple[Leaf, ...]
     written: tuple[Leaf, ...]
     rows: int
     envs: int
-    cells: bool = False
 
     def _placement(self) -> Placement:
         leaves = [
@@ -42,7 +39,6 @@ class BoardForm:
             for side, own in ((_READ, self.read), (_WRITTEN, self.written))
             for leaf in own
         ]
-        leaves += [_CELL] if self.cells else []
         return Placement(Layout(leaves), self.rows, self.envs, 1)
 
     @property
@@ -56,8 +52,6 @@ class Board:
 
     Attributes:
         read, written: ``[rows, P, *frame]`` by key; one worker's row is contiguous.
-        cells: ``[rows, P, 4]`` int64, of each row's first environment the number of a room or 0,
-            and its worker, environment and step there; nothing where the form has none.
     """
 
     def __init__(self, form: BoardForm, memory: Memory) -> None:
@@ -65,7 +59,6 @@ class Board:
         tensors = slab_tensors(slab, [form.rows, form.envs])
         self.read = _side(tensors, _READ)
         self.written = _side(tensors, _WRITTEN)
-        self.cells = tensors.get(_CELL.key, torch.empty(0, dtype=torch.int64, device="cpu"))
 
     @staticmethod
     def shared(form: BoardForm) -> tuple[Board, Memory]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from pycollect._core import Memory, RolloutControl, ServerSlots, SharedMemoryError, WorkerSlot
@@ -18,9 +16,8 @@ from pycollect.engines.processes.wire import pack, unpack
 from pycollect.envs.base import EnvBatch
 from pycollect.inference.board import ANSWER, Board, rows_of
 from pycollect.inference.env_form import EnvForm
-from pycollect.inference.messages import Joined, Joining, PolicyNeeds, StatesWanted
+from pycollect.inference.messages import Joined, Joining, PolicyNeeds
 from pycollect.policy import Calling, PolicyElsewhere, PolicyState, RunnerElsewhere
-from pycollect.policy.elsewhere import NOWHERE, Cell
 from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
 
 _BEAT_SECONDS = 0.05  # how often a worker that waits for the policy shows that it has not stalled
@@ -117,42 +114,16 @@ class CentralRunner(RunnerElsewhere):
         self.is_init = read[IS_INIT].fill_(True) if IS_INIT in joined.reads else None
         self.step_count = read[STEP_COUNT].zero_() if STEP_COUNT in joined.reads else None
         self._answer = tuple(rows_of(board.written, joined.row, batch).values())
-        self.staying = joined.staying
-        self._leaves_states = joined.staying and joined.numbered
-        self._has_left_states = False  # what is shown of them may be older than they are
-        self._cell: npt.NDArray[np.int64] = np.zeros(len(NOWHERE), np.int64)
-        if joined.staying:
-            self._cell = board.cells[joined.row, 0].numpy()
-        self._show_cell(NOWHERE)
 
-    def _show_cell(self, cell: Cell) -> None:
-        """The next question is for that one, the following ones for the steps behind it."""
-        self._cell[:] = cell
-        self._cell[-1] -= 1  # each question counts
-
-    def begin(
-        self, control: RolloutControl, tell_version: Callable[[int], None], cell: Cell = NOWHERE
-    ) -> None:
+    def begin(self, control: RolloutControl, tell_version: Callable[[int], None]) -> None:
         """See :meth:`RunnerElsewhere.begin`."""
         self._control, self._tell_version, self._version = control, tell_version, -1
         if self._has_asked:  # for a step that was given up
             self._wait(answered=False)
-        is_left = cell != NOWHERE
-        if self._has_left_states and not is_left:
-            self._bring_states()
-        self._has_left_states = self._leaves_states and is_left
-        self._show_cell(cell)
-
-    def _bring_states(self) -> None:
-        message, _ = pack(StatesWanted(), ServerSlots.BYTES)
-        self._has_asked = True
-        self._wait(answered=self._slot.ask(message, _BEAT_SECONDS))
-        self._check_answer()
 
     def ask(self) -> None:
         """See :meth:`RunnerElsewhere.ask`."""
         self._has_asked = True
-        self._cell[-1] += 1
         self._slot.ask()
 
     def act(self) -> tuple[torch.Tensor, ...]:
@@ -162,19 +133,15 @@ class CentralRunner(RunnerElsewhere):
             self._wait(answered=slot.wait_answer(_BEAT_SECONDS))
         else:
             self._has_asked = True
-            self._cell[-1] += 1
             self._wait(answered=slot.ask(b"", _BEAT_SECONDS))
-        self._check_answer()
+        failure = slot.answer()
+        if failure:
+            report: ErrorReport = unpack(failure)
+            raise report.original
         if slot.note != self._version:
             self._version = slot.note
             self._tell_version(self._version)
         return self._answer
-
-    def _check_answer(self) -> None:
-        failure = self._slot.answer()
-        if failure:
-            report: ErrorReport = unpack(failure)
-            raise report.original
 
     def _wait(self, answered: bool) -> None:
         while not answered:

@@ -28,16 +28,8 @@ class EnvForm:
     ends: tuple[Key, ...]
     takes_tensors: bool
     casts_actions: bool
-    steps_rows: bool
     passes_states_on: bool
     nodes: tuple[tuple[Key, Node], ...]
-
-    @property
-    def why_all_is_read(self) -> str:
-        """Why all that the policy returns is needed there; empty where the action alone is."""
-        if self.takes_tensors:
-            return "the environment is given all that the policy returns"
-        return "its rows need not make the same step at once" if self.steps_rows else ""
 
     @classmethod
     def of(cls, env: EnvBatch) -> EnvForm:
@@ -65,7 +57,6 @@ class EnvForm:
             env.ends,
             env.takes_tensors,
             env.casts_actions,
-            env.steps_rows,
             env.passes_states_on,
             tuple(env.nodes.items()),
         )

@@ -10,13 +10,11 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.batch.layout import Key, dtype_name
-from pycollect.batch.room import Rooms
 from pycollect.devices import CPU
 from pycollect.inference.board import ANSWER, Board, BoardForm
 from pycollect.inference.env_form import FormedEnv
 from pycollect.inference.messages import Joined, PolicyNeeds
 from pycollect.inference.states import StatesBeside
-from pycollect.inference.staying import Staying
 from pycollect.policy import PolicyRunner, make_policy_runner, told_of_actions
 from pycollect.policy.graphs import GraphPool
 from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
@@ -28,7 +26,6 @@ class ServedPolicy(NamedTuple):
     Attributes:
         module: in any of the accepted forms.
         told: the caller named that device.
-        rooms: for what stays there; None: all that it returns goes to the workers.
         graphs: Memory of its CUDA graphs, one for each number of rows. A call is complete on the
             host before the next one begins, but for copies that its stream makes.
     """
@@ -36,7 +33,6 @@ class ServedPolicy(NamedTuple):
     module: Any
     device: torch.device
     told: bool
-    rooms: Rooms | None = None
     graphs: GraphPool | None = None
 
 
@@ -63,25 +59,21 @@ class Group:
         self._policy, self._rows = policy, rows
         self._row_of: dict[int, int] = {}  # by seat
         self._calls: dict[int, Call] = {}  # by the number of rows
-        rooms = None if needs.env.why_all_is_read else policy.rooms
-        self._staying = None if rooms is None else Staying(rooms)
         alike = {key: torch.cat([own] * rows) for key, own in first.items()}
         self._shape = self._runner(rows, alike)
         self._form = self._form_of(self._shape)
         self._board, self._memory = Board.shared(self._form)
-        if self._staying is not None:
-            self._staying.use(self._board, self._shape)
         self._states: StatesBeside | None = None
         if _numbers_answers(self._shape):
             for key, own in first.items():  # the policy is called to learn its outputs
                 self._board.read[key].copy_(own)
             runner, observed = self._bound(rows)
-            self._states = StatesBeside(self._board, runner, self._staying)
-            self._calls[rows] = self._call_of(runner, observed)
+            self._states = StatesBeside(self._board, runner)
+            self._calls[rows] = Call(runner, observed, self._board, self._states)
 
     def _runner(self, rows: int, current: Mapping[Key, torch.Tensor]) -> PolicyRunner:
         """The policy bound to observations of so many workers."""
-        needs, (module, device, told, _, graphs) = self.needs, self._policy
+        needs, (module, device, told, graphs) = self.needs, self._policy
         env = FormedEnv(needs.env, rows)
         runner = make_policy_runner(
             told_of_actions(module, env),
@@ -94,7 +86,6 @@ class Group:
             told=told,
             cast=needs.cast,
             keeps_states=True,
-            take=None if self._staying is None else self._staying.take,
         )
         _check_runner(runner)
         assert isinstance(runner, PolicyRunner)
@@ -118,7 +109,6 @@ class Group:
             ),
             rows=self._rows,
             envs=self.needs.env.num_envs,
-            cells=bool(runner.staying),
         )
 
     def has_room(self, seat: int) -> bool:
@@ -139,7 +129,6 @@ class Group:
             tuple((state.leaf, state.initial.to(CPU)) for state in runner.states),
             runner.through_env,
             tuple(leaf.key for leaf in self._form.read if leaf.key in (IS_INIT, STEP_COUNT)),
-            staying=bool(runner.staying),
             numbered=self._states is not None,
         )
 
@@ -154,11 +143,6 @@ class Group:
         """A worker needs no row here any more."""
         self._row_of.pop(seat, None)
 
-    def show_states(self, seat: int) -> None:
-        """Write those of a worker's environments that stayed on the policy's device to its row."""
-        assert self._states is not None, "states: expected a group whose answers are numbered"
-        self._states.show(self._row_of[seat])
-
     def refresh(self) -> None:
         """Look whether the policy has changed, before the next calls."""
         for call in self._calls.values():
@@ -169,12 +153,11 @@ class Group:
         rows = sorted(self._row_of[seat] for seat in seats)
         call = self._calls.get(len(rows))
         if call is None:
-            call = self._calls[len(rows)] = self._call_of(*self._bound(len(rows)))
+            call = self._calls[len(rows)] = self._call_for(len(rows))
         call(rows)
 
-    def _call_of(self, runner: PolicyRunner, observed: dict[Key, torch.Tensor]) -> Call:
-        staying = self._staying if runner.staying else None
-        return Call(runner, observed, self._board, self._states, staying)
+    def _call_for(self, rows: int) -> Call:
+        return Call(*self._bound(rows), self._board, self._states)
 
     def _bound(self, rows: int) -> tuple[PolicyRunner, dict[Key, torch.Tensor]]:
         """The policy for so many workers, and what it reads; for all of them it is the board."""
@@ -193,7 +176,6 @@ class Call:
         runner: bound to the tensors of `observed`, which are all of the board's, or memory of its
             own for fewer.
         states: where they are kept on the policy's device; None: they are read from the board.
-        staying: where what stays there goes; None: nothing does.
     """
 
     def __init__(
@@ -202,10 +184,9 @@ class Call:
         observed: Mapping[Key, torch.Tensor],
         board: Board,
         states: StatesBeside | None,
-        staying: Staying | None,
     ) -> None:
         self.runner = runner
-        self._states, self._staying = states, staying
+        self._states = states
         own: dict[Key, torch.Tensor | None] = {
             **observed,
             IS_INIT: runner.is_init,
@@ -218,8 +199,7 @@ class Call:
             for key, source in board.read.items()
             if (target := own.get(key)) is not None and target.data_ptr() != source.data_ptr()
         ]
-        left = {ANSWER.key, *(leaf.key for leaf in runner.staying)}
-        self._written = [own for key, own in board.written.items() if key not in left]
+        self._written = [own for key, own in board.written.items() if key != ANSWER.key]
         self._rows = self._written[0].shape[0]
 
     def __call__(self, rows: Sequence[int]) -> None:
@@ -231,8 +211,6 @@ class Call:
                 target.copy_(source.flatten(0, 1))
             else:
                 torch.index_select(source, 0, index, out=target.view(count, *source.shape[1:]))
-        if self._staying is not None:
-            self._staying.call_for(rows)
         if self._states is not None:
             self._states.load(rows, runner)
         runner.forget()  # what one worker's policy noted is not for the next one's

@@ -1,7 +1,7 @@
 """What a worker and the server of its policy say to each other, beside the rows of a board.
 
-A question is empty, "what lies in my row", a `Joining`, or a `StatesWanted`. The answer to a
-`Joining` is a `Joined`, to the others it is empty; to each of them it may be what was raised.
+A question is empty, "what lies in my row", or a `Joining`. The answer to the first is empty, or
+what was raised; to a `Joining` it is a `Joined`, or what was raised.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ class Joined:
         inputs, outputs, through_env: as a PolicyRunner's.
         states: leaf and first value of each that is recorded.
         reads: which of the collector's own entries lie on the board, too.
-        staying: some outputs stay on the policy's device where a rollout has a room there.
         numbered: states lie beside the policy, and answers have numbers, see `ANSWER`.
     """
 
@@ -88,9 +87,4 @@ class Joined:
     states: tuple[tuple[Leaf, torch.Tensor], ...]
     through_env: tuple[Leaf, ...]
     reads: tuple[Key, ...]
-    staying: bool
     numbered: bool
-
-
-class StatesWanted:
-    """The states of my environments are to be on the board, which those that stay are not."""

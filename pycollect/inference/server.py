@@ -11,7 +11,6 @@ import torch
 from tensordict.nn.probabilistic import set_interaction_type
 
 from pycollect._core import ServerSlots
-from pycollect.batch.room import Rooms
 from pycollect.batch.weight_slab import load_weights
 from pycollect.batch.weights import Weights, device_of, placed
 from pycollect.devices import CPU, indexed
@@ -19,7 +18,7 @@ from pycollect.engines.messages import ErrorReport
 from pycollect.engines.processes.wire import pack, unpack
 from pycollect.errors import is_interrupt
 from pycollect.inference.group import ServedPolicy
-from pycollect.inference.messages import Joined, Joining, StatesWanted
+from pycollect.inference.messages import Joined, Joining
 from pycollect.inference.options import ServerSettings
 from pycollect.inference.table import Seat, Table, Together
 from pycollect.policy.graphs import GraphPool
@@ -51,7 +50,7 @@ class InferenceServer:
         is_ours: bool = False,
     ) -> None:
         self.is_ours = is_ours
-        self._own = settings
+        self._exploration = settings.exploration
         self._slots, self._parts = slots, settings.groups
         self._version = PolicyVersion()
         self._stream = PolicyStream(CPU)
@@ -69,11 +68,6 @@ class InferenceServer:
     def device(self) -> torch.device:
         """Where the policy is called."""
         return self._served.device
-
-    def leave_in(self, rooms: Rooms) -> None:
-        """What no worker reads of what the policy returns stays there; before any worker asks."""
-        self._served = self._served._replace(rooms=rooms)
-        self._tables = _tables(self._own, self._served)
 
     def count_by(self, version: PolicyVersion) -> None:
         """Frames carry that version of the policy, as it is when it is called."""
@@ -146,7 +140,7 @@ class InferenceServer:
             asking.remove(number)
             question = slots.question(number)
             if question is not None:
-                self._tell(self._seats[number], question)
+                self._join(self._seats[number], question)
         return [seat for number in asking if (seat := self._seats[number]).group is not None]
 
     def _seat_all(self) -> None:
@@ -161,14 +155,14 @@ class InferenceServer:
         each = [own for table in self._tables if (own := table.patience) is not None]
         return min(each, default=None)
 
-    def _tell(self, seat: Seat, question: bytes) -> None:
-        """Answer a worker that asks for more than what lies in its row."""
-        answer: Joined | ErrorReport | None
+    def _join(self, seat: Seat, question: bytes) -> None:
+        """Take in a worker that asks for that."""
+        answer: Joined | ErrorReport
         try:
-            asked: Joining | StatesWanted = unpack(question)
+            joining: Joining = unpack(question)
             with self._settings():
-                answer = self._tables[seat.table].answer(seat, asked)
-        except Exception as error:  # raised where the worker asked
+                answer = self._tables[seat.table].join(seat, joining)
+        except Exception as error:  # raised where the worker is built
             if is_interrupt(error):
                 raise
             answer = ErrorReport.of(error)
@@ -188,8 +182,8 @@ class InferenceServer:
             else:
                 self._slots.answer_all(together.numbers, version)
 
-    def _answer(self, seat: Seat, value: Joined | ErrorReport | None) -> None:
-        message, seat.kept = (b"", None) if value is None else pack(value, ServerSlots.BYTES)
+    def _answer(self, seat: Seat, value: Joined | ErrorReport) -> None:
+        message, seat.kept = pack(value, ServerSlots.BYTES)
         self._slots.answer(seat.number, message)
 
     @contextmanager
@@ -202,7 +196,7 @@ class InferenceServer:
         with (
             self._stream.apart(),
             torch.no_grad(),
-            set_interaction_type(self._own.exploration),
+            set_interaction_type(self._exploration),
             nullcontext() if generators is None else generators.active(),
         ):
             yield

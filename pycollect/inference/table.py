@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pycollect._core import Memory
 from pycollect.inference.group import Group, ServedPolicy
-from pycollect.inference.messages import Joined, Joining, StatesWanted
+from pycollect.inference.messages import Joined, Joining
 from pycollect.inference.options import InferenceOptions
 
 
@@ -67,15 +67,7 @@ class Table:
         for group in self._groups:
             group.refresh()
 
-    def answer(self, seat: Seat, asked: Joining | StatesWanted) -> Joined | None:
-        """Do what a seat asks for beside calls of the policy."""
-        if isinstance(asked, Joining):
-            return self._join(seat, asked)
-        assert seat.group is not None, "slot: expected a seat that has joined"
-        seat.group.show_states(seat.place)
-        return None
-
-    def _join(self, seat: Seat, joining: Joining) -> Joined:
+    def join(self, seat: Seat, joining: Joining) -> Joined:
         """Give a seat its row, beside those that need the same."""
         needs, place = joining.needs, seat.place
         self._called = ([], [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -11,9 +11,6 @@ from pycollect.devices import Accelerator, Event, accelerator
 from pycollect.one_copy import Fetch, Send
 from pycollect.policy.graphs import CapturedWork, GraphPool
 from pycollect.policy.program.compile import Act
-
-Take = Callable[[Sequence[torch.Tensor]], None]
-"""Is given what stays on the policy's device."""
 
 
 class Crossing:
@@ -39,8 +36,6 @@ class Crossing:
         self._accelerator: Accelerator | None = None
         self._fetch: Fetch | None = None
         self._kept: list[tuple[int, torch.Tensor]] = []  # places among the outputs, and where to
-        self._staying: Sequence[int] = ()  # places among the outputs
-        self._take: Take | None = None
         self._carried: Event | None = None  # the end of the copies from pinned memory
         if there.type != "cpu":
             self.uses(accelerator(there))
@@ -62,14 +57,6 @@ class Crossing:
             places: tensors on the policy's device, by the place among what `act` returns.
         """
         self._kept = list(places.items())
-
-    def leave(self, places: Sequence[int], take: Take) -> None:
-        """From now on the outputs at these places stay there, and are not among what comes home.
-
-        Args:
-            take: is given them in each step, before the host waits. The next step may write them.
-        """
-        self._staying, self._take = places, take
 
     def is_needed(self, inputs: Iterable[torch.Tensor]) -> bool:
         """Whether the policy, or anything that it is given, lies elsewhere than the rest."""
@@ -130,24 +117,20 @@ class Crossing:
         fetch, inputs = self._fetch, self._send
         assert fetch is not None, "captured: expected outputs that go to the host"
 
-        def step() -> tuple[tuple[torch.Tensor, ...], list[torch.Tensor]]:
+        def step() -> tuple[torch.Tensor, ...]:
             if inputs is not None:
                 inputs.send()
             outputs = act()
-            rooms = fetch.ask(self._coming(outputs))
-            left = self._left(outputs)
-            left = [own.clone() for own in left] if self._kept else left
+            rooms = fetch.ask(outputs)
             self._keep(outputs)
-            return rooms, left
+            return rooms
 
         work = CapturedWork(step, self.there, max(warmup, 1), pool)
 
         def act_there() -> tuple[torch.Tensor, ...]:
             if inputs is not None:
                 inputs.stage()
-            rooms: tuple[torch.Tensor, ...]
-            rooms, left = work()
-            self._give(left)
+            rooms: tuple[torch.Tensor, ...] = work()
             fetch.wait()
             return rooms
 
@@ -181,25 +164,10 @@ class Crossing:
             rooms = tuple(out.to(self.home, non_blocking=True) for out in outputs)
             self._keep(outputs)
             return rooms
-        rooms = self._fetch.ask(self._coming(outputs))
-        self._give(self._left(outputs))
+        rooms = self._fetch.ask(outputs)
         self._keep(outputs)
         self._fetch.wait()
         return rooms
-
-    def _coming(self, outputs: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Those that go home."""
-        if not self._staying:
-            return outputs
-        return [own for place, own in enumerate(outputs) if place not in self._staying]
-
-    def _left(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return [outputs[place] for place in self._staying]
-
-    def _give(self, left: Sequence[torch.Tensor]) -> None:
-        """Have what stays taken, before what is kept is written: they may share its memory."""
-        if self._take is not None:
-            self._take(left)
 
     def _keep(self, outputs: Sequence[torch.Tensor]) -> None:
         """Write what is kept, once all outputs are on their way: they may share its memory."""

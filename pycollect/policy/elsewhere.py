@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -17,33 +17,12 @@ from pycollect.policy.calling import Calling
 from pycollect.policy.states import PolicyState
 
 
-class Cell(NamedTuple):
-    """Where on the policy's device a rollout's first step has room for what stays there.
-
-    Attributes:
-        room: its number; 0: it has none.
-        row: of the worker.
-        env: the first one.
-        step: the first one.
-    """
-
-    room: int = 0
-    row: int = 0
-    env: int = 0
-    step: int = 0
-
-
-NOWHERE = Cell()
-
-
 class RunnerElsewhere(ABC):
     """Offers what a PolicyRunner does, see there; each `act` is a question to another process.
 
     Attributes:
         current: the memory in which it is shown the current observation, by key: whoever collects
             writes into it between two calls of `act`.
-        staying: some outputs and states stay on the policy's device where a rollout has a room
-            there; what `act` returns in their place means nothing then.
     """
 
     slow_path = False
@@ -56,7 +35,6 @@ class RunnerElsewhere(ABC):
     is_init: torch.Tensor | None
     step_count: torch.Tensor | None
     current: dict[Key, torch.Tensor]
-    staying: bool
 
     @abstractmethod
     def ask(self) -> None:
@@ -67,18 +45,13 @@ class RunnerElsewhere(ABC):
         """What the policy says to the current observation. Waits; asks, unless `ask` did."""
 
     @abstractmethod
-    def begin(
-        self, control: RolloutControl, tell_version: Callable[[int], None], cell: Cell = NOWHERE
-    ) -> None:
-        """A rollout begins, of which each `act` is a step; to be called before it is recorded.
-
-        Waits until the states that it begins with are the current ones, where they have to be.
+    def begin(self, control: RolloutControl, tell_version: Callable[[int], None]) -> None:
+        """A rollout begins.
 
         Args:
             control: counts a step now and then while `act` waits: whoever waits has not stalled.
             tell_version: is called within `act`, with the version of the policy that acts from that
                 step on.
-            cell: where its first step is to lie. With `NOWHERE` `act` need not be called.
         """
 
     def refresh(self, steps: int) -> None:  # noqa: B027 (nothing to do for any)

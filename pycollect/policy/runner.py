@@ -17,7 +17,7 @@ from pycollect.batch.weights import check_on_device
 from pycollect.devices import CPU
 from pycollect.envs.base import EnvBatch
 from pycollect.policy.calling import AS_IT_IS, Calling
-from pycollect.policy.crossing import Crossing, Take
+from pycollect.policy.crossing import Crossing
 from pycollect.policy.elsewhere import PolicyElsewhere, RunnerElsewhere
 from pycollect.policy.finish import Raw, casting, finishers
 from pycollect.policy.inputs import PolicyInputs
@@ -57,15 +57,12 @@ class PolicyRunner:
         extra_outputs: what it returns without a fixed shape and numeric dtype, see `said`.
         keeps_states: `act` itself makes the states that it returned the current ones, which lie on
             the policy's device; what is returned is at home, as ever.
-        staying: outputs, and next values of states, that stay on the policy's device: `act` does
-            not return them.
     """
 
     inputs: tuple[Key, ...]
     outputs: tuple[Leaf, ...]
     states: tuple[PolicyState, ...]
     through_env: tuple[Leaf, ...]
-    staying: tuple[Leaf, ...]
     extra_outputs: tuple[Extra, ...]
     slow_path: bool
     reuses_memory: bool
@@ -85,7 +82,6 @@ class PolicyRunner:
         told: bool = False,
         cast: ObservationCast | None = None,
         keeps_states: bool = False,
-        take: Take | None = None,
     ) -> None:
         self.policy = policy
         self._env = env
@@ -112,7 +108,6 @@ class PolicyRunner:
             if self.keeps_states:
                 places = enumerate(self.states, len(self.outputs))
                 self._crossing.keep({place: state.current for place, state in places})
-            self.staying = self._left_there(take)
             self._bind(program)
 
     @property
@@ -180,20 +175,6 @@ class PolicyRunner:
         check_output_keys((*delivered, *self._carried), self._env)
         self.outputs = output_leaves(delivered, self._env, self._crossing.there)
 
-    def _left_there(self, take: Take | None) -> tuple[Leaf, ...]:
-        """All states, and the outputs that are neither the action nor what else is shown."""
-        if take is None or not self._crossing.is_apart:
-            return ()
-        read = {leaf.key for leaf in (*self._env.action, *self._env.observation)} | {*self._carried}
-        places = [place for place, leaf in enumerate(self.outputs) if leaf.key not in read]
-        returned = [*self.outputs]
-        if self.keeps_states:
-            places += range(len(returned), len(returned) + len(self.states))
-            returned += [state.next_leaf for state in self.states]
-        if places:
-            self._crossing.leave(places, take)
-        return tuple(returned[place] for place in places)
-
     def _bind(self, program: Program | None) -> None:
         """Make `act` for the program, and remember what it rests on."""
         self.slow_path = program is None
@@ -211,7 +192,7 @@ class PolicyRunner:
         if self._given.are_redrawn:
             act = self._redrawing(act)
         act = self._given.casting(act, self.inputs)
-        cast = casting(act, (leaf for leaf in self.outputs if leaf not in self.staying), self._raw)
+        cast = casting(act, self.outputs, self._raw)
         self.reuses_memory = self.reuses_memory and cast is act
         self.act = self._given.rows_of(cast)
 
@@ -295,7 +276,6 @@ def make_policy_runner(
     told: bool = False,
     cast: ObservationCast | None = None,
     keeps_states: bool = False,
-    take: Take | None = None,
 ) -> PolicyRunner | RandomRunner | RunnerElsewhere:
     """A runner for a policy in any of the accepted forms.
 
@@ -319,8 +299,6 @@ def make_policy_runner(
         cast: of observations, which the policy reads as they are delivered; None: as they are.
         keeps_states: states pass from call to call on the policy's device, where that is not home;
             whoever collects writes into them where they are to be others.
-        take: is given in each step, before the host waits, what stays on the policy's device, where
-            that is not home: all outputs that only a batch needs. None: nothing stays.
 
     The policy is called once, on copies, with the interaction type that is set at the time, to
     learn its outputs; distributions of known kinds and chains of known layers are called more often
@@ -354,7 +332,6 @@ def make_policy_runner(
         told,
         cast,
         keeps_states,
-        take,
     )
 
 

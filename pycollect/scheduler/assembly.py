@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -21,7 +21,6 @@ from pycollect._core import (
 from pycollect.batch.extras import Extras, fitted, joined
 from pycollect.batch.frame import TRAJ_IDS
 from pycollect.batch.layout import Key
-from pycollect.batch.room import Room
 from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.slab_views import make_pool, slab_tensors
 from pycollect.batch.tensordicts import spare_memory
@@ -50,7 +49,6 @@ class PendingBatch:
         shape: then the batch dimensions.
         tensors: by key.
         ids: each worker's part of the trajectory ids, [P, T].
-        room: for what stays on the policy's device; None: all is to lie in the slab.
     """
 
     slab: Slab
@@ -60,7 +58,6 @@ class PendingBatch:
     shape: Sequence[int]
     tensors: dict[Key, torch.Tensor]
     ids: Sequence[torch.Tensor]
-    room: Room | None = None
 
 
 class Assembly:
@@ -136,8 +133,7 @@ class Assembly:
             uploader: of the batch to its device; None: it stays on the host.
         """
         slab = self._pool(infos, uploader).acquire() if request.rows is None else request.rows.slab
-        pending = self._viewed(slab, infos, uploader, [slab.placement.steps] * len(infos))
-        return replace(pending, room=request.room)
+        return self._viewed(slab, infos, uploader, [slab.placement.steps] * len(infos))
 
     def _pool(self, infos: Sequence[WorkerInfo], uploader: DeviceUploader | None) -> SlabPool:
         placement = self._placement(infos)
@@ -159,7 +155,7 @@ class Assembly:
             return SlabRows(pending.slab, row, self._order).header()
         return place_rollout(pending.slab, row, rollout.buffer, pending.infos[row].placement)
 
-    def send(self, pending: PendingBatch, row: int, report: RolloutReport) -> None:
+    def send(self, pending: PendingBatch, row: int) -> None:
         """Have a worker's rollout, which is in its row, travel to the device before the others.
 
         Where the batch is copied once more on the host, or the row's frames do not lie side by
@@ -170,10 +166,7 @@ class Assembly:
         apart = self._order == "time" and info.num_envs > 1
         if pending.uploader is None or may_be_cut or apart or self._shared.copies(pending.slab):
             return
-        waiting = {TRAJ_IDS, *(pending.room.tensors if pending.room and report.left else ())}
-        leaves = [
-            leaf for key, leaf in pending.tensors.items() if key not in waiting and leaf.numel()
-        ]
+        leaves = [leaf for key, leaf in pending.tensors.items() if key != TRAJ_IDS and leaf.numel()]
         rows = (leaf.view(count, -1)[row] for leaf in leaves)
         pending.uploader.send(pending.slab, rows)
 
@@ -204,10 +197,9 @@ class Assembly:
             of_each = [own] if count == 1 else own.chunk(count, -1)
             for source, part in zip(sources[worker], of_each, strict=True):
                 ids.renumber(_numbering(worker, source), part)
-        left = self._left(pending, whole, list(reports.values()))
         return Batch(
             whole.slab,
-            {key: own for key, own in whole.tensors.items() if key not in left},
+            whole.tensors,
             whole.shape,
             info.leaves,
             {worker: report.frames for worker, report in reports.items()},
@@ -215,30 +207,11 @@ class Assembly:
             self._extras(list(reports.values()), whole),
             place,
             reported,
-            left,
             how=self._joined,
             parts=self._parts(whole),
             sources=sources,
             beside=info.beside,
         )
-
-    def _left(
-        self, pending: PendingBatch, whole: PendingBatch, reports: Sequence[RolloutReport]
-    ) -> dict[Key, torch.Tensor]:
-        """What of the batch lies on the policy's device.
-
-        Where some rollouts have it in the slab, the others' is brought there.
-        """
-        room, rows = pending.room, [row for row, own in enumerate(reports) if own.left]
-        if room is None or not rows:
-            return {}
-        tensors = room.filled(whole.tensors[TRAJ_IDS])
-        if len(rows) < len(reports) or whole.uploader is None:
-            room.copy_to(whole.tensors, rows)
-            return {}
-        whole.uploader.leave_out(whole.slab, [whole.tensors[key] for key in tensors])
-        whole.uploader.hand_over(tensors.values())
-        return tensors
 
     def _parts(self, whole: PendingBatch) -> Sequence[int]:
         """How much of the dimension along which workers follow each other is each one's."""

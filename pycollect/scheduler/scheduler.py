@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from tensordict import TensorDictBase
 
 from pycollect._core import Uninterrupted
-from pycollect.batch.room import Room, Rooms
-from pycollect.batch.slab_rows import SlabRows
 from pycollect.batch.weights import NO_WEIGHTS, Weights, weights_of
 from pycollect.engines.messages import Rollout, RolloutRequest
 from pycollect.engines.protocol import Engine
@@ -29,7 +27,6 @@ from pycollect.scheduler.records import WorkerPlan, WorkerRecord
 from pycollect.scheduler.report import stats_of
 from pycollect.scheduler.served import ServedStreams
 from pycollect.scheduler.served_weights import LiveWeights, ServerWeights
-from pycollect.scheduler.staying import why_nothing_stays
 from pycollect.scheduler.streams import GroupStreams
 from pycollect.scheduler.updates import PolicyUpdates
 from pycollect.scheduler.weight_sender import WeightSender
@@ -80,7 +77,6 @@ class Scheduler:
         self.policy = policy
         depth = max(options.ahead, 1)
         self.assembly = Assembly(options.joined, depth, options.uneven, options.padded)
-        self._rooms = self._new_rooms(server)
         self._servers = self._all_servers(server, nodes)
         self.group = WorkerGroup(flow, engine, options, self._servers)
         self.awaiting = Awaiting(flow, self.group, options, self._servers)
@@ -90,17 +86,6 @@ class Scheduler:
         self.members = Membership(
             flow, self.group, self.awaiting, self.weights, self.assembly, options
         )
-
-    def _new_rooms(self, server: InferenceServer | ProcessPlan | None) -> Rooms | None:
-        """For what stays on the policy's device, if anything does."""
-        if server is None or isinstance(server, ProcessPlan):
-            return None
-        device, stream = server.device, self._flow.options
-        if why_nothing_stays(device, self._plans, stream, self._options):
-            return None
-        rooms = Rooms(device)
-        server.leave_in(rooms)
-        return rooms
 
     def _all_servers(
         self, server: InferenceServer | ProcessPlan | None, nodes: NodePlan | None
@@ -199,7 +184,7 @@ class Scheduler:
             with self._flow.statistics.timed("assemble"):
                 self.assembly.place(pending, rows[worker.index], rollout)
                 if waiting:  # the last one's goes with the rest
-                    self.assembly.send(pending, rows[worker.index], rollout.report)
+                    self.assembly.send(pending, rows[worker.index])
             reports[worker.index] = rollout.report
         return [reports[index] for index in rows]
 
@@ -323,20 +308,12 @@ class Scheduler:
         in_place = any(worker.in_place for worker in workers)
         uploader = self._flow.uploads.uploader_for(workers[0].place)
         rows = self.assembly.rows(infos, in_place, uploader)
-        room = None if random else self._room(workers, rows[0])
         preemption = self._options.preemption
         with Uninterrupted():
             for worker, own in zip(workers, rows, strict=True):
                 self._flow.ledger.issue(worker.index, worker.info.frames)
                 least = 1 if preemption is None else preemption.min_steps(worker.info.steps)
-                worker.ask_for(RolloutRequest(random, own, least, room))
-
-    def _room(self, workers: Sequence[WorkerRecord], rows: SlabRows | None) -> Room | None:
-        """For what of a batch of these workers can stay on the policy's device."""
-        rooms = self._rooms
-        if rooms is None or rows is None or any(own.place != rooms.device for own in workers):
-            return None
-        return rooms.open(rows.slab.placement, rows.order)
+                worker.ask_for(RolloutRequest(random, own, least))
 
     def drop(self) -> None:
         """Forget the rollouts that were asked for; then workers may come or go."""

@@ -162,9 +162,8 @@ class Team:
         policy_version: int,
         random: bool = False,
         control: RolloutControl | None = None,
-        room: int = 0,
     ) -> RolloutReport:
-        """One rollout into that row of a slab, see :meth:`Worker.collect`; a room stays unused.
+        """One rollout into that row of a slab, see :meth:`Worker.collect`.
 
         Raises:
             WorkerError: a process died too often.

@@ -35,8 +35,7 @@ class Batch:
         extras: of that shape each; None where there are none.
         place: where it is to lie.
         reported: what ``td.device`` says; None: nobody asked for a device.
-        on_device: tensors that lie in no slab but on the environments' device, or the policy's,
-            by key.
+        on_device: tensors that lie in no slab but on the environments' device, by key.
         how: rollouts are joined: "stack", 0 or -1; None: it is one rollout.
         parts: where they are joined by a number, how much of that dimension is each one's.
         sources: of workers with processes of their own, which of these follow each other along time

@@ -22,7 +22,6 @@ from pycollect.policy import (
     RunnerElsewhere,
     make_policy_runner,
 )
-from pycollect.policy.elsewhere import NOWHERE, Cell
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.memory import current_tensors, fill
@@ -128,7 +127,6 @@ class EnvGroup:
             first: the place of these environments among all `envs` of the worker.
         """
         env, runner = self.env, self.runner
-        self._first_env = first
         keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on)]
         given = env.given((*runner.outputs, *runner.through_env))
         places = [keys.index(key) for key in given]
@@ -196,11 +194,6 @@ class EnvGroup:
         """Whether the policy is called elsewhere."""
         return isinstance(self.runner, RunnerElsewhere)
 
-    @property
-    def can_leave(self) -> bool:
-        """Whether some outputs can stay on the policy's device."""
-        return isinstance(self.runner, RunnerElsewhere) and self.runner.staying
-
     # A rollout
 
     def begin(
@@ -211,13 +204,11 @@ class EnvGroup:
         control: RolloutControl,
         steps: int,
         random: bool,
-        room: int,
     ) -> None:
         """A rollout begins; arguments as for `Worker.collect`."""
         self._acting = self.random if random else self.runner
         if isinstance(self.runner, RunnerElsewhere):
-            cell = Cell(room, row, self._first_env) if room else NOWHERE
-            self.runner.begin(control, self.recorder.set_policy_version, cell)
+            self.runner.begin(control, self.recorder.set_policy_version)
         self._records.begin(slab, row, policy_version, control, steps)
         self._extras.begin()
         self._acting.refresh(steps)

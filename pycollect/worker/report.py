@@ -36,7 +36,6 @@ class RolloutReport(NamedTuple):
         lost: frames that were asked of its processes since the last rollout and never came, by
             reason.
         restarts: how often one of these was replaced so far.
-        left: what can stay on the policy's device is in the rollout's room there, not in the slab.
         on_device: what was recorded on the environments' device instead of in the slab, of the
             steps that the rollout really has, [*batch, T, *frame] each. Does not travel.
     """
@@ -52,5 +51,4 @@ class RolloutReport(NamedTuple):
     sources: tuple[int, ...] = (0,)
     lost: Mapping[str, int] = MappingProxyType({})
     restarts: int = 0
-    left: bool = False
     on_device: Mapping[Key, torch.Tensor] = _NOTHING

@@ -176,7 +176,6 @@ class Worker:
         policy_version: int,
         random: bool = False,
         control: RolloutControl = _NO_CONTROL,
-        room: int = 0,
     ) -> RolloutReport:
         """Record one rollout into that row of a slab.
 
@@ -190,21 +189,17 @@ class Worker:
             policy_version: recorded in the header and, if tracked, with each frame.
             random: random actions instead of the policy's; its other outputs are zeros.
             control: ends the rollout early, if somebody wants that.
-            room: number of that for what can stay on a device where the policy is called elsewhere;
-                0: it has none.
         """
         self._timer.begin()
         if self.pre_collect_hook is not None:
             self.pre_collect_hook()
         groups = self.groups
-        if random or not all(group.can_leave for group in groups):
-            room = 0
         try:
             with self._settings(), torch.no_grad():
                 self._reset_if_due()
                 self._must_reset, self._fresh = True, False
                 for group in groups:
-                    group.begin(slab, row, policy_version, control, self.steps, random, room)
+                    group.begin(slab, row, policy_version, control, self.steps, random)
                 self._roll(control)
             recorder, *beside = (group.recorder for group in groups)
             header = recorder.finish(self.index, self.incarnation, self._sequence, beside)
@@ -223,7 +218,6 @@ class Worker:
             self.stepped,
             groups[0].slow_paths,
             self._packed_extras(),
-            left=room != 0,
             on_device=on_device.take_tensors() if on_device else {},
         )
 

@@ -118,8 +118,7 @@ class MailboxHandle:
     def submit(self, request: RolloutRequest) -> None:
         """Queue one rollout."""
         address = request.rows and request.rows.address
-        room = 0 if request.room is None else request.room.number
-        question = ("write", (request.random, request.min_steps, address, room))
+        question = ("write", (request.random, request.min_steps, address))
         self._calls.append(self._ask(question, request.rows))
 
     def stop(self) -> None:

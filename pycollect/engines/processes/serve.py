@@ -96,14 +96,13 @@ class ProcessWorker(RemoteWorker):
         return self.build(filters_warnings, spec, Memory.attach(policy).array().tobytes())
 
     def write(
-        self, random: bool, min_steps: int, rows: RowsAddress | None, room: int
+        self, random: bool, min_steps: int, rows: RowsAddress | None
     ) -> tuple[tuple[Any, ...], Buffer | None]:
         """One rollout, into the driver's slab; returns its report, plain.
 
         Args:
             min_steps: it has so many at least if it is stopped.
             rows: where it is to lie; None: it is returned as its own slab's bytes.
-            room: see `Worker.collect`.
         """
         mailbox = self._mailbox
         control = RolloutControl(mailbox.stop, mailbox.number, min_steps, mailbox.steps)
@@ -111,7 +110,7 @@ class ProcessWorker(RemoteWorker):
             report, slab = self._collect(random, control)
             return report, slab.array()
         own = self._slabs.rows(rows, self._built.placement)
-        return self._collect_into(own, random, control, room), None
+        return self._collect_into(own, random, control), None
 
     def _take_weights(self, worker: RolloutWorker) -> None:
         """Load the weights, and call the hooks, that were published last, if they are new."""
