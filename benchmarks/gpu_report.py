@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pycollect.bench.copies import LEARNERS
 from pycollect.bench.plot import save_plot
 from pycollect.bench.rows import Row, markdown, read_json, with_ratios, write_json
-from pycollect.bench.sides import CAPTURED, ENVS, LOOP, PEERS, POLICY, SIDES
+from pycollect.bench.sides import CAPTURED, ENVS, LOOP, PEERS, POLICY, SIDES, compared
 from pycollect.bench.splits import FORMS
 
 RESULTS = Path(__file__).parent / "results"
@@ -52,15 +52,15 @@ def _own(name: str, field: str) -> _Figure:
     return lambda rows: getattr(rows[name], field) if name in rows else None
 
 
-def _times(name: str, others: Sequence[str], pick: Callable[..., float]) -> _Figure:
-    """Divide the rate of a row by the minimum or maximum (`pick`) of the other rows' rates."""
+def _times(name: str, others: Sequence[str]) -> _Figure:
+    """Divide the rate of a row by the highest rate of the other rows."""
 
     def figure(rows: _Rows) -> float | None:
         own = rows[name].frames_per_second if name in rows else None
         rates = [
             rate for other in others if other in rows and (rate := rows[other].frames_per_second)
         ]
-        return own / pick(rates) if own and rates else None
+        return own / max(rates) if own and rates else None
 
     return figure
 
@@ -92,16 +92,18 @@ def _of_collectors(count: str) -> list[Mark]:
         return [f"{side}, {count}" for side in sides]
 
     marks = []
-    for side in ("central", "central, captured"):
+    for side, limits in (
+        ("central", (POLICY, ENVS)),
+        ("central, captured", (POLICY, CAPTURED, ENVS)),
+    ):
         (own,) = rows(side)
-        alone = _times(own, rows(POLICY, ENVS), min)
-        marks.append(Mark(f"{own}: of policy or environments alone", 0.9, alone))
-        marks.append(Mark(f"{own}: of TorchRL's best way", 3.0, _times(own, rows(*PEERS), max)))
-        marks.append(Mark(f"{own}: of {LOOP}", 1.5, _times(own, rows(LOOP), max)))
-    marks.append(Mark(f"{own}: of {CAPTURED}", 0.9, _times(own, rows(CAPTURED), max)))
+        for alone in limits:
+            marks.append(Mark(f"{own}: of {alone}", 0.9, _times(own, rows(alone))))
+        marks.append(Mark(f"{own}: of TorchRL's best way", 3.0, _times(own, rows(*PEERS))))
+        marks.append(Mark(f"{own}: of {LOOP}", 1.5, _times(own, rows(LOOP))))
     (busy,) = rows("start() beside a learner")
     quiet = rows("start() without a learner")
-    return [*marks, Mark(f"{busy}: of it alone", 0.8, _times(busy, quiet, max))]
+    return [*marks, Mark(f"{busy}: of it alone", 0.8, _times(busy, quiet))]
 
 
 def report(commit: str, folders: Sequence[Path], to: Path) -> None:
@@ -124,10 +126,11 @@ def report(commit: str, folders: Sequence[Path], to: Path) -> None:
     for _, _, own in runs:
         for row in own:
             measured.setdefault(row.name, []).append(row)
-    rows = with_ratios(_last(rows) for rows in measured.values())
+    rows = [_last(rows) for rows in measured.values()]
+    sides = {row.name for row in rows if row.name.rpartition(", ")[0] in SIDES}
+    rows = with_ratios(compared(row) if row.name in sides else row for row in rows)
     commands = [re.sub(r" --json \S+", "", command) for command, _, _ in runs]
-    names = [row.name.rpartition(", ") for row in rows]
-    processes = [*dict.fromkeys(count for side, _, count in names if side in SIDES)]
+    processes = [*dict.fromkeys(name.rpartition(", ")[2] for name in sorted(sides))]
     text = [
         f"Commit {commit}.\n",
         *(f"- `{command}`" for command in commands),
@@ -143,8 +146,7 @@ def report(commit: str, folders: Sequence[Path], to: Path) -> None:
     to.mkdir(parents=True, exist_ok=True)
     (to / "gpu.md").write_text("\n".join(text).rstrip() + "\n")
     write_json(to / "gpu.json", rows, {"commit": commit, **facts}, "; ".join(commands))
-    collectors = {f"{side}, {count}" for side in SIDES for count in processes}
-    drawn = [row for row in rows if row.name in collectors or row.gigabytes_per_second]
+    drawn = [row for row in rows if row.name in sides or row.gigabytes_per_second]
     save_plot(drawn, str(facts["gpu"] or "no GPU"), to / "gpu.png")
 
 

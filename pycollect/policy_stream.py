@@ -21,8 +21,8 @@ class PolicyStream:
     - `collecting`: the policy acts after the caller's current stream (an optimizer's step, for
       example), which goes on after the batch. Beside a learner the policy waits for nothing.
     - `between`: for writing weights or states that the policy reads. The policy's stream writes
-      them, after the current stream and between two calls of the policy; the current stream goes on
-      after that.
+      them after the current stream's work so far, and the current stream continues after them. In
+      another thread's call of the policy, weights written meanwhile may be new for a part of it.
 
     Memory that is taken within belongs to the policy's stream. The caller's stream waits at the end
     of each batch, so it may use such memory; `hand_over` is for tensors that it keeps.

@@ -26,7 +26,7 @@ from test_process_engine import LONG, PATHS, Started, await_gone, started
 import pycollect
 from pycollect.engines.processes import forking, start
 from pycollect.engines.processes.engine import ProcessEngine
-from pycollect.engines.processes.forking import templates
+from pycollect.engines.processes.forking import Template, templates
 from pycollect.errors import WorkerDied
 
 
@@ -47,7 +47,7 @@ def _own_template(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     others, templates._current = templates._current, None
     yield
     templates.leave()
-    templates._current, templates._left_out = others, set()
+    templates._current, templates._left_out, templates._tries = others, set(), 0
 
 
 own_template = pytest.mark.usefixtures("_own_template")
@@ -323,6 +323,42 @@ def test_torch_counts_gpus_in_a_fork(
     assert counted == "(3, True)"  # a worker counts by itself
 
 
+def test_a_count_that_takes_long_is_awaited(
+    engine: ProcessEngine, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = "_C._cuda_getDeviceCount"
+    slow = TORCH_WITH_CUDA.replace("global file", "sum(range(30_000_000)); global file")
+    (tmp_path / "with_cuda.py").write_text(slow.format(device=str(device), function=function))
+    (tmp_path / "asks_torch.py").write_text(ASKS_TORCH.format(function=function))
+    modules = (*forking._ALWAYS, "with_cuda", "asks_torch")
+    monkeypatch.setattr(forking, "_modules", lambda: modules)
+    monkeypatch.setattr(forking, "_STILL_SECONDS", 0.3)
+    assert parent(started(engine, CountingEnv)).name() == "pyc-template"
+
+
+@own_template
+def test_templates_are_few_however_many_modules_start_threads(
+    engine: ProcessEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "with_threads.py").write_text(THREADS)
+    names = [f"needs_threads_{number}" for number in range(9)]
+    for name in names:
+        (tmp_path / f"{name}.py").write_text("import with_threads")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(forking, "_modules", lambda: (*forking._ALWAYS, *names))
+    made: list[Template] = []
+
+    def noted(circumstances: Any) -> Template:
+        made.append(Template(circumstances))
+        return made[-1]
+
+    monkeypatch.setattr(forking, "Template", noted)
+    with pytest.warns(UserWarning, match="not imported beforehand"):
+        worker = started(engine, CountingEnv)
+    assert parent(worker).name() == "pyc-template"
+    assert len(made) == forking._MOST_TRIES + 1
+
+
 def test_an_import_that_opens_a_gpu_is_reported_once(
     engine: ProcessEngine, device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,7 +387,8 @@ def test_where_there_can_be_no_fork_workers_are_spawned(
         monkeypatch.setattr(forking, "has_pidfd", lambda: False)
     else:
         monkeypatch.setattr(forking, "MOST_DESCRIPTORS", 3)
-    worker = started(engine, CountingEnv)
+    with pytest.warns(UserWarning, match="spawned instead of forked"):
+        worker = started(engine, CountingEnv)
     assert parent(worker) == psutil.Process()
     assert is_collecting(worker)
 

@@ -17,9 +17,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
+from tempfile import TemporaryFile
 from typing import Any
 
 import torch
@@ -51,22 +52,25 @@ def side_rows(side: str, processes: int, seconds: float, device: torch.device) -
     if reason := lacks("torchrl") if "TorchRL" in side else "":
         return _missing(name, reason)
     command = [sys.executable, "-m", __spec__.name, side, str(processes), str(seconds), str(device)]
-    child = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    try:
-        printed, told = child.communicate(timeout=MOST_SECONDS + seconds)
-    except subprocess.TimeoutExpired:
-        return _missing(name, f"it took longer than {MOST_SECONDS + seconds:g} s")
-    finally:
-        _end(child)
+    # Files, because a process that a library leaves running would keep a pipe open.
+    with TemporaryFile("w+") as printed, TemporaryFile("w+") as log:
+        child = subprocess.Popen(command, stdout=printed, stderr=log, start_new_session=True)
+        try:
+            child.wait(MOST_SECONDS + seconds)
+        except subprocess.TimeoutExpired:
+            return _missing(name, f"it took longer than {MOST_SECONDS + seconds:g} s")
+        finally:
+            _end(child)
+        printed.seek(0)
+        log.seek(0)
+        rows, told = printed.read(), log.read()
     sys.stderr.write(told)
     if child.returncode != 0:
         return _missing(name, f"it failed: {(told.strip().splitlines() or ['no message'])[-1]}")
-    return [Row(**row) for row in json.loads(printed.splitlines()[-1])]
+    return [Row(**row) for row in json.loads(rows.splitlines()[-1])]
 
 
-def _end(child: subprocess.Popen[str]) -> None:
+def _end(child: subprocess.Popen[bytes]) -> None:
     """Kill the process and its descendants, including those that a library has left running."""
     with suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
@@ -313,6 +317,17 @@ SIDES: dict[str, _Side] = {
 """Functions that start each side, by the name of its row."""
 
 
+def compared(row: Row) -> Row:
+    """Return the row of a side's rate with the names of its limit and its peer."""
+    side, _, processes = row.name.rpartition(", ")
+    alone = CAPTURED if "captured" in side or "start()" in side else POLICY
+    return replace(
+        row,
+        limit=None if side in (POLICY, CAPTURED, ENVS) else f"{alone}, {processes}",
+        peer=None if side in PEERS else f"{PEERS[0]}, {processes}",
+    )
+
+
 def measured(side: str, processes: int, seconds: float, device: torch.device) -> list[Row]:
     """Measure a side in this process; see `side_rows`."""
     start = time.perf_counter()
@@ -342,13 +357,9 @@ def measured(side: str, processes: int, seconds: float, device: torch.device) ->
     batches.close()  # type: ignore[attr-defined]
     name = f"{side}, {processes}"
     note = f"{len(times)} batches; slowest {1e3 * max(times):.3g} ms"
-    alone = CAPTURED if "captured" in side else POLICY
-    limit = None if side in (POLICY, CAPTURED, ENVS) else f"{alone}, {processes}"
-    peer = None if side in PEERS else f"{PEERS[0]}, {processes}"
     frames = STEPS * processes
-    rate = Row(name, seconds=statistics.mean(times), frames=frames, peer=peer, note=note)
     return [
-        rate if limit is None else Row(**{**asdict(rate), "limit": limit}),
+        compared(Row(name, seconds=statistics.mean(times), frames=frames, note=note)),
         Row(_first(name), seconds=first, note="from the constructor on"),
     ]
 

@@ -228,8 +228,9 @@ class MultiSyncDataCollector(MultiCollector):
             that takes longer counts as one that died.
         restart_on_error: replace a worker whose environment or policy raised, too.
         start_method: "forkserver": workers are forks of a process that has imported what they need,
-            one for this program; "spawn": each is a new interpreter, as also where a fork would not
-            do because an import has started threads or opened a GPU; a warning names the reason.
+            one for this program, without modules that start threads or open a GPU when they are
+            imported; "spawn": each is a new interpreter. If no process can be forked, workers are
+            spawned and a warning names the reason.
         ...: those of :class:`SyncDataCollector`.
 
     Yields:

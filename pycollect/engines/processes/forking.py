@@ -32,6 +32,7 @@ _PACKAGE = "pycollect."
 _STILL_SECONDS = 5.0  # without any CPU time: it is stopped, or waits for something
 _BUSY_SECONDS = 60.0  # while it imports
 _LOOK_MILLISECONDS = 100
+_MOST_TRIES = 4  # templates; the last one imports nothing beforehand that is not needed
 _IDLE_SECONDS = 60.0
 
 _CODE = """import sys
@@ -184,9 +185,9 @@ class Template:
         poll = select.poll()
         poll.register(message_of, select.POLLIN)
         began = moved = time.monotonic()
-        used = cpu_ticks(self.process.pid)
+        used = self._ticks()
         while not poll.poll(_LOOK_MILLISECONDS):
-            now, before, used = time.monotonic(), used, cpu_ticks(self.process.pid)
+            now, before, used = time.monotonic(), used, self._ticks()
             moved = moved if used == before else now
             if now - moved > _STILL_SECONDS or now - began > _BUSY_SECONDS:
                 warn_user(
@@ -194,6 +195,11 @@ class Template:
                     f"{now - began:.0f} s and is killed; worker processes start in another way"
                 )
                 raise TimeoutError(f"it did not answer for {now - began:.0f} s")
+
+    def _ticks(self) -> int:
+        """CPU time of the template and of its forks, one of which may count GPUs for it."""
+        pid = self.process.pid
+        return sum(map(cpu_ticks, (pid, *children_of(pid))))
 
     def leave(self) -> None:
         """Ask it for nothing more: it ends with the last of its workers. Idempotent."""
@@ -207,6 +213,7 @@ class Templates:
         self.asking = threading.RLock()
         self._current: Template | None = None
         self._left: list[Template] = []
+        self._tries = 0  # templates that could not be forked because of a module
         self._left_out: set[str] = set()  # modules that cannot be imported before a fork
         # After engines have ended their workers.
         self._at_exit = util.Finalize(None, self._end, exitpriority=50)
@@ -236,7 +243,9 @@ class Templates:
                 current.prepare(tuple(name for name in modules if name not in self._left_out))
             except TemplateError as error:
                 if error.module and error.module not in _ALWAYS:
-                    return self._ready_without(_beside(error.module, modules), error)
+                    self._tries += 1
+                    package = _package(error.module) if self._tries < _MOST_TRIES else ""
+                    return self._ready_without(_within(package, modules), error)
                 current.why_not = error
                 current.leave()
                 raise
@@ -308,12 +317,18 @@ def _modules() -> tuple[str, ...]:
     return (*_ALWAYS, *there)
 
 
-def _beside(module: str, modules: Sequence[str]) -> list[str]:
-    """Return the modules of its package, which may import it; of this package, only itself."""
-    if module.startswith(_PACKAGE):
-        return [module]
-    package = module.partition(".")[0]
-    return [name for name in dict.fromkeys(modules) if name.partition(".")[0] == package]
+def _package(module: str) -> str:
+    """Return the package whose modules may import it: of this package, a subpackage."""
+    return module.rpartition(".")[0] if module.startswith(_PACKAGE) else module.partition(".")[0]
+
+
+def _within(package: str, modules: Sequence[str]) -> list[str]:
+    """Return the modules of a package, or all if it is "", without the one that must be there."""
+    return [
+        name
+        for name in dict.fromkeys(modules)
+        if name not in _ALWAYS and (not package or f"{name}.".startswith(f"{package}."))
+    ]
 
 
 def _wanted() -> tuple[str, ...]:

@@ -295,7 +295,7 @@ def _counted_in_fork(count: Callable[[], int]) -> int:
             code = count() + 1
         finally:
             os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) - 1
+    return max(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) - 1, -1)
 
 
 def _why_not(opened_by: dict[str, str], started_by: dict[str, str]) -> tuple[str, str]:
