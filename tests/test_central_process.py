@@ -204,6 +204,7 @@ def test_a_question_to_a_worker_whose_server_died(tmp_path: Path) -> None:
         collector.next()
 
 
+@pytest.mark.processes(usual=1)
 @pytest.mark.parametrize(
     ("name", "when"),
     [
@@ -357,10 +358,15 @@ def ours_running() -> set[psutil.Process]:
 
 
 DRIVER = """
-from collect_support import CENTRAL_ASYNC, collecting, parity_policy
 from echo_envs import ENTRIES
+from pycollect import MultiaSyncDataCollector
+def policy(observation):
+    return observation[..., 0].long() % 2
 if __name__ == "__main__":
-    with collecting(CENTRAL_ASYNC, ENTRIES["one"], parity_policy(), frames=5) as collector:
+    entries = [ENTRIES["one"](worker) for worker in range(2)]
+    with MultiaSyncDataCollector(
+        entries, policy, frames_per_batch=5, inference="central"
+    ) as collector:
         collector.next()
         told = collector.stats()
         pids = [told["server"]["pid"], *(own["pid"] for own in told["workers"].values())]

@@ -201,20 +201,23 @@ def test_an_environment_lies_on_its_device_as_a_whole(make: Callable[[str], Any]
     assert {own.device.type for own in (env, *tensors_of(env), *specs)} == {"meta"}
 
 
-@pytest.mark.parametrize("policy_device", DEVICES)
-@pytest.mark.parametrize("storing_device", [None, *DEVICES])
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def env_cases() -> Iterator[Any]:
+    """Every argument on every mix of devices. Of the mixes with an argument, most are slow."""
+    usual = (DEVICE, None), ("cpu", DEVICE)
+    for arguments in (
         {},
         {"max_frames_per_traj": 2, "set_truncated": True},
         {"compact_obs": True},
         {"split_trajs": True},
         {"trajs_per_batch": 3, "max_frames_per_traj": 4},
         {"observation_dtype": torch.bfloat16, "observation_scale": 0.5},
-    ],
-    ids=str,
-)
+    ):
+        for mix in product(DEVICES, [None, *DEVICES]):
+            marks = [] if mix in usual or not arguments else [pytest.mark.slow]
+            yield pytest.param(arguments, *mix, id=f"{arguments} {mix}", marks=marks)
+
+
+@pytest.mark.parametrize(("arguments", "policy_device", "storing_device"), env_cases())
 def test_envs_on_the_gpu(
     arguments: dict[str, Any], policy_device: str, storing_device: str | None
 ) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,8 @@ from collect_support import (
     marked,
     parity_policy,
 )
-from echo_envs import EchoEnv, wait_until
+from detaching_env import simulated
+from echo_envs import wait_until
 from test_process_engine import PATHS
 from test_restarts import kill
 
@@ -32,42 +32,6 @@ from pycollect.engines import descendants
 
 T = 5
 LONG = 300.0
-
-
-def daemon(note: Path, program: bool) -> None:
-    """Start a daemon as C programs do: two forks, a session of its own; note its process id."""
-    if (child := os.fork()) == 0:
-        os.setsid()
-        if os.fork() == 0:
-            (note / str(os.getpid())).touch()
-            if program:
-                os.execvp("sleep", ["sleep", "1000"])
-            time.sleep(1000)
-        os._exit(0)
-    os.waitpid(child, 0)
-
-
-class Simulated(EchoEnv):
-    """Starts programs that are detached from it, and notes their process ids in a folder.
-
-    Args:
-        forks: Also start a daemon that is a fork of the worker.
-    """
-
-    def __init__(self, folder: Path, forks: bool, number: int) -> None:
-        super().__init__(number, (4,))
-        note = folder / str(os.getpid())
-        note.mkdir(parents=True)
-        program = subprocess.Popen(["sleep", "1000"], start_new_session=True)
-        (note / str(program.pid)).touch()
-        kinds = [True, False] if forks else [True]
-        for kind in kinds:
-            daemon(note, kind)
-        wait_until(lambda: len(list(note.iterdir())) == 1 + len(kinds))
-
-
-def simulated(folder: Path, forks: bool, worker: int) -> Any:
-    return partial(Simulated, folder, forks, 10 * worker)
 
 
 def started_by(folder: Path, worker: int) -> list[int]:
@@ -129,7 +93,7 @@ DRIVER = """
 import sys
 from pathlib import Path
 from pycollect import DistributedDataCollector, MultiSyncDataCollector
-from test_descendants import T, simulated
+from detaching_env import simulated
 if __name__ == "__main__":
     kind, folder, arguments = sys.argv[1], Path(sys.argv[2]), {}
     if kind == "spawn":
@@ -138,7 +102,7 @@ if __name__ == "__main__":
     if kind == "ranks":
         arguments["launcher"] = "mp"
     entries = [simulated(folder, True, worker) for worker in range(2)]
-    with cls(entries, None, frames_per_batch=T, **arguments) as collector:
+    with cls(entries, None, frames_per_batch=5, **arguments) as collector:
         collector.next()
         print("collecting", flush=True)
         sys.stdin.read()

@@ -76,10 +76,18 @@ class HangsWhenRebuilt(CountingEnv):
         super().__init__(**kwargs)
 
 
+class Unhurried(CountingEnv):
+    """Leaves the CPU to others: it collects for as long as the other worker hangs."""
+
+    def step(self, action: Any) -> Any:
+        time.sleep(0.005)
+        return super().step(action)
+
+
 def hangs_when_rebuilt(folder: Path, worker: int) -> Any:
     kwargs = {"number": 10 * worker, "length": (4,)}
     if worker == 0:
-        return partial(CountingEnv, **kwargs)
+        return partial(Unhurried, **kwargs)
     return partial(HangsWhenRebuilt, folder, (2,), 4, **kwargs)
 
 

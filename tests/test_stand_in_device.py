@@ -36,19 +36,9 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@needs_devices_in_python
-def test_no_test_for_gpus_mixes_devices() -> None:
-    options = ["-v", "-p", "stand_in_device", "-p", "no:cacheprovider", "--tb=short"]
-    # Worker processes do not know the device, and it draws no random numbers.
-    choice = ["-m", "cuda and not slow", "-k", "not processes and not elsewhere and not generator"]
-    files = [str(HERE / "test_cuda.py"), str(HERE / "test_cuda_gather.py")]
-    result = python("-m", "pytest", *options, *choice, *files)
-    assert result.returncode == 0, result.stdout[-10_000:] + result.stderr[-2_000:]
-    assert "standin] PASSED" in result.stdout
-
-
 MIXING = """
-import stand_in_device, torch
+import sys
+import pytest, stand_in_device, torch
 
 there = torch.ones(3, device="standin")
 assert (there + torch.tensor(1.0)).cpu().tolist() == [2, 2, 2]
@@ -58,10 +48,19 @@ for mix in (lambda: there + torch.ones(3), lambda: torch.ones(3).add_(there), th
     except RuntimeError:
         continue
     raise AssertionError
+print("mixing is an error", flush=True)
+sys.exit(pytest.main(sys.argv[1:]))
 """
 
 
 @needs_devices_in_python
-def test_mixing_it_with_the_cpu_is_an_error() -> None:
-    result = python("-c", MIXING)
-    assert result.returncode == 0, result.stderr
+def test_no_test_for_gpus_mixes_devices() -> None:
+    """After a check that to mix the device with the CPU is an error."""
+    options = ["-v", "-p", "stand_in_device", "-p", "no:cacheprovider", "--tb=short"]
+    # Worker processes do not know the device, and it draws no random numbers.
+    choice = ["-m", "cuda and not slow", "-k", "not processes and not elsewhere and not generator"]
+    files = [str(HERE / "test_cuda.py"), str(HERE / "test_cuda_gather.py")]
+    result = python("-c", MIXING, *options, *choice, *files)
+    assert result.stdout.startswith("mixing is an error\n"), result.stderr
+    assert result.returncode == 0, result.stdout[-10_000:] + result.stderr[-2_000:]
+    assert "standin] PASSED" in result.stdout

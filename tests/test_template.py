@@ -150,7 +150,10 @@ def test_what_this_program_has_of_pycollect_is_imported_once(
 
 @pytest.mark.parametrize(
     "code",
-    ["threads", "raise SystemExit", pytest.param("import os; os._exit(3)", marks=pytest.mark.slow)],
+    [
+        "raise SystemExit",
+        *(pytest.param(c, marks=pytest.mark.slow) for c in ("threads", "import os; os._exit(3)")),
+    ],
 )
 @own_template
 def test_what_would_not_do_is_not_imported(
@@ -408,6 +411,7 @@ def test_an_interrupt_while_it_is_awaited_mixes_no_answers(
     assert parent(started(engine, CountingEnv)).name() == "pyc-template"
 
 
+@pytest.mark.slow  # two templates, of which the next test needs one
 @own_template
 def test_a_stopped_template_is_given_up(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
@@ -424,7 +428,6 @@ def test_a_stopped_template_is_given_up(
     assert is_collecting(second)
 
 
-@pytest.mark.slow
 @own_template
 def test_a_stopped_template_is_given_up_if_its_worker_dies(
     engine: ProcessEngine, monkeypatch: pytest.MonkeyPatch
