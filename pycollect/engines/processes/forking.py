@@ -242,10 +242,8 @@ class Templates:
             try:
                 current.prepare(tuple(name for name in modules if name not in self._left_out))
             except TemplateError as error:
-                if error.module and error.module not in _ALWAYS:
-                    self._tries += 1
-                    package = _package(error.module) if self._tries < _MOST_TRIES else ""
-                    return self._ready_without(_within(package, modules), error)
+                if names := self._to_leave_out(error.module, modules):
+                    return self._ready_without(names, error)
                 current.why_not = error
                 current.leave()
                 raise
@@ -253,6 +251,18 @@ class Templates:
                 self.leave()
                 raise
             return current
+
+    def _to_leave_out(self, module: str, modules: Sequence[str]) -> list[str]:
+        """Return the modules without which a template may do.
+
+        Args:
+            module: The one to blame, or "": then it may be any that the program has named.
+        """
+        self._tries += 1
+        if not module:
+            return [name for name in _wanted() if name not in self._left_out]
+        package = _package(module) if self._tries < _MOST_TRIES else ""
+        return _within(package, modules) if module not in _ALWAYS else []
 
     def _ready_without(self, names: Sequence[str], error: TemplateError) -> Template:
         self._left_out |= {*names}
