@@ -110,7 +110,7 @@ from pycollect import cuda; print('the core:', cuda.why_not() or 'has CUDA')"
     scaling)
       # Without TorchRL, whose processes are slow to start.
       cp -r "$work/site" "$work/plain" && rm -rf "$work"/plain/torchrl*
-      for env in CartPole-v1 ALE/Pong-v5; do
+      for env in CartPole-v1 ale_py:ALE/Pong-v5; do
         step "scaling of $env" 90 60 env PYTHONPATH="$work/plain" "$python" -m pycollect bench cpu \
           "${quick[@]}" --env "$env" --workers "${scales[@]}" --json "$out/scaling-${env##*/}.json"
       done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,16 @@ def test_what_is_not_to_be_had_is_named(
         main(["bench", "gpu", "--parts", "collectors", *arguments])
     assert stopped.value.code == 2
     assert f"{name}: expected" in capsys.readouterr().err
+
+
+def test_the_script_for_gpus_names_sides_that_exist() -> None:
+    script = Path(__file__).parent.parent / "benchmarks" / "gpu_call.sh"
+    if not script.exists():
+        pytest.skip("the benchmarks are not beside the tests")
+    first_words = "central|a policy|policy alone|AsyncVectorEnv|TorchRL|start|environments"
+    names = re.findall(rf'"((?:{first_words})[^"\n]*)"', script.read_text())
+    assert len(names) > 8
+    assert {*names} <= {*SIDES}
 
 
 def test_what_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
