@@ -31,7 +31,7 @@ from torch import nn
 
 from benchmarks import workloads
 from benchmarks.race import Side
-from pycollect.bench.workloads import nature_policy
+from pycollect.bench.workloads import FreeFrames, nature_policy
 
 CALL_SECONDS = 0.002
 ENV_SECONDS = 0.001
@@ -103,7 +103,7 @@ def lstm(lock: str) -> TensorDictModuleBase:
     )
 
 
-class Still(workloads.FreePixels):
+class Still(FreeFrames):
     """Three numbers that do not change: stepping costs nothing."""
 
     def __init__(self) -> None:
@@ -353,9 +353,9 @@ def device_of(folder: Path, side: str) -> str:
         ("2 ms device", Still, on_device, 1),
         pytest.param("2 ms device", Still, on_device, 8, marks=pytest.mark.full),
         pytest.param("LSTM of 256", Still, lstm, 8, marks=pytest.mark.full),
-        pytest.param("Nature CNN", workloads.FreePixels, nature, 1, marks=pytest.mark.full),
-        pytest.param("Nature CNN", workloads.FreePixels, nature, 4, marks=pytest.mark.full),
-        pytest.param("Nature CNN", workloads.FreePixels, nature, 8, marks=pytest.mark.full),
+        pytest.param("Nature CNN", FreeFrames, nature, 1, marks=pytest.mark.full),
+        pytest.param("Nature CNN", FreeFrames, nature, 4, marks=pytest.mark.full),
+        pytest.param("Nature CNN", FreeFrames, nature, 8, marks=pytest.mark.full),
     ],
 )
 def test_central(

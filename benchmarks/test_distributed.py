@@ -12,6 +12,7 @@ from unittest import mock
 
 from benchmarks import test_pixels, workloads
 from benchmarks.race import Side
+from pycollect.bench.workloads import FreeFrames
 
 PEER = "TorchRL"
 PROCESSES = "MultiSync"
@@ -24,7 +25,7 @@ PIXELS: dict[str, Any] = {"pixels": True}
 
 def made(collector: Any, pixels: bool, theirs: bool = False, **arguments: Any) -> Any:
     """A collector of two Pendulums, or of free frames of pixels."""
-    make: Any = workloads.FreePixels if pixels else workloads.pendulum
+    make: Any = FreeFrames if pixels else workloads.pendulum
     return collector(
         [workloads.for_torchrl(make) if theirs else make] * RANKS,
         test_pixels.policy_of("module") if pixels else workloads.linear_policy(),

@@ -18,6 +18,7 @@ import torch
 
 from benchmarks import test_pendulum, test_pixels, workloads
 from benchmarks.race import Side
+from pycollect.bench.workloads import FreeFrames
 
 PEER = "TorchRL"
 WORKERS = 2
@@ -208,7 +209,7 @@ def test_async(compare: Callable[..., None], name: str, envs: int) -> None:
 
 def pixels(collector: str, policy: Any) -> Iterator[int]:
     """Sync batches of free pixels from two processes, of pycollect or of TorchRL."""
-    make: Any = workloads.FreePixels
+    make: Any = FreeFrames
     if collector == "TorchRL":
         from torchrl.collectors import MultiSyncCollector as Collector
 

@@ -13,11 +13,13 @@ from tensordict.nn import TensorDictModule
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.workloads import FRAME_BYTES as ONE_FRAME
+from pycollect.bench.workloads import FreeFrames
 
 FRAMES = 1000
 ACTORS = 2
 LIMIT = "memcpy, 1 thread"
-FRAME_BYTES = 2 * workloads.FreePixels.frame_bytes
+FRAME_BYTES = 2 * ONE_FRAME
 PEER = "TorchRL"
 
 
@@ -26,7 +28,7 @@ def ours(policy: TensorDictModule | None, census: str) -> Iterator[int]:
     from pycollect import RayCollector
 
     with RayCollector(
-        [workloads.in_actor(workloads.FreePixels, census)] * ACTORS,
+        [workloads.in_actor(FreeFrames, census)] * ACTORS,
         policy,
         frames_per_batch=FRAMES,
         total_frames=workloads.FOREVER,
@@ -41,7 +43,7 @@ def torchrl(policy: TensorDictModule | None, census: str) -> Iterator[int]:
     """RayCollector of TorchRL."""
     from torchrl.collectors.distributed import RayCollector
 
-    make = workloads.for_torchrl(workloads.in_actor(workloads.FreePixels, census))
+    make = workloads.for_torchrl(workloads.in_actor(FreeFrames, census))
     collector = RayCollector(
         [make] * ACTORS,
         policy,
@@ -103,7 +105,7 @@ def recorded() -> Iterator[int]:
     from pycollect.worker.options import WorkerOptions
     from pycollect.worker.worker import Worker
 
-    worker = Worker(0, workloads.FreePixels, None, None, WorkerOptions(FRAMES))
+    worker = Worker(0, FreeFrames, None, None, WorkerOptions(FRAMES))
     pool = SharedSlabPool(worker.placement, 3, 0)
     while True:
         slab = pool.acquire()

@@ -6,9 +6,7 @@ from functools import partial
 from typing import Any
 
 import gymnasium
-import numpy as np
 import torch
-from gymnasium.spaces import Box
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -18,6 +16,7 @@ from tensordict.nn import (
 from torch import Tensor, nn
 
 from benchmarks.race import note_process
+from pycollect.bench.workloads import Still
 
 FOREVER = 10**12
 """Frames that no run reaches (TorchRL's RayCollector yields nothing for its default, -1)."""
@@ -92,43 +91,6 @@ def categorical_policy(
             return_log_prob=True,
         ),
     )
-
-
-class FreePixels(gymnasium.Env):
-    """Frames of 4x84x84 bytes that are there already; episodes have 1000 steps."""
-
-    frame_bytes = 4 * 84 * 84
-
-    def __init__(self) -> None:
-        """Draw the four frames that are shown in turn."""
-        self.observation_space = Box(0, 255, (4, 84, 84), np.uint8)
-        self.action_space = Box(-1.0, 1.0, (1,), np.float32)
-        frames = np.random.default_rng(0).integers(0, 256, (4, 4, 84, 84), dtype=np.uint8)
-        self.frames = list(frames)
-        self.steps = 0
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[np.ndarray, dict]:
-        """Start an episode."""
-        self.steps = 0
-        return self.frames[0], {}
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Show the next frame."""
-        self.steps += 1
-        return self.frames[self.steps & 3], 1.0, False, self.steps == 1000, {}
-
-
-class Still(nn.Module):
-    """A policy that is given the frame and does nothing with it."""
-
-    def __init__(self) -> None:
-        """Make the one parameter, so that there are weights to send."""
-        super().__init__()
-        self.action = nn.Parameter(torch.zeros(1))
-
-    def forward(self, observation: Tensor) -> Tensor:
-        """Return the same action for every frame."""
-        return self.action.expand(*observation.shape[:-3], 1).clone()
 
 
 def still_policy() -> TensorDictModule:

@@ -69,7 +69,7 @@ class PolicyStream:
         """Give the work within to the policy's stream, after the current stream's work so far; the
         current stream goes on after it.
         """
-        return nullcontext() if self._own is None else self._ordered(True)
+        return self.collecting()
 
     @contextmanager
     def _ordered(self, follows: bool) -> Iterator[None]:

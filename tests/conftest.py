@@ -45,8 +45,8 @@ _TEMPLATE = "pyc-template"
 # Threads that live as long as this process: of Ray, of multiprocessing (hands files over), of tqdm.
 _LASTING_THREADS = ("PythonGCThread", "ray_", "(_serve)", "tqdm_monitor")
 
-# Ray's store; semaphores of multiprocessing, of which we have none, but programs beside us may;
-# what CUDA keeps as long as a process that uses it.
+# Ray's store; semaphores of other programs' multiprocessing; files that CUDA removes when a process
+# ends.
 _OTHERS_NAMES = ("plasma", "sem.mp-", "cuda.shm.")
 
 

@@ -336,7 +336,7 @@ def test_a_collectors_step_is_one_graph_unless_something_is_drawn(
 def test_a_graph_keeps_a_state_behind_its_copy_home(
     modes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes home is the very state that the graph writes."""
+    """The state that is copied to the host is the tensor that the graph writes."""
     plain = torch.Tensor.copy_
 
     def copied(own: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

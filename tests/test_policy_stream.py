@@ -143,7 +143,7 @@ def test_a_policy_beside_a_learner_waits_for_it_at_an_update_alone(
     module, buffer = Noting(), Buffer()
 
     def next_calls() -> list[tuple[Stream, set[str]]]:
-        """Those of a batch that begins now."""
+        """Return the policy's calls for a batch that starts after this call."""
         for _ in range(2):
             batches, first = len(buffer), len(module.calls)
             wait_until(lambda before=batches: len(buffer) > before)

@@ -8,6 +8,7 @@ profiler or CUDA context.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
@@ -35,7 +36,7 @@ STEPS = 128
 MOST_SECONDS = 60
 """Time limit of the process of a side, besides the time of measuring."""
 
-_Batches = Iterator[TensorDictBase | None]
+_Batches = Generator[TensorDictBase | None, None, None]
 _Side = Callable[[int, torch.device], _Batches]
 
 
@@ -135,8 +136,7 @@ def _ours(count: int, device: torch.device, **more: Any) -> _Batches:
 
 def _beside_torchrl(count: int, device: torch.device) -> _Batches:
     """Collect in a program that has imported TorchRL's environments."""
-    import torchrl.envs  # noqa: F401
-
+    importlib.import_module("torchrl.envs")
     return _ours(count, device)
 
 
@@ -239,7 +239,7 @@ def _environments_alone(count: int, device: torch.device) -> _Batches:
     """Step one environment and copy its frames; all processes together take as long per batch."""
     env = FreeFrames()
     seen, _ = env.reset()
-    room = torch.empty((2, STEPS, *seen.shape), dtype=torch.uint8).fill_(0).numpy()
+    room = torch.zeros((2, STEPS, *seen.shape), dtype=torch.uint8).numpy()
     with closing(env):
         while True:
             for t in range(STEPS):
@@ -354,7 +354,7 @@ def measured(side: str, processes: int, seconds: float, device: torch.device) ->
         start = time.perf_counter()
         batch()
         times.append(time.perf_counter() - start)
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     name = f"{side}, {processes}"
     note = f"{len(times)} batches; slowest {1e3 * max(times):.3g} ms"
     frames = STEPS * processes

@@ -22,18 +22,18 @@ class FreeFrames(gymnasium.Env[Any, Any]):
         self.observation_space = Box(0, 255, (4, 84, 84), np.uint8)
         self.action_space = Box(-1.0, 1.0, (1,), np.float32)
         frames = np.random.default_rng(0).integers(0, 256, (4, 4, 84, 84), dtype=np.uint8)
-        self._frames = list(frames)
+        self.frames = list(frames)
         self._steps = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """Start an episode."""
         self._steps = 0
-        return self._frames[0], {}
+        return self.frames[0], {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Show the next frame."""
         self._steps += 1
-        return self._frames[self._steps & 3], 1.0, False, self._steps == 1000, {}
+        return self.frames[self._steps & 3], 1.0, False, self._steps == 1000, {}
 
 
 class Still(nn.Module):

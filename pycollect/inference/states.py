@@ -39,7 +39,7 @@ class StatesBeside:
     def load(self, rows: Sequence[int], runner: PolicyRunner) -> None:
         """Before a call for these rows: give it their states.
 
-        Where it, or what follows, is interrupted, the next call reads them from the board.
+        If this call or a later step is interrupted, the next call reads the states from the board.
 
         Args:
             runner: that of the call.
@@ -56,7 +56,7 @@ class StatesBeside:
                 state.current.view_as(value).copy_(value)
 
     def _read(self, index: torch.Tensor, others: torch.Tensor) -> None:
-        """Read the states of those environments, ``[rows, P, 1]``, of these rows from the board."""
+        """Read the states of the marked environments (``[rows, P, 1]``) from the board."""
         places = others.squeeze(-1).nonzero()
         from_board = index[places[:, 0]] * self._envs + places[:, 1]
         values = [own.flatten(0, 1)[from_board] for own in self._shown]

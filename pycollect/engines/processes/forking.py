@@ -238,9 +238,10 @@ class Templates:
                 current = None
             if current is None:
                 current = self._current = Template(here)
-            modules = (*_modules(), *_wanted())
+            everything = (*_modules(), *_wanted())
+            modules = tuple(name for name in everything if name not in self._left_out)
             try:
-                current.prepare(tuple(name for name in modules if name not in self._left_out))
+                current.prepare(modules)
             except TemplateError as error:
                 if names := self._to_leave_out(error.module, modules):
                     return self._ready_without(names, error)
@@ -256,11 +257,12 @@ class Templates:
         """Return the modules without which a template may do.
 
         Args:
-            module: The one to blame, or "": then it may be any that the program has named.
+            module: The one to blame; if "", any module of set_forkserver_preload may be.
+            modules: Those that the template was to import.
         """
         self._tries += 1
         if not module:
-            return [name for name in _wanted() if name not in self._left_out]
+            return [name for name in _wanted() if name in modules]
         package = _package(module) if self._tries < _MOST_TRIES else ""
         return _within(package, modules) if module not in _ALWAYS else []
 
