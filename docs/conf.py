@@ -30,7 +30,7 @@ nitpick_ignore_regex = [
 
 html_theme = "furo"
 html_title = "pycollect"
-html_copy_source = html_show_sourcelink = False
+html_copy_source = html_show_sourcelink = html_show_copyright = False
 myst_heading_anchors = 3
 
 default_role = "literal"  # `name` in docstrings
