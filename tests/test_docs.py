@@ -47,7 +47,7 @@ def test_the_tests_named_there_exist(page: str) -> None:
 
 
 def test_every_rule_names_a_test() -> None:
-    rules = [line for line in CONTRACT.splitlines() if line.startswith("- ")]
+    rules = re.findall(r"^- .*(?:\n  .*)*", CONTRACT, re.M)
     assert len(rules) > 60
     assert [rule for rule in rules if not NAMED.search(rule)] == []
 
