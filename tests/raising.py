@@ -1,4 +1,4 @@
-"""Checks of errors and warnings by their class and the arguments they name, not by their wording."""
+"""Checks of errors and warnings by class and named arguments, not by their wording."""
 
 from __future__ import annotations
 

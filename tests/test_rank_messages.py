@@ -16,7 +16,7 @@ from collect_support import elsewhere
 from envs_for_tests import CountingEnv
 
 from pycollect import DistributedDataCollector
-from pycollect.engines.distributed.address import Invitation
+from pycollect.engines.distributed.address import Invitation, RankAddress
 from pycollect.engines.distributed.group_link import GroupCarrier, GroupLink
 from pycollect.engines.distributed.groups import DRIVER, WORKER
 from pycollect.engines.distributed.meeting import Meeting, meet
@@ -58,6 +58,23 @@ def test_values_of_every_size_arrive_in_order(links: tuple[GroupLink, GroupLink]
     for (name, data, array), (same, same_data, same_array) in zip(values, arrived, strict=True):
         assert (name, data) == (same, same_data)
         assert np.array_equal(array, same_array)
+
+
+def test_the_invitation_is_sent_before_any_other_message() -> None:
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    meeting = Meeting(RankAddress(LOOPBACK, 0, b"", "one", 30.0), b"invitation")
+    sent_before = []
+
+    class Joined(threading.Event):
+        def set(self) -> None:
+            sent_before.append(there.recv(1000))  # fails if nothing has been sent
+            super().set()
+
+    with here, there:
+        meeting._joined = Joined()
+        meeting.join(here, b"key", DRIVER)
+    assert sent_before[0].endswith(b"invitation")
 
 
 def test_what_arrived_lies_in_memory_of_its_own(links: tuple[GroupLink, GroupLink]) -> None:

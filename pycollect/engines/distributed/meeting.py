@@ -67,31 +67,34 @@ class Meeting(Store):
     def join(self, connection: socket.socket, key: bytes, end: int) -> None:
         """Use this connection, whose other end has proved that it knows the token.
 
+        The driver's end sends the invitation before any thread that waits in `set` goes on: two
+        threads that sign messages at once would spoil each other's signatures.
+
         Args:
             end: DRIVER or WORKER, this end.
         """
         self.key = key
         self._own, self._other = Seal(key, end), Seal(key, DRIVER + WORKER - end)
         self._connection = connection
+        if end == DRIVER:
+            with contextlib.suppress(OSError):  # the rank is gone already
+                self._send(_INVITATION, self._invitation)
         if self._failure is not None:  # it was closed meanwhile
             connection.close()
         self._joined.set()
 
-    def admit(self, connection: socket.socket, key: bytes) -> None:
-        """Use this connection of the rank, and send it the invitation."""
-        self.join(connection, key, DRIVER)
-        with contextlib.suppress(OSError):  # the rank is gone already
-            self.set(_INVITATION, self._invitation)
-
     def set(self, key: str, value: bytes) -> None:  # type: ignore[override] # torch gives bytes
         """Set a value for both ends."""
         self._values[key] = value
-        data = key.encode() + b"\0" + value
         if not self._joined.wait(self.address.timeout):
             raise TimeoutError(f"the rank {self.address.rank!r} has not connected")
         if self._failure is not None:
             raise without_frames(self._failure)
+        self._send(key, value)
+
+    def _send(self, key: str, value: bytes) -> None:
         assert self._connection is not None
+        data = key.encode() + b"\0" + value
         self._own.advance()
         self._connection.settimeout(self.address.timeout)
         self._connection.sendall(_HEAD.pack(len(data), self._own.sign(0, data)) + data)

@@ -16,6 +16,7 @@ from typing import Any
 
 from pycollect import checks as check
 from pycollect.engines.distributed.address import Invitation, RankAddress
+from pycollect.engines.distributed.groups import DRIVER
 from pycollect.engines.distributed.meeting import HELLO_BYTES, NONCE_BYTES, Meeting, admitted
 from pycollect.engines.distributed.seal import KEY_BYTES
 
@@ -166,7 +167,7 @@ class Acceptor(threading.Thread):
             return
         selector.unregister(connection)
         del self._pending[connection]
-        meeting.admit(connection, known.key)
+        meeting.join(connection, known.key, DRIVER)
 
     def _refuse(self, selector: selectors.BaseSelector, connection: socket.socket) -> None:
         selector.unregister(connection)
