@@ -26,6 +26,8 @@ def network() -> nn.Sequential:
 class EpsilonGreedy(nn.Module):
     """Draw a random action with probability 0.5, else take the best one."""
 
+    epsilon: torch.Tensor
+
     def __init__(self) -> None:
         """Register epsilon as a buffer."""
         super().__init__()
