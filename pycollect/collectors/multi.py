@@ -1,4 +1,4 @@
-"""The collectors whose workers are processes of this machine."""
+"""The collectors that run workers in processes of this machine."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _arguments(
 
 
 class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
-    """Create a sync or async collector whose workers are processes of this machine.
+    """Create a sync or async collector with worker processes on this machine.
 
     ``MultiCollector(..., sync=True)`` returns a :class:`MultiSyncDataCollector`. With
     ``sync=False`` it returns a :class:`MultiaSyncDataCollector`.
@@ -176,8 +176,8 @@ class MultiSyncDataCollector(MultiCollector):
 
     Args:
         create_env_fn: A list with one entry per worker, or one entry that is repeated `num_workers`
-            times. An entry is a callable, a list of callables whose environments are stepped as a
-            batch of P, or an environment that can be pickled.
+            times. An entry is a callable, a list of callables
+            that make a batch of P environments, or an environment that can be pickled.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
             a copy. ``None`` samples random actions (default: ``None``).
         frames_per_batch: Number of frames in a batch of all workers. It is divided equally, rounded
