@@ -310,7 +310,7 @@ def _device(value: Any) -> Any:
 
 
 def _postproc(cfg: Any, first: MultiStep | None) -> Callable[[TensorDictBase], Any] | None:
-    """What batches go through: `first`, and pinned memory where that is asked for and to be had."""
+    """Return the function for each batch: `first`, then pinning if requested and possible."""
     if not _read(cfg, "pin_memory"):
         return first
     if not torch.cuda.is_available():

@@ -129,8 +129,7 @@ class MultiStep(torch.nn.Module):
 
             At the root, all of the batch's shape: "steps_to_next_obs" (int64) is the number of
             rewards in the sum. "gamma" (torch's default dtype) is the discount factor to that
-            power. "nonterminal" (bool) is whether the segment continues after the last frame in the
-            sum.
+            power. "nonterminal" (bool) is whether another frame of the segment follows this one.
 
             In uncollected cells, rewards and steps are 0, gamma is 1 and nonterminal is ``False``;
             other entries are unchanged.
