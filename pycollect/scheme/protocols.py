@@ -99,7 +99,7 @@ class Algorithm(Protocol):
     def acting_step(
         self, obs: Tree, rhs: Tree, done: Tensor, deterministic: bool = False
     ) -> tuple[Tensor, Tensor, Tree, dict[str, Any]]:
-        """Actions, the same clipped to the action space, new hidden states, what else to store."""
+        """Return actions, the same clipped to the action space, hidden states and extra entries."""
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
         """Set an attribute of the algorithm."""

@@ -17,8 +17,7 @@ def valid_rows(data: dict[str, Any], steps: int) -> dict[str, Any]:
     longer are returned unchanged.
 
     Args:
-        data: Arrays or tensors ``[rows, P, ...]`` by name, or dicts of these; ``None`` values are
-            kept.
+        data: Arrays or tensors ``[rows, P, ...]``, ``None``, or dicts of such values, by name.
         steps: Number of stored steps.
     """
     return {name: _cut(value, steps, name in _OF_THE_STATE) for name, value in data.items()}

@@ -22,7 +22,7 @@ class AlgorithmBase:
 
     @classmethod
     def create_factory(cls, **settings: Any) -> AlgorithmFactory:
-        """A function that makes one for an actor; `settings` are its other attributes."""
+        """Return a function that makes an algorithm; `settings` are its other attributes."""
         cls(**settings)  # raises for a wrong name now
         return lambda device, actor, envs: cls(actor=actor, **settings)
 

@@ -32,8 +32,7 @@ class GymEnvs:
         seed: Seed of the environments. ``None`` leaves them unseeded (default: ``None``).
 
     Raises:
-        ValueError: A vector environment whose rows cannot be reset one by one, such as one with
-            NEXT_STEP autoreset.
+        ValueError: The rows of a vector environment cannot be reset one by one.
     """
 
     def __init__(

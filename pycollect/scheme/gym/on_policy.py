@@ -27,7 +27,10 @@ class OnPolicy(AlgorithmBase):
     def acting_step(
         self, obs: Tree, rhs: Tree, done: Tensor, deterministic: bool = False
     ) -> tuple[Tensor, Tensor, Tree, dict[str, Any]]:
-        """Actions ``[P, ...]`` (Discrete: ``[P, 1]``), clipped, hidden states, and values."""
+        """Return actions ``[P, ...]`` (Discrete: ``[P, 1]``), clipped ones, hidden states, value.
+
+        The last item is a dict with the state values and the log-probabilities.
+        """
         with torch.no_grad():
             parameters, value = self.actor(obs)
             distribution = self.actor.distribution(parameters)
@@ -94,7 +97,7 @@ class RolloutStorage:
         return reward
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> dict[str, Any]:
-        """Tensors ``[T + 1, P, ...]`` by name, which are its own unless they come to the CPU."""
+        """Return tensors ``[T + 1, P, ...]`` by name, which may be the storage's own memory."""
         return {k: v.cpu() if data_to_cpu else v for k, v in self._data.items()}
 
     def reset(self) -> None:
