@@ -62,7 +62,7 @@ struct Policy {
   at::Generator random;
 };
 
-// Returns, computed backwards in time, [W, P, T]; unfinished trajectories end in the critic's value.
+// Returns, backwards in time, [W, P, T]; unfinished trajectories end in the critic's value.
 torch::Tensor returns_of(const torch::Tensor& reward, const torch::Tensor& terminated,
                          const torch::Tensor& done, const torch::Tensor& value_of_next) {
   constexpr double kGamma = 0.98, kLambda = 0.95;

@@ -16,7 +16,7 @@ from tensordict import TensorDictBase
 from examples.real.programs import Program
 from examples.real.sides import collector_of
 
-TOLD = {
+STATISTICS = {
     ("episode", "r"): torch.float64,
     ("episode", "l"): torch.int64,
     ("episode", "crc"): torch.int64,
@@ -43,7 +43,7 @@ class Comparison:
         """Compare the episodes that end in the next batch.
 
         Args:
-            batch: A batch with ("next", *key) for each key of `TOLD`.
+            batch: A batch with ("next", *key) for each key of `STATISTICS`.
         """
         mask = batch.get(("collector", "mask"), None)
         flat = batch.reshape(-1) if mask is None else batch[mask]
@@ -65,7 +65,7 @@ class Comparison:
     def _compare(self, trajectory: int, total: float, length: int, last: TensorDictBase) -> None:
         self.episodes += 1
         collected = [total, length, checksum(last["observation"].numpy())]
-        told = [last[key].item() for key in TOLD]
+        told = [last[key].item() for key in STATISTICS]
         # A batch has float32 rewards; Gymnasium sums in float64.
         same_return = np.isclose(total, told[0], rtol=1e-4, atol=1e-3)
         if not same_return or collected[1:] != told[1:]:
@@ -80,7 +80,7 @@ def compared(program: Program) -> Comparison:
     """
     found = Comparison()
     make = partial(watched, program)
-    with collector_of(program, make, _MOST_BATCHES, info_keys=TOLD) as collector:
+    with collector_of(program, make, _MOST_BATCHES, info_keys=STATISTICS) as collector:
         for batch in collector:
             found.add(batch)
             if found.episodes >= program.episodes:

@@ -58,7 +58,7 @@ def cartpole() -> gymnasium.Env:
 
 
 def atari(game: str) -> gymnasium.Env:
-    """The usual wrappers: 4 frames skipped, grey, 84x84, 4 stacked; at most 30 no-ops first."""
+    """Return a game with the usual wrappers: frame skip 4, gray 84x84, stack of 4, 30 no-ops."""
     import ale_py
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 

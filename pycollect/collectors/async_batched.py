@@ -100,10 +100,10 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             policy acts for the other half (default: 1).
 
     Yields:
-        TensorDicts, [frames_per_batch]: rollouts of [T], each of a single environment, one after
-        the other. In addition to the entries of other collectors, "env_index" is the index into
-        `create_env_fn` of each frame's environment. Single trajectories have it only if
-        `envs_per_worker` is 1.
+        TensorDicts, [frames_per_batch]. A batch contains rollouts of [T], each of a single
+        environment, one after the other. In addition to the entries of other collectors,
+        "env_index" is the index into `create_env_fn` of each frame's environment. Single
+        trajectories have it only if `envs_per_worker` is 1.
 
     Raises:
         ValueError, TypeError: An argument is invalid; the message starts with its name.
@@ -215,7 +215,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             reset: Accepted without effect (default: ``False``).
 
         Returns:
-            A dict with "pid", "restarts" and "failure": a description of its last failure, or
+            A dict with "pid", "restarts" and "failure", a description of the last failure or
             ``None``.
         """
         told: dict[str, Any] = self.stats()["server"]

@@ -201,9 +201,9 @@ class Evaluator:
             weights_dict: ``{"policy": weights}``. Replaces `weights` (default: ``None``).
 
         Returns:
-            A dict of names that start with `log_prefix` and a slash: "reward" and "reward_std"
-            (mean and standard deviation of the sum of rewards), "num_episodes", "episode_length"
-            (mean), "fps", "step", and the numbers that `metrics_fn` returned.
+            A dict. Each name starts with `log_prefix` and a slash. The entries are "reward" and
+            "reward_std" (mean and standard deviation of the sum of rewards), "num_episodes",
+            "episode_length" (mean), "fps", "step", and the numbers that `metrics_fn` returned.
         """
         return self._evaluate(self._weights_now(weights, weights_dict), self._next_step(step))
 

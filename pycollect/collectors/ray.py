@@ -119,8 +119,8 @@ class RayCollector(LaunchedCollector):
 
     Args:
         create_env_fn: A list with one entry per worker, or one entry that is repeated
-            `num_collectors` times. An entry is a callable, a list of callables
-            that make a batch of P environments, or an environment that can be pickled.
+            `num_collectors` times. An entry is a callable, a list of callables that make a batch of
+            P environments, or an environment that can be pickled.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
             a copy. ``None`` samples random actions. May also be TorchRL's InferenceServer with
             service backend "ray": each worker then gets a client, and the policy stays in the
@@ -180,9 +180,9 @@ class RayCollector(LaunchedCollector):
         ...: See MultiSyncDataCollector.
 
     Yields:
-        TensorDicts. Async: [T] or [P, T]. Sync with B workers: "stack" gives [B, T] or [B, P, T], 0
-        gives [B*T] or [B*P, T], and -1 gives [B*T] or [P, B*T]. If workers have W sync processes,
-        [W, T] or [W, P, T] replaces [T] or [P, T].
+        TensorDicts. If async, [T] or [P, T]. If sync with B workers, "stack" gives [B, T] or [B, P,
+        T], 0 gives [B*T] or [B*P, T], and -1 gives [B*T] or [P, B*T]. If workers have W sync
+        processes, [W, T] or [W, P, T] replaces [T] or [P, T].
 
         With `preemptive_threshold`, rollouts may be shorter. "stack" pads them with zeros; padding
         has trajectory id -1, and ("collector", "mask") is true for real frames.

@@ -34,7 +34,7 @@ class VecEnv(Protocol):
         """Step all environments with actions ``[P, ...]``.
 
         Returns:
-            A tuple of four:
+            A tuple of four items.
 
             - Observations ``[P, ...]``. After the end of an episode, the first one of the next.
             - Rewards ``[P, 1]``.

@@ -120,9 +120,9 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         With a replay buffer, the batch is written to it and ``None`` is returned.
 
         Returns:
-            A TensorDict of the shape listed under "Yields" of the class: [T] or [P, T] for one
-            worker, [B, T] or [B, P, T] for B sync workers. It contains the observations, the
-            policy's outputs, and under "next" the true successor observations, "reward",
+            A TensorDict of batch size [T] or [P, T] for one worker, [B, T] or [B, P, T] for B sync
+            workers; the class lists its shapes under "Yields". The batch contains the observations,
+            the policy's outputs, and under "next" the true successor observations, "reward",
             "terminated", "truncated" and "done", each [..., 1].
 
         Raises:
@@ -441,7 +441,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             timeout: Accepted without effect, because the call never waits (default: ``None``).
 
         Returns:
-            A dict:
+            A dict with these entries.
 
             - "frames" and "batches": number delivered.
             - "total_frames" and "completed": only if the collector has an end.
@@ -610,8 +610,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             resume: Resume when the returned context manager exits (default: ``True``).
 
         Returns:
-            A context manager that resumes background collection on exit: ``with collector.pause():
-            ...``. Without a ``with``, collection stays paused.
+            A context manager that resumes background collection on exit, as in ``with
+            collector.pause(): ...``. Without a ``with``, collection stays paused.
 
         Raises:
             TimeoutError: The batch was not finished in time; collection continues.

@@ -115,8 +115,8 @@ def split_trajectories(
             is also a real id, so only the mask identifies frames (default: -1).
 
     Returns:
-        "padded": a new TensorDict [N, T_max] that is zero after the end of each trajectory, with a
-        bool mask [N, T_max] of real frames. "cat": :class:`FlatTrajectories`, without a mask. The
+        A new TensorDict [N, T_max] for "padded", zero after the end of each trajectory, with a bool
+        mask [N, T_max] of real frames. For "cat", :class:`FlatTrajectories`, without a mask. The
         input is not modified and shares no memory with the result.
 
         Entries that are not tensors (NonTensorData) are ``None`` in padding; ragged ones become a
