@@ -43,8 +43,8 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
     implementation in TorchRL have no effect.
 
     Args:
-        create_env_fn: A list with one entry per environment. An entry is a callable that returns
-            one, or an environment that can be pickled.
+        create_env_fn: A list with one entry per environment. An entry is a callable that returns an
+            environment, a Gymnasium id, or an environment that can be pickled.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. The inference
             server has a copy, and gets changed weights before each batch (default: ``None``).
         policy_factory: Callable without arguments that returns the policy in the inference server.

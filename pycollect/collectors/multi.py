@@ -176,8 +176,8 @@ class MultiSyncDataCollector(MultiCollector):
 
     Args:
         create_env_fn: A list with one entry per worker, or one entry that is repeated `num_workers`
-            times. An entry is a callable, a list of callables that make a batch of P environments,
-            or an environment that can be pickled.
+            times. An entry is a callable that returns an environment, a Gymnasium id, a list of
+            these that makes a batch of P environments, or an environment that can be pickled.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
             a copy. ``None`` samples random actions (default: ``None``).
         frames_per_batch: Number of frames in a batch of all workers. It is divided equally, rounded

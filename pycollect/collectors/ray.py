@@ -119,8 +119,9 @@ class RayCollector(LaunchedCollector):
 
     Args:
         create_env_fn: A list with one entry per worker, or one entry that is repeated
-            `num_collectors` times. An entry is a callable, a list of callables that make a batch of
-            P environments, or an environment that can be pickled.
+            `num_collectors` times. An entry is a callable that returns an environment, a Gymnasium
+            id, a list of these that makes a batch of P environments, or an environment that can be
+            pickled.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
             a copy. ``None`` samples random actions. May also be TorchRL's InferenceServer with
             service backend "ray": each worker then gets a client, and the policy stays in the

@@ -86,14 +86,16 @@ def _arguments(
 class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
     """Collect batches in the calling process.
 
-    The policy is the caller's own object, not a copy: an optimizer step changes the next action.
+    The policy is the caller's own object, so an optimizer step changes the next action. It is
+    copied only if `policy_device` is not its own device.
 
     `num_collectors` and `backend` return a collector of another class instead, whose workers run in
     other processes.
 
     Args:
-        create_env_fn: A callable that returns an environment, or an environment. A list of
-            callables makes a batch of P environments, which are stepped one after the other.
+        create_env_fn: A callable that returns an environment, a Gymnasium id or an environment. A
+            list of callables or ids makes a batch of P environments, which are stepped one after
+            the other.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. ``None`` samples
             random actions (default: ``None``).
         frames_per_batch: Number of frames in a batch. It is rounded up to a multiple of P, with a
@@ -159,7 +161,8 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
             MEAN, as an ExplorationType or its name (default: RANDOM).
         track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
-        track_policy_version: Record ("collector", "policy_version") (default: ``False``).
+        track_policy_version: Record ("collector", "policy_version"). TorchRL's PolicyVersion is
+            also accepted, and is incremented with each weight update (default: ``False``).
         replay_buffer: Object with an ``extend`` method. Batches are written to it, and the iterator
             yields ``None``. Defaults to ``None``: batches are returned.
         extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P] (default:
