@@ -22,7 +22,7 @@ class _Source:
     Attributes:
         defaults: Defaults by argument name.
         beside: Names of other arguments that the check receives.
-        make: Makes the value from all of these, in order; its errors name the argument.
+        make: Makes the value from all values above, in order; its errors name the argument.
         text: Description of the field in one line.
         in_kwargs: `collector_kwargs` may contain these arguments.
     """
@@ -155,7 +155,7 @@ def defaults_of(cls: type, *, in_kwargs: bool = False) -> dict[str, Any]:
     return {name: default for own in chosen for name, default in own.defaults.items()}
 
 
-def tells(options: type, at: str) -> Callable[[type[T]], type[T]]:
+def exposes(options: type, at: str) -> Callable[[type[T]], type[T]]:
     """Turn attributes that a class declares into properties that read its options.
 
     Args:
@@ -171,9 +171,9 @@ def tells(options: type, at: str) -> Callable[[type[T]], type[T]]:
     def decorated(cls: type[T]) -> type[T]:
         for name in fields_of.keys() & inspect.get_annotations(cls):
             field_name, source = fields_of[name]
-            told: Any = property(attrgetter(f"{at}.{field_name}"), doc=source.text)
-            setattr(cls, name, told)
-            told.__set_name__(cls, name)  # for its errors
+            own: Any = property(attrgetter(f"{at}.{field_name}"), doc=source.text)
+            setattr(cls, name, own)
+            own.__set_name__(cls, name)  # for its errors
         return cls
 
     return decorated

@@ -67,11 +67,11 @@ class Evaluator:
         policy: A policy, as for collectors. It is copied, so the original may be trained meanwhile.
             An evaluation uses its weights at the time of the call. ``None`` without a
             `policy_factory` samples random actions (default: ``None``).
-        policy_factory: Callable that returns the policy in the process where it is evaluated.
-            Replaces `policy`; weights passed to `evaluate` are loaded into it. If its first
-            parameter has no default or is named ``env``, it receives an environment: the evaluated
-            one with "thread"; with other backends one made only for the factory, and closed
-            afterwards (default: ``None``).
+        policy_factory: Callable that returns the policy in the process that evaluates it. Replaces
+            `policy`; weights passed to `evaluate` are loaded into it. If its first parameter has no
+            default or is named ``env``, it receives an environment: the evaluated one with
+            "thread"; with other backends one made only for the factory, and closed afterwards
+            (default: ``None``).
         num_trajectories: Number of episodes per evaluation, rounded up to the same number for each
             environment (default: 10).
         max_steps: Truncate an episode after this many steps. ``None`` or 0 sets no limit. With
@@ -83,7 +83,7 @@ class Evaluator:
         num_workers: With "process" and "ray", number of workers, each with its own `env` (default:
             1).
         collector_kwargs: Further arguments of the collector. Arguments that change the layout of
-            batches, end collection or change where episodes end are refused, such as `postproc`,
+            batches, the end of collection or the ends of episodes are refused, such as `postproc`,
             `split_trajs` and `set_truncated` (default: ``None``).
         log_prefix: Prefix of each result's name (default: "eval").
         exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
@@ -96,8 +96,8 @@ class Evaluator:
             returns a dict of numbers; they are added to the results (default: ``None``).
         on_result: Function that is called with each result as a TensorDict, in the thread of the
             evaluation (default: ``None``).
-        busy_policy: What `trigger_eval` does while an evaluation runs: "skip" it, raise an "error",
-            or "queue" it (default: "skip").
+        busy_policy: Reaction of `trigger_eval` while an evaluation runs: "skip" the new one, raise
+            an "error", or "queue" it (default: "skip").
         backend: "thread" evaluates in this process, "process" in other processes, "ray" in Ray
             actors (default: "thread").
         seed: Play the same episodes in every evaluation. With ``None``, each evaluation plays

@@ -86,7 +86,7 @@ def sync_sync_collector(
     num_collectors: int | None = None,
     **kwargs: Any,
 ) -> SyncDataCollector | MultiSyncDataCollector:
-    """Make a sync collector whose workers each step a batch of environments.
+    """Make a sync collector, with a batch of environments in each worker.
 
     Args:
         env_fns: A callable that returns an environment, or a list with one callable per
@@ -127,7 +127,7 @@ def sync_async_collector(
     num_collectors: int | None = None,
     **kwargs: Any,
 ) -> MultiaSyncDataCollector:
-    """Make an async collector whose workers each step a batch of environments.
+    """Make an async collector, with a batch of environments in each worker.
 
     Args:
         env_fns: A callable that returns an environment, or a list with one callable per

@@ -42,7 +42,8 @@ class StatsWriter:
         """Write the collector's current statistics.
 
         Args:
-            collector: Any collector, or an object whose `stats()` returns numbers in nested dicts.
+            collector: Any collector, or an object with a `stats()` that returns numbers in nested
+                dicts.
             step: Position on the horizontal axis. Defaults to ``None``: the number of delivered
                 frames.
         """

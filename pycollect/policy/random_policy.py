@@ -36,7 +36,7 @@ class RandomPolicy:
         """Take the action spec of an environment, unless the policy already has one.
 
         Args:
-            env: A TorchRL environment, whose `full_action_spec` is used.
+            env: A TorchRL environment with a `full_action_spec`.
         """
         if self.action_spec is None:
             self.action_spec = env.full_action_spec.clone()

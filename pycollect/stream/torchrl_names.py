@@ -10,7 +10,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from pycollect import checks as check
-from pycollect.arguments import tells
+from pycollect.arguments import exposes
 from pycollect.docstrings import completed_by
 from pycollect.stream.background import Background
 from pycollect.stream.flow import Flow
@@ -18,7 +18,7 @@ from pycollect.stream.options import StreamOptions
 from pycollect.stream.source import Source
 
 
-@tells(StreamOptions, "_flow.options")
+@exposes(StreamOptions, "_flow.options")
 class TorchRLNames(ABC):
     """TorchRL's names for the properties and methods of a stream."""
 

@@ -238,7 +238,7 @@ class _Padded:
         return torch.where(self._mask_for(frames), frames, torch.zeros_like(frames))
 
     def number(self, tensors: dict[Key, torch.Tensor], key: Key) -> None:
-        """Fill ids in padding; number the trajectories if there are no ids."""
+        """Fill ids in padding; number the trajectories if the batch has no ids."""
         if key not in tensors:
             numbers = torch.arange(self.lead[0], device="cpu")
             tensors[key] = numbers.unsqueeze(1).expand(self.lead).clone()
@@ -276,7 +276,7 @@ class _Flat:
         return leaf[cells]
 
     def number(self, tensors: dict[Key, torch.Tensor], key: Key) -> None:
-        """Number the trajectories if there are no ids."""
+        """Number the trajectories if the batch has no ids."""
         if key not in tensors:
             lengths = torch.from_numpy(self.plan.lengths)
             numbers = torch.arange(self.plan.count, device="cpu")

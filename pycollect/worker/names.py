@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from tensordict.nn import InteractionType
 
-from pycollect.arguments import tells
+from pycollect.arguments import exposes
 from pycollect.devices import Devices
 from pycollect.worker.options import WorkerOptions
 
 
-@tells(WorkerOptions, "_worker_options")
+@exposes(WorkerOptions, "_worker_options")
 class WorkerNames(ABC):
-    """The arguments that configure a worker; with several workers, the first one's."""
+    """The arguments that configure a worker; if there are several workers, the first."""
 
     max_frames_per_traj: int
     exploration_type: InteractionType

@@ -1,4 +1,4 @@
-"""Jobs that are submitted in advance, for clusters whose jobs cannot submit others.
+"""Jobs that are submitted in advance, for clusters that do not let jobs submit others.
 
 They wait for a file in a shared folder, the board. A collector in the main job writes it when it
 needs a rank.
@@ -273,7 +273,7 @@ def _run_main(board: Board, program: Callable[[], Any]) -> Any:
 
 
 def _lead(board: Board, program: Callable[[], Any]) -> Any:
-    """Run the program in a process whose collectors can claim the waiting jobs."""
+    """Run the program in this process; its collectors can claim the waiting jobs."""
     _BOARDS.append(board)
     try:
         with board.led():
