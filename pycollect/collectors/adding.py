@@ -40,7 +40,7 @@ class WorkerTemplate:
         collector_kwargs: None, a dict, or one per worker.
         share: Frames of one rollout of each worker.
         elsewhere: The workers may be on machines with other devices.
-        kind: What each worker runs.
+        kind: Kind of collector that each worker runs.
         server: Calls the policy for the workers. None if they call it.
     """
 

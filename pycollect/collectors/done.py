@@ -1,4 +1,4 @@
-"""An awaitable whose work is already done."""
+"""An awaitable that is already done."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from pycollect.stream.weight_calls import source_of
 
 Metrics = dict[str, Any]
 
-_STEPS = 200  # default number of steps per environment in a batch
+_STEPS = 200  # default number of frames of each worker in a batch
 _BACKENDS = ("thread", "process", "ray")
 _OFF: Mapping[str, Callable[[Any], bool]] = {
     "drop_uncollected": operator.not_,
@@ -78,8 +78,8 @@ class Evaluator:
             "thread", it is ignored for a TorchRL environment that has a StepCounter (default:
             ``None``).
         frames_per_batch: Number of steps of all environments between two checks for finished
-            episodes. ``None`` means at most 200 steps per environment and worker (default:
-            ``None``).
+            episodes. ``None`` means 200 per worker, or `max_steps` if that is less, rounded up to
+            the same number for each environment (default: ``None``).
         num_workers: With "process" and "ray", number of workers, each with its own `env` (default:
             1).
         collector_kwargs: Further arguments of the collector. Arguments that change the layout of
@@ -346,6 +346,7 @@ class Evaluator:
         return weights.detach().clone().cpu()
 
     def __enter__(self) -> Evaluator:
+        """Return the Evaluator itself."""
         return self
 
     def __exit__(
@@ -354,6 +355,7 @@ class Evaluator:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Shut the Evaluator down."""
         self.shutdown()
 
     def _check_idle(self, method: str) -> None:
@@ -432,7 +434,7 @@ def _check_kwargs(given: Any) -> None:
 
 
 def _frames_of(env: Any, limit: int) -> int:
-    """Return the default frames per batch: the same number of steps for each environment."""
+    """Return the default frames per batch of a worker, rounded up to equal shares."""
     steps = min(limit, _STEPS) if limit else _STEPS
     envs = max(len(env), 1) if isinstance(env, (list, tuple)) else 1
     return -(-steps // envs) * envs

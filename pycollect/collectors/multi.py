@@ -204,8 +204,8 @@ class MultiSyncDataCollector(MultiCollector):
             (default: ``None``).
         post_collect_hook: Function that the worker calls with each of its rollouts, [T] or [P, T].
             Trajectory ids are still unique only within the worker (default: ``None``).
-        num_threads: Number of torch threads in each worker. With ``inference="central"``, it does
-            not limit the policy's threads (default: 1).
+        num_threads: Number of torch threads in each worker. With ``inference="central"``, the
+            policy has as many as this process (default: 1).
         num_sub_threads: TorchRL's name for `num_threads`, which it overrides (default: ``None``).
         collector_class: What each worker runs: ``None``, SyncDataCollector or "single", which all
             mean the same (default: ``None``).

@@ -128,8 +128,8 @@ class RayCollector(LaunchedCollector):
             server (default: ``None``).
         frames_per_batch: Number of frames in a batch. If sync, it is divided equally among all
             workers; if async, each batch is one worker's rollout. It is rounded up with a warning.
-        num_threads: Number of torch threads in each worker. With ``inference="central"``, it does
-            not limit the policy's threads (default: 1).
+        num_threads: Number of torch threads in each worker. With ``inference="central"``, the
+            policy has as many as this process (default: 1).
         collector_class: What each worker runs. SyncDataCollector or "single" steps environments in
             the worker itself. MultiSyncDataCollector or "sync", and MultiaSyncDataCollector or
             "async", start processes in each worker; a list in `create_env_fn` then has one entry

@@ -57,7 +57,7 @@ class SetUp:
             entries: One entry of `create_env_fn` per worker.
             shares: Frames of one rollout of each worker.
             passed: Arguments that override `collector_kwargs`.
-            kind: What each worker runs; None for one collector in its process.
+            kind: Kind of collector that each worker runs; None for a single one.
             elsewhere: Workers may be on machines with other devices.
             server: Calls the policy for the workers. None if they call it.
         """

@@ -55,6 +55,7 @@ class StatsWriter:
         self._sink.close()
 
     def __enter__(self) -> StatsWriter:
+        """Return the writer itself."""
         return self
 
     def __exit__(
@@ -63,6 +64,7 @@ class StatsWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Close the file."""
         self.close()
 
 

@@ -13,7 +13,7 @@ class Interrupt:
     """Handles SIGINT within a `with` block, in the main thread.
 
     The first Ctrl-C sets `requested`, which is checked between batches. A second one raises
-    KeyboardInterrupt, but only where that is safe: an exception in a half-started Ray would leave
+    KeyboardInterrupt, but only if that is safe: an exception in a half-started Ray would leave
     processes behind. After a request, SIGINT stays ignored after the exit, because the program is
     about to end.
     """

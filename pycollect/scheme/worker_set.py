@@ -101,9 +101,11 @@ class WorkerSet:
         return params
 
     def __enter__(self: S) -> S:
+        """Return the set itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop the workers."""
         self.stop()
 
     def local_worker(self) -> Any:

@@ -98,9 +98,11 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     # The stream
 
     def __iter__(self) -> Iterator[TensorDictBase | None]:
+        """Return the collector itself."""
         return self
 
     def __next__(self) -> TensorDictBase | None:
+        """Return the next batch like `next`, but raise StopIteration at the end."""
         own: Finished | None = None
         try:
             with self._flow.moving:
@@ -364,6 +366,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         return self._flow.statistics.has_begun
 
     def __bool__(self) -> bool:
+        """Return True, although the collector may have no length."""
         return True
 
     def __repr__(self) -> str:
@@ -685,7 +688,9 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         self._source.end_profile(config, self.post_collect_hook)
 
     def __enter__(self) -> CollectorBase:
+        """Return the collector itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
+        """Shut the collector down."""
         self.shutdown()
