@@ -123,9 +123,9 @@ class MultiStep(torch.nn.Module):
         Returns:
             A new TensorDict. It shares all unchanged entries with the input, which is not modified.
 
-            Under "next": "reward" is the sum of ``gamma**k`` times the k-th following reward, in
-            its own dtype or torch's default dtype if that is not floating point. "original_reward"
-            is the one-step reward. All other entries come from the last frame in the sum.
+            Under "next": "reward" is the sum of ``gamma**k`` times the reward k steps ahead, in its
+            own dtype, or torch's default dtype if that is not floating point. "original_reward" is
+            the one-step reward. All other entries come from the last frame in the sum.
 
             At the root, all of the batch's shape: "steps_to_next_obs" (int64) is the number of
             rewards in the sum. "gamma" (torch's default dtype) is the discount factor to that
