@@ -102,7 +102,7 @@ _RPC = ("visible_devices", "tensorpipe_options")  # only for RPCDataCollector
 class DistributedDataCollector(LaunchedCollector):
     """Collect in ranks of torch.distributed, which a launcher starts here or elsewhere.
 
-    A worker is a rank. Each rank shares a process group with this process only, so the default
+    A worker is a rank. Each rank shares a process group with this process only. So the default
     group remains free for the program, and a rank that dies does not affect others. Batches are
     ordered by rank.
 

@@ -176,8 +176,9 @@ class MultiSyncDataCollector(MultiCollector):
 
     Args:
         create_env_fn: A list with one entry per worker, or one entry that is repeated `num_workers`
-            times. An entry is a callable that returns an environment, a Gymnasium id, a list of
-            these that makes a batch of P environments, or an environment that can be pickled.
+            times. An entry is a callable that returns an environment, a Gymnasium id, or an
+            environment that can be pickled. A list of callables or ids as an entry makes a batch of
+            P environments.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
             a copy. ``None`` samples random actions (default: ``None``).
         frames_per_batch: Number of frames in a batch of all workers. It is divided equally, rounded
@@ -248,10 +249,11 @@ class MultiSyncDataCollector(MultiCollector):
             that takes longer counts as a death (default: 120.0).
         restart_on_error: Also replace a worker whose environment or policy raised an exception
             (default: ``False``).
-        start_method: "forkserver" forks workers from one process per program that has already
-            imported the modules they need, except modules that start threads or open a GPU on
-            import. "spawn" starts a new interpreter for each. If forking is impossible, workers are
-            spawned, with a warning that names the reason (default: "forkserver").
+        start_method: "forkserver" forks workers from one process per program, which has already
+            imported the modules they need. Modules that start threads or open a GPU on import are
+            left to the workers. "spawn" starts a new interpreter for each. If forking is
+            impossible, workers are spawned, with a warning that names the reason (default:
+            "forkserver").
         ...: See SyncDataCollector.
 
     Yields:
@@ -261,9 +263,9 @@ class MultiSyncDataCollector(MultiCollector):
 
         With `preemptive_threshold` or unequal shares, the rollouts of a batch differ in length.
         "stack" pads them with zeros to the length T of the longest share. Padding has trajectory id
-        -1, and ("collector", "mask"), bool [B, T] or [B, P, T], is true for real frames. -1, and 0
-        with one environment per worker, concatenate rollouts along time without padding. Only real
-        frames are counted.
+        -1. ("collector", "mask"), bool [B, T] or [B, P, T], is true for real frames. `cat_results`
+        -1, or 0 with one environment per worker, concatenates rollouts along time without padding.
+        Only real frames are counted.
 
     Raises:
         TypeError: An argument has the wrong type or an unknown name, or cannot be pickled.

@@ -120,8 +120,8 @@ class RayCollector(LaunchedCollector):
     Args:
         create_env_fn: A list with one entry per worker, or one entry that is repeated
             `num_collectors` times. An entry is a callable that returns an environment, a Gymnasium
-            id, a list of these that makes a batch of P environments, or an environment that can be
-            pickled.
+            id, or an environment that can be pickled. A list of callables or ids as an entry makes
+            a batch of P environments.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
             a copy. ``None`` samples random actions. May also be TorchRL's InferenceServer with
             service backend "ray": each worker then gets a client, and the policy stays in the
@@ -193,8 +193,9 @@ class RayCollector(LaunchedCollector):
 
     Raises:
         TypeError: An argument has the wrong type or an unknown name, or cannot be pickled.
-        ValueError: An argument is invalid, the cluster lacks the resources that the actors reserve,
-            or a rollout does not fit into memory (on this node) or the object store.
+        ValueError: An argument is invalid, or the cluster lacks the resources that the actors
+            reserve. Also raised if a rollout does not fit into memory (on this node) or the object
+            store.
         ImportError: Ray is not installed.
     """
 

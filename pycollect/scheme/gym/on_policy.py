@@ -48,7 +48,7 @@ class RolloutStorage:
 
     Observations and done flags have rows 0 to T; other entries have rows 0 to T - 1 and a row of
     zeros. If an episode was truncated, ``gamma`` times the value of its last observation is added
-    to the reward, as in Stable-Baselines3, because the next row belongs to another episode.
+    to the reward, as in Stable-Baselines3. The next row belongs to another episode.
 
     Attributes:
         max_size: Number of steps, T.
