@@ -182,7 +182,7 @@ class BoundRecorder {
   std::int64_t record(const py::object& returned) {
     const py::tuple result = step_result(returned, convert_.is_none() ? 4 : 5);
     if (!taken_) {
-      throw std::logic_error("record: expected a take() before it");
+      throw std::logic_error("record: call take() first");
     }
     const py::object kept = std::exchange(taken_, py::object());
     py::object observation = result[0];
