@@ -42,9 +42,9 @@ RolloutHeader join_rollouts(ThreadPool& pool, std::byte* base, const Placement& 
                             std::int64_t row, std::span<const std::byte> slab,
                             const Placement& placement, RolloutHeader header);
 
-// Copies a batch whose rollouts ended early, [P, B, T] with uncollected cells after the valid
-// lengths, into a slab of one worker whose T is the sum of these lengths. Workers are concatenated
-// along time, and every cell of the result was collected. Writes no header.
+// Copies a batch whose rollouts ended early, [P, B, T], without the uncollected cells after its
+// valid lengths. The target is a slab of one worker whose T is the sum of these lengths. Workers
+// are concatenated along time, and every cell of the result was collected. Writes no header.
 //
 // Throws std::invalid_argument if a header does not fit, if the environments of one row have
 // different lengths, or if the target has another size.

@@ -146,9 +146,10 @@ class Recorder {
   bool stop(std::span<Recorder* const> beside);
 
   // Records a step and returns the number of environments that must be reset now (see done()). If
-  // the rollout was stopped and ends here, returns -1 minus this number. Throws std::logic_error if
-  // no step is left or if an environment was not reset in time, and std::invalid_argument, which
-  // names the leaf, if an array does not fit.
+  // the rollout was stopped and ends here, returns -1 minus this number.
+  //
+  // Throws std::logic_error if no step is left or if an environment was not reset in time. Throws
+  // std::invalid_argument, which names the leaf, if an array does not fit.
   std::int64_t step(const StepData& data);
   // Records a step of a single environment. Also throws std::logic_error if there are several.
   std::int64_t step(const OneStep& data);
