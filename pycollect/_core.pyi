@@ -141,7 +141,7 @@ class Slab:
         """
 
     def lengths(self, row: int = 0) -> list[int]:
-        """Return the valid length of the rollout per environment; less than T after an early stop."""
+        """Return the rollout's valid length per environment; less than T after an early stop."""
 
     def tensors(
         self, batch_shape: Sequence[int], tensor_type: type[_Tensor]
@@ -473,7 +473,7 @@ class WorkerMailbox:
     @property
     def steps(self) -> SharedNumber: ...
     def wait_ask(self, seconds: float) -> bool:
-        """Sleep until there is a question; return whether there is one. Ends as `Bell.wait_knock`."""
+        """Sleep until a question is open; return whether one is. Ends as `Bell.wait_knock`."""
 
     def published(self) -> bytes:
         """Return the message that was published last, complete; empty before the first."""
@@ -538,7 +538,7 @@ class ServerSlots:
         """
 
     def answer_all(self, slots: Sequence[int], note: int) -> None:
-        """Answer all of these requests with a number only. Raises as `answer`, then answering none."""
+        """Answer all of `slots` with a number only, or none of them. Raises as `answer`."""
 
 @final
 class WorkerSlot:
@@ -596,7 +596,7 @@ class RolloutControl:
     @property
     def is_stopped(self) -> bool: ...
     def count_step(self) -> None:
-        """Increment `steps`. A Recorder does this; call it if the steps are recorded in other ways."""
+        """Increment `steps`. A Recorder calls this; call it if other code records the steps."""
 
 @final
 class StepEach:
@@ -790,7 +790,7 @@ class Recorder:
         """Number of steps of single environments since construction, without dummy steps."""
 
     def restart(self, observation: _Array | tuple[_Array, ...]) -> None:
-        """Start new trajectories after every environment was reset. Open ones end without a flag."""
+        """Start new trajectories after a reset of all environments. Open ones just end."""
 
     def begin(
         self,
@@ -921,7 +921,7 @@ class Recorder:
         """Release the slab of an unfinished rollout."""
 
     def take_episodes(self) -> list[tuple[int, float, int]]:
-        """Return (environment, return, length in frames) of each episode ended since the last call."""
+        """Return (environment, return, length) of each episode ended since the last call."""
 
 def copy(dst: _Array, src: _Array) -> None:
     """Copy one array into another of equal shape, with any strides and dtypes.
@@ -1003,7 +1003,7 @@ class TrajectoryIds:
         """Number of trajectories so far."""
 
     def state(self) -> tuple[int, list[tuple[int, list[int], list[int]]]]:
-        """Return `next`, and (worker, local ids, global ids) of open trajectories; -1 means none."""
+        """Return `next`, and (worker, local ids, global ids) of open trajectories; -1: none."""
 
 @final
 class SplitPlan:
@@ -1060,7 +1060,7 @@ class SplitPlan:
         """
 
     def flat(self, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
-        """Copy each source [*batch, *frame] into its target [frames, *frame]; errors as `padded`."""
+        """Copy each source [*batch, *frame] into a target [frames, *frame]; raises as `padded`."""
 
     def mask(self, target: _Array) -> None:
         """Write to bool [count, longest] whether each cell holds a frame."""
@@ -1115,7 +1115,7 @@ class Upload:
     """A copy in progress. Thread-safe."""
 
     def done(self) -> bool:
-        """Return whether the host has seen the copy complete; its source may be written again then."""
+        """Return whether the host has seen the copy complete, so its source may be written."""
 
     def wait(self) -> None:
         """Sleep until the copy is complete."""
