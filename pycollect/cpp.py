@@ -26,12 +26,12 @@ def include_dir() -> Path:
 
 
 def _installed(name: str) -> Path:
-    # An editable install has its modules in the checkout and the rest in site-packages.
+    # In an editable install, only the modules are in the checkout; this folder is in site-packages.
     for folder in pycollect.__path__:
         found = Path(folder, "share", name)
         if found.is_dir():
             return found
     raise FileNotFoundError(
-        f"share/{name}: expected pycollect to be installed (pip install), got the folders "
-        f"{list(pycollect.__path__)}; CMake's add_subdirectory takes a checkout as it is"
+        f"pycollect: it is not installed, because {list(pycollect.__path__)} have no share/{name}; "
+        "run `pip install .`, or pass the checkout to CMake's add_subdirectory"
     )
