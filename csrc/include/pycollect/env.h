@@ -159,8 +159,8 @@ class Each {
   using Number = typename E::Number;
   using Action = typename E::Action;
 
-  // The observation of each environment. Holds its own copy of the address: writes to bytes could
-  // otherwise change the view in the compiler's eyes, which would reload it.
+  // The observation of each environment. It copies the address: the compiler would otherwise reload
+  // the view after each write through a byte pointer.
   class Rows {
    public:
     explicit Rows(std::span<const TensorView> observations)
