@@ -727,8 +727,7 @@ class Recorder:
         step_count: Memory, int64 [1] or [P, 1], for the steps so far in the trajectory. The layout
             must have this leaf.
         given: Indices of the values of `take` that are passed to the environment.
-        scalars: Whether these values become numpy scalars if their shape is (). Only if all have
-            it.
+        scalars: Whether these values become numpy scalars. All of them must have the shape ().
         convert: Converts an observation to an array. Called by `record` if the observation differs
             from the previous one in more than its address. Defaults to ``None``: no conversion.
         elsewhere: Keys of leaves that other code writes into the slab after `finish`. Only their
