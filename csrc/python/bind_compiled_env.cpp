@@ -16,7 +16,7 @@ namespace {
 py::array array_over(const TensorView& view, const py::object& self) {
   if (view.dtype == DType::bfloat16) {
     throw std::invalid_argument(
-        "create_env_fn: expected observations of a dtype that NumPy has, got bfloat16");
+        "create_env_fn: expected observations of dtypes that NumPy has, got bfloat16");
   }
   return {py::dtype(std::string(name_of(view.dtype))),
           std::vector<py::ssize_t>(view.shape.begin(), view.shape.end()),
