@@ -15,6 +15,7 @@ import torch
 from collect_support import case_name, parity_policy
 from echo_envs import ENTRIES, echo_fns
 from envs_for_tests import CountingEnv, LongDoubleEnv
+from raising import refused
 from tensordict.nn import TensorDictModule
 
 from pycollect import (
@@ -198,7 +199,7 @@ UNEVEN: list[dict[str, Any]] = [{"preemptive_threshold": 0.5}, {"frames_per_batc
 def test_rollouts_that_differ_in_length_cannot_be_joined_env_by_env(
     arguments: dict[str, Any],
 ) -> None:
-    with pytest.raises(ValueError, match="cat_results: expected 'stack' or -1"):
+    with refused(ValueError, "cat_results"):
         processes(create_env_fn=[[ENV] * 2] * 2, cat_results=0, **arguments)
 
 
@@ -233,14 +234,14 @@ def test_when_stragglers_are_stopped(arguments: dict[str, Any], text: str) -> No
 @pytest.mark.usefixtures("no_actors", "no_processes")
 def test_who_has_stragglers() -> None:
     for create in (single, actors, partial(processes, MultiaSyncDataCollector)):
-        with pytest.raises(ValueError, match=r"preemptive_threshold.*sync=True"):
+        with refused(ValueError, "preemptive_threshold"):
             create(preemptive_threshold=0.5)
 
 
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("cat_results", [0, -1, "cat"])
 def test_first_come_first_served_joins_nothing(cat_results: Any) -> None:
-    with pytest.raises(ValueError, match="cat_results: expected None or 'stack'"):
+    with refused(ValueError, "cat_results"):
         processes(MultiaSyncDataCollector, cat_results=cat_results)
 
 
@@ -334,7 +335,7 @@ def test_bad_values_of_rays_own_arguments(arguments: Any, error: Any, text: str)
 def test_an_env_that_does_not_pickle() -> None:
     env = CountingEnv()
     env.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match=r"create_env_fn.*pickle"):
+    with refused(TypeError, "create_env_fn"):
         actors(create_env_fn=[env, env])
 
 
@@ -354,15 +355,15 @@ REFUSED = ("interruptor",)
 @pytest.mark.parametrize("create", [single, actors, processes])
 def test_refused_arguments_say_what_to_use(create: Callable[..., None]) -> None:
     for name in REFUSED:
-        with pytest.raises(ValueError, match=rf"{name}.*(use|says)"):
+        with refused(ValueError, "interruptor"):
             create(**{name: 3})
-    with pytest.raises(ValueError, match="reset_when_done"):
+    with refused(ValueError, "reset_when_done"):
         create(reset_when_done=False)
 
 
 def test_none_is_the_usual_format_of_trajectories() -> None:
     single(traj_format=None)
-    with pytest.raises(ValueError, match="traj_format: expected one of"):
+    with refused(ValueError, "traj_format"):
         single(traj_format="flat")
 
 
@@ -394,7 +395,7 @@ def test_whole_floats_are_counts() -> None:
     counts = {"frames_per_batch": 4.0, "total_frames": 8.0, "max_frames_per_traj": 2.0}
     with SyncDataCollector(ENV, None, **counts) as collector:
         assert [td.numel() for td in collector] == [4, 4]
-    with pytest.raises(TypeError, match=r"frames_per_batch: expected an int, got 4\.5"):
+    with refused(TypeError, "frames_per_batch"):
         SyncDataCollector(ENV, None, frames_per_batch=4.5)
 
 
@@ -414,7 +415,7 @@ def test_whole_floats_are_counts_of_environments() -> None:
     with SyncDataCollector([ENV] * 2, None, frames_per_batch=8.0) as collector:
         assert collector.next().shape == (2, 4)
     assert batched([ENV], 2.0) == [[ENV] * 2]
-    with pytest.raises(TypeError, match=r"prefetch: expected an int, got 1\.5"):
+    with refused(TypeError, "prefetch"):
         MultiSyncDataCollector([ENV], None, frames_per_batch=4, prefetch=1.5)
 
 
@@ -456,27 +457,27 @@ def test_counts_in_floating_point_notation() -> None:
         ENV, None, frames_per_batch=6, total_frames=1.2e1, max_frames_per_traj=6.0
     ) as collector:
         assert len(list(collector)) == 2
-    with pytest.raises(TypeError, match=r"total_frames: expected an int, got 2\.5"):
+    with refused(TypeError, "total_frames"):
         single(total_frames=2.5)
 
 
 def test_truncation_where_masks_are_ignored() -> None:
-    with pytest.raises(ValueError, match="max_frames_per_traj"):
+    with refused(ValueError, "max_frames_per_traj"):
         single(create_env_fn=ENTRIES["ignores masks"](0), max_frames_per_traj=3)
 
 
 def test_environments_of_another_kind() -> None:
-    with pytest.raises(TypeError, match="create_env_fn"):
+    with refused(TypeError, "create_env_fn"):
         single(create_env_fn=dict)
-    with pytest.raises(ValueError, match=r"longdouble|float128"):
+    with refused(ValueError, "observation_space"):
         single(create_env_fn=LongDoubleEnv)
-    with pytest.raises(ValueError, match="create_env_kwargs"):
+    with refused(ValueError, "create_env_kwargs"):
         single(create_env_fn=CountingEnv(), create_env_kwargs={"length": 3})
 
 
 def test_a_policy_that_reads_what_is_not_there() -> None:
     policy = TensorDictModule(lambda x: x, ["pixels"], ["action"])
-    with pytest.raises(ValueError, match=r"pixels.*observation"):
+    with refused(ValueError, "policy"):
         single(policy=policy)
 
 
@@ -485,10 +486,10 @@ def test_worker_ids() -> None:
         for good in (None, 0, [0], (0,), []):
             collector.update_policy_weights_(worker_ids=good)
         for bad in (1, -1, [0, 3], [False]):
-            with pytest.raises(ValueError, match="worker_ids"):
+            with refused(ValueError, "worker_ids"):
                 collector.update_policy_weights_(worker_ids=bad)
         for bad in ("0", 0.0, [None]):
-            with pytest.raises((TypeError, ValueError), match="worker_ids"):
+            with refused((TypeError, ValueError), "worker_ids"):
                 collector.update_policy_weights_(worker_ids=bad)  # type: ignore[arg-type]
 
 
@@ -496,7 +497,7 @@ def test_worker_ids() -> None:
 def test_seeds(seed: Any) -> None:
     with (
         SyncDataCollector(ENV, None, frames_per_batch=6) as collector,
-        pytest.raises((TypeError, ValueError), match="seed"),
+        refused((TypeError, ValueError), "seed"),
     ):
         collector.set_seed(seed)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from collect_support import MULTI_STACK, Way, collecting, marked
 from echo_envs import echo_fns
+from raising import warned
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -150,7 +151,7 @@ def test_workers_compile_for_themselves(way: Way) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
 def test_graphs_without_cuda_are_a_warning() -> None:
     with (
-        pytest.warns(UserWarning, match="cudagraph_policy.*no CUDA"),
+        warned("cudagraph_policy"),
         SyncDataCollector(
             echo_fns(0), module(), frames_per_batch=21, cudagraph_policy=True
         ) as collector,

@@ -30,6 +30,7 @@ from collect_support import (
     parity_policy,
 )
 from echo_envs import ENTRIES, LENGTHS, EchoEnv, GateEnv, echo_fns
+from raising import refused
 from state_support import POLICIES, Loop, T, env_fns, seeded, three, zeros
 from tensordict.nn import TensorDictModule
 from test_env_groups import KINDS, SIZES, counting_groups
@@ -293,9 +294,9 @@ def test_workers_may_come_and_go() -> None:
         with pytest.warns(UserWarning, match="2 workers from the next batch on"):
             collector.remove_collectors([0])
         assert collector.next().shape == (2, 3, 6)
-        with pytest.raises(ValueError, match="env_groups: expected 2, as for the collector"):
+        with refused(ValueError, "env_groups"):
             collector.add_collectors([echo_fns(3)], collector_kwargs={"env_groups": 1})
-        with pytest.raises(ValueError, match="env_groups: expected 1 with 1 environment"):
+        with refused(ValueError, "env_groups"):
             collector.add_collectors([[EchoEnv]])
 
 

@@ -27,6 +27,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, GateEnv, TallyEnv, wait_until
 from envs_for_tests import CountingEnv
+from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_central import failing, watched
@@ -120,9 +121,9 @@ def test_weights_are_sent_without_being_told() -> None:
 def test_weights_of_single_workers_are_refused() -> None:
     _, policy = watched()
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
-        with pytest.raises(ValueError, match="worker_ids: expected all workers"):
+        with refused(ValueError, "worker_ids"):
             collector.update_policy_weights_(worker_ids=[1])
-        with pytest.raises(ValueError, match="expected"):
+        with refused(ValueError, "policy_or_weights"):
             collector.update_policy_weights_({"no such weight": torch.zeros(1)})
         collector.next()
 

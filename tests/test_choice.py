@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from echo_envs import echo_fns
+from raising import refused
 
 from pycollect import Collector, MultiaSyncDataCollector, MultiSyncDataCollector, RayCollector
 from pycollect.engines.processes.engine import ProcessEngine
@@ -73,10 +74,10 @@ def test_only_the_class_itself_chooses() -> None:
 
     with Own(ENV, None, frames_per_batch=6) as collector:
         assert isinstance(collector, Own)
-    with pytest.raises(TypeError, match=r"num_collectors: expected None, got 2.*Own"):
+    with refused(TypeError, "num_collectors"):
         Own(ENV, None, frames_per_batch=6, num_collectors=2)
     for cls in (MultiSyncDataCollector, MultiaSyncDataCollector, RayCollector):
-        with pytest.raises(ValueError, match=r"backend: not an argument of .*the class says|says"):
+        with refused(ValueError, "backend"):
             cls([ENV], None, frames_per_batch=6, backend="process")
 
 

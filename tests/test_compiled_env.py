@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_env_support import DiscreteEnvs, LoggedEnvs, chosen, frames_of
+from raising import refused
 
 import pycollect
 from pycollect import MultiSyncDataCollector, SyncDataCollector
@@ -157,7 +158,7 @@ def test_actions_of_other_forms_are_brought_into_the_environments() -> None:
 
 
 def test_random_actions_need_a_space() -> None:
-    with pytest.raises(ValueError, match=r"random actions of C\+\+ environments.*action_space"):
+    with refused(ValueError, "policy"):
         collected(LoggedEnvs(), None)
     env = DiscreteEnvs(3)
     (batch,) = collected(env, None, batches=1)
@@ -190,11 +191,11 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=text):
             make_env_batch(kind())
-    with pytest.raises(ValueError, match="at least 1 environment, got 0"):
+    with refused(ValueError, "envs"):
         make_env_batch(LoggedEnvs(0))
-    with pytest.raises(TypeError, match=r"create_env_fn\[0\].*the vector env"):
+    with refused(TypeError, "create_env_fn"):
         make_env_batch([LoggedEnvs])
-    with pytest.raises(ValueError, match="info_keys: expected Gymnasium environments"):
+    with refused(ValueError, "info_keys"):
         make_env_batch(LoggedEnvs, info_keys={("x",): None})
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from raising import refused
 
 from pycollect._core import StepEach
 
@@ -150,7 +151,7 @@ def test_a_step_of_another_length_is_refused() -> None:
 
 
 def test_memory_for_other_numbers_of_environments_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected as many as steps, 1"):
+    with refused(ValueError, "convert", "observations"):
         StepEach([step_of(0)], [as_float32], None, np.zeros((2, 2), np.float32))
-    with pytest.raises(ValueError, match="expected as many as steps, 1"):
+    with refused(ValueError, "convert", "observations"):
         StepEach([step_of(0)], [], None, np.zeros((1, 2), np.float32))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from collect_support import parity_policy
 from envs_for_tests import CountingEnv
+from raising import refused
 from tensordict import TensorDict
 
 from pycollect import (
@@ -111,9 +112,9 @@ def test_counts_that_do_not_fit(
 
 
 def test_sync_collectors_have_as_many_environments_each() -> None:
-    with pytest.raises(ValueError, match=r"num_env_per_collector.*\[2, 1\]"):
+    with refused(ValueError, "num_env_per_collector"):
         sync_sync_collector([CountingEnv] * 3, None, 2, policy=None)
-    with pytest.raises(TypeError, match="env_kwargs"):
+    with refused(TypeError, "env_kwargs"):
         sync_sync_collector(CountingEnv, 3, 1, 1, policy=None)  # type: ignore[arg-type]
 
 
@@ -228,7 +229,7 @@ def test_any_object_is_a_config_and_stays_as_it_is() -> None:
         delattr(config, name)
     make_collector_onpolicy(CountingEnv, None, config)
     del config.frames_per_batch
-    with pytest.raises(AttributeError, match=r"cfg.*'frames_per_batch'"):
+    with refused(AttributeError, "cfg"):
         make_collector_onpolicy(CountingEnv, None, config)
 
 
