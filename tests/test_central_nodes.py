@@ -255,7 +255,7 @@ def test_past_the_limit_the_servers_death_is_told(other_node: Any) -> None:
     ) as collector:
         collector.next()
         killed(collector)
-        with pytest.raises(WorkerError, match=r"policy server on node .* died"):
+        with pytest.raises(WorkerError, match="policy server"):
             deque(collector, 0)
 
 

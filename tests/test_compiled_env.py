@@ -127,7 +127,7 @@ def test_what_no_module_raises_is_an_error_all_the_same() -> None:
         def _raise(self) -> None:
             pass
 
-    with pytest.raises(RuntimeError, match="threw what their module did not raise"):
+    with pytest.raises(RuntimeError, match="module"):
         collected(Silent())
 
 
@@ -158,8 +158,9 @@ def test_actions_of_other_forms_are_brought_into_the_environments() -> None:
 
 
 def test_random_actions_need_a_space() -> None:
-    with refused(ValueError, "policy"):
+    with refused(ValueError, "policy") as caught:
         collected(LoggedEnvs(), None)
+    assert "action_space" in str(caught.value)
     env = DiscreteEnvs(3)
     (batch,) = collected(env, None, batches=1)
     assert batch["action"].tolist() == [[f.action for f in log] for log in env.log]
@@ -181,20 +182,22 @@ def test_what_is_refused() -> None:
     class Half(LoggedEnvs):
         observation = ((("observation",), "bfloat16", (3,)),)
 
-    here = pycollect.__version__.replace(".", r"\.")
-    for kind, text in (
-        (OtherForm, rf"form 1 .*\(pycollect {here}\), got form 2 \(pycollect 9\.8\.7\); compile"),
-        (OwnKey, "'reward' belongs to the collector"),
-        (NoAction, "with an action, got none"),
-        (OtherSpace, r"action_space: expected a space of .*float32.*, got Discrete\(2\)"),
-        (Half, "dtypes that NumPy has, got bfloat16"),
+    for kind, name, text in (
+        (OtherForm, "create_env_fn", f"(pycollect {pycollect.__version__})"),
+        (OtherForm, "create_env_fn", "(pycollect 9.8.7)"),
+        (OwnKey, "create_env_fn", "'reward'"),
+        (NoAction, "create_env_fn", "action"),
+        (OtherSpace, "action_space", "Discrete(2)"),
+        (Half, "create_env_fn", "bfloat16"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with refused(ValueError, name) as caught:
             make_env_batch(kind())
+        assert text in str(caught.value)
     with refused(ValueError, "envs"):
         make_env_batch(LoggedEnvs(0))
-    with refused(TypeError, "create_env_fn"):
+    with refused(TypeError, "create_env_fn") as caught:
         make_env_batch([LoggedEnvs])
+    assert "[0]" in str(caught.value)
     with refused(ValueError, "info_keys"):
         make_env_batch(LoggedEnvs, info_keys={("x",): None})
 

@@ -149,7 +149,7 @@ def test_any_changed_byte_of_a_header_is_refused(data: st.DataObject) -> None:
     rollout[index] ^= data.draw(st.integers(1, 255))
     slab = SlabPool(Placement(layout, 1, 2, 4), 0).acquire()
     slab.array()[:] = 7
-    with pytest.raises(ValueError, match="rollout header: expected"):
+    with pytest.raises(ValueError, match="rollout header"):
         _core.place_rollout(slab, 0, rollout, placement)
     assert (slab.array() == 7).all()
 
@@ -165,7 +165,7 @@ def test_bad_rollouts_are_refused() -> None:
         _core.place_rollout(slab, 0, good.view(np.int8), placement)
     with refused(ValueError, "rollout"):
         _core.place_rollout(slab, 0, np.repeat(good, 2)[::2], placement)
-    with pytest.raises(ValueError, match="expected a slab of bytes"):
+    with pytest.raises(ValueError, match="rollout header"):
         _core.place_rollout(slab, 0, good[:-1], placement)
     other = Placement(Layout([Leaf(("b",), "float32", (3,))]), 1, 2, 4)
     with refused(ValueError, "rollout"):
@@ -229,8 +229,9 @@ def test_ids_that_go_backwards_are_refused_and_change_nothing() -> None:
     ids.renumber(4, np.array([[2, 3]]))
     state = ids.state()
     bad = np.array([[4, 5, 4]])
-    with refused(ValueError, "ids"):
+    with refused(ValueError, "ids") as caught:
         ids.renumber(4, bad)
+    assert "worker 4, env 0, step 2" in str(caught.value)
     assert bad.tolist() == [[4, 5, 4]]
     assert ids.state() == state
     with refused(ValueError, "ids"):

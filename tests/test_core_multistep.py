@@ -101,9 +101,9 @@ def test_bad_arguments_are_named() -> None:
     source = np.zeros((2, 3, 4))
     with refused(ValueError, "targets"):
         plan.shift([source], [])
-    with pytest.raises(ValueError, match=r"target 0: expected shape \[2, 3, 4\], got \[2, 3\]"):
+    with pytest.raises(ValueError, match="target 0"):
         plan.sum(0.9, [source], [np.zeros((2, 3))])
-    with pytest.raises(ValueError, match=r"source 0: expected a shape that begins \[2, 3\]"):
+    with pytest.raises(ValueError, match="source 0"):
         plan.shift([np.zeros((3, 2))], [np.zeros((3, 2))])
     with refused(ValueError, "target"):
         plan.steps(np.zeros((2, 3)))

@@ -150,8 +150,9 @@ def test_bad_arguments_are_named() -> None:
         SplitPlan(None, batch_dims=1)
     with refused(ValueError, "done"):
         SplitPlan(done.astype(np.int8), batch_dims=2)
-    with refused(ValueError, "ids"):
+    with refused(ValueError, "ids") as caught:
         SplitPlan(done, np.zeros((3, 2), np.int64), batch_dims=2)
+    assert "[3, 2]" in str(caught.value)
     with refused(ValueError, "mask"):
         SplitPlan(done, None, np.zeros((2, 3)), batch_dims=2)
     with refused(ValueError, "batch_dims"):
@@ -162,9 +163,9 @@ def test_bad_arguments_are_named() -> None:
     source = np.zeros((2, 3))
     with refused(ValueError, "targets"):
         plan.flat([source], [])
-    with pytest.raises(ValueError, match=r"target 0: expected shape \[2, 3\], got \[6\]"):
+    with pytest.raises(ValueError, match="target 0"):
         plan.padded([source], [np.zeros(6)])
-    with pytest.raises(ValueError, match=r"source 0: expected a shape that begins \[2, 3\]"):
+    with pytest.raises(ValueError, match="source 0"):
         plan.flat([np.zeros((3, 2))], [np.zeros(6)])
     with refused(ValueError, "target"):
         plan.mask(np.zeros((2, 3)))

@@ -280,8 +280,9 @@ def test_actions_are_cast_and_checked_on_the_host(
         assert apart.log == ["up 12", "down 68", "host waits"] * 10
         assert td["action"].tolist() == [[step % 2 for step in td["seen"][0, :, 0].int().tolist()]]
         wrong[0] = True
-        with refused(ValueError, "policy"):
+        with refused(ValueError, "policy") as caught:
             collector.next()
+        assert "nan" in str(caught.value)
 
 
 def test_outputs_come_back_only_when_the_device_is_done() -> None:

@@ -24,7 +24,7 @@ def test_devices_of_other_kinds_are_refused() -> None:
 
 @pytest.mark.skipif(cuda.available(), reason="for machines without a GPU")
 def test_without_a_gpu_the_uploader_says_why() -> None:
-    with pytest.raises(cuda.CudaError, match="CUDA is not available: ") as info:
+    with pytest.raises(cuda.CudaError, match="CUDA") as info:
         cuda.Uploader("cuda")
     assert cuda.why_not() in str(info.value)
 

@@ -237,6 +237,7 @@ def test_texts_that_are_the_environments() -> None:
         assert said[1] == said[2] != said[0]  # as it left it
     with (
         SyncDataCollector(TextEnv, forgetful, frames_per_batch=3) as collector,
-        refused(ValueError, "policy"),
+        refused(ValueError, "policy") as caught,
     ):
         collector.next()
+    assert "'extra'" in str(caught.value)

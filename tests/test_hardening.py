@@ -11,7 +11,7 @@ import pytest
 import torch
 from envs_for_tests import CountingEnv
 from gymnasium.spaces import Box
-from raising import refused
+from raising import refused, warned
 from tensordict.nn import TensorDictModule
 
 from pycollect import SyncDataCollector
@@ -144,12 +144,12 @@ def test_a_warning_turned_error_leaves_no_environment_open() -> None:
         def close(self) -> None:
             closed.append(self)
 
-    with pytest.warns(UserWarning, match="frames_per_batch"):
+    with warned("frames_per_batch"):
         SyncDataCollector([Closing] * 3, None, frames_per_batch=4)
     assert not closed
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(UserWarning, match="frames_per_batch"):
+        with refused(UserWarning, "frames_per_batch"):
             SyncDataCollector([Closing] * 3, None, frames_per_batch=4)
     assert len(closed) == 3
 

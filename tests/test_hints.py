@@ -50,7 +50,7 @@ def env_without_name() -> Any:
 def test_a_name_that_an_environment_lacks_in_a_worker_is_explained(way: Way) -> None:
     entry = env_without_name()
     with (
-        pytest.raises(NameError, match=r"'CountingEnv' is not defined: .*pickled by value.*module"),
+        pytest.raises(NameError, match="pickled by value"),
         collecting(way, lambda worker: entry, frames=8) as collector,
     ):
         collector.next()
@@ -62,7 +62,7 @@ def test_a_name_that_a_policy_lacks_in_a_worker_is_explained(way: Way) -> None:
         return eval("torch").zeros(observation.shape[:-1])
 
     with (
-        pytest.raises(NameError, match=r"'torch' is not defined: .*pickled by value"),
+        pytest.raises(NameError, match="pickled by value"),
         collecting(way, lambda worker: CountingEnv, act, frames=8) as collector,
     ):
         collector.next()
@@ -147,10 +147,11 @@ def rows_of_two_rewards() -> Any:
 )
 def test_several_rewards_per_step_name_torchrls_wrapper(way: Way, entry: Any) -> None:
     with (
-        refused(ValueError, "reward"),
+        refused(ValueError, "reward") as caught,
         collecting(way, lambda worker: entry, frames=8) as collector,
     ):
         collector.next()
+    assert "GymWrapper" in str(caught.value)
 
 
 class Net(nn.Module):
@@ -170,10 +171,11 @@ class Net(nn.Module):
 )
 def test_what_makes_a_policy_names_policy_factory(way: Way, policy: Any) -> None:
     with (
-        refused((TypeError, ValueError), "policy"),
+        refused((TypeError, ValueError), "policy") as caught,
         collecting(way, lambda worker: CountingEnv, policy, frames=8) as collector,
     ):
         collector.next()
+    assert "policy_factory" in str(caught.value)
 
 
 class Texts(gymnasium.Env[Any, Any]):
@@ -192,19 +194,21 @@ class Texts(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize("names", ["mission", "image, mission", "image, direction, mission, more"])
 def test_a_policy_over_tensors_that_asks_for_a_text_is_shown_all_keys(names: str) -> None:
     policy = eval(f"lambda {names}: 0")
-    with refused(TypeError, "policy"):
+    with refused(TypeError, "policy") as caught:
         SyncDataCollector(Texts, policy, frames_per_batch=8)
+    for word in ("'image'", "'direction'", "'mission'", "TensorDict"):
+        assert word in str(caught.value)
 
 
 @pytest.mark.processes
 def test_frames_that_workers_do_not_share_equally_speak_of_workers() -> None:
     with (
-        pytest.warns(UserWarning, match="not divisible by the number of workers"),
+        pytest.warns(UserWarning, match=r"frames_per_batch: .*workers"),
         MultiSyncDataCollector([CountingEnv] * 2, None, frames_per_batch=5),
     ):
         pass
     with (
-        pytest.warns(UserWarning, match="not divisible by the number of environments"),
+        pytest.warns(UserWarning, match=r"frames_per_batch: .*environments"),
         SyncDataCollector([[CountingEnv] * 2], None, frames_per_batch=5),
     ):
         pass

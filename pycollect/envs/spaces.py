@@ -234,8 +234,8 @@ def _read(extra: Extra) -> Callable[[Any], Any]:
             return torch.from_numpy(np.array(value, dtype).reshape(len(value), *feature))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"observation {key_name(extra.key)}: expected a sequence of {dtype} "
-                f"{list(feature)}, as the space declares, got {describe(value)}"
+                f"observation_space: it declares {key_name(extra.key)} as a sequence of {dtype} "
+                f"{list(feature)}, but the environment returned {describe(value)}"
             ) from error
 
     return read
