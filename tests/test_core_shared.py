@@ -149,7 +149,7 @@ def test_where_no_descriptor_can_be_had_it_says_why_not() -> None:
             Memory.share(1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert "memfd_create: Too many open files" in why_not
+    assert "memfd_create" in why_not
 
 
 def test_users_who_keep_batches_get_copies() -> None:

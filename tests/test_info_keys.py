@@ -167,7 +167,7 @@ def test_episode_statistics() -> None:
     ):
         td = collector.next()
     assert td["next", "episode", "r"] == [None, None, 6.0, None, None, 6.0]
-    assert str(said[0].message).endswith("info_keys={('episode', 'r'): torch.float32}")
+    assert "info_keys={('episode', 'r'): torch.float32}" in str(said[0].message)
 
 
 def test_what_a_warning_says_to_write_keeps_the_other_entries() -> None:
@@ -179,7 +179,7 @@ def test_what_a_warning_says_to_write_keeps_the_other_entries() -> None:
     with warned("info_keys") as said:
         SyncDataCollector(make, None, info_keys=keys, **options).shutdown()
     words = "info_keys={'steps': None, ('episode', 'r'): torch.float32}"
-    assert str(said[0].message).endswith(words)
+    assert words in str(said[0].message)
     written = {"steps": None, ("episode", "r"): torch.float32}
     with SyncDataCollector(make, None, info_keys=written, **options) as collector:
         td = collector.next()
@@ -333,8 +333,8 @@ def test_an_entry_that_never_comes_is_named_at_an_episodes_end(kind: str) -> Non
     assert ended
     assert said[0].filename == __file__
     words = str(said[0].message)
-    assert "no info had 'episode.r' until an episode's end" in words
-    assert "named by a tuple, for example ('episode', 'r')" in words
+    assert "'episode.r'" in words
+    assert "('episode', 'r')" in words
 
 
 @pytest.mark.parametrize(
