@@ -153,7 +153,7 @@ class TestSingleEnv:
     def test_observations_that_do_not_fit_are_an_error(self, convert: Any, came: str) -> None:
         batch = make_env_batch(WrongObservationEnv(convert))
         for call in (batch.reset, lambda: batch.step(np.array(0))):
-            with refused(ValueError, "observation_space") as caught:
+            with refused(ValueError, "observation") as caught:
                 call()
             assert "'observation'" in str(caught.value)
             assert came in str(caught.value)
@@ -247,7 +247,7 @@ class TestCallables:
 
     def test_an_observation_that_does_not_fit_names_the_env(self) -> None:
         batch = make_env_batch([CountingEnv, partial(WrongObservationEnv, lambda value: value[:1])])
-        with refused(ValueError, "observation_space") as caught:
+        with refused(ValueError, "observation") as caught:
             batch.reset()
         assert "env 1" in str(caught.value)
         assert "'observation'" in str(caught.value)

@@ -288,8 +288,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: single(create_env_fn=partial(WrongObservationEnv, lambda value: value[:2])),
         ValueError,
-        "observation_space: the env declares 'observation' of shape [3], but returned "
-        "shape [2] (float32)",
+        "observation: 'observation': expected shape [3], as the space of the env "
+        "declares, got [2] (float32)",
     ),
     (
         lambda: collect(create_env_fn=TwoRewards),

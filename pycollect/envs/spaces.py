@@ -234,8 +234,8 @@ def _read(extra: Extra) -> Callable[[Any], Any]:
             return torch.from_numpy(np.array(value, dtype).reshape(len(value), *feature))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"observation_space: it declares {key_name(extra.key)} as a sequence of {dtype} "
-                f"{list(feature)}, but the environment returned {describe(value)}"
+                f"observation: {key_name(extra.key)}: expected a sequence of {dtype} "
+                f"{list(feature)}, as the space declares, got {describe(value)}"
             ) from error
 
     return read
@@ -273,21 +273,21 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the env"
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"observation_space: {env} declares {key_name(leaf.key)} as {leaf.dtype} of shape "
-            f"{list(shape)}, but returned {describe(value)}"
+            f"observation: {key_name(leaf.key)}: expected {leaf.dtype} {list(shape)}, as the space "
+            f"of {env} declares, got {describe(value)}"
         ) from error
     if array.shape != shape:
         raise ValueError(
-            f"observation_space: {env} declares {key_name(leaf.key)} of shape {list(shape)}, but "
-            f"returned shape {list(array.shape)} ({array.dtype})"
+            f"observation: {key_name(leaf.key)}: expected shape {list(shape)}, as the space of "
+            f"{env} declares, got {list(array.shape)} ({array.dtype})"
         )
     cast = cast_safely(array, leaf.dtype)
     if cast is not None:
         return cast
     raise ValueError(
-        f"observation_space: {env} declares {key_name(leaf.key)} as {leaf.dtype}, but returned "
-        f"{array.dtype}, which cannot be cast to it safely; correct the space or convert the "
-        "observation with gymnasium.wrappers.TransformObservation"
+        f"observation: {key_name(leaf.key)}: expected {leaf.dtype}, as the space of {env} "
+        f"declares, got {array.dtype}, which cannot be cast to it safely; correct the space or "
+        "convert the observation with gymnasium.wrappers.TransformObservation"
     )
 
 
@@ -360,8 +360,8 @@ def conform_scalar(value: Any, leaf: Leaf, env: str = "the env") -> int:
         return operator.index(value)
     except TypeError as error:
         raise ValueError(
-            f"observation_space: {env} declares {key_name(leaf.key)} as an integer, but returned "
-            f"{describe(value)}"
+            f"observation: {key_name(leaf.key)}: expected an integer, as the space of {env} "
+            f"declares, got {describe(value)}"
         ) from error
 
 
