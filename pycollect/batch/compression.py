@@ -23,7 +23,7 @@ def import_lz4(argument: str) -> ModuleType:
     try:
         import lz4.frame
     except ImportError as error:
-        raise ImportError(f"{argument} needs LZ4: pip install lz4") from error
+        raise ImportError(f"{argument}: LZ4 is not installed; pip install lz4") from error
     frame: ModuleType = lz4.frame
     return frame
 
