@@ -10,6 +10,7 @@ import pytest
 import torch
 from envs_for_tests import CountingEnv
 from gymnasium import spaces
+from raising import refused
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
@@ -49,12 +50,10 @@ class Whole(nn.Module):
 
 @pytest.mark.parametrize("policy", [linear(3), nn.Linear(3, 1), Whole()])
 def test_a_dtype_is_named_with_the_remedy(policy: Any) -> None:
-    words = (
-        r"policy: .*'observation' float64 \[3\].* parameters are float32.*"
-        r"observation_dtype=torch\.float32"
-    )
-    with pytest.raises(RuntimeError, match=words):
+    with refused(RuntimeError, "policy") as caught:
         SyncDataCollector(Doubles, policy, frames_per_batch=4)
+    assert "observation_dtype=torch.float32" in str(caught.value)
+    assert "'observation' float64 [3]" in str(caught.value)
     with SyncDataCollector(
         Doubles, policy, frames_per_batch=4, observation_dtype=torch.float32
     ) as collector:
@@ -62,8 +61,10 @@ def test_a_dtype_is_named_with_the_remedy(policy: Any) -> None:
 
 
 def test_a_shape_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"'observation' float32 \[3\].*1x3 and 4x1") as raised:
+    with refused(RuntimeError, "policy") as raised:
         SyncDataCollector(Doubles, linear(4), frames_per_batch=4, observation_dtype=torch.float32)
+    assert "1x3 and 4x1" in str(raised.value)
+    assert "'observation' float32 [3]" in str(raised.value)
     assert "observation_dtype" not in str(raised.value)
 
 
@@ -79,13 +80,14 @@ def test_an_index_error_of_its_own_is_left_alone() -> None:
     def broken(observation: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(np.zeros(3)[int(observation.sum()) + 3])
 
-    with pytest.raises(IndexError, match="out of bounds for axis 0 with size 3"):
+    with pytest.raises(IndexError, match="axis 0 with size 3"):
         SyncDataCollector(Doubles, broken, frames_per_batch=4)
 
 
 def test_a_function_of_a_tensordict_that_is_given_a_tensor() -> None:
-    with pytest.raises(RuntimeError, match=r"policy: its first call, with 'observation' float32"):
+    with refused(RuntimeError, "policy") as caught:
         SyncDataCollector(CountingEnv, lambda given: given["observation"], frames_per_batch=4)
+    assert "'observation' float32" in str(caught.value)
 
 
 class Shows(gymnasium.Env[Any, Any]):
@@ -128,7 +130,7 @@ def message(space: spaces.Space[Any], policy: Any, entry: str = "one", **argumen
     """What the collector says when it is built."""
     # A ValueError of torch's stays one.
     errors = (RuntimeError, ValueError)
-    with pytest.raises(errors, match="policy: its first call, with ") as raised:
+    with refused(errors, "policy") as raised:
         SyncDataCollector(
             ENTRIES[entry](lambda: Shows(space)), policy, frames_per_batch=4, **arguments
         )

@@ -73,6 +73,6 @@ def warn_of_rounding(asked: int, real: int, among: str = "environments") -> None
     """Warn about the real size of batches if it is not `asked`, since all of `among` share it."""
     if asked != real:
         warn_user(
-            f"frames_per_batch={asked} is not divisible by the number of {among}: "
+            f"frames_per_batch: {asked} is not divisible by the number of {among}; "
             f"batches have {real} frames"
         )
