@@ -286,8 +286,8 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the env"
         return cast
     raise ValueError(
         f"observation: {key_name(leaf.key)}: expected {leaf.dtype}, as the space of {env} "
-        f"declares, got {array.dtype}, which cannot be cast to it safely; correct the space or convert the "
-        "observation with gymnasium.wrappers.TransformObservation"
+        f"declares, got {array.dtype}, which cannot be cast to it safely; correct the space or "
+        "convert the observation with gymnasium.wrappers.TransformObservation"
     )
 
 
