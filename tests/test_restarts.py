@@ -236,7 +236,7 @@ def test_a_hang_past_the_limit_is_told_after_what_the_others_have(tmp_path: Path
         MULTI_ASYNC[2], entry, parity_policy(), frames=T, worker_timeout=1.0, max_worker_restarts=0
     ) as collector:
         batches: list[Any] = []
-        with raised(WorkerError, worker=0) as caught:
+        with raised(WorkerError, worker=1) as caught:
             batches.extend(iter(collector.next, None))
         assert "1.0 s" in str(caught.value)
         delivered = sum(td.numel() for td in batches)

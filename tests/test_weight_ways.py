@@ -154,7 +154,7 @@ def test_a_scheme_that_sends_nothing(way: Any) -> None:
 
 def test_schemes_that_are_refused() -> None:
     bad: list[tuple[Any, type[Exception], str]] = [
-        (3, TypeError, "3"),
+        (3, TypeError, "int"),
         ({"policy": 3}, TypeError, "'policy'"),
         ({"value": scheme("RayWeightSyncScheme")}, ValueError, "['value']"),
         ({"policy": scheme("RayModuleTransformScheme")}, ValueError, "RayModuleTransformScheme"),
