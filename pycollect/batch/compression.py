@@ -45,7 +45,7 @@ def decompress(data: Buffer, size: int, argument: str) -> Buffer:
         return np.array(data)
     opened: bytearray = import_lz4(argument).decompress(data, return_bytearray=True)
     if len(opened) != size:
-        raise ValueError(f"expected {size} bytes in a frame of LZ4, got {len(opened)}")
+        raise ValueError(f"{argument}: expected {size} bytes in a frame of LZ4, got {len(opened)}")
     return np.frombuffer(opened, np.uint8)
 
 
