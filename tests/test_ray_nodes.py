@@ -166,11 +166,11 @@ def test_a_straggler_on_another_node_is_stopped(
 # One machine, as if it were several
 
 
-def no_sharing(ray: Any) -> DriverAddress:
+def no_sharing(ray: Any, bell: Any) -> DriverAddress:
     return DriverAddress(ray.get_runtime_context().get_node_id(), ThreadBell())
 
 
-def far_away(ray: Any) -> DriverAddress:
+def far_away(ray: Any, bell: Any) -> DriverAddress:
     return DriverAddress("another node's id", Bell())
 
 

@@ -97,9 +97,8 @@ def test_a_set_that_is_forgotten_leaves_nothing(ray_cluster: Any) -> None:
 def test_what_a_component_raises_is_raised(ray_cluster: Any) -> None:
     workers = set_of(2)
     (first, _) = workers.remote_workers()
-    with refused(AttributeError, "parameter_name") as caught:
+    with pytest.raises(AttributeError, match="'gama'"):
         ray_cluster.get(first.update_algorithm_parameter.remote("gama", 1.0))
-    assert "'gama'" in str(caught.value)
     factory = ActorCritic.create_factory(OBSERVATION, ACTIONS, 4)
     ray_cluster.get(first.replace_agent_component.remote("Actor", factory))
     assert ray_cluster.get(first.get_weights.remote())["policy.0.bias"].shape == (4,)
@@ -128,7 +127,7 @@ def test_what_the_cluster_does_not_have(ray_cluster: Any) -> None:
 @pytest.mark.slow
 def test_a_class_of_actors(ray_cluster: Any) -> None:
     """The way of the original: the class as Ray's, called by hand."""
-    with warned("worker_remote_config"):
+    with warned("object_store_memory"):
         remote = CWorker.as_remote(num_cpus=1, object_store_memory=1)
     worker = remote.remote(index_worker=1, index_parent=0, device="cpu", **on_policy())
     _, info = ray_cluster.get(worker.collect_data.remote())
