@@ -16,7 +16,7 @@ _COLORS = {"pycollect": "#1f5fa8", "TorchRL": "#d9772b"}
 
 CASES = {
     "Pendulum, in process, T=2000": "Pendulum in this process",
-    "CartPole x64, categorical": "64 CartPoles, a vector environment",
+    "CartPole x64, categorical": "64 CartPoles in a vector environment",
     "Pendulum, processes, sync, 2 workers of 1, T=400": "Pendulum in two processes",
     "CartPole, processes, sync, 2 workers of 1, T=400": "CartPole in two processes",
     "CartPole, processes, sync, 2 workers of 8, T=400": "8 CartPoles in each of two processes",
@@ -78,9 +78,9 @@ def draw(cases: Sequence[Bars], path: Path) -> None:
         axes.set_yticks([place + height / 2 for place in range(len(cases))])
         axes.set_yticklabels([case.label for case in cases])
         axes.invert_yaxis()
-        axes.set_title("Frames per second, plain loop = 1 (dashed)", loc="left", fontsize=11)
+        axes.set_title("Frames per second; plain loop = 1", loc="left", fontsize=11)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="lower right")
+        axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=len(_COLORS))
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 

@@ -1,7 +1,7 @@
-"""How these pages become a site: ``python -m sphinx -W -d build/doctrees docs docs/site``.
+"""Configure the documentation site: ``python -m sphinx -W -d build/doctrees docs docs/site``.
 
-The reference is made from the package itself, which is imported for that: signatures of collectors
-are put together when their modules are loaded, and only what runs knows them.
+The API reference imports the package, because the signatures of collectors are assembled when their
+modules are imported.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ author = "The pycollect authors"
 version = release = pycollect.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["site"]  # the pages that are made
-nitpicky = True  # a name in a docstring that leads nowhere is a warning, and so an error
+exclude_patterns = ["site"]  # the output
+nitpicky = True  # an unresolved name in a docstring is a warning, and -W makes it an error
 nitpick_ignore_regex = [
-    ("py:.*", r"(?!pycollect\b).*"),  # others' sites are not asked
+    ("py:.*", r"(?!pycollect\b).*"),  # names of other packages are not linked
     ("py:class", r"pycollect\._core\.\w+|pycollect\.collectors\.stats_writer\.HasStats"),
 ]
 
 html_theme = "furo"
 html_title = "pycollect"
-html_copy_source = html_show_sourcelink = False
+html_copy_source = html_show_sourcelink = html_show_copyright = False
 myst_heading_anchors = 3
 
 default_role = "literal"  # `name` in docstrings
 smartquotes = False  # "next" is a key
 add_module_names = False
 maximum_signature_line_length = 80
+toc_object_entries_show_parents = "hide"  # list at the right: `stats()`, not its class too
 python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
@@ -45,7 +46,7 @@ napoleon_numpy_docstring = False
 
 
 def link_to_repository(app: Any, page: str, source: list[str]) -> None:
-    """Files that are not part of the site are linked where the repository shows them."""
+    """Point links to files outside docs/ at the repository."""
     pages, folder = Path(app.srcdir), (Path(app.srcdir) / page).parent
 
     def absolute(link: re.Match[str]) -> str:
@@ -58,7 +59,7 @@ def link_to_repository(app: Any, page: str, source: list[str]) -> None:
 
 
 def public_name(app: Any, env: Any, node: Any, content: Any) -> Any:
-    """A class in an annotation is known by its module; the reference has it by its public name."""
+    """Resolve a class that an annotation names by its private module to its public name."""
     module, _, name = str(node.get("reftarget", "")).rpartition(".")
     while "." in module:
         module = module.rpartition(".")[0]
@@ -70,6 +71,6 @@ def public_name(app: Any, env: Any, node: Any, content: Any) -> Any:
 
 
 def setup(app: Any) -> None:
-    """Sphinx calls it."""
+    """Connect both handlers; Sphinx calls this."""
     app.connect("source-read", link_to_repository)
     app.connect("missing-reference", public_name)

@@ -1,10 +1,10 @@
-"""PPO on MuJoCo's InvertedPendulum, with TorchRL's actor and loss, as its tutorial has them.
+"""PPO on MuJoCo's InvertedPendulum, with the actor and loss of TorchRL's tutorial.
 
     pip install mujoco torchrl
     python examples/mujoco.py
 
-MuJoCo shows float64 and the networks are float32: `observation_dtype` has the collector cast what
-the policy reads and what the batch holds.
+MuJoCo returns float64 observations, but the networks use float32. `observation_dtype` casts the
+observations in batches and for the policy.
 """
 
 import gymnasium
@@ -22,14 +22,14 @@ EPOCHS, MINIBATCH = 6, 250
 
 
 def mlp(inputs: int, outputs: int) -> nn.Sequential:
-    """Two hidden layers of 64."""
+    """Return a network with two hidden layers of 64."""
     return nn.Sequential(
         nn.Linear(inputs, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, outputs)
     )
 
 
 def networks() -> tuple[ProbabilisticActor, ValueOperator]:
-    """Actor and critic that fit the environment."""
+    """Return an actor and a critic for the environment."""
     env = gymnasium.make(ENV)
     inputs, space = env.observation_space.shape[0], env.action_space
     env.close()
@@ -45,9 +45,9 @@ def networks() -> tuple[ProbabilisticActor, ValueOperator]:
 
 
 def main(total_frames: int = 60_000) -> float:
-    """Train on so many frames; the mean return of the last 100 episodes."""
+    """Train on `total_frames` frames; return the mean return of the last 100 episodes."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # small layers: more threads cost more than they bring
+    torch.set_num_threads(1)  # faster than more threads for layers this small
     actor, critic = networks()
     advantage = GAE(gamma=0.99, lmbda=0.95, value_network=critic)
     loss = ClipPPOLoss(actor, critic, clip_epsilon=0.2, entropy_coeff=1e-4)

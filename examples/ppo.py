@@ -1,6 +1,6 @@
-"""PPO on CartPole, two Ray actors with 32 environments each: what the demo runs, written out.
+"""PPO on CartPole with two Ray actors, 32 environments each: the demo as a short program.
 
-The learner is `pycollect/demo/ppo.py`, a page of plain torch to read and to copy from.
+The learner is `pycollect/demo/ppo.py`, one page of plain torch that you can copy.
 
     python examples/ppo.py
 """
@@ -13,21 +13,21 @@ from pycollect.demo.ppo import PPO, ActorCritic, PPOConfig
 
 
 def make_env() -> gymnasium.vector.VectorEnv:
-    """32 CartPoles in one vectorised environment."""
+    """Return a vector environment of 32 CartPoles."""
     return gymnasium.make_vec("CartPole-v1", num_envs=32, vectorization_mode="vector_entry_point")
 
 
 def main(total_frames: int = 300_000, target: float = 475.0) -> float:
-    """Train until the target or the last frame; the mean return of the last 100 episodes."""
+    """Train until the target or the last frame; return the mean return of the last 100 episodes."""
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # small layers: more threads only get into the workers' way
+    torch.set_num_threads(1)  # faster for small layers, and leaves the CPUs to the workers
     net = ActorCritic(observation_shape=(4,), actions=2)
     learner = PPO(net, PPOConfig())
     mean = 0.0
     with RayCollector(
         [make_env] * 2,
         net.policy(),
-        frames_per_batch=4096,  # of both workers together: [2, 32, 64]
+        frames_per_batch=4096,  # of both workers; a batch is [2, 32, 64]
         total_frames=total_frames,
         sync=True,
     ) as collector:

@@ -1,6 +1,6 @@
-"""PPO on CartPole by PyTorchRL's collection scheme, two remote workers with 16 environments each.
+"""PPO on CartPole with PyTorchRL's collection scheme: two remote workers, 16 environments each.
 
-The components are those of `pycollect.scheme.gym`; the learner is `pycollect/demo/ppo.py`.
+The components come from `pycollect.scheme.gym`, the learner from `pycollect/demo/ppo.py`.
 
     python examples/scheme.py
 """
@@ -20,7 +20,7 @@ STEPS, ENVS, WORKERS = 128, 16, 2
 
 
 def make_workers() -> CWorkerSet:
-    """Two remote workers; each observes its environments for 128 steps at a time."""
+    """Return two remote workers, which collect rollouts of 128 steps."""
     env = gymnasium.make("CartPole-v1")
     envs_factory = GymEnvs.create_factory(lambda: gymnasium.make("CartPole-v1"), num_envs=ENVS)
     create = CWorkerSet.create_factory(
@@ -36,14 +36,14 @@ def make_workers() -> CWorkerSet:
 
 
 def columns_of(data, net, config):
-    """What PPO learns from: observations, actions, log-probabilities, advantages and targets."""
+    """Return the training data: observations, actions, log-probabilities, advantages, targets."""
     obs, reward, done, value, action, log_prob = (
         data[key] for key in ("Observation", "Reward", "Done", "Value", "Action", "LogProbability")
     )
-    steps = len(obs) - 1  # the last row is the state behind them
+    steps = len(obs) - 1  # the last row is the state after the last step
     with torch.no_grad():
         last_value = net(obs[steps])[1]
-    reward, value = reward[:steps, :, 0].T, value[:steps, :, 0].T  # time goes last
+    reward, value = reward[:steps, :, 0].T, value[:steps, :, 0].T  # time is the last dimension
     ends = done[1:, :, 0].T.bool()
     next_value = torch.cat([value[:, 1:], last_value[:, None]], 1).masked_fill(ends, 0.0)
     advantage = gae(reward, value, next_value, ends, config.gamma, config.gae_lambda)
@@ -53,7 +53,7 @@ def columns_of(data, net, config):
 
 
 def learn(learner, results, remaining):
-    """A few epochs over what all workers have collected."""
+    """Train for a few epochs on the rollouts of all workers."""
     config = learner.config
     learner.optimizer.param_groups[0]["lr"] = config.learning_rate * max(remaining, 0.0)
     of_workers = [columns_of(data, learner.net, config) for data, _ in results]
@@ -65,7 +65,7 @@ def learn(learner, results, remaining):
 
 
 def main(total_frames: int = 400_000, target: float = 475.0) -> float:
-    """Train until the target or the last frame; the mean return of 32 episodes after it."""
+    """Train until the target or the last frame; return the mean return of 32 test episodes."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     with make_workers() as workers:
@@ -77,7 +77,7 @@ def main(total_frames: int = 400_000, target: float = 475.0) -> float:
 
 
 def train(workers: CWorkerSet, total_frames: int, target: float) -> None:
-    """Collect, learn, give the weights to all, until the recent mean return is the target."""
+    """Collect, learn and send the weights, until the recent mean return reaches the target."""
     local = workers.local_worker()
     learner = PPO(local.actor, PPOConfig())
     recent, frames = deque(maxlen=5), 0

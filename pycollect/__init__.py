@@ -1,8 +1,8 @@
 """A compiled-core data collector for reinforcement learning.
 
-Its names stand in ``__init__.pyi``, for type checkers and for what is below alike. They are looked
-up when they are first asked for: the core alone needs no torch, splitting no Gymnasium, and
-``import pycollect`` takes no time.
+``__init__.pyi`` lists the public names, for type checkers and for the code below. A name is
+imported on first use: the core works without torch, splitting without Gymnasium, and ``import
+pycollect`` is fast.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import_compiler_later()
 
 
 def _homes() -> dict[str, tuple[str | None, str]]:
-    """Where each name lies: in which module, None for a module itself, and its name there."""
+    """Return the module of each name, None for a module itself, and the name in it."""
     homes: dict[str, tuple[str | None, str]] = {}
     for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body:
         if isinstance(node, ast.ImportFrom):
@@ -29,7 +29,7 @@ def _homes() -> dict[str, tuple[str | None, str]]:
 
 
 filter_warnings_subprocess = True
-"""Whether worker processes drop what others' packages warn of while they are imported."""
+"""Whether worker processes hide warnings of other packages during their import."""
 
 _HOMES = _homes()
 __all__ = sorted(name for name, (module, _) in _HOMES.items() if module is not None)
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
         if error.name != "gymnasium":
             raise
         raise ImportError(f"{name} needs Gymnasium: pip install gymnasium") from error
-    except AttributeError as error:  # which `from pycollect import` would take for a missing name
+    except AttributeError as error:  # `from pycollect import` would report a missing name
         raise ImportError(f"{name} cannot be imported: {error}") from error
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""`python -m pycollect COMMAND`: finds the command and runs it. Help imports no torch."""
+"""`python -m pycollect COMMAND`: find the command and run it. Help imports no torch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pycollect.demo.cli import add_command as add_demo
 
 _EXAMPLES = """examples:
   python -m pycollect demo --backend single    # train PPO on CartPole in this process
-  python -m pycollect bench cpu --quick        # collectors beside a plain loop
+  python -m pycollect bench cpu --quick        # compare collectors with a plain loop
   cmake -Dpycollect_DIR=$(python -m pycollect --cmake-dir) ...
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that the arguments name; returns the exit code, 130 after Ctrl-C."""
+    """Run the command in the arguments; return the exit code, 130 after Ctrl-C."""
     parser = _parser()
     args = parser.parse_args(arguments)
     if args.tell is not None:
@@ -37,15 +37,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pycollect",
-        description="Data collection for reinforcement learning.",
+        description="Collect data for reinforcement learning with a compiled core.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     tells = parser.add_mutually_exclusive_group()
     for name, tell, text in (
         ("--version", lambda: pycollect.__version__, "print the version"),
-        ("--cmake-dir", cmake_dir, "print where CMake finds the C++ core"),
-        ("--include-dir", include_dir, "print where its headers are"),
+        ("--cmake-dir", cmake_dir, "print the C++ core's CMake folder, the value of pycollect_DIR"),
+        ("--include-dir", include_dir, "print the folder of the C++ headers"),
     ):
         tells.add_argument(name, action="store_const", const=tell, dest="tell", help=text)
     parser.set_defaults(run=lambda _: parser.print_help())

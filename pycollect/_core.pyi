@@ -1,7 +1,7 @@
 """The compiled core of pycollect.
 
-`_Array` stands for what the core can look into without a copy: a numpy array, a torch tensor,
-anything else with the buffer protocol or `__dlpack__`. Where data is moved, the GIL is released.
+`_Array` stands for an array that the core reads without a copy: a numpy array, a torch tensor, or
+any other object with the buffer protocol or `__dlpack__`. The GIL is released while data is moved.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,13 +22,13 @@ class Leaf:
     """One tensor of a frame; immutable.
 
     Attributes:
-        key: its path in a batch, at least one name.
+        key: Path in a batch, at least one name.
         dtype: "bool", "uint8", "int8", ..., "float16", "bfloat16", "float32", ..., "complex128".
-        shape: of one frame of one env.
+        shape: Shape for one frame of one environment.
 
     Raises:
-        ValueError: an unknown dtype, or more than 16 dimensions.
-        TypeError: a key that is not a tuple of strings.
+        ValueError: If the dtype is unknown or the shape has more than 16 dimensions.
+        TypeError: If the key is not a tuple of strings.
     """
 
     def __init__(self, key: _Key, dtype: str, shape: Sequence[int]) -> None: ...
@@ -46,10 +46,11 @@ class Layout:
     """The ordered leaves of a batch; immutable.
 
     Attributes:
-        fingerprint: equal for equal leaves in equal order, on every machine.
+        fingerprint: Hash of the leaves and their order, the same on every machine.
 
     Raises:
-        ValueError: no leaf, an empty key, a key twice, or a key inside another.
+        ValueError: If there are no leaves, or a key is empty, occurs twice or lies inside another
+            key.
     """
 
     def __init__(self, leaves: Sequence[Leaf]) -> None: ...
@@ -61,12 +62,12 @@ class Layout:
 
 @final
 class Placement:
-    """Where the leaves of a layout lie in a slab of B workers, P envs and T steps; immutable.
+    """The positions of a layout's leaves in a slab of B workers, P envs and T steps; immutable.
 
     The order in memory is [B, P, T] ("stack") or [P, B, T] ("time").
 
     Raises:
-        ValueError: an extent below 1, another order, or a size past 64 bits.
+        ValueError: If an extent is below 1, the order is unknown, or the size exceeds 64 bits.
     """
 
     def __init__(
@@ -85,13 +86,13 @@ class Placement:
 
 @final
 class RolloutHeader:
-    """What a rollout says of itself, after it was checked against its placement.
+    """The header of a rollout, checked against its placement.
 
     Attributes:
-        incarnation: how many times the worker was replaced.
-        sequence: of the rollout within the incarnation, from 0.
-        frames: collected ones; uncollected cells are not counted.
-        generation: of the slab when it was lent for this rollout.
+        incarnation: Number of earlier replacements of the worker.
+        sequence: Number of the rollout within the incarnation, from 0.
+        frames: Number of collected frames, without uncollected cells.
+        generation: Generation of the slab when it was lent for this rollout.
     """
 
     @property
@@ -113,11 +114,11 @@ class RolloutHeader:
 
 @final
 class Slab:
-    """A lease of one batch's memory. The memory goes back to its pool when the last view is gone.
+    """A lease of one batch's memory. The memory returns to its pool when the last view is gone.
 
     Attributes:
-        generation: the how many-th lending of this memory it is, from 1.
-        memory: what it lies in, which others may hold too.
+        generation: Number of times that this memory was lent, starting at 1.
+        memory: The underlying memory, which may have other holders.
     """
 
     @property
@@ -129,32 +130,32 @@ class Slab:
     @property
     def memory(self) -> Memory: ...
     def array(self) -> npt.NDArray[np.uint8]:
-        """All of it, headers included, writable; the array holds the slab."""
+        """Return all bytes, including headers, as a writable array that holds the slab."""
 
     def header(self, row: int = 0) -> RolloutHeader:
-        """The checked header of that worker's rollout.
+        """Return the checked header of a worker's rollout.
 
         Raises:
-            ValueError: the first number in it that does not fit.
-            IndexError: there is no such row.
+            ValueError: If a number in it does not fit.
+            IndexError: If the row does not exist.
         """
 
     def lengths(self, row: int = 0) -> list[int]:
-        """The valid lengths of that rollout, one per env: fewer than T where it was stopped."""
+        """Return the rollout's valid length per environment; less than T after an early stop."""
 
     def tensors(
         self, batch_shape: Sequence[int], tensor_type: type[_Tensor]
     ) -> tuple[_Tensor, ...]:
-        """One contiguous tensor per leaf, [*batch_shape, *frame]; each holds the slab.
+        """Return one contiguous tensor per leaf, [*batch_shape, *frame]; each holds the slab.
 
         Args:
-            batch_shape: of as many frames as the slab has.
-            tensor_type: torch.Tensor, which the core does not import by itself.
+            batch_shape: A shape with as many elements as the slab has frames.
+            tensor_type: torch.Tensor. It is an argument because the core does not import torch.
         """
 
 @final
 class PoolStats:
-    """How many blocks of memory a pool took so far, has lent now, and holds free."""
+    """Numbers of memory blocks of a pool: created so far, lent now, and free."""
 
     @property
     def created(self) -> int: ...
@@ -165,16 +166,16 @@ class PoolStats:
 
 @final
 class SlabPool:
-    """Lends slabs of one placement. Thread-safe.
+    """A pool of slabs with one placement. Thread-safe.
 
     Args:
-        max_free: how many blocks are kept for reuse.
-        poison: fill each block with 0xA5 when it comes back.
-        allocate: gives memory, an array of so many bytes that is aligned to 64, which is held as
-            long as it is used; None: private memory.
+        max_free: Maximum number of blocks kept for reuse.
+        poison: Fill each returned block with 0xA5 (default: ``False``).
+        allocate: Return an array of this many bytes, aligned to 64. The array is held as long as it
+            is used. Defaults to ``None``: private memory.
 
     Raises:
-        ValueError: `max_free` below 0, or, when memory is taken, memory that is not aligned.
+        ValueError: If `max_free` is below 0. When memory is taken: if it is not aligned.
     """
 
     def __init__(
@@ -185,7 +186,7 @@ class SlabPool:
         allocate: Callable[[int], npt.NDArray[np.uint8]] | None = None,
     ) -> None: ...
     def acquire(self) -> Slab:
-        """A free slab, or fresh memory where none is free; its contents are whatever was there."""
+        """Return a free slab, or fresh memory if none is free. Its contents are undefined."""
 
     @property
     def placement(self) -> Placement: ...
@@ -193,11 +194,11 @@ class SlabPool:
 
 @final
 class MemoryPool:
-    """Lends slabs of any placement over memory that is used again. Thread-safe.
+    """A pool of reusable memory for slabs of any placement. Thread-safe.
 
     Args:
-        max_free: how many blocks are kept; when one more comes back, the oldest goes.
-        poison: fill each block with 0xA5 when it comes back.
+        max_free: Maximum number of blocks kept; when one more comes back, the oldest is freed.
+        poison: Fill each returned block with 0xA5 (default: ``False``).
     """
 
     def __init__(self, max_free: int, poison: bool = False) -> None: ...
@@ -208,42 +209,42 @@ class SharedMemoryError(RuntimeError):
     """The system does not permit shared memory here, or not between these two processes."""
 
 def shared_memory_why_not() -> str:
-    """Why this process cannot share memory with its workers; empty where it can.
+    """Return why this process cannot share memory with its workers; empty if it can.
 
-    It tries one page. A worker can still find that it may not: `Memory.attach` raises then.
+    This tests one page. A worker may still be denied access; `Memory.attach` then raises.
     """
 
 def available_memory() -> tuple[int, str]:
-    """How many bytes can still be taken, and whose limit that is: "MemAvailable", for one.
+    """Return how many bytes can still be allocated, and the name of the lowest limit.
 
-    The least of what the machine has available, what memory cgroups leave, and this process's
-    limits.
+    Limits are the available memory of the machine ("MemAvailable"), the memory cgroups, and this
+    process's own limits.
     """
 
 @final
 class Memory:
-    """A block of host memory; where it is shared, other processes of the same user can attach it.
+    """A block of host memory. Other processes of the same user can attach it if it is shared.
 
     Attributes:
-        address: (pid, fd, inode, offset, bytes), where another process finds it; None for memory
-            that is not shared.
+        address: (pid, fd, inode, offset, bytes) for other processes; ``None`` if the memory is not
+            shared.
     """
 
     @staticmethod
     def share(bytes: int) -> Memory:
-        """New shared memory without a name, zeroed and touched.
+        """Create shared memory without a name, zeroed and touched.
 
         Raises:
-            SharedMemoryError: it is not permitted here.
-            ValueError: memory cannot hold it; with both numbers.
+            SharedMemoryError: If it is not permitted here.
+            ValueError: If the available memory is too small; the message has both numbers.
         """
 
     @staticmethod
     def attach(address: _Address) -> Memory:
-        """Another process's shared memory, mapped here until its last holder lets go.
+        """Map another process's shared memory, until its last holder here releases it.
 
         Raises:
-            SharedMemoryError: it cannot be opened, or its creator has let it go.
+            SharedMemoryError: If it cannot be opened, or if its creator has released it.
         """
 
     @property
@@ -251,32 +252,33 @@ class Memory:
     @property
     def address(self) -> _Address | None: ...
     def array(self) -> npt.NDArray[np.uint8]:
-        """All of it, writable; the array holds the memory."""
+        """Return all bytes as a writable array that holds the memory."""
 
     def slab(self, placement: Placement, generation: int) -> Slab:
-        """This memory seen as a slab that another process has lent; its end recycles nothing.
+        """Return this memory as a slab that another process has lent; its end recycles nothing.
 
         Raises:
-            ValueError: the memory is smaller than the placement.
+            ValueError: If the memory is smaller than the placement.
         """
 
 @final
 class SharedSlabPool:
-    """Shared slabs that workers write and users get. Thread-safe.
+    """A pool of shared slabs that workers write and users keep. Thread-safe.
 
     If all slabs are lent, the pool adds one.
 
     Args:
-        working: slabs for the workers, at least 1.
-        spare: slabs that may be the user's at a time; past that, batches are delivered as copies.
-        poison: fill each block with 0xA5 when it comes back.
+        working: Number of slabs for the workers, at least 1.
+        spare: Number of slabs that the user may hold at a time; further batches are delivered as
+            copies.
+        poison: Fill each returned slab with 0xA5 (default: ``False``).
 
     Attributes:
-        copied: how many batches were delivered as private copies.
+        copied: Number of batches delivered as private copies.
 
     Raises:
-        SharedMemoryError: shared memory is not permitted here.
-        ValueError: memory cannot hold the slabs; with both numbers.
+        SharedMemoryError: If shared memory is not permitted here.
+        ValueError: If the available memory is too small; the message has both numbers.
     """
 
     def __init__(
@@ -286,25 +288,26 @@ class SharedSlabPool:
         """Return a free slab, or a new one if all are lent. Its contents are undefined.
 
         Raises:
-            ValueError: memory cannot hold the new slab; with both numbers.
-            CudaError: the slabs are pinned, and the driver does not register the new one.
+            ValueError: If the available memory is too small for a new slab; the message has both
+                numbers.
+            CudaError: If the slabs are pinned and the driver does not register the new one.
         """
 
     def pin(self, device: int) -> None:
-        """Have a CUDA device read the slabs where they are, until pool and slabs are gone.
+        """Let a CUDA device read the slabs without a copy, until the pool and all slabs are gone.
 
-        Before the first slab is lent.
+        Call it before the first slab is lent.
 
         Raises:
-            ValueError: there is no such device.
-            CudaError: the driver does not register the memory, which stays as it was.
+            ValueError: If the device does not exist.
+            CudaError: If the driver does not register the memory. Nothing has changed then.
         """
 
     def deliver(self, slab: Slab) -> Slab:
-        """That slab for the user to keep, or a private copy where too few would remain.
+        """Return this slab for the user to keep, or a private copy if the user holds enough slabs.
 
         Raises:
-            ValueError: a slab that this pool has not lent.
+            ValueError: If this pool has not lent the slab.
         """
 
     @property
@@ -315,31 +318,32 @@ class SharedSlabPool:
 
 @final
 class SharedNumber:
-    """A number from 0 on that other threads, and the processes that share its memory, see."""
+    """A number that threads, and processes that share its memory, read and write; initially 0."""
 
     value: int
     def __init__(self) -> None: ...
 
 @final
 class Uninterrupted:
-    """A block in which Python calls no signal handler; it calls them at the end of the block.
+    """A context in which Python calls no signal handler; handlers run at its end.
 
-    For changes that must happen together. Blocks may be nested; the end of the outermost one
-    counts. In other threads than the main one, which never call handlers, a block has no effect.
+    Use it for changes that must happen together. Contexts may be nested; handlers run at the end of
+    the outermost one. It has no effect in threads other than the main thread, which never call
+    handlers.
     """
 
     def __init__(self) -> None: ...
     def __enter__(self) -> None:
-        """Raises KeyboardInterrupt, or what else a handler raises, where a signal is pending."""
+        """Enter. Raises KeyboardInterrupt, or a handler's exception, if a signal is pending."""
 
     def __exit__(self, error: object, value: object, traceback: object, /) -> None:
-        """Raises KeyboardInterrupt where SIGINT came within."""
+        """Exit. Raises KeyboardInterrupt if SIGINT arrived inside the context."""
 
 def adopt_orphans() -> None:
-    """Make this process the parent of all descendants whose own parent dies.
+    """Make this process the parent of each descendant when its own parent dies.
 
-    A descendant is then found even if it has detached itself: a daemon, or a process with a session
-    of its own. Forks of this process do not inherit this.
+    A descendant is then found even if it has detached itself: a daemon, or a process with its own
+    session. Forks of this process do not inherit this.
     """
 
 def kill_descendants() -> None:
@@ -349,34 +353,34 @@ def kill_descendants() -> None:
     """
 
 def end_with_process(pid: int) -> None:
-    """Kill this process and all its descendants once that process is gone.
+    """Kill this process and all its descendants when the process `pid` is gone.
 
-    This process becomes the leader of a process group of its own and adopts orphans.
+    This process becomes the leader of its own process group and adopts orphans.
 
     Raises:
-        RuntimeError: there is no such process, or no thread can start to watch it.
+        RuntimeError: If the process does not exist, or the thread that watches it cannot start.
     """
 
 def merge_freed_memory() -> None:
-    """Have malloc merge small blocks of this process as they are freed.
+    """Make malloc merge small blocks of this process as they are freed.
 
-    glibc otherwise leaves the splinters of aligned allocations, as those of tensors are, and merges
-    all of them when somebody next asks for a kilobyte.
+    Otherwise glibc keeps the fragments of aligned allocations, such as tensor memory, and merges
+    all of them at the next request for a kilobyte.
     """
 
 @final
 class Bell:
-    """What all workers of a driver ring, and what it sleeps on. Thread-safe.
+    """The signal of all workers to their driver, which sleeps on it. Thread-safe.
 
-    Who only wants to be served knocks, and is not counted among those who ring. Who rings counts
-    among those who knock, too, and for as many as may be waited for.
+    Workers ring when they have an answer and knock when they need to be served. Knocks do not
+    change `count`. A ring also counts as enough knocks to end every wait for knocks.
 
     Args:
-        address: of another process's; None: a new one.
+        address: Address of another process's bell. Defaults to ``None``: a new bell.
 
     Attributes:
-        count: how often it was rung.
-        knocks: how many knocks there were.
+        count: Number of rings.
+        knocks: Number of knocks.
     """
 
     def __init__(self, address: _Address | None = None) -> None: ...
@@ -386,18 +390,18 @@ class Bell:
     def count(self) -> int: ...
     def ring(self) -> None: ...
     def wait_ring(self, seen: int, seconds: float) -> bool:
-        """Sleep until `count` is no longer `seen`; return whether it is not.
+        """Sleep until `count` differs from `seen`; return whether it does.
 
-        It also ends after that time, and when a signal arrives.
+        Also returns after `seconds`, and when a signal arrives.
         """
 
     @property
     def knocks(self) -> int: ...
     def knock(self, times: int = 1) -> None: ...
     def wait_knock(self, heard: int, seconds: float, number: int = 1) -> bool:
-        """Sleep until there are `number` more `knocks` than `heard`; return whether there are.
+        """Sleep until `knocks` exceeds `heard` by `number`; return whether it does.
 
-        It also ends after that time, and when a signal arrives. For one thread at a time.
+        Also returns after `seconds`, and when a signal arrives. For one thread at a time.
         """
 
 @final
@@ -405,16 +409,16 @@ class Mailbox:
     """The driver's end: short messages to one worker, and their answers, in order.
 
     Args:
-        capacity: how many questions there may be whose answers were not taken.
+        capacity: Maximum number of questions without a taken answer.
 
     Attributes:
-        address: for the WorkerMailbox.
-        asked: how many questions were asked: the last one's number.
-        answered: how many of them were answered, whether or not that was taken.
-        steps: how many the worker has made, see `WorkerMailbox`.
-        has_answer: whether the oldest question whose answer was not taken has one.
-        ASK_BYTES: the longest question, or published message.
-        ANSWER_BYTES: the longest answer.
+        address: Argument for the WorkerMailbox.
+        asked: Number of questions, which is also the number of the last one.
+        answered: Number of answered questions, whether or not their answers were taken.
+        steps: Number of the worker's steps, see `WorkerMailbox`.
+        has_answer: Whether the next answer can be taken.
+        ASK_BYTES: Maximum length of a question or a published message.
+        ANSWER_BYTES: Maximum length of an answer.
     """
 
     ASK_BYTES: int
@@ -429,36 +433,36 @@ class Mailbox:
     @property
     def has_answer(self) -> bool: ...
     def ask(self, message: bytes) -> int:
-        """Ask, and return the question's number, from 1.
+        """Send a question and return its number, from 1.
 
         Raises:
-            ValueError: the message is too long.
-            RuntimeError: `capacity` is exhausted.
+            ValueError: If the message is too long.
+            RuntimeError: If `capacity` is exhausted.
         """
 
     def take_answer(self) -> bytes:
-        """The answer to the oldest question that has none taken; RuntimeError if there is none."""
+        """Return the next answer, in the order of questions; RuntimeError if it has not arrived."""
 
     def publish(self, message: bytes) -> None:
-        """Put a message where the worker finds it whenever it looks, in the last one's place.
+        """Replace the message that the worker can read at any time.
 
         Raises:
-            ValueError: the message is too long.
+            ValueError: If the message is too long.
         """
 
     @property
     def steps(self) -> int: ...
     def stop(self, number: int) -> None:
-        """Rollouts of the questions up to that one are to end after their current step."""
+        """End the rollouts of all questions up to this number after their current step."""
 
 @final
 class WorkerMailbox:
     """The worker's end, for one thread.
 
     Attributes:
-        number: of the question that is to be answered next.
-        stop: up to which question rollouts are to end after their current step.
-        steps: what is counted up with each step, so that the driver sees that something happens.
+        number: Number of the next question to answer.
+        stop: Number of the last question for which the rollout must end after its current step.
+        steps: Number of steps, incremented with each step so that the driver sees progress.
     """
 
     def __init__(self, mailbox: _Address, bell: _Address) -> None: ...
@@ -469,35 +473,35 @@ class WorkerMailbox:
     @property
     def steps(self) -> SharedNumber: ...
     def wait_ask(self, seconds: float) -> bool:
-        """Sleep until there is a question; return whether there is. Ends as `Bell.wait_knock`."""
+        """Sleep until a question is open; return whether one is. Ends as `Bell.wait_knock`."""
 
     def published(self) -> bytes:
-        """The message that was published last, whole; empty before the first."""
+        """Return the message that was published last, complete; empty before the first."""
 
     def question(self) -> bytes:
-        """The oldest question, which stays until it is answered; RuntimeError without one."""
+        """Return the oldest unanswered question; RuntimeError without one."""
 
     def answer(self, message: bytes) -> None:
-        """Answer it, and ring.
+        """Answer the oldest question and ring the bell.
 
         Raises:
-            ValueError: the message is too long.
-            RuntimeError: there is no question.
+            ValueError: If the message is too long.
+            RuntimeError: If no question is open.
         """
 
 @final
 class ServerSlots:
-    """The server's end of slots, through each of which one worker asks again and again.
+    """The server's end of slots. Each worker makes its requests through one slot.
 
-    For one thread at a time; whoever made them may add to them while a server in another process,
-    which has attached them, answers.
+    For one thread at a time. The process that created the slots may add slots while a server in
+    another process, which has attached them, answers.
 
     Args:
-        address: of another process's; None: new ones, none yet.
+        address: Address of another process's slots. Defaults to ``None``: new memory without slots.
 
     Attributes:
-        address: for the WorkerSlots, and for a server in another process.
-        BYTES: the longest question, or answer.
+        address: Argument for the WorkerSlots, and for a server in another process.
+        BYTES: Maximum length of a request or an answer.
     """
 
     BYTES: int
@@ -506,79 +510,80 @@ class ServerSlots:
     def address(self) -> _Address: ...
     def __len__(self) -> int: ...
     def add(self) -> int:
-        """Make one more, and return its number; ValueError past 1024."""
+        """Add a slot and return its number; ValueError if there are 1024 already."""
 
     def asking(self) -> list[int]:
-        """The numbers of those with a question that was not answered, in their order.
+        """Return the slots with an unanswered request, in order.
 
-        `question` and `answer` are about these questions: who takes a dead worker's place may have
-        asked another one meanwhile.
+        `question` and `answer` refer to these requests: the replacement of a dead worker may have
+        made another one since.
         """
 
     def with_message(self) -> list[int]:
-        """Those of them whose question is more than an empty message."""
+        """Return the slots of `asking` with a message that is not empty."""
 
     def question(self, slot: int) -> bytes | None:
-        """The question; RuntimeError if `asking` found none.
+        """Return the message of a request; RuntimeError if `asking` found none.
 
         Returns:
-            None if the replacement of a dead worker has asked another question.
+            The message, or ``None`` if the replacement of a dead worker has made another request.
         """
 
     def answer(self, slot: int, message: bytes = b"", note: int = 0) -> None:
-        """Answer it, with a number beside the message, and wake the worker.
+        """Answer a request with a message and a number, and wake the worker.
 
         Raises:
-            ValueError: the message is too long.
-            RuntimeError: `asking` found no question, or it was answered.
+            ValueError: If the message is too long.
+            RuntimeError: If `asking` found no request, or it was answered already.
         """
 
     def answer_all(self, slots: Sequence[int], note: int) -> None:
-        """Answer all of these with that number and nothing else, or none; raises likewise."""
+        """Answer all of `slots` with a number only, or none of them. Raises as `answer`."""
 
 @final
 class WorkerSlot:
-    """The worker's end, for one thread. Who takes a dead worker's place goes on with its slot.
+    """The worker's end of one slot, for one thread. A replacement of the worker continues with it.
 
     Args:
-        slots: the address of the ServerSlots.
-        slot: its number.
-        bell: on which the server sleeps.
+        slots: Address of the ServerSlots.
+        slot: Number of the slot.
+        bell: Address of the bell on which the server sleeps.
 
     Attributes:
-        note: the number beside the last answer.
+        note: The number in the last answer.
     """
 
     def __init__(self, slots: _Address, slot: int, bell: _Address) -> None: ...
     def ask(self, message: bytes = b"", seconds: float = 0) -> bool:
-        """Ask, and knock, urgently where there is a message; then `wait_answer`.
+        """Make a request and knock, urgently if there is a message; then `wait_answer`.
 
         Raises:
-            ValueError: the message is too long.
-            RuntimeError: the question before was not answered.
+            ValueError: If the message is too long.
+            RuntimeError: If the previous request was not answered.
         """
 
     def wait_answer(self, seconds: float) -> bool:
-        """Sleep until it is answered; return whether it is. Ends as `Bell.wait_knock`."""
+        """Sleep until the request is answered; return whether it is. Ends as `Bell.wait_knock`."""
 
     def answer(self) -> bytes:
-        """The answer to the last question; RuntimeError where there is none."""
+        """Return the answer to the last request; RuntimeError without one."""
 
     @property
     def note(self) -> int: ...
 
 @final
 class RolloutControl:
-    """What others may do to a rollout while it runs, and see of it.
+    """Lets other threads or processes stop a rollout and follow its progress.
 
     Args:
-        stop: once it has come to `number`, the rollout ends with the step that is being recorded.
-            The cells behind its end are uncollected then: zeros, ("collector", "traj_ids") -1.
-        min_steps: it does not end before it has so many.
-        steps: counted up with each step.
+        stop: When its value reaches `number`, the rollout ends with the step that is being
+            recorded. The later cells are uncollected: zeros, ("collector", "traj_ids") -1.
+        number: See `stop`.
+        min_steps: Minimum number of steps before the rollout may end (default: 1).
+        steps: Incremented with each step.
 
     Attributes:
-        is_stopped: whether `stop` has come to `number`.
+        is_stopped: Whether `stop` has reached `number`.
     """
 
     def __init__(
@@ -591,7 +596,7 @@ class RolloutControl:
     @property
     def is_stopped(self) -> bool: ...
     def count_step(self) -> None:
-        """Count `steps` up: what a Recorder does, and whoever has others record."""
+        """Increment `steps`. A Recorder calls this; call it if other code records the steps."""
 
 @final
 class StepEach:
@@ -600,16 +605,17 @@ class StepEach:
     Each result is copied before the next environment steps.
 
     Args:
-        steps: of each of P environments; returns (observation, reward, terminated, truncated,
-            info).
-        convert: of each: called with an observation that is no array of the form of the one that
-            was stored before; returns the array that is meant.
-        to_action: what makes an action of a row of the actions, an array also where that has no
-            dimensions. None: the row is one, as a numpy scalar there.
-        observations: memory for the observations, [P, *frame].
+        steps: The step function of each of P environments; returns (observation, reward,
+            terminated, truncated, info).
+        convert: For each environment, a function that converts an observation to an array. Called
+            with an observation whose form differs from the last stored one, or that is not an
+            array.
+        to_action: Converts a row of the actions, always an array, to an action. Defaults to
+            ``None``: the row itself, as a numpy scalar if it has no dimensions.
+        observations: Memory for the observations, [P, *frame].
 
     Raises:
-        ValueError: not as many of each.
+        ValueError: If the numbers of environments differ.
     """
 
     def __init__(
@@ -624,40 +630,41 @@ class StepEach:
     ) -> tuple[
         npt.NDArray[Any], npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]
     ]:
-        """Step each with its row of `actions`, [P, *action].
+        """Step each environment with its row of `actions`, [P, *action].
 
         Returns:
             Observations [P, *frame], rewards float64 [P], terminated and truncated bool [P]; the
-            same arrays in every call.
+                same arrays in every call.
 
         Raises:
-            ValueError: a step returned another number of values, or several rewards or flags.
-            TypeError: a reward or a flag that is no number.
-            IndexError: fewer rows than environments.
-            Exception: what an environment raised.
+            ValueError: If a step returned another number of values, or several rewards or flags.
+            TypeError: If a reward or a flag is not a number.
+            IndexError: If there are fewer rows than environments.
+            Exception: The exception of an environment.
         """
 
 @final
 class CompiledEnv:
-    """P environments of another extension module, which has them by `pycollect/python_env.h`.
+    """P environments of another extension module that uses `pycollect/python_env.h`.
 
-    They are stepped without the GIL; what they throw is raised as their module translates it. Not
-    thread-safe.
+    They are stepped without the GIL. Their exceptions are raised as their module translates them.
+    Not thread-safe.
 
     Args:
-        owner: an object of such a class.
+        owner: An object of a class made by `python_env`.
 
     Attributes:
         num_envs: P.
-        num_seeds: how many seeds `seed` takes.
-        observation: the leaves of one environment's observation.
-        action: those of its action.
-        observations: [P, *shape] each: what the environments wrote last; the same memory each time.
-        outcome: reward float64 [P], terminated and truncated bool [P], likewise.
+        num_seeds: Number of seeds that `seed` takes.
+        observation: Leaves of one environment's observation.
+        action: Leaves of one environment's action.
+        observations: The last observations, [P, *shape] each, in the same memory each time.
+        outcome: The last rewards, float64 [P], terminated and truncated, bool [P]; the same memory
+            each time.
 
     Raises:
-        ValueError: the module was compiled against a `python_env.h` of another form; no
-            environment; an observation of a dtype that NumPy does not have.
+        ValueError: If the module was compiled with another form of `python_env.h`, if it has no
+            environments, or if an observation has a dtype that NumPy lacks.
     """
 
     def __init__(self, owner: Any) -> None: ...
@@ -676,64 +683,67 @@ class CompiledEnv:
         self,
     ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.bool_]]: ...
     def seed(self, seeds: Sequence[int]) -> None:
-        """Seed the environments, which are to be reset then."""
+        """Seed the environments. Reset them afterwards."""
 
     def reset_all(self) -> None:
-        """Begin a new episode in each."""
+        """Begin a new episode in each environment."""
 
     def reset(self, done: npt.NDArray[np.bool_]) -> None:
-        """Begin a new episode where `done`, [P], is set.
+        """Begin a new episode in the environments with `done` set, [P].
 
         Raises:
-            ValueError: not as many flags.
+            ValueError: If the number of flags is not P.
         """
 
     def step(self, actions: Sequence[_Array]) -> None:
-        """Step each, by `actions` [P, *shape] in the order of the leaves.
+        """Step each environment with `actions`, [P, *shape] in the order of the leaves.
 
         Raises:
-            ValueError: more or fewer arrays, or one of another shape.
+            ValueError: If the number of arrays or a shape does not fit.
         """
 
 @final
 class Recorder:
-    """Writes the steps of P envs into a slab. Not thread-safe.
+    """Writes the steps of P environments into a slab. Not thread-safe.
 
     Args:
-        layout: the leaves of a frame, those that every batch has among them.
-        observations: (key, current, live) each. `current`, contiguous, [*obs] or [P, *obs] where
-            batched, always holds the observation to act on; where not `live`, only between
-            rollouts. None where there is ("next", key) alone. A key may stand there in both ways:
-            its root and its ("next", key), if that is a leaf, are then written for themselves.
-        outputs: the keys of the policy's outputs. What is recorded at the root of an observation or
-            state of such a key is the output.
+        layout: Leaves of a frame, including those of every batch.
+        observations: (key, current, live) for each observation. `current`, contiguous, [*obs] or
+            [P, *obs] if batched, is memory that always holds the observation for the next action;
+            if not `live`, only between rollouts. It is ``None`` if there is only ("next", key). A
+            key may occur in both ways: one entry then writes the root, the other writes ("next",
+            key), if that is a leaf.
+        outputs: Keys of the policy's outputs. If an observation or a state has the same key, its
+            root is the output.
         envs: P.
-        batched: arrays have a leading dimension P.
-        max_frames_per_traj: truncate a trajectory at that length; 0: never.
-        skips_after_done: the step after a done is a dummy, whose cell stays uncollected.
-        set_truncated: flag the last collected frame of every env in every rollout.
-        states: (key, current, initial, recorded) each: what the policy passes on to its next call.
-            `initial` is one frame, or one per env. Where not `recorded`, no leaf has it.
-        is_init: bool [1] or [P, 1]: whether the next step is a trajectory's first.
-        step_count: int64 [1] or [P, 1]: how many steps its trajectory has had; the layout has it.
-        given: which of the values that `take` is given the env is given.
-        scalars: of these, values of shape () become numpy scalars. Only where all have it.
-        convert: called with an observation given to `record` that differs from the one before in
-            more than its address; returns the array that is meant. None: it is taken as it is.
-        elsewhere: the keys of leaves that others write into the slab, after `finish`; here only
-            their uncollected cells are cleared.
-        ends: the keys of the observations of which any value that is set ends an env's episode.
-            Where there are some, reward and flags of a step are not looked at, and nowhere else.
-        rewards: with `ends`, the keys of those whose values, added up, are a step's reward.
-        leaves_out_dummies: with `skips_after_done`, dummies take no cells. An env that ended falls
-            behind the others, and is to be stepped without them at the end, see `behind`; only one
-            that `max_frames_per_traj` cut is to be reset.
-        all_envs: how many envs the worker has, where others are recorded beside these P; 0: P.
-        first_env: which of them is the first of these.
+        batched: Whether arrays have a leading dimension P.
+        max_frames_per_traj: Truncate a trajectory at this length; 0 never truncates (default: 0).
+        skips_after_done: Whether the step after a done is a dummy step, whose cell stays
+            uncollected.
+        set_truncated: Flag the last collected frame of every environment in every rollout.
+        states: (key, current, initial, recorded) for each value that the policy passes to its next
+            call. `initial` is one frame, or one per environment. If not `recorded`, it has no leaf.
+        is_init: Memory, bool [1] or [P, 1], for whether the next step is the first of a trajectory.
+        step_count: Memory, int64 [1] or [P, 1], for the steps so far in the trajectory. The layout
+            must have this leaf.
+        given: Indices of the values of `take` that are passed to the environment.
+        scalars: Whether these values become numpy scalars. All of them must have the shape ().
+        convert: Converts an observation to an array. Called by `record` if the observation differs
+            from the previous one in more than its address. Defaults to ``None``: no conversion.
+        elsewhere: Keys of leaves that other code writes into the slab after `finish`. Only their
+            uncollected cells are cleared here.
+        ends: Keys of observations that end an episode if any of their values is set. If there are
+            any, the reward and flags of a step are ignored.
+        rewards: With `ends`, keys of observations whose values add up to the reward of a step.
+        leaves_out_dummies: With `skips_after_done`, dummy steps take no cells. An environment that
+            ended falls behind the others and must be stepped without them at the end, see `behind`.
+            Only an environment cut by `max_frames_per_traj` must be reset.
+        all_envs: Number of the worker's environments if several recorders share them; 0: P.
+        first_env: Index of this recorder's first environment among them.
 
     Raises:
-        ValueError: the layout lacks a leaf that a batch has, or has one that nobody writes; `ends`
-            or `rewards` name no observation; rewards without ends.
+        ValueError: If the layout lacks a leaf that a batch has, or has one that nothing writes; if
+            `ends` or `rewards` name no observation; if there are rewards without ends.
     """
 
     def __init__(
@@ -761,24 +771,25 @@ class Recorder:
     ) -> None: ...
     @property
     def done(self) -> npt.NDArray[np.bool_]:
-        """[P], after a step: must be reset now. The same memory each time."""
+        """Whether each environment must be reset after a step, [P]. The same memory each time."""
 
     @property
     def behind(self) -> npt.NDArray[np.bool_]:
-        """[P], where dummies are left out: steps of these envs alone are recorded, as the rollout
-        lacks frames of them. The same memory each time.
+        """Whether the rollout lacks frames of each environment, [P]. The same memory each time.
+
+        With `leaves_out_dummies`, only the steps of these environments are recorded.
         """
 
     @property
     def steps_left(self) -> int:
-        """How many steps the rollout needs at least."""
+        """Minimum number of steps that the rollout still needs."""
 
     @property
     def frames(self) -> int:
-        """Steps of single envs recorded since construction, dummies not counted."""
+        """Number of steps of single environments since construction, without dummy steps."""
 
     def restart(self, observation: _Array | tuple[_Array, ...]) -> None:
-        """Every env was reset: open trajectories just end."""
+        """Start new trajectories after a reset of all environments. Open ones just end."""
 
     def begin(
         self,
@@ -788,58 +799,62 @@ class Recorder:
         control: RolloutControl = ...,
         steps: int = 0,
     ) -> None:
-        """The next steps go to `row` of this slab, until `finish` or `abandon`.
+        """Start a rollout: the next steps go to `row` of this slab, until `finish` or `abandon`.
 
         Args:
-            steps: how many there are; 0: as many as the slab has. The cells behind the last are
-                uncollected.
+            slab: Slab of the same layout and P.
+            row: Row of the slab.
+            policy_version: Policy version of the first frames.
+            control: Lets others stop the rollout and follow its progress.
+            steps: Number of steps. The cells after the last one are uncollected. Defaults to 0: as
+                many as the slab has.
 
         Raises:
-            ValueError: a slab of another layout or another P, or one with fewer steps.
-            RuntimeError: `restart` was never called.
+            ValueError: If the slab has another layout or another P, or fewer steps.
+            RuntimeError: If `restart` was never called.
         """
 
     def set_policy_version(self, version: int) -> None:
-        """The frames from the next step on were acted by that version of the policy.
+        """Set the policy version of the frames from the next step on.
 
-        The header keeps that of the rollout's first frame.
+        The header keeps the version of the rollout's first frame.
         """
 
     def stop(self, beside: Sequence[Recorder]) -> bool:
-        """End a rollout that was stopped with the step that is next; return whether it was so.
+        """End a stopped rollout of several recorders with the next step; return whether it ends.
 
-        Recorders of all of a worker's envs end themselves; those of some do not, so that all end
-        with the same step.
+        A recorder of all environments of a worker ends a stopped rollout itself. Recorders of some
+        of them do not, so that all end with the same step.
 
         Args:
-            beside: the recorders of the other envs.
+            beside: The recorders of the other environments.
         """
 
     def take(self, values: tuple[_Array, ...]) -> Any:
-        """Keep what the policy returned for the step that is recorded next.
+        """Keep the policy's return values for the step that is recorded next.
 
         Args:
-            values: the outputs, the states for the next step, and what only the env is given.
+            values: The outputs, the states for the next step, and values for the environment only.
 
         Returns:
-            New numpy arrays of those values that `given` names: the array itself where there is
-            one, else a tuple. The env may keep them and write into them.
+            New numpy arrays of the values that `given` selects: an array if there is one, otherwise
+                a tuple. The environment may keep and change them.
 
         Raises:
-            ValueError: too few.
-            TypeError: a dtype that numpy does not have.
+            ValueError: If there are too few values.
+            TypeError: If numpy lacks a dtype.
         """
 
     def record(self, result: Iterable[Any]) -> int:
-        """`step`, of what the env returned for the action that was taken.
+        """Record a step from the environment's return value and the values passed to `take`.
 
         Args:
-            result: observation, reward, terminated, truncated; with `convert`, also the env's info,
-                which is not looked at.
+            result: Observation, reward, terminated, truncated. With `convert`, also the info, which
+                is ignored.
 
         Raises:
-            ValueError: as `step`, and for more or fewer entries.
-            RuntimeError: as `step`, and where nothing was taken.
+            ValueError: As `step`, and if there are more or fewer entries.
+            RuntimeError: As `step`, and without a preceding `take`.
         """
 
     def step(
@@ -851,64 +866,67 @@ class Recorder:
         outputs: _Array | tuple[_Array, ...],
         states: tuple[_Array, ...] = (),
     ) -> int:
-        """Record a step and return how many envs must be reset now, see `done`.
+        """Record a step and return the number of environments that must be reset now, see `done`.
 
-        If the rollout was stopped and ends with this step: -1 minus that number.
+        If the rollout was stopped and ends with this step, return -1 minus that number.
 
         Args:
-            observation: the true successor, one array or a tuple in the order of `observations`.
-            outputs: what the policy chose the step's action with, in the order of `outputs`.
-            states: for the next step, in the order of `states`.
+            observation: The true successor, one array or a tuple in the order of `observations`.
+            outputs: The outputs that chose the step's action, in the order of `outputs`.
+            states: For the next step, in the order of `states`.
 
         Raises:
-            ValueError: a shape or dtype that does not fit, named by its key.
-            RuntimeError: no rollout has begun, or it is full.
+            ValueError: If a shape or dtype does not fit; the message names the key.
+            RuntimeError: If no rollout has begun, or it is full.
         """
 
     def step_env(self, env: CompiledEnv, values: tuple[_Array, ...]) -> int:
-        """Step environments, record that, and reset those whose episode ended.
+        """Step environments, record the step, and reset the ones with an ended episode.
 
-        All but reading `values` is done without the GIL.
+        Only reading `values` needs the GIL.
 
         Args:
-            values: what the policy returned, as for `take`; the actions, in `env`'s order, are
-                those of the outputs that `given` names.
+            values: The policy's return values, as for `take`. The outputs that `given` selects are
+                the actions, in the order of `env`.
 
         Returns:
-            What `step` does, of environments that were reset since.
+            The result of `step`; the environments it counts have been reset already.
 
         Raises:
-            ValueError: as `take` and `step`; actions of another shape.
-            RuntimeError: as `step`.
+            ValueError: As `take` and `step`, and if actions have another shape.
+            RuntimeError: As `step`.
         """
 
     def reset(self, observation: _Array | tuple[_Array, ...]) -> None:
-        """The envs that `done` names were reset: only their rows are read."""
+        """Pass the observations after a reset of the environments in `done`. Only their rows are
+        read.
+        """
 
     def finish(
         self, worker: int, incarnation: int, sequence: int, beside: Sequence[Recorder] = ()
     ) -> RolloutHeader:
-        """Complete the rollout, write its header into the slab, and let the slab go.
+        """Complete the rollout, write its header into the slab, and release the slab.
 
         Args:
-            beside: where these are some of the worker's envs, the recorders of the others, which
-                let the slab go, too.
+            beside: If this recorder has some of the worker's environments: the recorders of the
+                others, which release the slab as well.
 
         Raises:
-            RuntimeError: before the last step of any, or where envs of the rollout are missing.
+            RuntimeError: If any recorder has steps left, or if environments of the rollout are
+                missing.
         """
 
     def abandon(self) -> None:
-        """Let the slab go, its rollout unfinished."""
+        """Release the slab of an unfinished rollout."""
 
     def take_episodes(self) -> list[tuple[int, float, int]]:
-        """(env, return, length in frames) of the episodes that ended since the last call."""
+        """Return (environment, return, length) of each episode ended since the last call."""
 
 def copy(dst: _Array, src: _Array) -> None:
-    """Copy one array into another of equal shape, whatever strides and dtypes.
+    """Copy one array into another of equal shape, with any strides and dtypes.
 
     Raises:
-        ValueError: the shapes differ, or `dst` is read-only.
+        ValueError: If the shapes differ, or `dst` is read-only.
     """
 
 def place_rollout(
@@ -917,42 +935,45 @@ def place_rollout(
     """Copy one worker's rollout into its row of a batch's slab; return its header.
 
     Args:
-        rollout: the bytes of a slab of one worker; may be read-only.
-        placement: that slab's. One with fewer steps than the batch is padded: zeros, and
-            ("collector", "traj_ids") -1.
+        rollout: The bytes of a slab of one worker; may be read-only.
+        placement: The placement of this slab. If it has fewer steps than the batch, the rest is
+            padded: zeros, and ("collector", "traj_ids") -1.
 
     Raises:
-        ValueError: the bytes do not fit their placement, or it not the batch's; nothing was
-            written then.
+        ValueError: If the bytes do not fit their placement or the placement does not fit the batch.
+            Nothing was written then.
     """
 
 def join_rollouts(
     target: Slab, row: int, slab: Slab, worker: int, incarnation: int, sequence: int
 ) -> RolloutHeader:
-    """Copy a whole batch of several workers into a row of another as the rollout of one worker.
+    """Copy a whole batch of several workers into a row of another, as the rollout of one worker.
 
-    Workers become envs, [W, P, T] to [W*P, T], or follow each other along time, [P, W, T] to
-    [P, W*T], whichever the placements say. The header has the frames and valid lengths of all, and
-    the oldest policy version.
+    Workers become environments, [W, P, T] to [W*P, T], or are concatenated along time, [P, W, T] to
+    [P, W*T]; the placements determine which. The header has the frames and valid lengths of all,
+    and the oldest policy version.
 
     Args:
-        slab: the batch, with the headers of its rollouts.
-        worker: of the header, as the two that follow.
+        slab: The batch, with the headers of its rollouts.
+        worker: Worker of the new header.
+        incarnation: Incarnation of the new header.
+        sequence: Sequence number of the new header.
 
     Raises:
-        ValueError: a header or the target does not fit; nothing was written then.
-        IndexError: there is no such row.
+        ValueError: If a header or the target does not fit. Nothing was written then.
+        IndexError: If the row does not exist.
     """
 
 def compact(target: Slab, slab: Slab) -> None:
-    """Copy a batch whose rollouts ended early, without the cells behind their ends.
+    """Copy a batch whose rollouts ended early, without its uncollected cells.
 
     Args:
-        target: of one worker, the batch's P, and as many steps as all valid lengths together.
-        slab: the batch, with the headers of its rollouts.
+        target: A slab of one worker, with the batch's P and as many steps as all valid lengths add
+            up to.
+        slab: The batch, with the headers of its rollouts.
 
     Raises:
-        ValueError: a header or the target does not fit; nothing was written then.
+        ValueError: If a header or the target does not fit. Nothing was written then.
     """
 
 @final
@@ -964,42 +985,43 @@ class TrajectoryIds:
     def from_state(
         state: tuple[int, Sequence[tuple[int, Sequence[int], Sequence[int]]]],
     ) -> TrajectoryIds:
-        """Go on from a `state`; ValueError for one that no run can have come to."""
+        """Continue from a saved `state`; ValueError if no run can produce it."""
 
     def renumber(self, worker: int, ids: _Array) -> None:
-        """Renumber a rollout's ids, int64 [P, T], in place; -1 stays.
+        """Replace a rollout's ids, int64 [P, T], by global ones in place; -1 stays.
 
         Raises:
-            ValueError: ids that a worker cannot have given; nothing was changed then.
+            ValueError: If a worker cannot have given these ids. Nothing was changed then.
         """
 
     def forget(self, worker: int) -> None:
-        """The worker was replaced: its open trajectories end, its local ids begin anew."""
+        """End the open trajectories of a replaced worker; its local ids start again."""
 
     @property
     def next(self) -> int:
-        """The number of trajectories so far."""
+        """Number of trajectories so far."""
 
     def state(self) -> tuple[int, list[tuple[int, list[int], list[int]]]]:
-        """`next`, and (worker, local ids, global ids) of the open trajectories, -1 for none."""
+        """Return `next`, and (worker, local ids, global ids) of open trajectories; -1: none."""
 
 @final
 class SplitPlan:
     """The trajectories of one batch, in row-major order; immutable.
 
     Args:
-        done: bool, of the batch's shape, or with dimensions of extent 1 behind it; or None.
-        ids: int64, likewise. One of these two is needed.
-        mask: bool, likewise: False for a cell without a frame.
-        batch_dims: the number of batch dimensions, time last.
+        done: bool, of the batch's shape, optionally followed by dimensions of extent 1; or
+            ``None``.
+        ids: int64, of the same shape; or ``None``. Either `done` or `ids` is required.
+        mask: bool, of the same shape; or ``None``. False for cells without a frame.
+        batch_dims: Number of batch dimensions, time last.
 
     Attributes:
         count: N, the number of trajectories.
-        longest: the length of the longest, 0 where there is none.
-        frames: the sum of the lengths.
+        longest: Length of the longest trajectory, 0 without trajectories.
+        frames: Sum of the lengths.
 
     Raises:
-        ValueError: neither done nor ids, or one that does not fit.
+        ValueError: If both `done` and `ids` are missing, or if one does not fit.
     """
 
     def __init__(
@@ -1018,118 +1040,122 @@ class SplitPlan:
     def frames(self) -> int: ...
     @property
     def offsets(self) -> npt.NDArray[np.int64]:
-        """[count + 1]: trajectory i is [offsets[i], offsets[i + 1]) in the flat form."""
+        """Positions in the flat form, [count + 1]: trajectory i is [offsets[i], offsets[i + 1])."""
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """[count]."""
+        """Length of each trajectory, [count]."""
 
     @property
     def rows(self) -> npt.NDArray[np.int64]:
-        """[count]: where each lies; batch dimensions but the last, counted as one."""
+        """Row of each trajectory, [count]; rows number all batch dimensions but the last as one."""
 
     def padded(self, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
-        """Each source [*batch, *frame] into its target [count, longest, *frame], padded by zeros.
+        """Copy each source [*batch, *frame] into its target [count, longest, *frame], padded by
+        zeros.
 
         Raises:
-            ValueError: a shape that does not fit; nothing was written then.
+            ValueError: If a shape does not fit. Nothing was written then.
         """
 
     def flat(self, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
-        """Each source [*batch, *frame] into its target [frames, *frame]; errors as `padded`."""
+        """Copy each source [*batch, *frame] into a target [frames, *frame]; raises as `padded`."""
 
     def mask(self, target: _Array) -> None:
-        """True where a cell of bool [count, longest] is a frame, else False."""
+        """Write to bool [count, longest] whether each cell holds a frame."""
 
     def pad(self, target: _Array, value: int) -> None:
-        """Set the padding of a leaf [count, longest, *frame] to another value than zero."""
+        """Fill the padding of a leaf [count, longest, *frame] with a value other than zero."""
 
 @final
 class MultiStepPlan:
-    """How far each frame of a batch looks ahead; immutable.
+    """The number of steps that each frame of a batch looks ahead; immutable.
 
     Frame t of a segment of L frames leads to frame min(t + n_steps - 1, L - 1), both included.
-    Uncollected cells lead to themselves, by no step, and no frame looks into one.
+    Uncollected cells lead to themselves by zero steps, and no frame looks into one.
 
     Raises:
-        ValueError: n_steps below 1.
+        ValueError: If n_steps is below 1.
     """
 
     def __init__(self, split: SplitPlan, n_steps: int) -> None: ...
     def shift(self, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
-        """Each source [*batch, *frame] into its target: what lies where a cell leads to.
+        """Write, for each cell of a source [*batch, *frame], the frame that it leads to into its
+        target.
 
         Raises:
-            ValueError: a shape that does not fit; nothing was written then.
+            ValueError: If a shape does not fit. Nothing was written then.
         """
 
     def sum(self, gamma: float, sources: Sequence[_Array], targets: Sequence[_Array]) -> None:
-        """Each source into its target: the sum of gamma^k times what lies k cells ahead.
+        """Write, for each cell of a source, the sum of gamma^k times the frame k cells ahead.
 
-        Summed in double precision and rounded once; zero in uncollected cells. Errors as `shift`.
+        Sums are computed in double precision and rounded once; uncollected cells get zero. Errors
+        as `shift`.
         """
 
     def steps(self, target: _Array) -> None:
-        """By how many steps a cell of int64 [*batch] looks ahead: 1 to n, 0 if uncollected."""
+        """Write the steps each cell looks ahead to int64 [*batch]: 1 to n, 0 if uncollected."""
 
     def discounts(self, gamma: float, target: _Array) -> None:
-        """gamma to the power of the steps of a cell of [*batch], 1 if uncollected; any dtype."""
+        """Write gamma to the power of `steps` to [*batch] of any dtype; 1 for uncollected cells."""
 
     def nonterminal(self, target: _Array) -> None:
-        """Whether a cell of bool [*batch] is a frame with another one behind it."""
+        """Write to bool [*batch] whether each cell is a frame with another frame after it."""
 
 class CudaError(RuntimeError):
-    """A call of CUDA's driver that failed: the call, its error's name, number and text."""
+    """A failed call of the CUDA driver: the call, and the error's name, number and text."""
 
 def cuda_why_not() -> str:
-    """Why CUDA cannot be used here; empty where it can. Found once per process."""
+    """Return why CUDA is not available; empty if it is. Determined once per process."""
 
 @final
 class Upload:
-    """A copy under way. Thread-safe."""
+    """A copy in progress. Thread-safe."""
 
     def done(self) -> bool:
-        """Whether it is complete, as the host sees it; its source may be written again then."""
+        """Return whether the host has seen the copy complete, so its source may be written."""
 
     def wait(self) -> None:
-        """Sleep until it is."""
+        """Sleep until the copy is complete."""
 
     def hold_back(self, stream: int) -> None:
-        """What that stream is given from now on waits for it; the host does not."""
+        """Make later work of this stream wait for the copy; the host does not wait."""
 
 @final
 class CudaEvent:
-    """The end of what a stream was given so far. Thread-safe.
+    """Marks the work queued on a stream so far. Thread-safe.
 
-    A thread may ask it while another one captures a CUDA graph, which torch's own would end.
+    A thread may query it while another thread captures a CUDA graph; a query of torch's own event
+    would end the capture.
 
     Args:
-        device: its index.
-        stream: of that device; a CUstream as a number.
-        polls: `wait` polls for some 200 microseconds before it sleeps (default: ``False``).
+        device: Index of the device.
+        stream: A stream of this device; a CUstream as a number.
+        polls: Whether `wait` polls for some 200 microseconds before it sleeps (default: ``False``).
 
     Raises:
-        ValueError: there is no such device.
-        CudaError: CUDA is not available, or refuses.
+        ValueError: If the device does not exist.
+        CudaError: If CUDA is not available or a call fails.
     """
 
     def __init__(self, device: int, stream: int, polls: bool = False) -> None: ...
     def done(self) -> bool:
-        """Whether that is done, as the host sees it."""
+        """Return whether the host has seen the marked work done."""
 
     def wait(self) -> None:
-        """Sleep until it is; poll first if it `polls`."""
+        """Sleep until the marked work is done; poll first if `polls`."""
 
     def hold_back(self, stream: int) -> None:
-        """What that stream is given from now on waits for it; the host does not."""
+        """Make later work of this stream wait for the marked work; the host does not wait."""
 
 @final
 class Uploader:
-    """Copies host memory to a device, on a stream of its own and in order. Thread-safe.
+    """Copies host memory to a device, on its own stream and in order. Thread-safe.
 
     Raises:
-        ValueError: there is no such device.
-        CudaError: CUDA is not available.
+        ValueError: If the device does not exist.
+        CudaError: If CUDA is not available.
     """
 
     def __init__(self, device: int) -> None: ...
@@ -1137,58 +1163,60 @@ class Uploader:
     def device(self) -> int: ...
     @property
     def stream(self) -> int:
-        """Of the copies: a CUstream as a number."""
+        """Stream of the copies, a CUstream as a number."""
 
     def upload(
         self, source: _Array, target: int, consumer: int, after: int | None = None
     ) -> Upload:
-        """Have an array copied to an address on the device.
+        """Start a copy of an array to an address on the device.
 
         Args:
-            source: contiguous; held until the copy is complete on the host.
-            target: has room for it.
-            consumer: a stream, whose work from now on waits for the copy.
-            after: a stream, for whose work so far the copy waits.
+            source: A contiguous array, held until the copy is complete on the host.
+            target: Address of large enough memory.
+            consumer: A stream; its later work waits for the copy.
+            after: A stream; the copy waits for its work so far (default: ``None``).
 
         Raises:
-            ValueError: `source` is not contiguous, or not in host memory.
-            CudaError: a call failed; `source` is let go once nothing reads it.
+            ValueError: If `source` is not contiguous or not in host memory.
+            CudaError: If a call failed. `source` is released once nothing reads it.
         """
 
     def release_finished(self) -> int:
-        """Let go of the sources of complete copies; return how many copies are under way."""
+        """Release the sources of completed copies; return the number of copies in progress."""
 
     def wait(self) -> None:
         """Sleep until all copies are complete."""
 
 @final
 class Registration:
-    """Shared memory that is pinned while this exists, which keeps it.
+    """Keeps shared memory pinned and alive while this object exists.
 
     Raises:
-        CudaError: it cannot be pinned, or is already.
+        CudaError: If the memory cannot be pinned, or is pinned already.
     """
 
     def __init__(self, memory: Memory, device: int) -> None: ...
 
 def host_memory(device: int, bytes: int) -> Memory:
-    """Pinned memory of that size, uninitialised, which every device reads and writes by itself.
+    """Allocate pinned memory, uninitialized, which every device can read and write directly.
 
     Raises:
-        ValueError: less than one byte.
-        CudaError: it is not to be had.
+        ValueError: If `bytes` is below 1.
+        CudaError: If the driver cannot allocate it.
     """
 
 @final
 class DeviceGather:
-    """Split and n-step plans carried out on a CUDA device, by one launch for all leaves; immutable.
+    """Carries out split and n-step plans on a CUDA device, one launch for all leaves; immutable.
 
-    Arrays lie on the device. Types are not cast; targets are contiguous, and so are a source's
-    frames, whose rows lie at equal distances. Calls return at once: the stream does the work.
+    Arrays are on the device. Types are not cast. Targets must be contiguous. The frames of a source
+    must be contiguous, and its rows must lie at equal distances. Calls return at once; the stream
+    does the work.
 
     Raises:
-        ValueError: there is no such device; in calls, what does not fit, and nothing was sent then.
-        CudaError: CUDA is not available, or a call failed.
+        ValueError: If the device does not exist. In calls: if an argument does not fit; nothing was
+            sent then.
+        CudaError: If CUDA is not available, or a call failed.
     """
 
     def __init__(self, device: int) -> None: ...
@@ -1196,11 +1224,12 @@ class DeviceGather:
     def device(self) -> int: ...
     @staticmethod
     def workspace_bytes(plan: SplitPlan | MultiStepPlan, leaves: int, target_bytes: int) -> int:
-        """How large the workspace of a call has to be.
+        """Return the required size of a call's workspace in bytes.
 
         Args:
-            leaves: how many.
-            target_bytes: of all targets together.
+            plan: Plan of the call.
+            leaves: Number of leaves.
+            target_bytes: Size of all targets together.
         """
 
     def padded(
@@ -1211,11 +1240,11 @@ class DeviceGather:
         workspace: _Array,
         stream: int,
     ) -> None:
-        """As `SplitPlan.padded`.
+        """Do the same as `SplitPlan.padded` on the device.
 
         Args:
-            workspace: memory of the device, which is used until the stream has done the work.
-            stream: a CUstream as a number.
+            workspace: Memory of the device, which is used until the stream has done the work.
+            stream: A CUstream as a number.
         """
 
     def flat(
@@ -1226,7 +1255,7 @@ class DeviceGather:
         workspace: _Array,
         stream: int,
     ) -> None:
-        """As `SplitPlan.flat`; arguments as `padded`."""
+        """Do the same as `SplitPlan.flat` on the device; arguments as `padded`."""
 
     def ahead(
         self,
@@ -1239,8 +1268,8 @@ class DeviceGather:
         workspace: _Array,
         stream: int,
     ) -> None:
-        """As `MultiStepPlan.shift` of `moved` and `MultiStepPlan.sum` of `summed`.
+        """Do `MultiStepPlan.shift` for `moved` and `MultiStepPlan.sum` for `summed` on the device.
 
-        Sums are of float32 and float64, and made term by term: in the last bit of double precision
-        they may differ from the host's.
+        Sums must be of float32 or float64. They are added term by term, so they may differ from the
+        host's in the last bit of double precision.
         """

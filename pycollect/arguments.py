@@ -1,4 +1,4 @@
-"""Arguments as data: a field says of which arguments it is made, their defaults and their check."""
+"""Arguments as data: each field knows its arguments, their defaults and their check."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from operator import attrgetter
 from typing import Any, TypeVar, cast
 
 REQUIRED: Any = object()
-"""The default of an argument that has to be given."""
+"""The default of a required argument."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class _Source:
-    """What a field is made of.
+    """The origin of a field's value.
 
     Attributes:
-        defaults: by the names of the arguments.
-        beside: names of others that the check is told of.
-        make: from the values of all these, in order; its errors name the argument.
-        text: what the field is, in a line.
-        in_kwargs: `collector_kwargs` may hold these arguments.
+        defaults: Defaults by argument name.
+        beside: Names of other arguments that the check receives.
+        make: Makes the value from all values above, in order; its errors name the argument.
+        text: Description of the field in one line.
+        in_kwargs: `collector_kwargs` may contain these arguments.
     """
 
     defaults: Mapping[str, Any]
@@ -41,7 +41,7 @@ class _Source:
 
 @contextmanager
 def naming(*names: str) -> Iterator[None]:
-    """Name the arguments in an error of their check that names none of them."""
+    """Add the arguments' names to an error of their check that contains none of them."""
     try:
         yield
     except (TypeError, ValueError, RuntimeError, OverflowError, AttributeError) as error:
@@ -60,13 +60,13 @@ def argument(
     beside: tuple[str, ...] = (),
     in_kwargs: bool = False,
 ) -> Any:
-    """A field that is one argument, checked.
+    """Return a field for one argument.
 
     Args:
-        check: is called with the argument's name and value, and returns the field's.
-        text: what the argument does, in a line.
-        name: the argument's, where the field has another.
-        beside, in_kwargs: see `_Source`.
+        check: Called with the argument's name and value; returns the field's value.
+        text: Description of the argument in one line.
+        name: Name of the argument if the field has another.
+        beside, in_kwargs: See `_Source`.
     """
 
     def source(field_name: str) -> _Source:
@@ -85,7 +85,7 @@ def check_flag(name: str, value: Any) -> bool:
 
 
 def flag(default: bool, text: str = "", **more: Any) -> Any:
-    """A field that is one argument, as a bool."""
+    """Return a field for one argument, as a bool."""
     return argument(default, check_flag, text, **more)
 
 
@@ -97,11 +97,11 @@ def made_of(
     in_kwargs: bool = False,
     **defaults: Any,
 ) -> Any:
-    """A field that is made of these arguments.
+    """Return a field that is made of several arguments.
 
     Args:
-        make: is called with the values in this order; its errors name the argument.
-        text, beside, in_kwargs: see `argument`.
+        make: Called with the values in this order; its errors name the argument.
+        text, beside, in_kwargs: See `argument`.
     """
     return _field(lambda _: _Source(defaults, beside, make, text, in_kwargs), False)
 
@@ -115,7 +115,7 @@ def _field(source: Callable[[str], _Source], required: bool) -> Any:
 
 @functools.cache
 def _sources(cls: Any) -> dict[str, _Source]:
-    """Of the fields that are made of arguments, by name, in the order in which they are checked."""
+    """Return the sources of all fields made of arguments, in the order of their checks."""
     return {
         own.name: own.metadata["source"](own.name)
         for own in fields(cls)
@@ -124,10 +124,10 @@ def _sources(cls: Any) -> dict[str, _Source]:
 
 
 def checked(cls: type[T], given: Mapping[str, Any], **own: Any) -> T:
-    """A dataclass from what was given, by the names of arguments; what is `own` is taken as it is.
+    """Make a dataclass from arguments by name; values in `own` are used unchecked.
 
     Raises:
-        TypeError, ValueError: by the name of the argument.
+        TypeError, ValueError: An argument is invalid; the message starts with its name.
     """
     values = {**given, **own}
     made = {
@@ -139,28 +139,28 @@ def checked(cls: type[T], given: Mapping[str, Any], **own: Any) -> T:
 
 
 def checked_kwargs(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those fields alone, by name, that `collector_kwargs` may tell."""
+    """Return only the fields that `collector_kwargs` may set, by name."""
     sources = _sources(cast(Any, cls)).items()
     return {name: source.made(given) for name, source in sources if source.in_kwargs}
 
 
 def defaults_of(cls: type, *, in_kwargs: bool = False) -> dict[str, Any]:
-    """The defaults of all arguments that the fields are made of, by name.
+    """Return the defaults of all arguments of a dataclass, by name.
 
     Args:
-        in_kwargs: of those alone that `collector_kwargs` may hold.
+        in_kwargs: Only arguments that `collector_kwargs` may contain.
     """
     sources = _sources(cast(Any, cls)).values()
     chosen = [own for own in sources if own.in_kwargs or not in_kwargs]
     return {name: default for own in chosen for name, default in own.defaults.items()}
 
 
-def tells(options: type, at: str) -> Callable[[type[T]], type[T]]:
-    """A class that tells arguments: what it declares under the name of one is a property.
+def exposes(options: type, at: str) -> Callable[[type[T]], type[T]]:
+    """Turn attributes that a class declares into properties that read its options.
 
     Args:
-        options: a dataclass with a field for each.
-        at: the name of the attribute that holds such options.
+        options: A dataclass with a field for each.
+        at: Name of the attribute that holds such options.
     """
     fields_of = {
         name: (field_name, source)
@@ -171,9 +171,9 @@ def tells(options: type, at: str) -> Callable[[type[T]], type[T]]:
     def decorated(cls: type[T]) -> type[T]:
         for name in fields_of.keys() & inspect.get_annotations(cls):
             field_name, source = fields_of[name]
-            told: Any = property(attrgetter(f"{at}.{field_name}"), doc=source.text)
-            setattr(cls, name, told)
-            told.__set_name__(cls, name)  # for its errors
+            own: Any = property(attrgetter(f"{at}.{field_name}"), doc=source.text)
+            setattr(cls, name, own)
+            own.__set_name__(cls, name)  # for its errors
         return cls
 
     return decorated

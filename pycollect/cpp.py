@@ -1,4 +1,4 @@
-"""Where the C++ core lies for who builds against it: its CMake package, and its headers."""
+"""Locations of the C++ core, for programs that build against it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import pycollect
 
 
 def cmake_dir() -> Path:
-    """The folder of `pycollectConfig.cmake`, for CMake's `pycollect_DIR`.
+    """Return the folder of `pycollectConfig.cmake`, the value of CMake's `pycollect_DIR`.
 
     Raises:
-        FileNotFoundError: this is a checkout that was not installed.
+        FileNotFoundError: The package is a checkout that was not installed.
     """
     return _installed("cmake/pycollect")
 
 
 def include_dir() -> Path:
-    """The folder in which `pycollect/pycollect.h` lies.
+    """Return the folder that contains `pycollect/pycollect.h`.
 
     Raises:
-        FileNotFoundError: this is a checkout that was not installed.
+        FileNotFoundError: The package is a checkout that was not installed.
     """
     return _installed("pycollect/csrc/include")
 

@@ -1,6 +1,6 @@
-"""CUDA by the core's own means: whether it is there, and copies to a device.
+"""CUDA availability, and copies from host memory to a device.
 
-Nothing here needs a CUDA toolkit: the core opens the driver's library when it is first asked.
+No CUDA toolkit is needed: the core opens the driver's library at the first call.
 """
 
 from __future__ import annotations
@@ -16,41 +16,41 @@ __all__ = ["CudaError", "Registration", "Upload", "Uploader", "available", "why_
 
 
 def available() -> bool:
-    """Whether there is a driver of NVIDIA's and at least one device."""
+    """Return whether an NVIDIA driver and at least one device are present."""
     return not why_not()
 
 
 def why_not() -> str:
-    """Why CUDA cannot be used here; empty where it can.
+    """Return the reason why CUDA is not available here; an empty string if it is.
 
-    The answer is found once per process. ``PYCOLLECT_CUDA_LIBRARY`` names another library than
-    libcuda.so.1, for tests.
+    The answer is determined once per process. For tests, ``PYCOLLECT_CUDA_LIBRARY`` replaces
+    libcuda.so.1.
     """
     return cuda_why_not()
 
 
 def is_torchs() -> bool:
-    """Whether torch's CUDA is the one that was found here, and not AMD's by the same name."""
+    """Return whether torch uses the CUDA that was found here, and not AMD's ROCm."""
     return torch.version.cuda is not None and available()
 
 
 class Uploader:
-    """Copies pinned host memory to a device, beside what host and device do meanwhile.
+    """Copy pinned host memory to a device while host and device do other work.
 
-    Copies run on a stream of their own, in the order in which they are asked for. The stream that
-    uses a copy waits for it; the host does not. A source is held until its copy is complete on the
-    host, so that a slab goes back to its pool only when it can be written again. Thread-safe.
+    Copies run on their own stream, in the order of the calls. The stream that uses a copy waits for
+    it; the host does not. A source is held until the host has seen its copy complete, so a slab
+    returns to its pool only when it can be written again. Thread-safe.
 
     Args:
-        device: "cuda", "cuda:1", ...; the current one where no index is given.
+        device: A CUDA device: "cuda", "cuda:1", ... Without an index, the current device is used.
 
     Attributes:
-        device: with its index.
-        stream: of the copies.
+        device: The device, with its index.
+        stream: The stream of the copies.
 
     Raises:
-        ValueError: not a CUDA device, or there is no such one.
-        CudaError: CUDA is not available, with the reason.
+        ValueError: If `device` is not a CUDA device or does not exist.
+        CudaError: If CUDA is not available; the message has the reason.
     """
 
     def __init__(self, device: torch.device | str) -> None:
@@ -65,14 +65,14 @@ class Uploader:
         self.stream: Any = torch.cuda.ExternalStream(self._core.stream, self.device)  # type: ignore[no-untyped-call]
 
     def empty(self, shape: torch.Size | tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Device memory, uninitialised, that an upload may write without waiting for anything.
+        """Return uninitialized device memory that an upload can write without waiting.
 
-        It is torch's, taken for the copies' stream: what used the memory before is behind on that
-        stream, or torch has waited for it.
+        torch allocates the memory for the stream of the copies. Earlier users of the memory precede
+        the copy on this stream, or torch has waited for them.
 
         Args:
-            shape: of the tensor.
-            dtype: likewise.
+            shape: Shape of the tensor.
+            dtype: Data type of the tensor.
 
         Returns:
             A tensor on `device`.
@@ -87,23 +87,26 @@ class Uploader:
         stream: torch.cuda.Stream | None = None,
         after: torch.cuda.Stream | None = None,
     ) -> Upload:
-        """Have `source` copied to `target`.
+        """Start a copy of `source` to `target`.
 
         Args:
-            source: contiguous host memory, a slab's or a tensor's; pinned or registered, or the
-                driver copies it on the host first. Held until the copy is complete on the host.
-            target: contiguous, on this device, of as many bytes; from `empty`, or see `after`.
-            stream: who uses `target`: its work from now on waits for the copy, and torch does not
-                use the memory again before that work is done. Default: the current stream.
-            after: the copy waits for what this stream was given so far, for a `target` that is
-                still in use there.
+            source: A slab or a tensor with contiguous host memory. If it is neither pinned nor
+                registered, the driver first copies it on the host. It is held until the copy is
+                complete on the host.
+            target: A contiguous tensor on this device with the same number of bytes. Allocate it
+                with `empty`, or see `after`.
+            stream: The stream that uses `target`: its later work waits for the copy, and torch does
+                not reuse the memory before this work is done. Defaults to ``None``: the current
+                stream.
+            after: The copy waits for the work queued on this stream so far. Pass it if that work
+                still uses `target`. Defaults to ``None``: the copy does not wait.
 
         Returns:
-            The copy: ``done()``, ``wait()``, ``hold_back(stream)``.
+            The copy, with the methods ``done()``, ``wait()`` and ``hold_back(stream)``.
 
         Raises:
-            ValueError: `source` or `target` is not as told.
-            CudaError: the driver refuses.
+            ValueError: If `source` or `target` is not as described.
+            CudaError: If the driver refuses the copy.
         """
         data: Any = source.array() if isinstance(source, Slab) else source
         if target.device != self.device or not target.is_contiguous():
@@ -125,7 +128,7 @@ class Uploader:
         )
 
     def release_finished(self) -> int:
-        """Let go of the sources of complete copies; return how many copies are under way."""
+        """Release the sources of completed copies and return the number of copies in progress."""
         return self._core.release_finished()
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""Docstrings that stand by themselves, although a part of their text lies elsewhere."""
+"""Complete docstrings that share parts of their text with others."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _ENTRY = re.compile(r"^ {4}(?=\S)", re.M)
 
 
 def completed_by(base: Any, *, raises: bool = True) -> Callable[[T], T]:
-    """A docstring that leaves out what stands in another one, of a function or a class.
+    """Complete a docstring by another one, of a function or class.
 
-    "Args:" has an entry for each parameter, in their order: its own, else the other's. "Raises:"
-    has its own and those of the other for further types. "Returns:" and "Yields:" are its own, else
-    the other's, and so is the text before all these. An entry named "..." says to who reads the
-    source where the others stand, and is left out.
+    "Args:" gets an entry for each parameter, in order: its own, else the other's. "Raises:" gets
+    its own entries and the other's for further types. "Returns:", "Yields:" and the text before all
+    sections are its own, else the other's. An entry named "..." is removed; it shows readers of the
+    source that entries are added.
 
     Args:
-        base: has the other docstring.
-        raises: whether what that raises is raised here, too.
+        base: Object with the other docstring.
+        raises: Whether to add the other's "Raises:".
     """
 
     def decorated(own: T) -> T:
         given, other = own.__doc__, base.__doc__
-        if given is not None and other is not None:  # as they are without -OO
+        if given is not None and other is not None:  # both are None with -OO
             parameters = inspect.signature(own).parameters  # type: ignore[arg-type]
             rest = _parts(other)
             own.__doc__ = _merged(
@@ -40,13 +40,13 @@ def completed_by(base: Any, *, raises: bool = True) -> Callable[[T], T]:
 
 
 def _parts(docstring: str) -> dict[str, str]:
-    """Its sections by name, indented as they are; what stands before them by ""."""
+    """Return the sections by name, still indented, and the text before them as ""."""
     text, *others = _SECTION.split(inspect.cleandoc(docstring))
     return {"": text.strip(), **dict(zip(others[::2], others[1::2], strict=True))}
 
 
 def _entries(section: str) -> dict[str, str]:
-    """By the names before the colon, with the text behind it."""
+    """Return the text of each entry by the names before its colon."""
     entries = (entry.partition(":") for entry in _ENTRY.split(section)[1:])
     return {names: text.rstrip() for names, _, text in entries}
 

@@ -1,4 +1,4 @@
-"""Errors of workers, as the caller sees them, and warnings that point at the caller's line."""
+"""Errors of workers as the caller sees them, and warnings at the caller's line."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from typing import Any, TypeVar, cast
 
 
 class WorkerError(RuntimeError):
-    """What happened in a worker.
+    """A failure in a worker.
 
-    It is the ``__cause__`` of an exception that an environment or a policy raised, and raised
-    itself where a worker died or where the exception's type cannot be rebuilt.
+    An exception of an environment or a policy is raised with its own type, and has a WorkerError as
+    its ``__cause__``. WorkerError itself is raised if a worker died, or if the exception's type
+    cannot be rebuilt in this process.
 
     Attributes:
-        worker: the worker's id.
-        incarnation: how many workers of that id there were before it.
-        remote_traceback: the traceback in the worker, or what is known of its end.
+        worker: Id of the worker.
+        incarnation: Number of earlier workers with that id.
+        remote_traceback: Traceback in the worker, or a description of its end.
     """
 
     def __init__(self, message: str, worker: int, incarnation: int, remote_traceback: str) -> None:
@@ -38,7 +39,7 @@ class WorkerError(RuntimeError):
 
 
 class WorkerDied(WorkerError):
-    """A worker's process is gone, or was ended because nothing came from it any more."""
+    """The worker's process has ended, or was ended because it no longer responded."""
 
 
 class LimitError(OSError):
@@ -122,12 +123,12 @@ def not_the_end(error: StopIteration) -> RuntimeError:
     return failure
 
 
-_kept: list[str] | None = None  # warnings, while a process has no user to see them
+_kept: list[str] | None = None  # collected warnings, in a process that no user sees
 
 
 @contextmanager
 def kept_warnings() -> Iterator[list[str]]:
-    """What `warn_user` is told meanwhile, which it does not say: another process does."""
+    """Collect warnings instead of showing them; the driver shows them later."""
     global _kept
     before, _kept = _kept, []
     try:
@@ -137,7 +138,7 @@ def kept_warnings() -> Iterator[list[str]]:
 
 
 def warn_user(message: str) -> None:
-    """A UserWarning at the innermost line outside of this package."""
+    """Raise a UserWarning at the innermost line outside of this package."""
     if _kept is not None:
         _kept.append(message)
         return

@@ -38,4 +38,4 @@ def test_ppo_by_the_scheme_reaches_475(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_the_readme_lists_every_program() -> None:
     text = (EXAMPLES / "README.md").read_text()
-    assert all(f"`{path.name}`" in text for path in EXAMPLES.glob("*.py"))
+    assert all(f"`{path.name}`" in text for path in EXAMPLES.glob("*.[ip]*"))

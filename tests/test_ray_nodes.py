@@ -220,7 +220,7 @@ def test_an_actor_that_cannot_open_the_drivers_memory_says_so(ray_cluster: Any) 
     pid, file, inode, offset, size = mailbox.address
     worker = RayWorker()
     not_it = (pid, file, inode + 1, offset, size)
-    assert "no longer what it was" in worker.serve(node, not_it, bell.address, pid)
+    assert "no longer refers to this memory" in worker.serve(node, not_it, bell.address, pid)
     nobody = (2**22 + 1, file, inode, offset, size)
     assert "shared memory: open" in worker.serve(node, nobody, bell.address, pid)
     assert "expected the address of one" in worker.serve(node, bell.address, bell.address, pid)

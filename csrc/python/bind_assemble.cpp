@@ -78,7 +78,7 @@ TrajectoryIds from_state(const IdsState& values) {
 
 void bind_assemble(py::module_& module) {
   module.def("copy", &copy_arrays, py::arg("dst"), py::arg("src"),
-             "Copy one array into another of equal shape, whatever strides and dtypes.");
+             "Copy one array into another of equal shape, with any strides and dtypes.");
   module.def("place_rollout", &place, py::arg("slab"), py::arg("row"), py::arg("rollout"),
              py::arg("placement"),
              "Copy one worker's rollout (its slab as uint8) into its row of a batch's slab.");
@@ -86,19 +86,19 @@ void bind_assemble(py::module_& module) {
   module.def("join_rollouts", &join, py::arg("target"), py::arg("row"), py::arg("slab"),
              py::arg("worker"), py::arg("incarnation"), py::arg("sequence"),
              py::call_guard<py::gil_scoped_release>(),
-             "Copy a whole batch into a row of another as the rollout of one worker.");
+             "Copy a whole batch into a row of another, as the rollout of one worker.");
   module.def("compact", &compact_into, py::arg("target"), py::arg("slab"),
              py::call_guard<py::gil_scoped_release>(),
-             "Copy a batch whose rollouts ended early, without the cells behind their ends.");
+             "Copy a batch whose rollouts ended early, without its uncollected cells.");
 
   py::class_<TrajectoryIds>(module, "TrajectoryIds",
-                            "Maps workers' trajectory ids to global ones without gaps.")
+                            "Maps workers' trajectory ids to global ones, without gaps.")
       .def(py::init<>())
       .def_static("from_state", &from_state, py::arg("state"))
       .def("renumber", &renumber, py::arg("worker"), py::arg("ids"),
-           "Renumber a rollout's ids, [P, T] int64, in place.")
+           "Replace a rollout's ids, int64 [P, T], by global ones in place.")
       .def("forget", &TrajectoryIds::forget, py::arg("worker"),
-           "The worker was replaced: its open trajectories end.")
+           "End the open trajectories of a replaced worker.")
       .def_property_readonly("next", &TrajectoryIds::next)
       .def("state", &state_of);
 }

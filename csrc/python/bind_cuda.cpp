@@ -47,37 +47,39 @@ using Release = py::call_guard<py::gil_scoped_release>;
 void bind_cuda(py::module_& module) {
   py::register_exception<cuda::Error>(module, "CudaError", PyExc_RuntimeError);
   module.def("cuda_why_not", &cuda::why_not, Release(),
-             "Why CUDA cannot be used here; empty where it can.");
+             "Return why CUDA is not available; empty if it is.");
 
   module.def("host_memory", &cuda::host_memory, py::arg("device"), py::arg("bytes"), Release(),
-             "Pinned memory of exactly that size.");
+             "Allocate pinned memory of exactly this size.");
 
-  py::class_<cuda::Event>(module, "CudaEvent", "The end of what a stream was given so far.")
+  py::class_<cuda::Event>(module, "CudaEvent", "Marks the work queued on a stream so far.")
       .def(py::init(&recorded), py::arg("device"), py::arg("stream"), py::arg("polls") = false,
            Release())
-      .def("done", &cuda::Event::done, Release(), "Whether that is done, as the host sees it.")
-      .def("wait", &cuda::Event::wait, Release(), "Sleep until it is; poll first if it `polls`.")
+      .def("done", &cuda::Event::done, Release(),
+           "Return whether the host has seen the marked work done.")
+      .def("wait", &cuda::Event::wait, Release(),
+           "Sleep until the work is done; poll first if `polls`.")
       .def("hold_back", &cuda::Event::hold_back, py::arg("stream"), Release(),
-           "What that stream is given from now on waits for it.");
+           "Make later work of this stream wait.");
 
   py::class_<cuda::Upload, std::shared_ptr<cuda::Upload>>(module, "Upload", "A copy under way.")
-      .def("done", &cuda::Upload::done, Release(), "Whether it is complete, as the host sees it.")
-      .def("wait", &cuda::Upload::wait, Release(), "Sleep until it is.")
+      .def("done", &cuda::Upload::done, Release(),
+           "Return whether the host has seen the copy complete.")
+      .def("wait", &cuda::Upload::wait, Release(), "Sleep until the copy is complete.")
       .def("hold_back", &cuda::Upload::hold_back, py::arg("stream"), Release(),
-           "What that stream is given from now on waits for it.");
+           "Make later work of this stream wait.");
 
   py::class_<cuda::Uploader>(module, "Uploader", "Copies host memory to a device.")
       .def(py::init<int>(), py::arg("device"), Release())
       .def_property_readonly("device", &cuda::Uploader::device)
       .def_property_readonly("stream", &cuda::Uploader::stream)
       .def("upload", &upload, py::arg("source"), py::arg("target"), py::arg("consumer"),
-           py::arg("after") = py::none(),
-           "Have an array copied to that address; `consumer` waits for it.")
+           py::arg("after") = py::none(), "Start a copy of an array to an address on the device.")
       .def("release_finished", &cuda::Uploader::release_finished, Release(),
-           "Let go of the sources of complete copies; how many are under way.")
+           "Release completed copies; return the number in progress.")
       .def("wait", &cuda::Uploader::wait, Release(), "Sleep until all copies are complete.");
 
-  py::class_<cuda::Registration>(module, "Registration", "Shared memory that is pinned.")
+  py::class_<cuda::Registration>(module, "Registration", "Keeps shared memory pinned.")
       .def(py::init([](std::shared_ptr<Memory> memory, int device) {
              return std::make_unique<cuda::Registration>(std::move(memory), device);
            }),

@@ -50,28 +50,28 @@ void ahead(const DeviceGather& gather, const MultiStepPlan& plan, double gamma,
 }  // namespace
 
 void bind_device_gather(py::module_& module) {
-  py::class_<DeviceGather>(module, "DeviceGather", "Plans carried out on a device, by one launch.")
+  py::class_<DeviceGather>(module, "DeviceGather", "Carries out plans on a device.")
       .def(py::init<int>(), py::arg("device"), py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("device", &DeviceGather::device)
       .def_static("workspace_bytes",
                   py::overload_cast<const SplitPlan&, std::size_t, std::int64_t>(
                       &DeviceGather::workspace_bytes),
                   py::arg("plan"), py::arg("leaves"), py::arg("target_bytes"),
-                  "How large a workspace for that many leaves is.")
+                  "Return the required size of a workspace in bytes.")
       .def_static("workspace_bytes",
                   py::overload_cast<const MultiStepPlan&, std::size_t, std::int64_t>(
                       &DeviceGather::workspace_bytes),
                   py::arg("plan"), py::arg("leaves"), py::arg("target_bytes"),
-                  "How large a workspace for that many leaves is.")
+                  "Return the required size of a workspace in bytes.")
       .def("padded", &split<&DeviceGather::padded>, py::arg("plan"), py::arg("sources"),
            py::arg("targets"), py::arg("workspace"), py::arg("stream"),
-           "As SplitPlan.padded, on the device.")
+           "Do the same as SplitPlan.padded.")
       .def("flat", &split<&DeviceGather::flat>, py::arg("plan"), py::arg("sources"),
            py::arg("targets"), py::arg("workspace"), py::arg("stream"),
-           "As SplitPlan.flat, on the device.")
+           "Do the same as SplitPlan.flat.")
       .def("ahead", &ahead, py::arg("plan"), py::arg("gamma"), py::arg("moved"),
            py::arg("moved_to"), py::arg("summed"), py::arg("summed_to"), py::arg("workspace"),
-           py::arg("stream"), "As MultiStepPlan.shift and sum, on the device.");
+           py::arg("stream"), "Do MultiStepPlan.shift and sum.");
 }
 
 }  // namespace pycollect::python

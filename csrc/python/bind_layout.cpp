@@ -62,8 +62,7 @@ void bind_layout(py::module_& module) {
       .def_property_readonly("fingerprint", &Layout::fingerprint)
       .def("__len__", &Layout::size);
 
-  py::class_<Placement>(module, "Placement",
-                        "Where the leaves of a layout lie in a slab of a geometry.")
+  py::class_<Placement>(module, "Placement", "The positions of a layout's leaves in a slab.")
       .def(py::init(&make_placement), py::arg("layout"), py::arg("workers"), py::arg("envs"),
            py::arg("steps"), py::arg("order") = "stack")
       .def_property_readonly("layout", &Placement::layout)
@@ -73,7 +72,7 @@ void bind_layout(py::module_& module) {
       .def_property_readonly("envs", [](const Placement& self) { return self.geometry().envs; })
       .def_property_readonly("steps", [](const Placement& self) { return self.geometry().steps; });
 
-  py::class_<RolloutHeader>(module, "RolloutHeader", "What a rollout says of itself.")
+  py::class_<RolloutHeader>(module, "RolloutHeader", "The header of a rollout.")
       .def_readonly("worker", &RolloutHeader::worker)
       .def_readonly("incarnation", &RolloutHeader::incarnation)
       .def_readonly("sequence", &RolloutHeader::sequence)

@@ -15,13 +15,13 @@ void bind_mailbox(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
 
   module.def("adopt_orphans", &adopt_orphans,
-             "Make this process the parent of descendants whose own parent dies.");
+             "Make this process the parent of each descendant when its parent dies.");
   module.def("kill_descendants", &kill_descendants, Release(),
-             "Kill all descendants of this process, which has adopted orphans.");
+             "Kill all descendants of this process.");
   module.def("end_with_process", &end_with_process, py::arg("pid"),
-             "Kill this process and those that it starts once that process is gone.");
+             "Kill this process and its descendants when a process is gone.");
   module.def("merge_freed_memory", &merge_freed_memory,
-             "Have malloc merge small blocks as they are freed, not all at once later.");
+             "Make malloc merge small blocks as they are freed.");
 
   using Number = std::atomic<std::uint64_t>;
   py::class_<Number, SharedNumber>(module, "SharedNumber", "A number that others see at once.")
@@ -30,7 +30,7 @@ void bind_mailbox(py::module_& module) {
           "value", [](const Number& self) { return self.load(); },
           [](Number& self, std::uint64_t value) { self.store(value); });
 
-  py::class_<Bell>(module, "Bell", "What all workers of a driver ring.")
+  py::class_<Bell>(module, "Bell", "The signal of all workers to their driver.")
       .def(py::init([](const std::optional<Address>& address) {
              return address ? Bell(from_python(*address)) : Bell();
            }),

@@ -42,19 +42,19 @@ void write(const MultiStepPlan& plan, py::handle target) {
 }  // namespace
 
 void bind_multistep(py::module_& module) {
-  py::class_<MultiStepPlan>(module, "MultiStepPlan", "How far each frame of a batch looks ahead.")
+  py::class_<MultiStepPlan>(module, "MultiStepPlan", "The steps that each frame looks ahead.")
       .def(py::init<const SplitPlan&, std::int64_t>(), py::arg("split"), py::arg("n_steps"),
            py::call_guard<py::gil_scoped_release>())
       .def("shift", &shift, py::arg("sources"), py::arg("targets"),
-           "Each source into its target, each cell from the one that it leads to.")
+           "Write, for each cell, the frame that it leads to.")
       .def("sum", &sum, py::arg("gamma"), py::arg("sources"), py::arg("targets"),
-           "Each source into its target, each cell the discounted sum of those ahead.")
+           "Write, for each cell, the discounted sum of frames ahead.")
       .def("steps", &write<&MultiStepPlan::steps>, py::arg("target"),
-           "By how many steps each cell of int64 [*batch] looks ahead.")
+           "Write the steps each cell looks ahead to int64 [*batch].")
       .def("discounts", &discounts, py::arg("gamma"), py::arg("target"),
            "gamma to the power of the steps of each cell of [*batch].")
       .def("nonterminal", &write<&MultiStepPlan::nonterminal>, py::arg("target"),
-           "Whether a cell of bool [*batch] has a frame behind it in its segment.");
+           "Write whether another frame follows to bool [*batch].");
 }
 
 }  // namespace pycollect::python

@@ -182,7 +182,7 @@ class BoundRecorder {
   std::int64_t record(const py::object& returned) {
     const py::tuple result = step_result(returned, convert_.is_none() ? 4 : 5);
     if (!taken_) {
-      throw std::logic_error("record: expected a take() before it");
+      throw std::logic_error("record: call take() first");
     }
     const py::object kept = std::exchange(taken_, py::object());
     py::object observation = result[0];
@@ -310,14 +310,14 @@ std::vector<py::tuple> take_episodes(BoundRecorder& self) {
 }  // namespace
 
 void bind_recorder(py::module_& module) {
-  py::class_<RolloutControl>(module, "RolloutControl", "What others do to and see of a rollout.")
+  py::class_<RolloutControl>(module, "RolloutControl", "Lets others stop and follow a rollout.")
       .def(py::init<RolloutControl::Number, std::uint64_t, std::int64_t, RolloutControl::Number>(),
            py::arg("stop") = nullptr, py::arg("number") = 0, py::arg("min_steps") = 1,
            py::arg("steps") = nullptr)
       .def_property_readonly("is_stopped", &RolloutControl::is_stopped)
       .def("count_step", &RolloutControl::count_step);
 
-  py::class_<BoundRecorder>(module, "Recorder", "Writes the steps of P envs into a slab.")
+  py::class_<BoundRecorder>(module, "Recorder", "Writes steps into a slab.")
       .def(py::init([](const Layout& layout, const std::vector<py::tuple>& observations,
                        const std::vector<py::tuple>& outputs, std::int64_t envs, bool batched,
                        std::int64_t max_frames_per_traj, bool skips_after_done, bool set_truncated,
@@ -385,7 +385,7 @@ void bind_recorder(py::module_& module) {
           py::arg("worker"), py::arg("incarnation"), py::arg("sequence"),
           py::arg("beside") = py::tuple())
       .def("abandon", &BoundRecorder::abandon)
-      .def("take_episodes", &take_episodes, "Ended episodes: (env, return, length) each.");
+      .def("take_episodes", &take_episodes, "Return (env, return, length) per episode.");
 }
 
 }  // namespace pycollect::python

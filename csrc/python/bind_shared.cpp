@@ -49,21 +49,20 @@ std::shared_ptr<Slab> deliver(SharedSlabPool& pool, const std::shared_ptr<Slab>&
 void bind_shared(py::module_& module) {
   py::register_exception<SharedMemoryError>(module, "SharedMemoryError", PyExc_RuntimeError);
   module.def("shared_memory_why_not", &shared_memory_why_not,
-             "Why this process cannot share memory with its workers; empty where it can.");
+             "Return why this process cannot share memory; empty if it can.");
   module.def("available_memory", &available,
-             "How many bytes can still be taken, and whose limit that is.");
+             "Return how many bytes can be allocated, and the limit's name.");
 
   py::class_<Memory, std::shared_ptr<Memory>>(module, "Memory", "A block of host memory.")
       .def_static("share", &share_memory, py::arg("bytes"),
-                  py::call_guard<py::gil_scoped_release>(),
-                  "New shared memory without a name, zeroed and touched.")
+                  py::call_guard<py::gil_scoped_release>(), "Create shared memory without a name.")
       .def_static("attach", &attach, py::arg("address"), py::call_guard<py::gil_scoped_release>(),
-                  "Another process's shared memory, mapped here.")
+                  "Map another process's shared memory.")
       .def_property_readonly("bytes", &Memory::bytes)
       .def_property_readonly("address", &address_of)
-      .def("array", &whole_memory, "All of it as a writable uint8 array that holds the memory.")
+      .def("array", &whole_memory, "Return all bytes as an array that holds the memory.")
       .def("slab", &slab_over, py::arg("placement"), py::arg("generation"),
-           "This memory seen as a slab that another process has lent.");
+           "Return this memory as a slab of another process.");
 
   py::class_<SharedSlabPool>(module, "SharedSlabPool", "Slabs that worker processes write into.")
       .def(py::init<Placement, std::int64_t, std::int64_t, bool>(), py::arg("placement"),
@@ -72,9 +71,9 @@ void bind_shared(py::module_& module) {
       .def("acquire", &SharedSlabPool::acquire, py::call_guard<py::gil_scoped_release>(),
            "Return a free slab, or a new one if all are lent.")
       .def("deliver", &deliver, py::arg("slab"), py::call_guard<py::gil_scoped_release>(),
-           "That slab for the user to keep, or a private copy where too few would remain.")
+           "Return this slab for the user to keep, or a private copy.")
       .def("pin", &SharedSlabPool::pin, py::arg("device"), py::call_guard<py::gil_scoped_release>(),
-           "Have a CUDA device read these slabs where they are, as long as there are any.")
+           "Let a CUDA device read the slabs without a copy.")
       .def_property_readonly("placement", &SharedSlabPool::placement)
       .def_property_readonly("copied", &SharedSlabPool::copied)
       .def("stats", &SharedSlabPool::stats);

@@ -54,26 +54,26 @@ void bind_slab(py::module_& module) {
       .def_property_readonly("bytes", &Slab::bytes)
       .def_property_readonly("generation", &Slab::generation)
       .def_property_readonly("memory", &Slab::memory)
-      .def("array", &whole_slab, "The slab's bytes as a writable uint8 array that holds the slab.")
+      .def("array", &whole_slab, "Return all bytes as an array that holds the slab.")
       .def("header", &header_of, py::arg("row") = 0,
-           "The checked header of that worker's rollout; ValueError if it does not fit.")
+           "Return the checked header of a worker's rollout.")
       .def("lengths", &lengths_of, py::arg("row") = 0,
-           "The valid lengths behind that header, one per env.")
+           "Return the valid length of the rollout per env.")
       .def("tensors", &tensors_of, py::arg("batch_shape"), py::arg("tensor_type"),
-           "One contiguous tensor per leaf, [*batch_shape, *frame], each holding the slab.");
+           "Return one tensor per leaf, [*batch_shape, *frame].");
 
-  py::class_<PoolStats>(module, "PoolStats", "How many slabs a pool made, lent, holds.")
+  py::class_<PoolStats>(module, "PoolStats", "Numbers of a pool's memory blocks.")
       .def_readonly("created", &PoolStats::created)
       .def_readonly("lent", &PoolStats::lent)
       .def_readonly("free", &PoolStats::free);
 
-  py::class_<MemoryPool>(module, "MemoryPool", "Lends slabs of any placement, recycles memory.")
+  py::class_<MemoryPool>(module, "MemoryPool", "A pool of memory for any placement.")
       .def(py::init<std::int64_t, bool>(), py::arg("max_free"), py::arg("poison") = false)
       .def("acquire", py::overload_cast<Placement>(&MemoryPool::acquire), py::arg("placement"),
            py::call_guard<py::gil_scoped_release>())
       .def("stats", &MemoryPool::stats);
 
-  py::class_<SlabPool>(module, "SlabPool", "Lends slabs and recycles each after its last view.")
+  py::class_<SlabPool>(module, "SlabPool", "A pool of slabs with one placement.")
       .def(py::init([](Placement placement, std::int64_t max_free, bool poison,
                        const py::object& allocate) {
              return SlabPool(std::move(placement), max_free, poison, allocator(allocate));

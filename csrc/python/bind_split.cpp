@@ -75,13 +75,13 @@ void bind_split(py::module_& module) {
       .def_property_readonly("rows", &rows_of,
                              "int64 [count]: batch dimensions but the last, counted as one.")
       .def("padded", &gather<&SplitPlan::padded>, py::arg("sources"), py::arg("targets"),
-           "Each source [*batch, *frame] into its target [count, longest, *frame].")
+           "Copy sources into padded targets [count, longest, *frame].")
       .def("flat", &gather<&SplitPlan::flat>, py::arg("sources"), py::arg("targets"),
-           "Each source [*batch, *frame] into its target [frames, *frame].")
+           "Copy sources into flat targets [frames, *frame].")
       .def("mask", &fill_mask, py::arg("target"),
-           "True where a cell of bool [count, longest] is a frame.")
+           "Write to bool [count, longest] if a cell holds a frame.")
       .def("pad", &pad, py::arg("target"), py::arg("value"),
-           "Set the padding of a leaf [count, longest, *frame] to another value than zero.");
+           "Fill the padding of a leaf with a value other than zero.");
 }
 
 }  // namespace pycollect::python

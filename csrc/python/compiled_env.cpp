@@ -22,11 +22,10 @@ struct CompiledEnv::Description {
     const int form = said[0].cast<int>();
     if (form != detail::kEnvForm) {
       throw std::invalid_argument(
-          "create_env_fn: expected environments that were compiled with form " +
+          "create_env_fn: expected environments compiled with form " +
           std::to_string(detail::kEnvForm) + " of pycollect/python_env.h (pycollect " +
           std::string(version()) + "), got form " + std::to_string(form) + " (pycollect " +
-          said[1].cast<std::string>() + "); compile their module against the pycollect that is " +
-          "installed");
+          said[1].cast<std::string>() + "); compile their module against the installed pycollect");
     }
     const auto capsule = said[2].cast<py::capsule>();
     table =
@@ -131,7 +130,7 @@ void CompiledEnv::released(const Call& call) {
     call();
   } catch (const EnvThrew&) {
     owner_.attr("_raise")();
-    throw std::runtime_error("the environments threw what their module did not raise");
+    throw std::runtime_error("the environments threw an exception, but their module raised none");
   }
 }
 

@@ -198,8 +198,8 @@ void check_state(const TrajectoryIds::State& state) {
     }
     if (!fits) {
       throw std::invalid_argument(
-          "state: expected local and global ids >= -1 of equal number, "
-          "global ones below " +
+          "state: expected as many local as global ids, all >= -1, and global "
+          "ones below " +
           std::to_string(state.next) + ", got others in worker " + std::to_string(id));
     }
   }

@@ -47,14 +47,13 @@ TensorView Batch::view(const Key& key) const {
 TensorView Batch::view_of(const Key& key, DType dtype) const {
   const TensorView found = view(key);
   if (found.dtype != dtype) {
-    throw std::invalid_argument(to_string(key) + ": expected to be read as " +
-                                std::string(name_of(found.dtype)) + ", which it is, not as " +
-                                std::string(name_of(dtype)));
+    throw std::invalid_argument(to_string(key) + ": expected " + std::string(name_of(found.dtype)) +
+                                ", the leaf's type, got " + std::string(name_of(dtype)));
   }
   if (!found.is_contiguous()) {
     throw std::invalid_argument(to_string(key) +
-                                ": expected a batch in which workers are stacked, got one in which "
-                                "they follow each other along time; use view()");
+                                ": expected stacked workers, got workers that are "
+                                "concatenated along time; use view()");
   }
   return found;
 }

@@ -140,8 +140,9 @@ void Collection::State::make_workers(const MakeEnvironments& make) {
     desk.worker =
         std::make_unique<Worker>(options, w, std::move(environments), version->policy.outputs);
     if (desk.worker->layout().fingerprint() != desks.front().worker->layout().fingerprint()) {
-      throw std::invalid_argument("make: expected environments alike, those of worker " +
-                                  std::to_string(w) + " have other leaves than those of worker 0");
+      throw std::invalid_argument(
+          "make: expected the same leaves for all workers, but those of worker " +
+          std::to_string(w) + " differ from those of worker 0");
     }
   }
   const std::int64_t rows = is_sync() ? options.workers : 1;
@@ -228,7 +229,7 @@ Answer Collection::State::taken(std::int64_t w) {
 
 void Collection::State::expect_running() const {
   if (stopping) {
-    throw std::logic_error("next: expected a collector that runs, it was stopped");
+    throw std::logic_error("next: the collector was stopped; make a new one");
   }
 }
 
@@ -318,7 +319,7 @@ Batch Collection::State::delivered(const std::shared_ptr<Slab>& whole,
 void Collection::set_policy(AnyPolicy policy) {
   const std::lock_guard lock(state_->mutex);
   if (policy.outputs != state_->version->policy.outputs) {
-    throw std::invalid_argument("policy: expected the outputs of the one before, got others");
+    throw std::invalid_argument("policy: expected the outputs of the previous policy, got others");
   }
   const std::int64_t number = state_->version->number + 1;
   state_->version = std::make_shared<const Version>(Version{number, std::move(policy)});

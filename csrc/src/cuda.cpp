@@ -70,7 +70,7 @@ void Loaded::open() {
     const char* error = dlerror();
     why_not = std::string(error != nullptr ? error : path.c_str());
     why_not += named != nullptr ? " (named by PYCOLLECT_CUDA_LIBRARY)"
-                                : " (is NVIDIA's driver installed, and shown to this container?)";
+                                : " (is NVIDIA's driver installed, and visible in this container?)";
     return;
   }
   driver.for_each([&](auto& call) {
@@ -109,7 +109,7 @@ bool available() { return why_not().empty(); }
 std::string why_not() {
   const std::string& found = loaded().why_not;
   return found.empty() && is_forked()
-             ? "this process was forked from one that had looked for it; spawn it instead"
+             ? "this process was forked after its parent had opened the driver; spawn it instead"
              : found;
 }
 

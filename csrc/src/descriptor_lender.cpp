@@ -230,7 +230,7 @@ int borrow_descriptor(std::int64_t pid, std::int64_t fd, std::uint64_t inode) {
   }
   if (peer_of(server).pid != pid) {  // whoever took its name
     throw SharedMemoryError("shared memory: process " + std::to_string(peer_of(server).pid) +
-                            " answers for process " + std::to_string(pid));
+                            " answered instead of process " + std::to_string(pid));
   }
   const Request request{fd, inode};
   if (send(server.fd(), &request, sizeof(request), MSG_NOSIGNAL) != sizeof(request)) {
@@ -239,7 +239,7 @@ int borrow_descriptor(std::int64_t pid, std::int64_t fd, std::uint64_t inode) {
   const int borrowed = receive_descriptor(server);
   if (borrowed < 0) {
     throw SharedMemoryError("shared memory: process " + std::to_string(pid) +
-                            " does not lend its descriptor " + std::to_string(fd));
+                            " refused to share its descriptor " + std::to_string(fd));
   }
   return borrowed;
 }

@@ -92,7 +92,7 @@ std::string named(const char* what, std::size_t i) {
 void expect_on_device(const std::string& what, const pycollect::Device& given, int device) {
   if (!(given == pycollect::Device{DeviceKind::cuda, device})) {
     throw std::invalid_argument(what + ": expected an array on CUDA device " +
-                                std::to_string(device) + ", got one elsewhere");
+                                std::to_string(device) + ", got one on another device");
   }
 }
 

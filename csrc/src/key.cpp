@@ -12,7 +12,7 @@ Key::Key(std::string_view dotted) {
     const std::size_t dot = rest.find('.');
     names_.emplace_back(rest.substr(0, dot));
     if (names_.back().empty()) {
-      throw std::invalid_argument("key: expected names with dots between them, got \"" +
+      throw std::invalid_argument("key: expected names separated by dots, got \"" +
                                   std::string(dotted) + "\"");
     }
     if (dot == std::string_view::npos) {

@@ -60,10 +60,10 @@ void check_keys(std::span<const Leaf> leaves) {
   std::sort(keys.begin(), keys.end(), [](const Key* a, const Key* b) { return *a < *b; });
   for (std::size_t i = 1; i < keys.size(); ++i) {
     if (is_prefix(*keys[i - 1], *keys[i])) {
-      throw std::invalid_argument("leaves: " + to_string(*keys[i - 1]) +
-                                  (*keys[i - 1] == *keys[i]
-                                       ? " stands there twice"
-                                       : " is a leaf, so " + to_string(*keys[i]) + " cannot be"));
+      throw std::invalid_argument(
+          "leaves: " + to_string(*keys[i - 1]) +
+          (*keys[i - 1] == *keys[i] ? " occurs twice"
+                                    : " is a leaf, so " + to_string(*keys[i]) + " cannot be one"));
     }
   }
 }

@@ -114,8 +114,8 @@ void kill_descendants() {
 OwningProcess::OwningProcess() : epoch_(fork_epoch.load()), pid_(getpid()) {}
 
 void OwningProcess::refuse() const {
-  throw std::runtime_error("the collector belongs to process " + std::to_string(pid_) +
-                           ", from which this one was forked; make a collector in this process");
+  throw std::runtime_error("collector: it belongs to process " + std::to_string(pid_) +
+                           ", and this process is a fork of it; make a collector in this process");
 }
 
 void end_with_process(int pid) {

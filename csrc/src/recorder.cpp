@@ -49,7 +49,7 @@ Recorder::State::State(Layout layout, const std::vector<ObservationSpec>& observ
 void Recorder::State::restart(std::span<const ConstTensorView> observation) {
   check_observation(observation, false);
   if (slab_) {
-    throw std::logic_error("restart: expected finish() or abandon() of the rollout before it");
+    throw std::logic_error("restart: call finish() or abandon() for the open rollout first");
   }
   for (std::size_t i = 0; i < leaves_.observations.size(); ++i) {
     if (leaves_.observations[i].current) {
@@ -69,13 +69,13 @@ void Recorder::State::begin(std::shared_ptr<Slab> slab, std::int64_t row,
                             std::int64_t policy_version, RolloutControl control,
                             std::int64_t steps) {
   if (!restarted_) {
-    throw std::logic_error("begin: expected restart() before the first rollout");
+    throw std::logic_error("begin: call restart() before the first rollout");
   }
   if (slab_) {
-    throw std::logic_error("begin: expected finish() or abandon() of the rollout before it");
+    throw std::logic_error("begin: call finish() or abandon() for the open rollout first");
   }
   if (!slab) {
-    throw std::invalid_argument("slab: expected one, got null");
+    throw std::invalid_argument("slab: expected a slab, got null");
   }
   const Placement& placement = slab->placement();
   if (placement.layout().fingerprint() != layout_.fingerprint() ||

@@ -19,7 +19,8 @@ struct Rows {
   LeafRows of(const Key& key) const {
     const int index = layout.find(key);
     if (index < 0) {
-      throw std::invalid_argument("layout: expected a leaf " + to_string(key) + ", there is none");
+      throw std::invalid_argument("layout: expected a leaf " + to_string(key) +
+                                  ", which is missing");
     }
     const auto i = static_cast<std::size_t>(index);
     return {layout[i], i, envs, batched};
@@ -189,8 +190,8 @@ void check_each_once(const Layout& layout, const std::vector<LeafRows*>& written
   for (std::size_t i = 0; i < layout.size(); ++i) {
     if (writers[i] != 1) {
       throw std::invalid_argument(
-          "layout: expected leaves that the recorder writes once each, but " +
-          to_string(layout[i].key) + " is written by " + (writers[i] == 0 ? "nobody" : "several"));
+          "layout: expected leaves that are written exactly once, but " + to_string(layout[i].key) +
+          (writers[i] == 0 ? " is never written" : " is written several times"));
     }
   }
 }
@@ -214,7 +215,7 @@ std::optional<StepSummary> summary_of(const std::vector<ObservationSpec>& specs,
   }
   if (summary.has_rewards() && !summary.has_ends()) {
     throw std::invalid_argument(
-        "observations: expected one that says where episodes end, as others are rewards");
+        "observations: expected one that ends episodes, because others are rewards");
   }
   return summary.has_ends() ? std::optional(std::move(summary)) : std::nullopt;
 }

@@ -126,7 +126,7 @@ void Recorder::State::repeat(const StepData& data) {
 
 std::int64_t Recorder::State::step_again() {
   if (!repeated_) {
-    throw std::logic_error("step_again: expected repeat() before it");
+    throw std::logic_error("step_again: call repeat() first");
   }
   if (!is_repeated_plain_) {
     return step(*repeated_);
@@ -140,11 +140,11 @@ std::int64_t Recorder::State::step_again() {
 
 void Recorder::State::refuse_step() const {
   if (steps_left() <= 0) {
-    throw std::logic_error("step: expected a rollout with steps left");
+    throw std::logic_error("step: the rollout has no steps left; call finish(), then begin()");
   }
   const auto env = std::find(done_.begin(), done_.end(), std::uint8_t{1}) - done_.begin();
   throw std::logic_error("step: expected a reset() of env " + std::to_string(env) +
-                         ", whose episode ended with the step before");
+                         " after its episode ended");
 }
 
 // Whether steps may be plain, by what the recorder is told at construction.

@@ -177,7 +177,7 @@ std::shared_ptr<Memory> attach_memory(const SharedAddress& address) {
   if (status.st_ino != address.inode || offset < 0 || address.bytes < 0 ||
       offset != whole_pages(offset) || checked_add(offset, address.bytes) > status.st_size) {
     throw SharedMemoryError("shared memory: " + path_of(address) +
-                            " is no longer what it was: its creator has let it go");
+                            " no longer refers to this memory; its creator has released it");
   }
   const std::int64_t size = whole_pages(std::max<std::int64_t>(address.bytes, 1));
   std::byte* data = map(file.fd(), offset, size, MAP_POPULATE);

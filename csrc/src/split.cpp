@@ -19,10 +19,10 @@ void check_signal(const char* what, const ConstTensorView& view, DType dtype, co
     fits = view.shape[i] == (i < batch.size() ? batch[i] : 1);
   }
   if (!fits) {
-    throw std::invalid_argument(std::string(what) + ": expected " + std::string(name_of(dtype)) +
-                                " of shape " + to_string(batch) + " or that and 1, got " +
-                                std::string(name_of(view.dtype)) + " of shape " +
-                                to_string(view.shape));
+    throw std::invalid_argument(
+        std::string(what) + ": expected " + std::string(name_of(dtype)) + " of shape " +
+        to_string(batch) + ", optionally followed by 1, got " + std::string(name_of(view.dtype)) +
+        " of shape " + to_string(view.shape));
   }
 }
 

@@ -1,4 +1,4 @@
-// CartPole-v1 as an environment of pycollect's: a pole on a cart, 500 steps at most.
+// CartPole-v1 as an environment for pycollect: a pole on a cart, at most 500 steps.
 #pragma once
 
 #include <pycollect/env.h>

@@ -1,5 +1,5 @@
-// CartPole by PPO with libtorch: tensors are views of a batch's slab, which is not copied and goes
-// back to its pool with the last of them.
+// PPO on CartPole with libtorch. Tensors are views of the batch's slab, without a copy; the slab
+// returns to its pool when the last view is gone.
 //
 // J. Schulman et al., "Proximal policy optimization algorithms" (2017).
 #include <ATen/DLConvertor.h>
@@ -18,7 +18,7 @@
 
 namespace {
 
-// A leaf, [W, P, T, *frame], over the batch's own memory.
+// An entry of the batch, [W, P, T, *frame], as a view of its memory.
 torch::Tensor tensor_of(const pycollect::Batch& batch, const pycollect::Key& key) {
   return at::fromDLPack(
       reinterpret_cast<DLManagedTensor*>(pycollect::to_dlpack(batch.lease(), batch.view(key))));
@@ -37,7 +37,7 @@ struct NetworkImpl : torch::nn::Module {
 };
 TORCH_MODULE(Network);
 
-// Samples actions, and says how likely they were, in the memory that the recorder reads.
+// Writes sampled actions and their log-probabilities into the memory that the recorder reads.
 struct Policy {
   std::vector<pycollect::Leaf> outputs() const {
     return {{"log_prob", pycollect::DType::float32, {1}}};
@@ -62,7 +62,7 @@ struct Policy {
   at::Generator random;
 };
 
-// Rewards to come, backwards along time, [W, P, T]; what goes on is worth the critic's value.
+// Returns, backwards in time, [W, P, T]; unfinished trajectories end in the critic's value.
 torch::Tensor returns_of(const torch::Tensor& reward, const torch::Tensor& terminated,
                          const torch::Tensor& done, const torch::Tensor& value_of_next) {
   constexpr double kGamma = 0.98, kLambda = 0.95;
@@ -78,7 +78,7 @@ torch::Tensor returns_of(const torch::Tensor& reward, const torch::Tensor& termi
   return result;
 }
 
-// What one batch is learned from, [W * P * T, ...].
+// Training data of one batch, [W * P * T, ...].
 struct Frames {
   Frames(Network& network, const pycollect::Batch& batch)
       : observation(tensor_of(batch, "observation")),

@@ -1,1 +1,1 @@
-"""Programs that people really have, measured by one command: see `README.md` in this folder."""
+"""Realistic programs, measured by one command; see `README.md` in this folder."""

@@ -1,4 +1,4 @@
-"""Run the real programs: compare their episodes, measure their sides, print and keep the table.
+"""Run the real programs: check their episodes, measure their sides, print and store the table.
 
 pip install -r examples/real/requirements.txt
 python -m examples.real
@@ -20,26 +20,28 @@ SMOKE = ("cartpole", "pong")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """What the command line asks for; 1 if an episode was collected wrong."""
+    """Run the command line; return 1 if an episode was collected wrong."""
     parser = argparse.ArgumentParser(prog="python -m examples.real", description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=PROGRAMS, help="these programs alone")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each side [5]")
-    parser.add_argument("--turn", type=float, default=1.0, help="seconds of a turn [1]")
+    parser.add_argument("--only", nargs="+", choices=PROGRAMS, help="run only these programs")
+    parser.add_argument("--rounds", type=int, default=5, help="turns per side (default: 5)")
+    parser.add_argument("--turn", type=float, default=1.0, help="seconds per turn (default: 1)")
     parser.add_argument(
-        "--smoke", action="store_true", help=f"{' and '.join(SMOKE)}, once and briefly; no figures"
+        "--smoke",
+        action="store_true",
+        help=f"run {' and '.join(SMOKE)} once and briefly; no figures",
     )
     parser.add_argument(
-        "--write", action="store_true", help=f"keep the results in {RESULTS}/real.json and real.md"
+        "--write", action="store_true", help=f"write the results to {RESULTS}/real.json and real.md"
     )
     asked = parser.parse_args(arguments)
-    os.environ["RL_LOGGING_LEVEL"] = "WARNING"  # TorchRL's, in every process that is started here
+    os.environ["RL_LOGGING_LEVEL"] = "WARNING"  # TorchRL's variable, inherited by all processes
 
     import torch
 
     from examples.real import report
     from examples.real.run import run
 
-    torch.set_num_threads(1)  # as the sides have it
+    torch.set_num_threads(1)  # like the sides
     names = asked.only or (SMOKE if asked.smoke else tuple(PROGRAMS))
     command = shlex.join(["python", "-m", "examples.real", *(arguments or sys.argv[1:])])
     wrong = 0

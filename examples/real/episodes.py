@@ -1,4 +1,4 @@
-"""Each episode of a batch beside what its environment said of it when it ended."""
+"""Compare each collected episode with its environment's own statistics."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from tensordict import TensorDictBase
 from examples.real.programs import Program
 from examples.real.sides import collector_of
 
-TOLD = {
+STATISTICS = {
     ("episode", "r"): torch.float64,
     ("episode", "l"): torch.int64,
     ("episode", "crc"): torch.int64,
 }
-"""What a watched environment tells in its info at an episode's end, in this order."""
+"""Infos of a watched environment at the end of an episode, in this order."""
 
 _MOST_BATCHES = 300
 
 
 class Comparison:
-    """Episodes that ended in batches which follow each other, and what was wrong with some.
+    """Ended episodes of consecutive batches, and their mismatches.
 
     Attributes:
-        episodes: how many ended.
-        wrong: a line for each that was collected otherwise than its environment tells.
+        episodes: Number of ended episodes.
+        wrong: One line per episode that differs from the environment's statistics.
     """
 
     def __init__(self) -> None:
@@ -43,7 +43,7 @@ class Comparison:
         """Compare the episodes that end in the next batch.
 
         Args:
-            batch: with ("next", *key) for each key of `TOLD`.
+            batch: A batch with ("next", *key) for each key of `STATISTICS`.
         """
         mask = batch.get(("collector", "mask"), None)
         flat = batch.reshape(-1) if mask is None else batch[mask]
@@ -65,22 +65,22 @@ class Comparison:
     def _compare(self, trajectory: int, total: float, length: int, last: TensorDictBase) -> None:
         self.episodes += 1
         collected = [total, length, checksum(last["observation"].numpy())]
-        told = [last[key].item() for key in TOLD]
-        # Rewards of a batch are float32; what Gymnasium adds up is float64.
+        told = [last[key].item() for key in STATISTICS]
+        # A batch has float32 rewards; Gymnasium sums in float64.
         same_return = np.isclose(total, told[0], rtol=1e-4, atol=1e-3)
         if not same_return or collected[1:] != told[1:]:
             self.wrong.append(f"trajectory {trajectory}: {collected}, its environment: {told}")
 
 
 def compared(program: Program) -> Comparison:
-    """Collect until as many episodes have ended as the program says, and compare each of them.
+    """Collect until the program's number of episodes has ended, and compare each of them.
 
     Raises:
-        RuntimeError: fewer have ended after many batches.
+        RuntimeError: Fewer episodes ended in many batches.
     """
     found = Comparison()
     make = partial(watched, program)
-    with collector_of(program, make, _MOST_BATCHES, info_keys=TOLD) as collector:
+    with collector_of(program, make, _MOST_BATCHES, info_keys=STATISTICS) as collector:
         for batch in collector:
             found.add(batch)
             if found.episodes >= program.episodes:
@@ -92,8 +92,9 @@ def compared(program: Program) -> Comparison:
 
 
 def watched(program: Program) -> Any:
-    """The program's environment, which tells of each episode what Gymnasium counts, and a checksum
-    of its last observation.
+    """Return the program's environment with statistics of each episode in the info.
+
+    They are Gymnasium's return and length, and a checksum of the last observation.
     """
     env = program.make()
     if program.kind == "vector":
@@ -118,5 +119,5 @@ class _ChecksummedRows(gymnasium.vector.VectorWrapper):
 
 
 def checksum(observation: np.ndarray) -> int:
-    """Of an observation's bytes."""
+    """Return a checksum of an observation's bytes."""
     return zlib.crc32(np.ascontiguousarray(observation).tobytes())

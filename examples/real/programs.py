@@ -1,4 +1,4 @@
-"""The programs: an environment as its library makes it, a policy, how long batches are."""
+"""The programs: an environment from its library, a policy, and the batch size."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class Program:
     """One program.
 
     Attributes:
-        title: what it is, in a table.
-        kind: "one" environment; "several" that are stepped one after the other, with one call of
-            the policy for all; "processes", one environment in each; a "vector" environment.
-        make: the environment, or the vector environment.
-        network: its output is what `distribution` takes.
-        policy: the same as users of collectors write it.
-        envs: how many environments there are.
-        steps: of each environment in one batch.
-        episodes: how many are compared.
-        needs: modules that have to be installed, and by which package.
-        left_out: sides that do not take it, and why.
-        of_loop: how many times the plain loop's frames are wanted.
+        title: Title in tables.
+        kind: "one" environment; "several", stepped one after the other with one policy call for
+            all; "processes", one environment each; or a "vector" environment.
+        make: Makes the environment or vector environment.
+        network: Makes the network; `distribution` takes its output.
+        policy: Makes the same policy for collectors.
+        envs: Number of environments.
+        steps: Steps of each environment per batch.
+        episodes: Number of episodes to compare.
+        needs: Required modules, with the package that provides each.
+        left_out: Sides that do not support the program, with the reason.
+        of_loop: Required ratio to the frames of the plain loop.
     """
 
     title: str
@@ -53,12 +53,12 @@ class Program:
 
 
 def cartpole() -> gymnasium.Env:
-    """CartPole-v1."""
+    """Return CartPole-v1."""
     return gymnasium.make("CartPole-v1")
 
 
 def atari(game: str) -> gymnasium.Env:
-    """The usual wrappers: 4 frames skipped, grey, 84x84, 4 stacked; at most 30 no-ops first."""
+    """Return a game with the usual wrappers: frame skip 4, gray 84x84, stack of 4, 30 no-ops."""
     import ale_py
     from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation
 
@@ -68,14 +68,14 @@ def atari(game: str) -> gymnasium.Env:
 
 
 def atari_vector(game: str, envs: int, **kwargs: Any) -> gymnasium.vector.VectorEnv:
-    """ALE's own vector environment: the same preprocessing in C++, on threads."""
+    """Return ALE's vector environment: the same preprocessing in C++, on threads."""
     from ale_py import AtariVectorEnv
 
     return AtariVectorEnv(game, envs, **kwargs)
 
 
 def half_cheetah() -> gymnasium.Env:
-    """HalfCheetah-v5, its float64 observations as float32."""
+    """Return HalfCheetah-v5 with float32 observations."""
     from gymnasium.wrappers import TransformObservation
 
     env = gymnasium.make("HalfCheetah-v5")
@@ -89,20 +89,20 @@ def _cast(dtype: str, observation: Any) -> Any:
 
 
 def envpool_cartpole(envs: int) -> Any:
-    """EnvPool's CartPole, Gymnasium's interface of it."""
+    """Return EnvPool's CartPole with its Gymnasium interface."""
     import envpool
 
     return envpool.make_gymnasium("CartPole-v1", num_envs=envs, seed=0)
 
 
 def nature(actions: int) -> nn.Module:
-    """The network of Atari."""
+    """Return the Nature CNN."""
     torch.manual_seed(0)
     return NatureCNN(actions)
 
 
 def loc_and_scale() -> nn.Module:
-    """17-64-64-2x6 with tanh: the parameters of a normal distribution."""
+    """Return a 17-64-64-2x6 tanh network that outputs the parameters of a normal distribution."""
     from tensordict.nn import NormalParamExtractor
 
     torch.manual_seed(0)
@@ -111,19 +111,19 @@ def loc_and_scale() -> nn.Module:
 
 
 def categorical(logits: torch.Tensor) -> Distribution:
-    """The distribution of a discrete action."""
+    """Return the distribution of a discrete action."""
     return Categorical(logits=logits)
 
 
 def tanh_normal(parameters: tuple[torch.Tensor, torch.Tensor]) -> Distribution:
-    """TorchRL's distribution of actions between -1 and 1."""
+    """Return TorchRL's distribution of actions between -1 and 1."""
     from torchrl.modules import TanhNormal
 
     return TanhNormal(*parameters)
 
 
 def tanh_normal_policy() -> TensorDictModuleBase:
-    """TorchRL's actor for continuous actions, as its tutorials write it."""
+    """Return TorchRL's actor for continuous actions, as in its tutorials."""
     from torchrl.modules import ProbabilisticActor, TanhNormal
 
     return ProbabilisticActor(
@@ -218,4 +218,4 @@ PROGRAMS: dict[str, Program] = {
         of_loop=1.3,
     ),
 }
-"""By the name that the command line takes."""
+"""Programs by command-line name."""

@@ -1,4 +1,4 @@
-"""What was measured, to read and to keep."""
+"""Tables of the results, to read and to store."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADINGS = ("side", "frames/CPU-second", "ours / it", "wanted", "frames/s", "our
 
 
 def section(result: Result, figures: bool = True) -> str:
-    """One program's part of the page."""
+    """Return one program's part of the page."""
     said = (
         "all as their environment tells them"
         if not result.wrong
@@ -48,7 +48,7 @@ def section(result: Result, figures: bool = True) -> str:
 
 
 def _most_of(times: dict[str, float]) -> str:
-    """How far behind the program's own calls TorchRL is: what there is to be saved, or nearly."""
+    """Return how much faster than TorchRL the environment and network calls alone are."""
     if not times.keys() >= {ALONE, TORCHRL}:
         return ""
     most = times[TORCHRL] / times[ALONE]
@@ -70,7 +70,7 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 
 def keep(folder: Path, result: Result, command: str) -> None:
-    """Write it into `real.json`, in the place of what that has of the program, and `real.md`."""
+    """Write the result to `real.json`, replacing the program's earlier one, and to `real.md`."""
     kept = folder / "real.json"
     entries: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     entries[result.name] = {
@@ -85,7 +85,7 @@ def keep(folder: Path, result: Result, command: str) -> None:
 
 
 def page(entries: dict[str, Any]) -> str:
-    """All programs that were kept, as a page."""
+    """Return the page with all stored programs."""
     runs = {name: (entry["command"], entry["commit"]) for name, entry in entries.items()}
     facts = list(entries.values())[-1]["machine"]
     parts = [
@@ -100,7 +100,7 @@ def page(entries: dict[str, Any]) -> str:
 
 
 def summary(entries: dict[str, Any]) -> str:
-    """A line for each program: our frames per CPU-second, and how many times those of others."""
+    """Return a table: our frames per CPU-second, and their ratio to each other side."""
     others = ("plain loop", "TorchRL", "SB3", "Gymnasium")
     headings = ("", "pycollect", *(f"times {other}" for other in others))
     lines = []

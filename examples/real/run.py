@@ -1,4 +1,4 @@
-"""One program: its episodes compared, its sides measured in turns."""
+"""Run one program: compare its episodes, measure its sides in turns."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from examples.real.sides import LOOP, WANTED, sides_of
 
 @dataclass(frozen=True)
 class Result:
-    """What came out of one program.
+    """Results of one program.
 
     Attributes:
-        name: the program's.
-        episodes: how many were compared.
-        wrong: a line for each that was collected otherwise than its environment tells.
-        rows: a line for each side.
-        left_out: sides that were not measured, and why.
-        load: the machine's load average before and after.
+        name: Name of the program.
+        episodes: Number of compared episodes.
+        wrong: One line per episode that differs from the environment's statistics.
+        rows: One row per side.
+        left_out: Sides that were not measured, with the reason.
+        load: Load average of the machine before and after.
     """
 
     name: str
@@ -36,9 +36,9 @@ def run(name: str, *, rounds: int, seconds: float, smoke: bool) -> Result:
     """Compare and measure one program.
 
     Args:
-        rounds: turns of each side.
-        seconds: of a turn.
-        smoke: each side one batch, and one episode; the figures mean nothing.
+        rounds: Number of turns per side.
+        seconds: Duration of a turn.
+        smoke: Run one batch per side and one episode; the figures are meaningless.
     """
     program = PROGRAMS[name]
     before = os.getloadavg()[0]

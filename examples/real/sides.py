@@ -1,7 +1,7 @@
-"""Ways to collect one program's frames: a generator each, which yields how many came.
+"""Ways to collect one program's frames, each a generator that yields numbers of frames.
 
-Each reads the observations, actions and rewards of what it collected. Those by hand keep
-observations, actions, log-probabilities, rewards and flags in arrays that are made once.
+Each reads the observations, actions and rewards that it collected. Hand-written loops store
+observations, actions, log-probabilities, rewards and flags in preallocated arrays.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ SYNC, ASYNC = "Gymnasium, SyncVectorEnv", "Gymnasium, AsyncVectorEnv"
 DUMMY, SUBPROC = "SB3, DummyVecEnv", "SB3, SubprocVecEnv"
 
 WANTED = {TORCHRL: 1.7}
-"""The least of our frames per CPU-second divided by theirs; the loop's is the program's own."""
+"""Required ratio of our frames per CPU-second to theirs; each program sets the loop's."""
 
 
 def sides_of(name: str) -> tuple[list[Side], dict[str, str]]:
-    """The sides of a program, and why others are left out."""
+    """Return the sides of a program, and the reasons for omitted ones."""
     program, work = PROGRAMS[name], {"name": name}
     found = [Side(OURS, ours, work)]
     if program.kind == "processes":
@@ -56,11 +56,11 @@ def sides_of(name: str) -> tuple[list[Side], dict[str, str]]:
 def collector_of(
     program: Program, make: Callable[[], Any], batches: int | None = None, **arguments: Any
 ) -> Any:
-    """A collector of pycollect.
+    """Return a collector of pycollect.
 
     Args:
-        make: the program's environment, or one around it.
-        batches: after how many it ends; None: none.
+        make: Makes the program's environment, possibly wrapped.
+        batches: Number of batches. ``None`` means no limit.
     """
     from pycollect import MultiSyncDataCollector, SyncDataCollector
 
@@ -72,7 +72,7 @@ def collector_of(
 
 
 def ours(name: str, **arguments: Any) -> Iterator[int]:
-    """SyncDataCollector or MultiSyncDataCollector of pycollect."""
+    """Collect with SyncDataCollector or MultiSyncDataCollector of pycollect."""
     program = PROGRAMS[name]
     with collector_of(program, program.make, **arguments) as collector:
         for batch in collector:
@@ -80,7 +80,7 @@ def ours(name: str, **arguments: Any) -> Iterator[int]:
 
 
 def torchrl(name: str) -> Iterator[int]:
-    """Collector or MultiSyncCollector of TorchRL; several environments as a vector one."""
+    """Collect with Collector or MultiSyncCollector of TorchRL; it steps several as a vector env."""
     from torchrl.collectors import Collector, MultiSyncCollector
 
     program = PROGRAMS[name]
@@ -103,8 +103,9 @@ def torchrl(name: str) -> Iterator[int]:
 
 
 class _Together:
-    """What TorchRL takes of several environments: a vector one that resets nothing by itself, or
-    whose terminal observation is not lost.
+    """Makes several environments as one vector environment that TorchRL handles correctly.
+
+    It does not reset rows itself, or it keeps the terminal observation when it does.
     """
 
     def __init__(self, program: Program) -> None:
@@ -121,7 +122,7 @@ class _Together:
 
 
 def one_by_hand(name: str) -> Iterator[int]:
-    """A plain loop over one environment."""
+    """Run a plain loop over one environment."""
     program = PROGRAMS[name]
     env, network, distribution = program.make(), program.network(), program.distribution
     kept = _Kept(program.steps, env.observation_space, env.action_space)
@@ -144,10 +145,10 @@ def one_by_hand(name: str) -> Iterator[int]:
 
 
 def several_by_hand(name: str, way: str) -> Iterator[int]:
-    """A plain loop over environments that are stepped together, one call of the network for all.
+    """Run a plain loop over environments that share each call of the network.
 
     Args:
-        way: what steps them.
+        way: Key of `_WAYS` that makes the environments.
     """
     program = PROGRAMS[name]
     env, network, distribution = _WAYS[way](program), program.network(), program.distribution
@@ -178,7 +179,7 @@ def several_by_hand(name: str, way: str) -> Iterator[int]:
 
 
 def one_alone(name: str) -> Iterator[int]:
-    """The calls of one environment and of the network: nothing is kept, and actions are there."""
+    """Only step one environment and call the network; actions are drawn in advance."""
     program = PROGRAMS[name]
     env, network = program.make(), program.network()
     actions = _drawn(env.action_space, program.steps)
@@ -194,7 +195,7 @@ def one_alone(name: str) -> Iterator[int]:
 
 
 def several_alone(name: str, way: str) -> Iterator[int]:
-    """The same of environments that are stepped together; steps that only reset count, too."""
+    """Do the same with several environments; steps that only reset also count."""
     program = PROGRAMS[name]
     env, network = _WAYS[way](program), program.network()
     space = env.single_action_space
@@ -212,16 +213,16 @@ def several_alone(name: str, way: str) -> Iterator[int]:
 
 
 def _drawn(space: Any, count: int) -> list[Any]:
-    """Actions as a loop by hand gives them."""
+    """Return actions in the form of a hand-written loop."""
     drawn = [space.sample() for _ in range(count)]
     return [a.item() for a in drawn] if isinstance(space, gymnasium.spaces.Discrete) else drawn
 
 
 class _Stepped(Protocol):
-    """Environments that are stepped together and reset by themselves.
+    """Environments that are stepped together and reset themselves.
 
     Attributes:
-        spends_steps_on_resets: the step after an episode's end only resets: it is no frame.
+        spends_steps_on_resets: The step after an episode's end only resets, and is no frame.
     """
 
     single_observation_space: Any
@@ -236,7 +237,7 @@ class _Stepped(Protocol):
 
 
 class _OneByOne:
-    """Single environments, one after the other."""
+    """Single environments, stepped one after the other."""
 
     spends_steps_on_resets = False
 
@@ -264,7 +265,7 @@ class _OneByOne:
 
 
 class _Vector:
-    """A vector environment of Gymnasium's interface, in its NEXT_STEP mode."""
+    """A Gymnasium vector environment with NEXT_STEP autoreset."""
 
     spends_steps_on_resets = True
 
@@ -317,7 +318,7 @@ _WAYS: dict[str, Callable[[Program], _Stepped]] = {
 
 
 class _Kept:
-    """What a loop by hand keeps of one batch, [*shape, *frame] each."""
+    """One batch of a hand-written loop, [*shape, *frame] each."""
 
     def __init__(self, shape: int | tuple[int, ...], observation: Any, action: Any) -> None:
         lead = (shape,) if isinstance(shape, int) else shape
@@ -329,13 +330,13 @@ class _Kept:
         self.truncated = np.empty(lead, bool)
 
     def read(self) -> int:
-        """Read it; the cells that there are."""
+        """Read the batch; return its number of frames."""
         arrays = (self.observations, self.actions, self.rewards)
         return _read(*map(torch.from_numpy, arrays), None)
 
 
 def _read(observation: Any, action: Any, reward: Any, batch: Any) -> int:
-    """Read these tensors, of frames one line each; the frames that were really collected."""
+    """Read these tensors, one line of pixels per frame; return the number of real frames."""
     is_pixels = observation.dtype is torch.uint8
     workloads.read_tensors(observation[..., 0, 0, :] if is_pixels else observation, action, reward)
     return reward.numel() if batch is None else workloads.count(batch)

@@ -1,1 +1,1 @@
-"""`python -m pycollect bench`: what this machine reaches."""
+"""`python -m pycollect bench`: measure the speed of collectors on this machine."""

@@ -15,7 +15,7 @@ from typing import Any
 from pycollect.bench.rows import Row, table, with_ratios, write_json
 
 _PARTS = ("host", "steps", "splits", "gathers", "collectors")
-"""Costs of the host, steps of a batch's way, trajectories, the kernel, and whole collectors."""
+"""Host costs, steps of a batch's transfer, splitting, gather kernel, and whole collectors."""
 
 _CPU_EXAMPLES = """\
   python -m pycollect bench cpu --quick
@@ -32,11 +32,11 @@ _Measure = Callable[[argparse.Namespace], Iterable[list[Row]]]
 
 def add_command(commands: Any) -> None:
     """Add `bench` to the subparsers of `python -m pycollect`."""
-    text = "measure what this machine reaches"
+    text = "measure the speed of collectors on this machine"
     examples = _CPU_EXAMPLES + _GPU_EXAMPLES
     parser = _with_examples(commands, "bench", text, text.capitalize() + ".", examples)
     parser.set_defaults(run=lambda _: parser.print_help())
-    benches = parser.add_subparsers(metavar="what")
+    benches = parser.add_subparsers(metavar="benchmark")
     _add_cpu(benches)
     _add_gpu(benches)
 
@@ -45,13 +45,13 @@ def _add_cpu(benches: Any) -> None:
     cpu = _with_examples(
         benches,
         "cpu",
-        "collectors of one environment, beside a plain loop",
-        "Measures collectors of one environment with random actions, in this process and in "
-        "processes beside it, and how long workers take to start; a plain loop over the "
-        "environment, and TorchRL's collectors where it is installed, beside them.",
+        "compare collectors of one environment with a plain loop",
+        "Measure collectors of one environment with random actions, in this process and in\n"
+        "worker processes, and the start-up time of workers. Compare them with a plain loop\n"
+        "over the environment and, if TorchRL is installed, with its collectors.",
         _CPU_EXAMPLES,
     )
-    cpu.add_argument("--env", default="CartPole-v1", help="a Gymnasium id [%(default)s]")
+    cpu.add_argument("--env", default="CartPole-v1", help="Gymnasium id (default: %(default)s)")
     _add_workers(cpu, [2])
     _add_common(cpu, _cpu)
 
@@ -60,10 +60,11 @@ def _add_gpu(benches: Any) -> None:
     gpu = _with_examples(
         benches,
         "gpu",
-        "batches on their way to a GPU, beside plain copies",
-        "Measures copies, assembly, upload, casts, splitting, and whole collectors with a Nature "
-        "CNN on the GPU, beside TorchRL's where it is installed, a loop written by hand and the "
-        "policy alone. Without a GPU its rows are marked as not available.",
+        "measure the transfer of batches to a GPU, and collectors with a GPU policy",
+        "Measure copies, assembly, upload, casts, splitting, and collectors with a Nature CNN on\n"
+        "the GPU. Compare the collectors with a hand-written loop, the policy alone and, if\n"
+        "TorchRL is installed, its collectors. Without a GPU, rows that need one are marked as\n"
+        "not available.",
         _GPU_EXAMPLES,
     )
     gpu.add_argument(
@@ -72,8 +73,8 @@ def _add_gpu(benches: Any) -> None:
         choices=_PARTS,
         default=_PARTS,
         metavar="PART",
-        help=f"measure only these of {', '.join(_PARTS)}; limits and peers are within a part, but "
-        "for those of 'steps'",
+        help=f"measure only these parts: {', '.join(_PARTS)} (default: all). A row is compared "
+        "with rows of the same part, and some are compared with copies measured by 'steps'",
     )
     _add_workers(gpu, [1, 8, 14])
     gpu.add_argument(
@@ -81,10 +82,12 @@ def _add_gpu(benches: Any) -> None:
         nargs="+",
         default=(),
         metavar="NAME",
-        help="of the collectors only these, as they are called in the table",
+        help="measure only collectors with these names in the table (default: all)",
     )
-    gpu.add_argument("--device", default="cuda:0", help="[%(default)s]")
-    gpu.add_argument("--plot", type=Path, metavar="FILE", help="draw the rates (matplotlib)")
+    gpu.add_argument("--device", default="cuda:0", help="GPU (default: %(default)s)")
+    gpu.add_argument(
+        "--plot", type=Path, metavar="FILE", help="draw the rates; requires matplotlib"
+    )
     _add_common(gpu, _gpu)
 
 
@@ -95,7 +98,7 @@ def _add_workers(parser: argparse.ArgumentParser, default: list[int]) -> None:
         nargs="+",
         default=default,
         metavar="N",
-        help=f"processes of a collector [{' '.join(map(str, default))}]",
+        help=f"numbers of worker processes (default: {' '.join(map(str, default))})",
     )
 
 
@@ -110,8 +113,10 @@ def _with_examples(commands: Any, name: str, text: str, description: str, exampl
 
 
 def _add_common(parser: argparse.ArgumentParser, measure: _Measure) -> None:
-    parser.add_argument("--quick", action="store_true", help="small sizes: less than a minute")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    parser.add_argument(
+        "--quick", action="store_true", help="use small sizes; takes less than a minute"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
     parser.set_defaults(run=partial(run, parser, measure), plot=None)
 
 
@@ -128,10 +133,10 @@ def _gpu(args: argparse.Namespace) -> Iterable[list[Row]]:
 
 
 def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Namespace) -> int:
-    """A benchmark; returns the exit code.
+    """Run a benchmark; return the exit code.
 
     Args:
-        measure: gives the rows of each part.
+        measure: Returns the rows of each part.
     """
     if find_spec("gymnasium") is None:
         parser.error("gymnasium is not installed: pip install gymnasium")
@@ -139,14 +144,14 @@ def run(parser: argparse.ArgumentParser, measure: _Measure, args: argparse.Names
         parser.error("--plot: matplotlib is not installed: pip install matplotlib")
     from pycollect.bench.machine import headline, machine
 
-    os.environ.setdefault("RL_WARNINGS", "0")  # TorchRL's, of its own tables
+    os.environ.setdefault("RL_WARNINGS", "0")  # hides TorchRL's warnings in the table
     command = shlex.join(["python", "-m", "pycollect", *sys.argv[1:]])
     rows: list[Row] = []
     try:
         for part in measure(args):
             known = len(rows)
             rows = with_ratios([*rows, *part])
-            # After each part, so that who is stopped keeps those before.
+            # After each part, so that an interrupted run keeps its results.
             print(f"{table(rows[known:])}\n", flush=True)
             if args.json is not None:
                 write_json(args.json, rows, machine(), command)

@@ -1,4 +1,4 @@
-"""What a batch's way to a device costs the host, and what memory for it costs once."""
+"""Host time of a batch's transfer to a device, and the one-time cost of its memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEGABYTES = (64, 256, 1024)
 
 
 def host_cost_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row]:
-    """Rows without figures where there is no device, or the core has no CUDA."""
+    """Return the rows, without figures if the device is missing or the core has no CUDA."""
     reason = why_not or ("" if cuda.is_torchs() else cuda.why_not())
     if reason:
         names = [f"{name}, {size} MB" for name in (_REGISTERED, _PINNED) for size in _MEGABYTES]
@@ -35,7 +35,7 @@ def host_cost_rows(sizes: Sizes, device: torch.device, why_not: str) -> list[Row
 
 
 def _load(device: torch.device) -> Row:
-    """To be measured before anything else has loaded it in this process."""
+    """Measure the first load of the kernel; call it before anything else loads it."""
     torch.empty(1, device=device)
     seconds = seconds_of(lambda: DeviceGather(device.index), device)
     note = "compiled by the driver; with CUDA_CACHE_DISABLE=1 certainly, else where it has none"
@@ -60,9 +60,9 @@ def _hand_over(sizes: Sizes, device: torch.device) -> Row:
 
 
 def _memory(size: int, device: torch.device) -> Iterator[Row]:
-    """Seconds of one taking; the rate is that of the memory."""
+    """Yield the seconds of one allocation or registration, and its rate."""
     memory = Memory.share(size << 20)
-    memory.array().fill(1)  # pages are there: what is measured is not the kernel that clears them
+    memory.array().fill(1)  # map the pages, so that their clearing is not measured
     works: dict[str, Callable[[], object]] = {
         _REGISTERED: lambda: Registration(memory, device.index),
         _PINNED: lambda: accelerator(device).slab_memory(size << 20),

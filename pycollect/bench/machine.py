@@ -1,4 +1,4 @@
-"""What figures depend on: the machine, its card, how they are joined, and the versions."""
+"""Facts that results depend on: the machine, its GPU, their link, and versions."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _CARD = {
     "link width": "pcie.link.width.current",
     "link width at most": "pcie.link.width.max",
 }
-"""What is told of a card, and what nvidia-smi calls it."""
+"""Facts about a GPU, and their names in nvidia-smi."""
 _PAGES = Path("/sys/kernel/mm/transparent_hugepage")
 _NODES = Path("/sys/devices/system/node")
 _PCI = Path("/sys/bus/pci/devices")
 
 
 def machine() -> dict[str, Any]:
-    """The facts by name; None for what cannot be found out here.
+    """Return the facts by name; None for unknown ones.
 
-    A card at rest may show a slower link than it has: ask after it was used.
+    An idle GPU may report a slower link than it has, so call this after using it.
     """
     card = _card()
     return {
@@ -62,7 +62,7 @@ def machine() -> dict[str, Any]:
 
 
 def headline(facts: dict[str, Any]) -> str:
-    """The facts that one line holds: the card, its driver and link, the host's cores and pages."""
+    """Return the most important facts in one line."""
     if facts["gpu"] is None:
         return f"no GPU, {facts['cores']} cores"
     return (
@@ -74,7 +74,7 @@ def headline(facts: dict[str, Any]) -> str:
 
 
 def _card() -> dict[str, str | None]:
-    """The first card that nvidia-smi shows."""
+    """Return the facts of the first GPU that nvidia-smi lists."""
     query = f"--query-gpu={','.join(_CARD.values())}"
     line = _first_line(["nvidia-smi", query, "--format=csv,noheader", "--id=0"])
     values = [value.strip() for value in (line or "").split(",")]
@@ -84,7 +84,7 @@ def _card() -> dict[str, str | None]:
 
 
 def _node_of(bus: str | None) -> int | None:
-    """The NUMA node of a PCI device; -1 is how Linux says that it has none."""
+    """Return the NUMA node of a PCI device; Linux reports -1 if it has none."""
     if bus is None:
         return None
     domain, _, rest = bus.lower().partition(":")
@@ -93,7 +93,7 @@ def _node_of(bus: str | None) -> int | None:
 
 
 def _first_line(command: list[str]) -> str | None:
-    """Of what a program prints; None where there is no such program, or it fails."""
+    """Return the first line of a program's output, or None if it is missing or fails."""
     if shutil.which(command[0]) is None:
         return None
     result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
@@ -102,7 +102,7 @@ def _first_line(command: list[str]) -> str | None:
 
 
 def _field(path: str, name: str) -> str | None:
-    """The first value of that name in a file of ``name : value`` lines."""
+    """Return the first value of that name in a file of ``name : value`` lines."""
     lines = (_text(Path(path)) or "").splitlines()
     values = (line.split(":", 1)[1].strip() for line in lines if line.startswith(name))
     return next(values, None)

@@ -1,4 +1,4 @@
-"""The plot of a benchmark: rates beside the limits. The only file here that knows matplotlib."""
+"""The plot of a benchmark: rates and their limits. Only this file uses matplotlib."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def save_plot(rows: Sequence[Row], title: str, path: Path) -> None:
 
     Raises:
         ImportError: matplotlib is not installed.
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

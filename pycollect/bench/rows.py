@@ -1,4 +1,4 @@
-"""What was measured: rows of a table, JSON, ratios to the limits."""
+"""Results of measurements: rows of a table, JSON, ratios to limits and peers."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class Row:
     """One measurement.
 
     Attributes:
-        name: of the case.
-        megabytes: moved or written in one round, 10^6 bytes.
-        seconds: of one round: the median.
-        available: False for what this machine cannot do; nothing was measured then.
-        limit: the name of the row that says what is possible.
-        ratio: this rate over the limit's.
-        peer: the name of the row of the same work by TorchRL, or by torch alone.
-        times: this rate over the peer's; where nothing is moved and no frame is counted, the peer's
-            time over this one.
-        hidden: the share of the copies' time that passed while a learner worked.
-        frames: in one round.
-        note: why there is nothing, or what the figures are of.
+        name: Name of the case.
+        megabytes: 10^6 bytes moved or written in one round.
+        seconds: Median duration of one round.
+        available: False if this machine cannot run the case; nothing was measured then.
+        limit: Name of the row with the best possible rate.
+        ratio: This rate divided by the limit's.
+        peer: Name of the row in which TorchRL or plain torch does the same work.
+        times: This rate divided by the peer's. Without bytes and frames, the peer's time divided by
+            this one's.
+        hidden: Share of the copies' time that overlapped with a learner's work.
+        frames: Number of frames in one round.
+        note: Why there is no figure, or a remark on the figures.
     """
 
     name: str
@@ -42,24 +42,24 @@ class Row:
 
     @property
     def gigabytes_per_second(self) -> float | None:
-        """10^9 bytes per second; None where nothing was measured, or nothing moved."""
+        """10^9 bytes per second, or None if nothing was measured or moved."""
         if not self.seconds or not self.megabytes:
             return None
         return self.megabytes / 1e3 / self.seconds
 
     @property
     def frames_per_second(self) -> float | None:
-        """None where frames are not what was counted."""
+        """Frames per second, or None if frames were not counted."""
         return self.frames / self.seconds if self.frames and self.seconds else None
 
 
 def missing(name: str, why: str) -> Row:
-    """The row of what cannot be measured here."""
+    """Return the row of a case that cannot be measured here."""
     return Row(name, available=False, note=why)
 
 
 def with_ratios(rows: Iterable[Row]) -> list[Row]:
-    """The rows, those with a limit or a peer compared with it."""
+    """Return the rows, each compared with its limit and its peer."""
     known = {row.name: row for row in rows}
 
     def ratio(row: Row, name: str | None) -> float | None:
@@ -90,7 +90,7 @@ _HEADS = ("case", "MB", "ms", "GB/s", "frames/s", _LIMIT, "x peer", "hidden", ""
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The rows to read in a terminal; what all are compared with is named."""
+    """Return the rows as a table for a terminal."""
     limits = {row.limit for row in rows if row.limit is not None}
     limit = f"of the {limits.pop()}" if len(limits) == 1 else _LIMIT
     heads = tuple(limit if head == _LIMIT else head for head in _HEADS)
@@ -106,7 +106,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a table of markdown."""
+    """Return the rows as a Markdown table."""
     rule = ("---", *("---:" for _ in _HEADS[2:]), "---")
     lines = [_HEADS, rule, *(_cells(row) for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
@@ -133,7 +133,7 @@ def _number(value: float | None, form: str) -> str:
 
 
 def write_json(path: Path, rows: Sequence[Row], facts: Mapping[str, Any], command: str) -> None:
-    """Write the rows, what they depend on, and what was called."""
+    """Write the rows, the machine's facts, and the command."""
     own = [
         {
             **asdict(row),
@@ -148,10 +148,10 @@ def write_json(path: Path, rows: Sequence[Row], facts: Mapping[str, Any], comman
 
 
 def read_json(path: Path) -> tuple[str, dict[str, Any], list[Row]]:
-    """What `write_json` was given: the command, the facts, the rows.
+    """Read the command, the facts and the rows that `write_json` wrote.
 
     Raises:
-        OSError, ValueError, KeyError: there is no such file, or it is not one of these.
+        OSError, ValueError, KeyError: The file does not exist or has another format.
     """
     written = json.loads(path.read_text())
     names = {field.name for field in fields(Row)}

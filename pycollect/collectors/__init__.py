@@ -1,6 +1,6 @@
-"""The collectors that users import: their signatures, and what is made of the arguments.
+"""The collectors that users import: signatures and the handling of their arguments.
 
-Floors below: `scheduler`, `stream`, `engines`.
-Way of the data: arguments -> `arguments` (checked, one form for each worker) -> options, plans ->
-a stream, and whoever collects for it.
+Depends on `scheduler`, `stream` and `engines`.
+Data flow: arguments -> `arguments` (checked, one form per worker) -> options and plans -> a stream
+and its source.
 """

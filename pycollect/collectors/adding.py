@@ -1,4 +1,4 @@
-"""Workers that are added to a collector: with the arguments of those that are there."""
+"""Workers that are added to a running collector, with the arguments of the others."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class PolicyServer(Protocol):
     """Calls the policy for workers.
 
     Attributes:
-        groups: of each worker's environments.
+        groups: Number of groups of each worker's environments.
     """
 
     groups: int
 
     def policies(self, count: int) -> Sequence[Any]:
-        """What stands for the policy in so many more workers; pickles."""
+        """Return picklable stand-ins for the policy, for `count` more workers."""
 
 
 @dataclass(frozen=True)
 class WorkerTemplate:
-    """What the workers of a collector are made of, but for their environments and the policy.
+    """The arguments of a collector's workers, except their environments and the policy.
 
     Attributes:
-        values: of WORKER_ARGUMENTS, as the collector was given them.
-        passed: which of them the caller really gave, and which go before `collector_kwargs`.
+        values: Values of WORKER_ARGUMENTS as passed to the collector.
+        passed: Names that the caller passed; they override `collector_kwargs`.
         collector_kwargs: None, a dict, or one per worker.
-        share: frames of one rollout of each.
-        elsewhere: they may be on machines that have other devices.
-        kind: what each of them runs.
-        server: calls the policy for them; None: they do.
+        share: Frames of one rollout of each worker.
+        elsewhere: The workers may be on machines with other devices.
+        kind: Kind of collector that each worker runs.
+        server: Calls the policy for the workers. None if they call it.
     """
 
     values: Mapping[str, Any]
@@ -53,7 +53,10 @@ class WorkerTemplate:
     server: PolicyServer | None = None
 
     def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
-        """Those of so many new workers; None: as the first ones, unless each had its own."""
+        """Return the arguments of new workers; None means those of the first workers.
+
+        If each of the first workers had its own value, the default applies.
+        """
         values = {name: parse.one_for_all(None, value) for name, value in self.values.items()}
         passed = {name for name in self.passed if values.get(name) is self.values.get(name)}
         kwargs = parse.one_for_all(collector_kwargs, self.collector_kwargs)
@@ -64,10 +67,10 @@ class WorkerTemplate:
 
 @dataclass(frozen=True)
 class NewWorkers:
-    """What `add_collectors` was given.
+    """The arguments of `add_collectors`.
 
     Attributes:
-        options: gives those of the engine for workers with these devices, checked.
+        options: Returns checked engine options for workers with these devices.
     """
 
     create_env_fn: Any
@@ -79,11 +82,11 @@ class NewWorkers:
     def plans(
         self, template: WorkerTemplate, remote: RemoteOptions, policy: Any, first: int
     ) -> list[WorkerPlan]:
-        """Check all of it, and say what the workers are made from.
+        """Check the arguments, and return the plans of the workers.
 
         Args:
-            policy: the collector's, None where workers built it.
-            first: the id of the first one.
+            policy: The collector's policy; None if workers built it.
+            first: Id of the first new worker.
         """
         many = isinstance(self.create_env_fn, (list, tuple))
         kind, elsewhere = template.kind, template.elsewhere

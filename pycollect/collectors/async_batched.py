@@ -1,4 +1,4 @@
-"""TorchRL's AsyncBatchedCollector: batches of whatever is ready, one policy for all."""
+"""TorchRL's AsyncBatchedCollector: batches from any ready environments, one policy."""
 
 from __future__ import annotations
 
@@ -36,60 +36,78 @@ _OWN_VERSION = ("collector", "policy_version")
 
 
 class AsyncBatchedCollector(MultiaSyncDataCollector):
-    """Collects in processes of this machine, whose policy one process calls for all of them.
+    """Collect in worker processes with central inference, by TorchRL's arguments.
 
-    A :class:`MultiaSyncDataCollector` with ``inference="central"``, with TorchRL's arguments, and
-    its batches: of whichever workers are ready, one rollout after the other. What the arguments
-    are that only say how TorchRL's goes about it is of no effect.
+    This is a :class:`MultiaSyncDataCollector` with ``inference="central"``. A batch joins rollouts
+    of any workers, in the order in which they become ready. Arguments that only select an
+    implementation in TorchRL have no effect.
 
     Args:
-        create_env_fn: a list of callables, one per environment; other entries will do, too.
-        policy: as :class:`MultiaSyncDataCollector` has it; the process gets its weights before each
-            batch, if they have changed.
-        policy_factory: makes it in that process, in place of `policy`.
-        frames_per_batch: frames in a batch, of all workers together. It is rounded up, with a
-            warning, where so many do not make up whole rollouts.
-        total_frames: a lower bound; None or a negative number: for ever.
-        max_batch_size: environments in one call of the policy at the most; None: 64.
-        min_batch_size: that such a call waits for; None: 1.
-        server_timeout: seconds that it waits for them; None: 0.01.
-        transport: None, "auto" or "driver": environments ask the process through shared memory.
-        device: where the policy is called.
-        backend, env_backend, policy_backend: None, "threading" or "multiprocessing", all of which
-            are processes.
-        env_exchange: without effect.
-        envs_per_worker: environments that a process steps, one after the other.
-        transition_chunk_size: steps of a rollout; "auto": so many that each environment has an
-            equal share of a batch, but 64 at the least, and no more than a batch.
-        reset_at_each_iter: reset all environments at the start of every rollout.
-        postproc: called with each batch, its result is delivered.
-        exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
-        replay_buffer: anything with ``extend``: batches go there, and the iterator yields None.
-        post_collect_hook: called here with each batch, after `postproc`.
-        yield_completed_trajectories: deliver single trajectories, [F], once they are complete.
-        weight_sync: TorchRL's WeightSyncScheme, which brings weights from senders elsewhere.
-        weight_sync_model_id: "policy".
-        verbose: without effect; see `stats()`.
-        create_env_kwargs: keyword arguments of the env callables, or one dict per environment.
-        worker_affinity: CPUs of each process, a list of lists or a function of its number.
-        driver_affinity: None; use ``os.sched_setaffinity``.
-        server_config: TorchRL's InferenceServerConfig, of which the sizes and the time-out of a
-            call are taken; or anything with attributes of these names.
-        device_config: TorchRL's InferenceDeviceConfig, instead of `device`.
-        policy_version: where it begins to count.
-        policy_version_key: of the version of the policy that each frame was acted by; None: it is
-            left out.
-        env_groups: 2: a process steps one half of its `envs_per_worker` environments while the
-            policy is called for the other half.
+        create_env_fn: A list with one entry per environment. An entry is a callable that returns an
+            environment, a Gymnasium id, or an environment that can be pickled.
+        policy: A TensorDictModule, or an nn.Module or callable that takes tensors. The inference
+            server has a copy, and gets changed weights before each batch (default: ``None``).
+        policy_factory: Callable without arguments that returns the policy in the inference server.
+            Replaces `policy`; one of the two is required (default: ``None``).
+        frames_per_batch: Number of frames in a batch of all workers. It is rounded up to whole
+            rollouts, with a warning.
+        total_frames: Stop after at least this many frames. ``None`` or a negative number collects
+            forever (default: -1).
+        max_batch_size: Maximum number of environments in a policy call. ``None`` means 64 (default:
+            ``None``).
+        min_batch_size: Minimum number of environments in a policy call. ``None`` means 1 (default:
+            ``None``).
+        server_timeout: Maximum number of seconds that a policy call waits for more requests.
+            ``None`` means 0.01 (default: ``None``).
+        transport: ``None``, "auto" or "driver", all of which use shared memory (default: ``None``).
+        device: Device on which the policy is called. Defaults to ``None``: the device of its
+            parameters.
+        backend, env_backend, policy_backend: ``None``, "threading" or "multiprocessing", all of
+            which use processes (default: ``None``).
+        env_exchange: Accepted without effect (default: "auto").
+        envs_per_worker: Number of environments per process, which are stepped one after the other
+            (default: 1).
+        transition_chunk_size: Number of steps in a rollout. "auto" gives each environment an equal
+            share of a batch, but at least 64 steps and at most a whole batch (default: "auto").
+        reset_at_each_iter: Reset all environments at the start of every rollout (default:
+            ``False``).
+        postproc: Function that is called with each batch; its result is returned instead (default:
+            ``None``).
+        exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
+            MEAN, as an ExplorationType or its name (default: RANDOM).
+        replay_buffer: Object with an ``extend`` method. Batches are written to it, and the iterator
+            yields ``None``. Defaults to ``None``: batches are returned.
+        post_collect_hook: Function that this process calls with each batch, after `postproc`
+            (default: ``None``).
+        yield_completed_trajectories: Return one complete trajectory at a time, [F] (default:
+            ``False``).
+        weight_sync: WeightSyncScheme of TorchRL that receives weights from a sender in another
+            process (default: ``None``).
+        weight_sync_model_id: Model of `weight_sync` (default: "policy").
+        verbose: Accepted without effect; see `stats()` (default: ``False``).
+        create_env_kwargs: Keyword arguments for the callables of `create_env_fn`: a dict, or a list
+            with one dict per environment (default: ``None``).
+        worker_affinity: CPUs of each process: a list of lists, or a function of the worker's
+            number. Defaults to ``None``: unchanged.
+        driver_affinity: Must be ``None``; call ``os.sched_setaffinity`` instead.
+        server_config: TorchRL's InferenceServerConfig, or an object with its attributes. It
+            replaces `max_batch_size`, `min_batch_size` and `server_timeout` (default: ``None``).
+        device_config: TorchRL's InferenceDeviceConfig, which replaces `device` (default: ``None``).
+        policy_version: First value of `policy_version` (default: 0).
+        policy_version_key: Key of the policy version that acted in each frame; ``None`` omits the
+            entry (default: "policy_version").
+        env_groups: With 2, a process steps one half of its `envs_per_worker` environments while the
+            policy acts for the other half (default: 1).
 
     Yields:
-        TensorDicts, [frames_per_batch]: rollouts of [T] of single environments, one after the
-        other, with "env_index" beside what other collectors' batches have: of which entry of
-        `create_env_fn` each frame is. Single trajectories have it where `envs_per_worker` is 1.
+        TensorDicts, [frames_per_batch]. A batch contains rollouts of [T], each of a single
+        environment, one after the other. In addition to the entries of other collectors,
+        "env_index" is the index into `create_env_fn` of each frame's environment. Single
+        trajectories have it only if `envs_per_worker` is 1.
 
     Raises:
-        ValueError, TypeError: by the name of the argument.
-        SharedMemoryError: processes cannot share memory here; it says why.
+        ValueError, TypeError: An argument is invalid; the message starts with its name.
+        SharedMemoryError: Processes cannot share memory on this system; the message explains why.
     """
 
     @telling
@@ -175,44 +193,45 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
 
     @property
     def frames_per_batch(self) -> int:
-        """Frames in one full batch, after rounding up."""
+        """Number of frames in a full batch, after rounding up."""
         return self._chunks.batch_frames
 
     requested_frames_per_batch = frames_per_batch
 
     @property
     def policy_version(self) -> int:
-        """What `policy_version` was at first, one more with each weight update."""
+        """Number of weight updates, counted from the argument `policy_version`."""
         return self._first_version + super().policy_version
 
     @property
     def server_backend(self) -> str:
-        """Where the policy is called."""
+        """Kind of the inference server: always "process"."""
         return "process"
 
     def server_stats(self, *, reset: bool = False) -> dict[str, Any]:
-        """What is known of the process that calls the policy.
+        """Return the state of the inference server.
 
         Args:
-            reset: without effect.
+            reset: Accepted without effect (default: ``False``).
 
         Returns:
-            Its "pid", "restarts", and its last "failure" in words, or None.
+            A dict with "pid", "restarts" and "failure", a description of the last failure or
+            ``None``.
         """
         told: dict[str, Any] = self.stats()["server"]
         return told
 
     def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
-        """What is called with batches is called here."""
+        """Pass the hook to the workers, except `post_collect_hook`, which runs in this process."""
         if name != POST:
             super()._pass_hook_on(name, hook)
 
     def __len__(self) -> int:
-        """The number of batches in all, delivered ones included, if every batch is full."""
+        """Return the total number of batches, including delivered ones, if every batch is full."""
         return -(-super().__len__() // self._chunks.number)
 
     def _frames(self) -> bool:
-        """Finish a batch of the rollouts that were ready first."""
+        """Finish a batch from the rollouts that became ready first."""
         self._gather()
         with self._delivering() as counted:
             with Uninterrupted():
@@ -225,7 +244,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         return True
 
     def _fill_with_rollouts(self) -> None:
-        """Such a batch goes to the replay buffer."""
+        """Write such a batch to the replay buffer."""
         self._gather()
         with self._filling() as filling:
             with Uninterrupted():
@@ -236,9 +255,9 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
             filling.count(frames_of)
 
     def _gather(self) -> None:
-        """Collect rollouts until there are enough for a batch, or there are no more.
+        """Collect rollouts until a batch is full or no more are due.
 
-        What was complete before something failed is a batch; the call after it raises.
+        If collecting fails, rollouts that are already complete form a batch; the next call raises.
         """
         flow = self._flow
         while len(flow.parts) < self._chunks.number:
@@ -257,7 +276,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
                 flow.parts.append((batch.frames_of, td))
 
     def _joined(self, parts: Sequence[Part]) -> TensorDictBase:
-        """One after the other, [N]: the frames of each environment follow each other."""
+        """Concatenate rollouts to [N]; the frames of an environment stay adjacent."""
         flat = []
         for frames_of, td in parts:
             (worker,) = frames_of
@@ -272,7 +291,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
     def _finished(
         self, td: TensorDictBase, host: Mapping[Key, torch.Tensor], frames_of: Mapping[Any, int]
     ) -> TensorDictBase:
-        """What the caller gets; a single trajectory tells its environment where that is known."""
+        """Add "env_index" and the policy version, and call the hook."""
         if self._flow.queue is not None and self._envs_per_worker == 1:
             (worker,) = frames_of
             place = td.get(("next", "done")).device
@@ -287,7 +306,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
 
 
 def _frames_of(parts: Sequence[Part]) -> Counter[int]:
-    """Frames of each worker."""
+    """Return the number of frames of each worker."""
     total: Counter[int] = Counter()
     for frames_of, _ in parts:
         total.update(frames_of)

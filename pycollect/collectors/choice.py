@@ -1,4 +1,4 @@
-"""Which collector `Collector(...)` makes: of this class, or of one whose workers run elsewhere."""
+"""Choose the class that `Collector(...)` makes from `num_collectors`, `sync` and `backend`."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ _BACKENDS = ("direct", "process", *_LAUNCHED)
 
 
 class _Signed(ABCMeta):
-    """A class whose signature is that of its constructor, which a `__call__` would hide."""
+    """A metaclass that shows the constructor's signature, which its `__call__` would hide."""
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """Without `self`."""
+        """The constructor's signature without `self`."""
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
 class Choosing(_Signed):
-    """The class of a collector that `num_collectors`, `sync` and `backend` make one of another.
+    """Metaclass of a collector that can make collectors of other classes.
 
-    Only the class that was declared with it chooses; those derived from it make themselves.
+    `num_collectors`, `sync` and `backend` choose the class. Subclasses never choose.
     """
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A collector of this class, or of the one that the four arguments ask for.
+        """Make a collector of this class, or of the class that the four arguments choose.
 
         Raises:
-            TypeError, ValueError: these arguments do not fit together, or the backend is not there.
+            TypeError, ValueError: The arguments exclude each other, or the backend is unknown.
         """
         if any(isinstance(base, Choosing) for base in cls.__bases__):
             return super().__call__(*args, **kwargs)
@@ -77,24 +77,24 @@ class Choosing(_Signed):
 
 
 def _submitit(launcher: Any) -> str:
-    """The launcher of the backend of that name, which may be named twice."""
+    """Return the launcher of the backend "submitit", which may also be given as `launcher`."""
     if launcher != "submitit":
         raise ValueError(f"launcher: expected 'submitit' with backend='submitit', got {launcher!r}")
     return "submitit"
 
 
 def _entries(create_env_fn: Any, count: int | None) -> list[Any]:
-    """One per process; one process where neither a list nor a number is given."""
+    """Return one entry per process; one process without a list and a number."""
     if count is None and not isinstance(create_env_fn, list | tuple):
         count = 1
     return env_entries(create_env_fn, "num_collectors", count)
 
 
 class ChoosingSync(_Signed):
-    """The class of the collectors of processes, of which `sync` makes one."""
+    """Metaclass of MultiCollector, which `sync` turns into one of two classes."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """A collector of this class; of the declared one itself, of the class that `sync` says.
+        """Make a collector of this class, or for MultiCollector of the class that `sync` chooses.
 
         Raises:
             TypeError: `sync` is neither True nor False.
@@ -108,12 +108,12 @@ class ChoosingSync(_Signed):
 
 
 def _of_processes(sync: bool | None) -> Any:
-    """The class whose workers are processes. Looked up now: it is made of this module's classes."""
+    """Return the class for worker processes, imported late because it uses this module."""
     return pycollect.MultiSyncDataCollector if sync else pycollect.MultiaSyncDataCollector
 
 
 def check_none_chosen(cls: type, given: Mapping[str, Any]) -> None:
-    """Raise TypeError where one of the four arguments came as far as the constructor itself."""
+    """Raise TypeError if one of the four arguments reached the constructor itself."""
     for name in _SELECTORS:
         if given[name] is not None:
             raise TypeError(
@@ -123,7 +123,7 @@ def check_none_chosen(cls: type, given: Mapping[str, Any]) -> None:
 
 
 def _backend(given: Any, count: int | None) -> str:
-    """The name of the backend, from the argument, TorchRL's `service_backend` or the count."""
+    """Return the backend's name from the argument, TorchRL's `service_backend` or the count."""
     backend = given if given is not None else _surrounding_backend()
     if backend is None:
         return "direct" if count is None else "process"
@@ -136,14 +136,14 @@ def _backend(given: Any, count: int | None) -> str:
 
 
 def _surrounding_backend() -> str | None:
-    """What a ``with torchrl.service_backend(...)`` around the call says, if there can be one."""
+    """Return the backend of a surrounding ``with torchrl.service_backend(...)``, if any."""
     backends = sys.modules.get("torchrl._comm.backends")
     ask = getattr(backends, "_get_service_backend", None)
     return None if ask is None else ask()
 
 
 def _checked_options(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """`backend_options` as a dict, of arguments that were not given beside it."""
+    """Return `backend_options` as a dict of arguments that were not passed directly too."""
     if not isinstance(value, Mapping | None):
         raise TypeError(f"backend_options: expected a dict or None, got {type(value).__name__}")
     options = dict(value or {})
@@ -157,7 +157,7 @@ def _checked_options(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_direct(count: int | None, sync: Any, options: Any) -> None:
-    """In this process there is one collector, and nothing to wait for."""
+    """Check that there is one collector and no option for workers."""
     if count not in (None, 1):
         raise ValueError(f"num_collectors: expected at most 1 with backend='direct', got {count}")
     for name, value in (("sync", sync), ("backend_options", options)):
@@ -169,9 +169,9 @@ def _check_direct(count: int | None, sync: Any, options: Any) -> None:
 
 
 def _without_defaults(cls: type, other: type, given: Mapping[str, Any]) -> dict[str, Any]:
-    """What was given, but for defaults of `cls` that the other class lacks or has others for.
+    """Return the arguments without defaults of `cls` that the other class does not share.
 
-    Configs spell all defaults out.
+    Configs pass all defaults explicitly.
     """
     own, theirs = inspect.signature(cls).parameters, inspect.signature(other).parameters
     kept = {}

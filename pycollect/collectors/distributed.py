@@ -1,4 +1,4 @@
-"""The collectors whose workers are ranks of torch.distributed."""
+"""The collectors that run workers in ranks of torch.distributed."""
 
 from __future__ import annotations
 
@@ -92,53 +92,56 @@ def rank_arguments(
     weight_recv_schemes: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> None:
-    """What collectors on torch.distributed take."""
+    """Define the signature of all collectors on torch.distributed."""
 
 
-_RPC = ("visible_devices", "tensorpipe_options")  # of RPCDataCollector alone
+_RPC = ("visible_devices", "tensorpipe_options")  # only for RPCDataCollector
 
 
 @completed_by(RayCollector, raises=False)
 class DistributedDataCollector(LaunchedCollector):
-    """Collects in ranks of torch.distributed, which a launcher starts, here or elsewhere.
+    """Collect in ranks of torch.distributed, which a launcher starts here or elsewhere.
 
-    Each rank has a process group of its own with this process: none is the default group, which
-    stays the program's, and a rank that dies takes no other with it. A worker is one of the ranks;
-    rows of a batch are in their order.
+    A worker is a rank. Each rank shares a process group with this process only. So the default
+    group remains free for the program, and a rank that dies does not affect others. Batches are
+    ordered by rank.
 
     Args:
-        policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
-            actions. Each worker gets a copy.
-        frames_per_batch: sync: frames of all ranks together, each collects its share, rounded up
-            with a warning; async: of each rank's batch.
-        collector_class: what each rank runs: SyncDataCollector or "single"; or, with processes of
-            its own, MultiSyncDataCollector or "sync", MultiaSyncDataCollector or "async".
-        num_workers_per_collector: environments per rank, stepped as a batch; with processes, as
-            many of them.
-        num_collectors: the number of ranks, where `create_env_fn` is not a list.
-        slurm_kwargs: of the launcher "submitit": parameters of its executor; None: 10 minutes,
-            partition "train", 32 CPUs and no GPU per job. Each job is one rank. Two are ours:
-            "folder", "log_test" by default, in which each run makes a folder for the files and
-            logs of its jobs that only this user can open, and "cluster", "slurm", "local" or
-            "debug", whose jobs are children of this process; None: what is there.
-        backend: what carries messages to ranks that share no memory with this process: "gloo", or
-            another of torch's that can carry what lies in host memory.
-        launcher: "submitit": jobs of a cluster, by the package of that name; "submitit_delayed":
-            jobs that :class:`submitit_delayed_launcher` has submitted before; or "mp": processes of
-            this machine.
-        tcp_port: where ranks meet; None: any that is free.
-        tcp_address: the address, of this machine, where they meet; nothing listens at another one.
-            None: the loopback interface where all ranks are on this machine, else the one
-            that reaches others. What arrives there is not encrypted.
-        worker_init_timeout: seconds in which a rank must have come and built its environments; with
-            ``launcher="mp"`` those for which other programs had the CPU do not count.
-        start_method: of the ranks of the launcher "mp", and of the processes that ranks have, as
-            :class:`MultiSyncDataCollector` has it.
-        ...: those of :class:`RayCollector`.
+        policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
+            a copy. ``None`` samples random actions (default: ``None``).
+        frames_per_batch: Number of frames in a batch. If sync, it is divided equally among all
+            workers; if async, each batch is one worker's rollout. It is rounded up with a warning
+            (default: 200).
+        num_threads: Number of torch threads in each worker (default: 1).
+        max_weight_update_interval: Send a worker the policy's current weights at the latest after
+            it has returned this many batches without an update. -1 never sends them automatically
+            (default: -1).
+        slurm_kwargs: For the launcher "submitit": parameters of its executor. Each rank is a job.
+            ``None`` means 10 minutes, partition "train", 32 CPUs and no GPU per job. Two further
+            keys are supported. "folder" is the folder for files and logs of jobs; each run creates
+            a private subfolder there (default: "log_test"). "cluster" is "slurm", "local" or
+            "debug", which runs jobs as child processes (default: the available one).
+        backend: torch.distributed backend for messages to ranks that do not share memory with this
+            process. It must support CPU tensors (default: "gloo").
+        launcher: How ranks start. "submitit": as cluster jobs, by the submitit package.
+            "submitit_delayed": in jobs that :class:`submitit_delayed_launcher` submitted in
+            advance. "mp": as processes of this machine (default: "submitit").
+        tcp_port: Port where ranks connect. ``None`` means any free port (default: ``None``).
+        tcp_address: Address of this machine to which ranks connect; nothing listens at other
+            addresses. Traffic is not encrypted. ``None``: loopback if all ranks are on this
+            machine, else the interface that reaches other machines (default: ``None``).
+        worker_init_timeout: Number of seconds in which a rank must connect and build its
+            environments. With ``launcher="mp"``, time in which other programs had the CPU does not
+            count (default: 120.0).
+        start_method: How the launcher "mp" starts ranks, and how ranks start processes.
+            "forkserver" forks them from a process that has already imported the modules they need.
+            "spawn" starts new interpreters (default: "forkserver").
+        ...: See RayCollector.
 
     Raises:
-        ValueError: also for a backend that this torch has not, and an address where nobody can
-            listen.
+        TypeError: An argument has the wrong type or an unknown name, or cannot be pickled.
+        ValueError: An argument is invalid, this torch lacks the backend, or nothing can listen at
+            `tcp_address`.
     """
 
     @takes(rank_arguments, without=("update_interval", *_RPC))
@@ -155,13 +158,14 @@ class DistributedDataCollector(LaunchedCollector):
         policy: Any = None,
         collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Start more ranks, with the arguments of the others. Blocks until they are built.
+        """Start more ranks, and wait until they are ready.
 
-        Async they are asked for rollouts at once; sync they are part of the first batch that is
-        not asked for yet, from which on every rank collects an equal share.
+        They have the same arguments as the first workers. An async collector uses them at once. A
+        sync collector includes them in the first batch that was not requested yet, and divides
+        frames equally among all workers from then on.
 
         Args:
-            ...: those of :class:`RayCollector`'s.
+            ...: See RayCollector.add_collectors.
         """
         return self._add(
             NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, _launch_options)
@@ -170,24 +174,27 @@ class DistributedDataCollector(LaunchedCollector):
 
 @completed_by(DistributedDataCollector)
 class DistributedSyncDataCollector(DistributedDataCollector):
-    """Collects in ranks of torch.distributed, in step: each batch is of all of them.
+    """Collect in ranks of torch.distributed; each batch joins the rollouts of all ranks.
 
     Args:
-        frames_per_batch: frames of all ranks together, each collects its share, rounded up with a
-            warning.
-        prefetch: rollouts per rank, running or finished, beyond the one being consumed; None: 0. A
-            batch is at most ``prefetch + 1`` versions old, of those that its rank was given.
-        update_interval: ranks get the policy's current weights after so many batches; 1: before
-            each collection.
-        max_weight_update_interval: means what `update_interval` does; the smaller number counts.
-        ...: those of :class:`DistributedDataCollector`.
+        frames_per_batch: Number of frames in a batch of all workers. It is divided equally, rounded
+            up with a warning (default: 200).
+        prefetch: Number of rollouts per worker, running or finished, beyond the batch being
+            consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
+            that its worker received. ``None`` means 0 (default: ``None``).
+        update_interval: Send the policy's current weights to all ranks after this many batches; 1
+            sends them before each collection (default: 1).
+        max_weight_update_interval: Another name for `update_interval`; the smaller of the two
+            applies. -1 has no effect (default: -1).
+        ...: See DistributedDataCollector.
 
     Yields:
-        TensorDicts. With B ranks: "stack" [B, T] or [B, P, T]; 0: [B*T] or [B*P, T]; -1: [B*T] or
-        [P, B*T]. Ranks with W processes that are sync: [W, T] or [W, P, T] in the place of [T] or
-        [P, T]. With `preemptive_threshold`, rollouts may be shorter; stacked, zeros with the
-        trajectory id -1 follow such a one, and ("collector", "mask") is True where there is a
-        frame.
+        TensorDicts. For B ranks, "stack" gives [B, T] or [B, P, T], 0 gives [B*T] or [B*P, T], and
+        -1 gives [B*T] or [P, B*T]. If ranks have W sync processes, [W, T] or [W, P, T] replaces [T]
+        or [P, T].
+
+        With `preemptive_threshold`, rollouts may be shorter. "stack" pads them with zeros; padding
+        has trajectory id -1, and ("collector", "mask") is true for real frames.
     """
 
     @takes(rank_arguments, without=("sync", "update_after_each_batch", *_RPC))
@@ -198,5 +205,5 @@ class DistributedSyncDataCollector(DistributedDataCollector):
 
 
 def _launch_options(devices: Sequence[Devices]) -> list[dict[str, Any]]:
-    """The launcher's options of ranks with these devices: none."""
+    """Return empty launcher options, one per rank."""
     return [{} for _ in devices]

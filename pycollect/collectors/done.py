@@ -1,4 +1,4 @@
-"""What is awaited where all was done before."""
+"""An awaitable that is already done."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, NoReturn
 
 
 class Done(Coroutine[Any, Any, None]):
-    """A coroutine that has ended; nothing is missed by whoever does not await it."""
+    """A finished coroutine; it need not be awaited."""
 
     def __await__(self) -> Generator[Any, Any, None]:
         return
         yield
 
     def send(self, value: Any) -> NoReturn:
-        """It has ended."""
+        """Raise StopIteration, because the coroutine is finished."""
         raise StopIteration
 
     def throw(self, *error: Any) -> NoReturn:
-        """What is thrown passes through."""
+        """Raise the given exception."""
         raise error[1] if len(error) > 1 and error[1] is not None else error[0]
 
     def close(self) -> None:
-        """Nothing is left to be closed."""
+        """Do nothing."""

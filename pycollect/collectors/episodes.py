@@ -1,4 +1,4 @@
-"""Whole episodes out of a stream of batches, as many of each environment."""
+"""Whole episodes from a stream of batches, the same number of each environment."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ _ROW = ("collector", "row")
 
 
 class Episodes:
-    """Keeps batches until each environment has ended so many episodes.
+    """Keeps batches until each environment has ended its number of episodes.
 
-    Those that end first are the short ones: were they taken whoever played them, long episodes
-    would count too little.
+    Episodes that end first are short. Taking them from any environment would underweight long ones.
 
     Args:
-        wanted: episodes in all; each of P environments has ``ceil(wanted / P)``.
+        wanted: Total number of episodes; each of P environments has ``ceil(wanted / P)``.
     """
 
     def __init__(self, wanted: int) -> None:
@@ -28,7 +27,7 @@ class Episodes:
 
     @property
     def are_enough(self) -> bool:
-        """Whether each environment has ended as many as it has to."""
+        """Whether each environment has ended its number of episodes."""
         return bool(self._batches) and bool((self._ended >= self._quota).all())
 
     @property
@@ -36,7 +35,7 @@ class Episodes:
         return -(-self._wanted // len(self._ended))
 
     def add(self, td: TensorDictBase) -> None:
-        """The next batch, [*P, T], of the same environments in the same order."""
+        """Add the next batch, [*P, T], of the same environments in the same order."""
         td = td.reshape(-1, td.shape[-1]) if td.ndim > 1 else td.unsqueeze(0)
         td.names = None
         if not self._batches:
@@ -47,7 +46,10 @@ class Episodes:
         self._ended += td["next", "done"].flatten(2).any(-1).sum(1).cpu()
 
     def trajectories(self) -> TensorDictBase:
-        """The episodes, ``[N, T_max]`` with ``("collector", "mask")``, by environment and time."""
+        """Return the episodes, ``[N, T_max]`` with ``("collector", "mask")``.
+
+        They are ordered by environment, then by time.
+        """
         split = split_trajectories(torch.cat(self._batches, 1))
         lengths = split[MASK].sum(1)
         last = lengths - 1

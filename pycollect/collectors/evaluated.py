@@ -1,4 +1,4 @@
-"""The environment and the policy of an Evaluator, as they are evaluated."""
+"""The environment and the policy of an Evaluator."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 from pycollect.envs.entry import check_entry, is_env, is_torchrl_env
 from pycollect.envs.single import close_quietly
 
-_NORMALISERS = ("VecNorm", "VecNormV2")  # of TorchRL, told by their names
+_NORMALISERS = ("VecNorm", "VecNormV2")  # TorchRL's, recognized by name
 
 
 def env_here(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
-    """What is evaluated in this process: an environment, or a list of callables that make some.
+    """Return the environment to evaluate in this process, or a list of callables.
 
     Raises:
-        TypeError, ValueError: as :func:`check_entry`.
+        TypeError, ValueError: As in :func:`check_entry`.
     """
     entry = check_entry(env)
     if isinstance(entry, list):
@@ -28,7 +28,7 @@ def env_here(env: Any, env_kwargs: Mapping[str, Any] | None) -> Any:
 
 
 def env_elsewhere(env: Any) -> Any:
-    """What makes the environments that are evaluated in another process; as :func:`env_here`."""
+    """Return the callables that make the environments in another process; as :func:`env_here`."""
     entry = check_entry(env)
     if isinstance(entry, list):
         return [MakesFrozen(make) for make in entry]
@@ -36,18 +36,18 @@ def env_elsewhere(env: Any) -> Any:
 
 
 class MakesFrozen:
-    """Makes an environment whose running statistics stay as they are; it pickles as `make` does."""
+    """Makes an environment with frozen running statistics; picklable if `make` is."""
 
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
 
     def __call__(self, **kwargs: Any) -> Any:
-        """As `make`."""
+        """Make the environment."""
         return frozen(self._make(**kwargs))
 
 
 def frozen(env: Any) -> Any:
-    """The environment itself. What an evaluation sees would count as what is trained on."""
+    """Freeze the statistics of an environment, which training shares, and return it."""
     if is_torchrl_env(env):
         for module in env.modules():
             if any(kind.__name__ in _NORMALISERS for kind in type(module).__mro__):
@@ -56,7 +56,7 @@ def frozen(env: Any) -> Any:
 
 
 def counts_steps(env: Any) -> bool:
-    """Whether it is one of TorchRL's that has a StepCounter: there can be no second beside it."""
+    """Return whether a TorchRL environment has a StepCounter; a second one is impossible."""
     if not is_torchrl_env(env):
         return False
     from pycollect.envs.torchrl.specs import has_step_count
@@ -65,24 +65,24 @@ def counts_steps(env: Any) -> bool:
 
 
 def own_policy(policy: Any) -> Any:
-    """A copy in evaluation mode, so that the caller's may be trained meanwhile."""
+    """Return a copy in evaluation mode, so that the caller's policy may be trained meanwhile."""
     return _evaluating(copy.deepcopy(policy))
 
 
 class MakesPolicy:
-    """Builds a policy in evaluation mode; it pickles as `factory` and `env` do.
+    """Makes a policy in evaluation mode; picklable if `factory` and `env` are.
 
     Args:
-        factory: takes nothing, or first of all an environment.
-        env: the environment, or what makes some; one that is made for the factory alone is closed
-            when it has returned.
+        factory: Takes no argument, or an environment as its first.
+        env: The environment, or callables that make it. An environment that is made only for the
+            factory is closed afterwards.
     """
 
     def __init__(self, factory: Callable[..., Any], env: Any) -> None:
         self._factory, self._env = factory, env
 
     def __call__(self) -> Any:
-        """The policy."""
+        """Make the policy."""
         if not _takes_an_env(self._factory):
             return _evaluating(self._factory())
         if is_env(self._env):
@@ -95,7 +95,7 @@ class MakesPolicy:
 
 
 def _takes_an_env(factory: Callable[..., Any]) -> bool:
-    """Whether its first parameter is needed, or is called env."""
+    """Return whether the first parameter is required or named env."""
     try:
         parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):

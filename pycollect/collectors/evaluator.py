@@ -1,4 +1,4 @@
-"""A collector beside training that tells what the newest weights are worth."""
+"""Evaluate a policy, at once or in the background of training."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from pycollect.stream.weight_calls import source_of
 
 Metrics = dict[str, Any]
 
-_STEPS = 200  # of each environment in a batch
+_STEPS = 200  # default number of frames of each worker in a batch
 _BACKENDS = ("thread", "process", "ray")
 _OFF: Mapping[str, Callable[[Any], bool]] = {
     "drop_uncollected": operator.not_,
@@ -47,60 +47,74 @@ _OFF: Mapping[str, Callable[[Any], bool]] = {
     "set_truncated": operator.not_,
     "reset_at_each_iter": operator.not_,
 }
-"""Arguments with which episodes cannot be counted, and whether a value is without effect."""
+"""Collector arguments that prevent counting episodes, each with a test for a harmless value."""
 _REWARD, _DONE = ("next", "reward"), ("next", "done")
 
 
 class Evaluator:
-    """Evaluates a policy in environments of its own, here and now or beside training.
+    """Evaluate a policy in its own environments, at once or in the background.
 
-    `evaluate` waits for the result. `trigger_eval` returns at once; `poll` and `wait` give results
-    in the order in which they were asked for. Each environment plays as many episodes, from a
-    reset on, so that long ones count as much as short ones. A context manager.
+    `evaluate` waits for the result. `trigger_eval` returns at once; `poll` and `wait` return
+    results in the order of triggers. Each environment plays the same number of episodes, each from
+    a reset on, so that long and short episodes count equally. An Evaluator is also a context
+    manager.
 
-    The policy acts in evaluation mode (`nn.Module.eval`). Statistics that a VecNorm or VecNormV2 of
-    TorchRL's gathers in its environment are frozen.
+    The policy acts in evaluation mode (`nn.Module.eval`). Statistics of a VecNorm or VecNormV2 in a
+    TorchRL environment are frozen.
 
     Args:
-        env: as `create_env_fn` of the collectors, of one worker.
-        policy: in any of their forms. It is copied, so that it may be trained meanwhile; an
-            evaluation has its weights of the moment at which it was asked for. None: random
-            actions, without a `policy_factory`.
-        policy_factory: builds the policy where it is evaluated, in place of `policy`; it has the
-            weights that are given then. Where its first parameter has no default, or is called
-            ``env``, it gets an environment: with "thread" the one that is evaluated, elsewhere one
-            that is made for it alone, and closed.
-        num_trajectories: episodes in each evaluation, rounded up to as many of each environment.
-        max_steps: an episode is truncated after so many; None or 0: they end by themselves, as do
-            those of a TorchRL environment that has a StepCounter, with "thread".
-        frames_per_batch: steps of all environments between two looks; None: 200 of each worker's.
-        num_workers: with "process" and "ray", workers that each have `env`.
-        collector_kwargs: further arguments of the collector, but for those that give batches
-            another form, an end, or episodes other ends (`postproc`, `split_trajs`, `set_truncated`
-            and so on).
-        log_prefix: before the name of each result.
-        exploration_type: how actions are drawn.
-        reward_keys: where rewards are, a nested key of TensorDict.
-        device: where the policy acts, as `policy_device`.
-        weight_sync_schemes: as the collectors'.
-        metrics_fn: is called with the episodes, ``[N, T_max]`` with ``("collector", "mask")``;
-            the numbers that it returns by name are among the results.
-        on_result: is called with each result as a TensorDict, in the thread that made it.
-        busy_policy: what `trigger_eval` does while an evaluation runs: "skip" it, raise an "error",
-            or "queue" it.
-        backend: "thread" evaluates in this process, "process" in processes beside it, "ray" in
-            actors.
-        seed: every evaluation plays the same episodes; None: each others.
-        every: `trigger_eval` evaluates at the first and then at each so-many-th call.
-        init_fn: is called first of all in a worker.
-        ray_kwargs: of each actor, as `remote_configs`.
-        num_gpus: of each actor; None: what `ray_kwargs` say.
-        done_keys: ``("next", "done")``, which has to be there.
-        collector_cls: None; `backend` says where it is evaluated.
-        dump_video: has no effect: what a VideoRecorder has seen is dumped by whoever made it.
+        env: The environments: one worker's entry of `create_env_fn`, as for collectors.
+        policy: A policy, as for collectors. It is copied, so the original may be trained meanwhile.
+            An evaluation uses its weights at the time of the call. ``None`` without a
+            `policy_factory` samples random actions (default: ``None``).
+        policy_factory: Callable that returns the policy in the process that evaluates it. Replaces
+            `policy`; weights passed to `evaluate` are loaded into it. If its first parameter has no
+            default or is named ``env``, it receives an environment: the evaluated one with
+            "thread"; with other backends one made only for the factory, and closed afterwards
+            (default: ``None``).
+        num_trajectories: Number of episodes per evaluation, rounded up to the same number for each
+            environment (default: 10).
+        max_steps: Truncate an episode after this many steps. ``None`` or 0 sets no limit. With
+            "thread", it is ignored for a TorchRL environment that has a StepCounter (default:
+            ``None``).
+        frames_per_batch: Number of steps of all environments between two checks for finished
+            episodes. ``None`` means 200 per worker, or `max_steps` if that is less, rounded up to
+            the same number for each environment (default: ``None``).
+        num_workers: With "process" and "ray", number of workers, each with its own `env` (default:
+            1).
+        collector_kwargs: Further arguments of the collector. Arguments that change the layout of
+            batches, the end of collection or the ends of episodes are refused, such as `postproc`,
+            `split_trajs` and `set_truncated` (default: ``None``).
+        log_prefix: Prefix of each result's name (default: "eval").
+        exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
+            MEAN, as an ExplorationType or its name (default: DETERMINISTIC).
+        reward_keys: TensorDict key of the rewards (default: ("next", "reward")).
+        device: Device on which the policy is called; `policy_device` of the collector (default:
+            ``None``).
+        weight_sync_schemes: `weight_sync_schemes` of the collector (default: ``None``).
+        metrics_fn: Function of the episodes, ``[N, T_max]`` with ``("collector", "mask")``, that
+            returns a dict of numbers; they are added to the results (default: ``None``).
+        on_result: Function that is called with each result as a TensorDict, in the thread of the
+            evaluation (default: ``None``).
+        busy_policy: Reaction of `trigger_eval` while an evaluation runs: "skip" the new one, raise
+            an "error", or "queue" it (default: "skip").
+        backend: "thread" evaluates in this process, "process" in other processes, "ray" in Ray
+            actors (default: "thread").
+        seed: Play the same episodes in every evaluation. With ``None``, each evaluation plays
+            different episodes (default: ``None``).
+        every: Evaluate on the first and then every n-th call of `trigger_eval` (default: 1).
+        init_fn: Function without arguments that is called in each worker before its environments
+            are made (default: ``None``).
+        ray_kwargs: Ray's options of each actor; `remote_configs` of RayCollector (default:
+            ``None``).
+        num_gpus: Number of GPUs of each actor. Defaults to ``None``: the value in `ray_kwargs`.
+        done_keys: Must be ``("next", "done")``.
+        collector_cls: Must be ``None``, because `backend` selects the collector.
+        dump_video: Accepted without effect; dump a VideoRecorder of the environment yourself
+            (default: ``True``).
 
     Raises:
-        TypeError, ValueError: as the collectors', before anything starts.
+        TypeError, ValueError: An argument is invalid; no environment or process was started.
     """
 
     @telling
@@ -177,18 +191,19 @@ class Evaluator:
         *,
         weights_dict: Mapping[str, Any] | None = None,
     ) -> Metrics:
-        """Evaluate, and wait for it.
+        """Evaluate, and wait for the result.
 
         Args:
-            weights: an nn.Module, or weights in a form that `update_policy_weights_` takes. None:
-                those of the policy as they are now.
-            step: told with the result; None: how many evaluations there were before without one.
-            weights_dict: ``{"policy": weights}``, instead.
+            weights: An nn.Module, or weights in any form that `update_policy_weights_` accepts.
+                Defaults to ``None``: the current weights of `policy`.
+            step: Returned with the result. Defaults to ``None``: the number of earlier evaluations
+                without a step.
+            weights_dict: ``{"policy": weights}``. Replaces `weights` (default: ``None``).
 
         Returns:
-            By name, with `log_prefix` and a slash before it: "reward" and "reward_std" (mean and
-            standard deviation of the sums of rewards), "num_episodes", "episode_length" (mean),
-            "fps", "step", and what `metrics_fn` returned.
+            A dict. Each name starts with `log_prefix` and a slash. The entries are "reward" and
+            "reward_std" (mean and standard deviation of the sum of rewards), "num_episodes",
+            "episode_length" (mean), "fps", "step", and the numbers that `metrics_fn` returned.
         """
         return self._evaluate(self._weights_now(weights, weights_dict), self._next_step(step))
 
@@ -200,17 +215,17 @@ class Evaluator:
         *,
         weights_dict: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Have it evaluated beside what this thread does.
+        """Start an evaluation in the background.
 
         Args:
-            ...: those of `evaluate`.
+            ...: See evaluate.
 
         Returns:
-            Whether it will be: `every` and `busy_policy` may leave it out. `poll` and `wait` have
-            the result.
+            Whether an evaluation starts or is queued; `every` and `busy_policy` may skip it. `poll`
+            and `wait` return the result.
 
         Raises:
-            RuntimeError: an evaluation runs, with ``busy_policy="error"``.
+            RuntimeError: An evaluation is running, with ``busy_policy="error"``.
         """
         self._evaluating.check_here()
         check.check_open(self._closed)
@@ -235,7 +250,7 @@ class Evaluator:
             except BaseException as error:  # without a result, `wait` would never return
                 result.set_exception(error)
             finally:
-                del result  # it holds the exception, whose traceback holds this frame
+                del result  # breaks the cycle: exception, traceback, this frame
             return False
 
         Background().start(once, self.shutdown)
@@ -243,35 +258,36 @@ class Evaluator:
 
     @property
     def pending(self) -> bool:
-        """Whether an evaluation that was triggered is not done, and is going to be."""
+        """Whether a triggered evaluation is still running or queued."""
         return not self._closed and any(not result.done() for result in self._results)
 
     def poll(self, timeout: float = 0) -> Metrics | None:
-        """The oldest result that nobody has had.
+        """Return the oldest unread result, if it is ready.
 
         Args:
-            timeout: seconds that it is waited for.
+            timeout: Maximum number of seconds to wait (default: 0).
 
         Returns:
-            What `evaluate` returns, by name; None where there is none by then.
+            The dict that `evaluate` returns, or ``None`` if no result is ready.
 
         Raises:
-            Exception: what the evaluation raised.
+            Exception: The evaluation raised it.
         """
         return self.wait(timeout)
 
     def wait(self, timeout: float | None = None) -> Metrics | None:
-        """The oldest result that nobody has had, which is waited for.
+        """Wait for the oldest unread result.
 
         Args:
-            timeout: seconds that it is waited for; None: as long as it takes.
+            timeout: Maximum number of seconds to wait. ``None`` waits without limit (default:
+                ``None``).
 
         Returns:
-            What `evaluate` returns, by name; None where there is none by then, or none was
-            triggered at all.
+            The dict that `evaluate` returns. ``None`` if it is not ready in time, or no evaluation
+            was triggered.
 
         Raises:
-            Exception: what the evaluation raised.
+            Exception: The evaluation raised it.
         """
         self._evaluating.check_here()
         if not self._results:
@@ -283,53 +299,54 @@ class Evaluator:
         return self._results.popleft().result()
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """End an evaluation that runs after its batch, and the workers. Idempotent.
+        """Stop a running evaluation after its current batch, and end the workers. Idempotent.
 
         Args:
-            timeout: seconds that workers elsewhere have to close their environments; None: half a
-                minute.
+            timeout: Seconds in which workers must close their environments. ``None`` means 30
+                (default: ``None``).
         """
         self._closed = True
         self._collector.shutdown(timeout)
 
     def state_dict(self) -> dict[str, Any]:
-        """How far it has counted.
+        """Return the counter of evaluations.
 
         Returns:
-            "step_counter", the evaluations so far that were given no step.
+            A dict with "step_counter", the number of evaluations without a step.
 
         Raises:
-            RuntimeError: results are still to come, or nobody has had them.
+            RuntimeError: Results are pending or unread.
         """
         self._check_idle("state_dict")
         return {"step_counter": self._steps}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on counting from there.
+        """Restore the counter of evaluations.
 
         Args:
-            state_dict: of :meth:`state_dict`.
+            state_dict: Result of :meth:`state_dict`.
 
         Raises:
-            RuntimeError: results are still to come, or nobody has had them.
+            RuntimeError: Results are pending or unread.
         """
         self._check_idle("load_state_dict")
         self._steps = int(state_dict.get("step_counter", 0))
 
     @staticmethod
     def extract_weights(policy: nn.Module) -> TensorDictBase:
-        """The policy's weights of this moment, copied into host memory.
+        """Return a copy of the policy's current weights in host memory.
 
         Args:
-            policy: any module.
+            policy: An nn.Module.
 
         Returns:
-            A TensorDict as `TensorDict.from_module` makes it, which `evaluate` takes.
+            A TensorDict like the one of `TensorDict.from_module`, for `evaluate`.
         """
         weights: TensorDictBase = TensorDict.from_module(policy).data
         return weights.detach().clone().cpu()
 
     def __enter__(self) -> Evaluator:
+        """Return the Evaluator itself."""
         return self
 
     def __exit__(
@@ -338,6 +355,7 @@ class Evaluator:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Shut the Evaluator down."""
         self.shutdown()
 
     def _check_idle(self, method: str) -> None:
@@ -402,7 +420,7 @@ def _check_given(done_keys: Any, collector_cls: Any) -> None:
 
 
 def _check_kwargs(given: Any) -> None:
-    """Whole episodes are counted, in each environment's row of batches as they are collected."""
+    """Refuse arguments with which whole episodes cannot be counted."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"collector_kwargs: expected a dict or None, got {type(given).__name__}")
     if unnamed := [name for name in given or () if not isinstance(name, str)]:
@@ -416,7 +434,7 @@ def _check_kwargs(given: Any) -> None:
 
 
 def _frames_of(env: Any, limit: int) -> int:
-    """Of a batch where nobody says it: as many steps of each environment of a list."""
+    """Return the default frames per batch of a worker, rounded up to equal shares."""
     steps = min(limit, _STEPS) if limit else _STEPS
     envs = max(len(env), 1) if isinstance(env, (list, tuple)) else 1
     return -(-steps // envs) * envs
@@ -431,7 +449,7 @@ def _check_of_one_process(workers: int, ray_kwargs: Any, num_gpus: Any) -> None:
 def _of_each_actor(
     backend: str, ray_kwargs: Mapping[str, Any] | None, num_gpus: float | None
 ) -> dict[str, Any] | None:
-    """What `backend_options` are to say."""
+    """Return `backend_options` with Ray's options of each actor."""
     for name, value in (("ray_kwargs", ray_kwargs), ("num_gpus", num_gpus)):
         if value is not None and backend != "ray":
             raise ValueError(f"{name}: expected None with backend={backend!r}, got {value}")
@@ -443,7 +461,7 @@ def _of_each_actor(
 def _collector_here(
     env: Any, policy: Any, factory: Any, init_fn: Any, arguments: dict[str, Any]
 ) -> SyncDataCollector:
-    """Evaluates in this process, an environment that the factory may be given."""
+    """Make the collector for "thread"; the factory may receive its environment."""
     if check.check_callable("init_fn", init_fn) is not None:
         init_fn()
     own = evaluated.env_here(env, arguments.pop("create_env_kwargs", None))

@@ -1,4 +1,4 @@
-"""TorchRL's helper functions: collectors from counts, or from a config."""
+"""TorchRL's helper functions, which make collectors from counts or from a config."""
 
 from __future__ import annotations
 
@@ -25,22 +25,25 @@ EnvKwargs = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 @dataclass
 class OnPolicyCollectorConfig:
-    """What `make_collector_onpolicy` reads.
+    """Config of `make_collector_onpolicy`.
 
     Attributes:
-        collector_device: where collectors and batches lie: a device, a list of one, or one per
-            collector.
-        pin_memory: batches lie in pinned memory.
-        frames_per_batch: frames in one batch; see the collectors.
-        total_frames: a lower bound of what is collected in all.
-        num_workers: the number of environments.
-        env_per_collector: environments of one collector: ``ceil(num_workers / env_per_collector)``
-            collectors are made.
-        seed: what `set_seed` is given.
-        exploration_type: "deterministic", "random", "mode" or "mean".
-        async_collection: off-policy: batches come first ready, first served.
-        max_frames_per_traj: truncate and reset after so many steps; -1: off.
-        gamma: the discount of `MultiStep`.
+        collector_device: Device of collectors and batches: a device, a list of one, or a list with
+            one device per collector (default: ["cpu"]).
+        pin_memory: Return batches in pinned memory. Without CUDA this has no effect, with a warning
+            (default: ``False``).
+        frames_per_batch: Number of frames in a batch, as for collectors (default: 1000).
+        total_frames: Stop after at least this many frames (default: 50,000,000).
+        num_workers: Number of environments (default: 32).
+        env_per_collector: Number of environments per collector; ``ceil(num_workers /
+            env_per_collector)`` collectors are made (default: 8).
+        seed: Argument of `set_seed` (default: 42).
+        exploration_type: "deterministic", "random", "mode" or "mean" (default: "random").
+        async_collection: Off-policy only: return each rollout as soon as it is ready (default:
+            ``False``).
+        max_frames_per_traj: Truncate and reset a trajectory after this many steps; -1 sets no limit
+            (default: -1).
+        gamma: Discount factor of `MultiStep` (default: 0.99).
     """
 
     collector_device: Any = field(default_factory=lambda: ["cpu"])
@@ -52,20 +55,20 @@ class OnPolicyCollectorConfig:
     seed: int = 42
     exploration_type: str = "random"
     async_collection: bool = False
-    # TorchRL's helpers read these and its dataclasses lack them: by keyword, so that positions
-    # mean the same here.
+    # TorchRL's dataclasses lack these, so they are keyword-only: positions keep their meaning.
     max_frames_per_traj: int = field(default=-1, kw_only=True)
     gamma: float = field(default=0.99, kw_only=True)
 
 
 @dataclass
 class OffPolicyCollectorConfig(OnPolicyCollectorConfig):
-    """What `make_collector_offpolicy` reads beside that.
+    """Config of `make_collector_offpolicy`, in addition to the on-policy one.
 
     Attributes:
-        multi_step: whether batches go through `MultiStep`.
-        n_steps_return: its steps.
-        init_random_frames: frames of random actions before the policy acts.
+        multi_step: Pass batches through `MultiStep` (default: ``False``).
+        n_steps_return: `n_steps` of `MultiStep` (default: 3).
+        init_random_frames: Number of frames with random actions before the policy acts (default:
+            50,000).
     """
 
     multi_step: bool = False
@@ -73,7 +76,7 @@ class OffPolicyCollectorConfig(OnPolicyCollectorConfig):
     init_random_frames: int = 50_000
 
 
-_ADDED = ("pin_memory", "max_frames_per_traj", "gamma")  # not there in every config for TorchRL
+_ADDED = ("pin_memory", "max_frames_per_traj", "gamma")  # optional: TorchRL's configs may lack them
 
 
 def sync_sync_collector(
@@ -83,23 +86,25 @@ def sync_sync_collector(
     num_collectors: int | None = None,
     **kwargs: Any,
 ) -> SyncDataCollector | MultiSyncDataCollector:
-    """Collectors that deliver together, each with environments that it steps as a batch.
+    """Make a sync collector, with a batch of environments in each worker.
 
     Args:
-        env_fns: a callable that returns an environment, for all of them; or a list with one per
-            environment, which go to the collectors in order.
-        env_kwargs: keyword arguments of the callables: a dict, or one per environment.
-        num_env_per_collector: environments per collector; one is not batched. None with a list:
-            what `num_collectors` leaves to each, else 1.
-        num_collectors: None with a list: as many as it takes.
-        kwargs: arguments of the collector: `policy`, `frames_per_batch` (200 if it is not given),
-            and so on.
+        env_fns: A callable that returns an environment, or a list with one callable per
+            environment. Collectors get consecutive parts of the list.
+        env_kwargs: Keyword arguments for the callables: a dict, or a list with one dict per
+            environment.
+        num_env_per_collector: Number of environments per collector; a single one is not batched.
+            Required unless `env_fns` is a list. ``None`` with a list divides it by
+            `num_collectors`, or means 1 (default: ``None``).
+        num_collectors: Number of collectors. Required unless `env_fns` is a list. ``None`` with a
+            list means as many as needed (default: ``None``).
+        kwargs: Arguments of the collector, such as `policy` and `frames_per_batch` (default: 200).
 
     Returns:
-        A SyncDataCollector where `num_collectors` is 1, else a MultiSyncDataCollector.
+        A SyncDataCollector if `num_collectors` is 1, else a MultiSyncDataCollector.
 
     Raises:
-        ValueError: the counts do not fit together, before any process starts.
+        ValueError: The counts do not match; no process was started.
     """
     entries, own_kwargs = _entries(env_fns, env_kwargs, num_env_per_collector, num_collectors)
     sizes = [len(entry) if isinstance(entry, list) else 1 for entry in entries]
@@ -122,14 +127,25 @@ def sync_async_collector(
     num_collectors: int | None = None,
     **kwargs: Any,
 ) -> MultiaSyncDataCollector:
-    """Collectors that deliver first ready, first served, each with environments as a batch.
+    """Make an async collector, with a batch of environments in each worker.
 
     Args:
-        env_fns, env_kwargs, num_env_per_collector, num_collectors, kwargs: as those of
-            :func:`sync_sync_collector`.
+        env_fns: A callable that returns an environment, or a list with one callable per
+            environment. Collectors get consecutive parts of the list.
+        env_kwargs: Keyword arguments for the callables: a dict, or a list with one dict per
+            environment.
+        num_env_per_collector: Number of environments per collector; a single one is not batched.
+            Required unless `env_fns` is a list. ``None`` with a list divides it by
+            `num_collectors`, or means 1 (default: ``None``).
+        num_collectors: Number of collectors. Required unless `env_fns` is a list. ``None`` with a
+            list means as many as needed (default: ``None``).
+        kwargs: Arguments of the collector, such as `policy` and `frames_per_batch` (default: 200).
+
+    Returns:
+        A MultiaSyncDataCollector.
 
     Raises:
-        ValueError: the counts do not fit together, before any process starts.
+        ValueError: The counts do not match; no process was started.
     """
     entries, own_kwargs = _entries(env_fns, env_kwargs, num_env_per_collector, num_collectors)
     arguments = {"frames_per_batch": 200, **kwargs}
@@ -142,17 +158,21 @@ def make_collector_onpolicy(
     cfg: Any,
     make_env_kwargs: EnvKwargs = None,
 ) -> SyncDataCollector | MultiSyncDataCollector:
-    """A sync collector from a config, with trajectories in rows and a seed.
+    """Make a seeded sync collector from a config, with one trajectory per row.
 
     Args:
-        make_env: returns the environment of one collector, which may itself be a batch.
-        actor_model_explore: the policy.
-        cfg: has the attributes of :class:`OnPolicyCollectorConfig`; it is not changed.
-        make_env_kwargs: keyword arguments of `make_env`: a dict, or one per collector.
+        make_env: Callable that returns the environment of one collector, which may be a batch.
+        actor_model_explore: The policy.
+        cfg: Object with the attributes of :class:`OnPolicyCollectorConfig`. It is not modified.
+        make_env_kwargs: Keyword arguments of `make_env`: a dict, or a list with one dict per
+            collector (default: ``None``).
+
+    Returns:
+        A SyncDataCollector for a single collector, else a MultiSyncDataCollector.
 
     Raises:
-        AttributeError: one that `cfg` does not have.
-        ValueError: before any process starts.
+        AttributeError: `cfg` lacks an attribute.
+        ValueError: A value in `cfg` is invalid; no process was started.
     """
     arguments = _arguments(make_env, actor_model_explore, cfg, make_env_kwargs)
     return _seeded(sync_sync_collector(**arguments, postproc=_postproc(cfg, None)), cfg)
@@ -164,16 +184,24 @@ def make_collector_offpolicy(
     cfg: Any,
     make_env_kwargs: EnvKwargs = None,
 ) -> SyncDataCollector | MultiSyncDataCollector | MultiaSyncDataCollector:
-    """A collector from a config: async, random at first and with n-step rewards where it says so.
+    """Make a seeded collector from a config, for off-policy algorithms.
+
+    The config may ask for async collection, n-step rewards and random actions at the start.
 
     Args:
-        make_env, actor_model_explore, make_env_kwargs: as those of
-            :func:`make_collector_onpolicy`.
-        cfg: has the attributes of :class:`OffPolicyCollectorConfig`; it is not changed.
+        make_env: Callable that returns the environment of one collector, which may be a batch.
+        actor_model_explore: The policy.
+        cfg: Object with the attributes of :class:`OffPolicyCollectorConfig`. It is not modified.
+        make_env_kwargs: Keyword arguments of `make_env`: a dict, or a list with one dict per
+            collector (default: ``None``).
+
+    Returns:
+        A MultiaSyncDataCollector with `async_collection`; otherwise a SyncDataCollector for a
+        single collector, else a MultiSyncDataCollector.
 
     Raises:
-        AttributeError: one that `cfg` does not have.
-        ValueError: before any process starts.
+        AttributeError: `cfg` lacks an attribute.
+        ValueError: A value in `cfg` is invalid; no process was started.
     """
     multi_step = None
     if _read(cfg, "multi_step"):
@@ -194,9 +222,9 @@ def make_collector_offpolicy(
 def _entries(
     env_fns: EnvFns, env_kwargs: EnvKwargs, per_collector: int | None, collectors: int | None
 ) -> tuple[list[Any], list[Any] | None]:
-    """The entry of each collector, and the keyword arguments of each, where they are not batched.
+    """Return each collector's entry, and its keyword arguments if it is not batched.
 
-    A batch's callables have theirs bound, since each may have others.
+    The callables of a batch have their keyword arguments bound, because these may differ.
     """
     per_collector = check.check_positive_or_none("num_env_per_collector", per_collector)
     collectors = check.check_positive_or_none("num_collectors", collectors)
@@ -238,7 +266,7 @@ def _kwargs_of_each(value: EnvKwargs, envs: int) -> list[dict[str, Any]]:
 
 
 def _read(cfg: Any, name: str) -> Any:
-    """An attribute of a config; the default for those that not every config for TorchRL has."""
+    """Return an attribute of a config, or the default of an optional one."""
     if name in _ADDED:
         return getattr(cfg, name, getattr(OnPolicyCollectorConfig, name))
     try:
@@ -252,7 +280,7 @@ def _read(cfg: Any, name: str) -> Any:
 def _arguments(
     make_env: Callable[..., Any], policy: Any, cfg: Any, make_env_kwargs: EnvKwargs
 ) -> dict[str, Any]:
-    """What both kinds of collectors are made with."""
+    """Return the arguments that both kinds of collectors share."""
     device = _device(_read(cfg, "collector_device"))
     workers = check.check_positive("num_workers", _read(cfg, "num_workers"))
     each = check.check_positive("env_per_collector", _read(cfg, "env_per_collector"))
@@ -261,7 +289,7 @@ def _arguments(
     return {
         "env_fns": make_env,
         "env_kwargs": make_env_kwargs,
-        "num_env_per_collector": 1,  # `make_env` makes the batch, where there is one
+        "num_env_per_collector": 1,  # `make_env` may return a batch itself
         "num_collectors": -(workers // -each),
         "policy": policy,
         "device": device,
@@ -272,7 +300,7 @@ def _arguments(
 
 
 def _device(value: Any) -> Any:
-    """A device for all collectors, or a list with one for each."""
+    """Return one device, or a list with one device per collector."""
     if value is None or isinstance(value, (str, torch.device)):
         return value
     devices = list(value)
@@ -282,7 +310,7 @@ def _device(value: Any) -> Any:
 
 
 def _postproc(cfg: Any, first: MultiStep | None) -> Callable[[TensorDictBase], Any] | None:
-    """What batches go through: `first`, and pinned memory where that is asked for and to be had."""
+    """Return the function for each batch: `first`, then pinning if requested and possible."""
     if not _read(cfg, "pin_memory"):
         return first
     if not torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""What collectors share whose workers are started on other machines, too."""
+"""Base of the collectors that can have workers on other machines."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from pycollect.scheduler.options import RemoteOptions
 
 
 class LaunchedCollector(ScheduledCollector):
-    """One collector in each worker's process, wherever that is.
+    """A collector that runs one inner collector in each worker's process.
 
     Args:
-        given: the arguments of the constructor.
-        sync: wait for all workers.
-        engine_options: of the first workers.
-        engine: makes it, once all that can be checked without it is right.
+        given: Arguments of the constructor.
+        sync: Whether batches join the rollouts of all workers.
+        engine_options: Engine options of the first workers.
+        engine: Makes the engine after all arguments have been checked.
     """
 
     def __init__(
@@ -62,46 +62,46 @@ class LaunchedCollector(ScheduledCollector):
         super().__init__(set_up, made, server, nodes)
 
     def _with_policies(self, given: Given, workers: int) -> Given:
-        """The arguments, where the policies of so many workers are to be others."""
+        """Return the arguments, with other policies if workers need them."""
         return given
 
     def _central(self, given: Given, kind: WorkerKind, workers: int, sync: bool) -> Central | None:
-        """Who calls the policy for so many workers; None: they do."""
+        """Return the settings of central inference, or ``None`` if workers have copies."""
         return None
 
     def _node_plan(self, central: Central, engine: Engine) -> NodePlan | None:
-        """How the policy is called for workers on other nodes."""
+        """Return the plan for inference on other nodes, or ``None``."""
         return None
 
     @property
     def num_collectors(self) -> int:
-        """How many workers there are."""
+        """Number of present workers."""
         return len(self._workers)
 
     @property
     def update_after_each_batch(self) -> bool:
-        """Whether workers get the policy's weights without being told, for each batch."""
+        """Whether workers automatically get the policy's weights for each batch."""
         return self._remote.update_each
 
     @property
     def max_weight_update_interval(self) -> int:
-        """After so many of its batches a worker gets weights at the latest; -1: never by itself."""
+        """Maximum number of a worker's batches between weight updates; -1 without a limit."""
         return self._remote.update_interval or -1
 
     @property
     def collected_frames(self) -> int:
-        """Frames that were delivered."""
+        """Number of delivered frames."""
         return self._flow.statistics.frames
 
     @property
     def device(self) -> Places:
-        """For each worker where the three others are which were not told; None: nobody told."""
+        """Each worker's default for the three other devices, or ``None``."""
         return tuple(own.default for own in self._devices_of_each)
 
     def local_policy(self) -> Any:
-        """The policy that the collector was made with, by TorchRL's name.
+        """Return the policy that the collector was made with, by TorchRL's name.
 
         Returns:
-            That of this process, which is not the workers' own; None without one.
+            The policy in this process, not a worker's copy; ``None`` without a policy.
         """
         return self.policy

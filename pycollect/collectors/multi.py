@@ -1,4 +1,4 @@
-"""The collectors that run in processes of this machine."""
+"""The collectors that run workers in processes of this machine."""
 
 from __future__ import annotations
 
@@ -92,18 +92,18 @@ def _arguments(
     weight_recv_schemes: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> None:
-    """What the collectors of processes take, but for what an async one has no use for."""
+    """Define the signature of both classes; the async class lacks some arguments."""
 
 
 class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
-    """What both have in common; itself it makes one of them.
+    """Create a sync or async collector with worker processes on this machine.
 
-    ``MultiCollector(..., sync=True)`` is a :class:`MultiSyncDataCollector`, with False a
-    :class:`MultiaSyncDataCollector`.
+    ``MultiCollector(..., sync=True)`` returns a :class:`MultiSyncDataCollector`. With
+    ``sync=False`` it returns a :class:`MultiaSyncDataCollector`.
 
     Args:
-        sync: True or False, by name: which of the two.
-        given: the arguments of that class, by name.
+        sync: Which of the two classes to create. Required, by name.
+        given: Arguments of that class, by name.
     """
 
     def __init__(self, sync: bool, given: Given) -> None:
@@ -134,29 +134,32 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
         policy: Any = None,
         collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Start more processes, with the arguments of the others. Blocks until they are built.
+        """Start more worker processes, and wait until they are ready.
 
-        Async they are asked for rollouts at once; sync they are part of the first batch that is
-        not asked for yet, from which on every worker collects an equal share.
+        They have the same arguments as the first workers. An async collector uses them at once. A
+        sync collector includes them in the first batch that was not requested yet, and divides
+        frames equally among all workers from then on.
 
         Args:
-            create_env_fn: one entry, or a list with one per new worker.
-            num_envs: environments per worker, stepped as a batch.
-            policy: of the collector's policy's parameters; None: the collector's.
-            collector_kwargs: arguments that concern what one worker does, in place of what the
-                collector was given; a dict, or one per new worker.
+            create_env_fn: One entry, or a list with one entry per new worker.
+            num_envs: Number of environments per worker, which are stepped as a batch (default: 1).
+            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
+                collector's own.
+            collector_kwargs: Arguments of the new workers that replace the collector's: a dict, or
+                a list with one dict per new worker (default: ``None``).
 
         Returns:
             The ids of the new workers.
 
         Raises:
-            ValueError: also for workers that deliver other things than those of a sync collector.
+            ValueError: An argument is invalid, or the new workers of a sync collector would return
+                batches of another layout.
         """
         return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, _no_options))
 
     @property
     def pipes(self) -> list[WorkerPipe]:
-        """One per worker, for weight updaters that send through them."""
+        """One pipe per worker, for TorchRL weight updaters that send through them."""
         for worker in self._workers:
             give = partial(self._source.weights.push_own, worker)
             self._pipes.setdefault(worker.index, WorkerPipe(give))
@@ -165,89 +168,110 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
 
 @completed_by(SyncDataCollector)
 class MultiSyncDataCollector(MultiCollector):
-    """Collects in processes of this machine; a batch is complete when all have delivered.
+    """Collect in worker processes; each batch joins the rollouts of all workers.
 
-    Workers write into the batch itself, in shared memory that has no name. They
-    import the script, which needs its ``if __name__ == "__main__":``, may have processes of their
-    own, and end with this process, whatever ends it.
+    Workers write into the batch itself, in unnamed shared memory. They import the main script, so
+    protect its entry point with ``if __name__ == "__main__":``. Workers may start processes of
+    their own. They end when this process ends, even if it is killed.
 
     Args:
-        create_env_fn: a list with one entry per worker (a callable, a list of callables that are
-            stepped as a batch, or an environment that pickles), or one entry that is repeated
-            `num_workers` times.
-        policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
-            actions. Each worker gets a copy.
-        frames_per_batch: frames of all workers together, each collects its share, rounded up with
-            a warning; or a list with the share of each, see below.
-        num_workers: the number of workers, where `create_env_fn` is not a list.
-        device: for those of the three that follow which are not given; each may be one per worker.
-        create_env_kwargs: keyword arguments of the env callables, or one dict per worker.
-        autoreset_mode: of vector environments whose metadata does not tell it.
-        init_random_frames: random actions until so many frames were issued, over all workers.
-        set_truncated: flag the last frame of every env in every rollout as truncated.
-        policy_factory: called without arguments in each worker, returns its policy; or one callable
-            per worker. Instead of `policy`; only the factory has to pickle.
-        replay_buffer: anything with ``extend``: what is collected goes there, and the iterator
-            yields None. Each worker's rollout, [T] or [P, T], goes there by itself, in worker
-            order, after `postproc`; `cat_results` and `split_trajs` are of no effect.
-        init_fn: called without arguments in each worker before its environments are made.
-        pre_collect_hook: called without arguments in the worker before each of its rollouts.
-        post_collect_hook: called in the worker with each of its rollouts, [T] or [P, T]. Trajectory
-            ids are numbered by the worker there, not yet over all of them.
-        num_threads: torch threads in each worker. A policy that is called centrally has the
-            caller's.
-        num_sub_threads: the same under TorchRL's name; goes before `num_threads`, which is the
-            caller's own there.
-        collector_class: what each worker runs: None, SyncDataCollector or "single".
-        cat_results: how rollouts are joined: "stack" (a new first dimension), 0 or -1.
-        preemptive_threshold: from 0 to 1: once ``ceil(preemptive_threshold * B)`` of B workers are
-            done, the others stop after their current step; None: they are waited for.
-        min_fraction: of these, each makes at least this part of its T steps, and at least one.
-        update_after_each_batch: all workers get the policy's current weights before each
-            collection.
-        update_at_each_batch: the same under TorchRL's name.
-        max_weight_update_interval: a worker gets the policy's current weights at the latest after
-            it delivered so many batches since it last got some.
-        prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 0.
-            A batch is at most ``prefetch + 1`` versions old, of those that its worker was given.
-        inference: "central": one policy acts for all workers, which only step environments. It is
-            called here, with the observations of all that are ready as one batch ``[B * P, *obs]``
-            (``[B, *obs]`` of single environments), by the thread that awaits the batch; weights are
-            live, as `SyncDataCollector` has them. None: each worker has a copy.
-        min_batch_size: environments that such a call waits for; None: those of all workers that
-            collect, so that a seed decides what a policy draws; not sync: 1.
-        max_batch_size: environments in one such call at the most, in whole workers.
-        server_timeout: seconds that such a call waits for workers that still step; None: as long as
-            it takes, or 0.01 with `preemptive_threshold` and where not sync.
-        max_worker_restarts: how often a worker that died is replaced by a new one; a death is
-            forgotten after 100 delivered batches.
-        worker_timeout: a worker that made no step for so many seconds is ended and replaced; None:
-            it is waited for.
-        worker_init_timeout: seconds in which a worker must have built its environments; those for
-            which it was ready to run and other programs had the CPU do not count. A replacement
-            that takes longer counts as one that died.
-        restart_on_error: replace a worker whose environment or policy raised, too.
-        start_method: "forkserver": workers are forks of a process that has imported what they need,
-            one for this program, without modules that start threads or open a GPU when they are
-            imported; "spawn": each is a new interpreter. If no process can be forked, workers are
-            spawned and a warning names the reason.
-        ...: those of :class:`SyncDataCollector`.
+        create_env_fn: A list with one entry per worker, or one entry that is repeated `num_workers`
+            times. An entry is a callable that returns an environment, a Gymnasium id, or an
+            environment that can be pickled. A list of callables or ids as an entry makes a batch of
+            P environments.
+        policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
+            a copy. ``None`` samples random actions (default: ``None``).
+        frames_per_batch: Number of frames in a batch of all workers. It is divided equally, rounded
+            up with a warning. A list sets the share of each worker; see below.
+        num_workers: Number of workers. Required if `create_env_fn` is not a list (default:
+            ``None``).
+        device: Default for `storing_device`, `env_device` and `policy_device`; each of the four may
+            be a list with one device per worker. With ``None``, each has the default described
+            below (default: ``None``).
+        create_env_kwargs: Keyword arguments for the callables of `create_env_fn`: a dict, or a list
+            with one dict per worker (default: ``None``).
+        init_random_frames: Take random actions until this many frames of all workers have been
+            requested; items already in the replay buffer count (default: ``None``).
+        policy_factory: Callable without arguments that returns the policy; each worker calls it.
+            May be a list with one callable per worker. Replaces `policy`; only the factory must be
+            picklable (default: ``None``).
+        replay_buffer: Object with an ``extend`` method. Rollouts are written to it, and the
+            iterator yields ``None``. Each worker's rollout, [T] or [P, T], is written separately,
+            in the order of workers, after `postproc`. `cat_results` and `split_trajs` then have no
+            effect. Defaults to ``None``: batches are returned.
+        init_fn: Function without arguments that each worker calls before it makes its environments
+            (default: ``None``).
+        pre_collect_hook: Function without arguments that the worker calls before each rollout
+            (default: ``None``).
+        post_collect_hook: Function that the worker calls with each of its rollouts, [T] or [P, T].
+            Trajectory ids are still unique only within the worker (default: ``None``).
+        num_threads: Number of torch threads in each worker. With ``inference="central"``, the
+            policy has as many as this process (default: 1).
+        num_sub_threads: TorchRL's name for `num_threads`, which it overrides (default: ``None``).
+        collector_class: What each worker runs: ``None``, SyncDataCollector or "single", which all
+            mean the same (default: ``None``).
+        cat_results: How to join the rollouts: "stack" along a new first dimension, or concatenate
+            along dimension 0 or -1. ``None`` means "stack" (default: ``None``).
+        preemptive_threshold: Share of the workers, 0 to 1, that must finish before the others are
+            stopped after their current step. Of B workers, ``ceil(preemptive_threshold * B)`` must
+            finish. ``None`` waits for all workers (default: ``None``).
+        min_fraction: With `preemptive_threshold`, share of its T steps that every worker makes
+            before it is stopped. Each worker makes at least one step (default: ``None``).
+        update_after_each_batch: Send the policy's current weights to all workers before each batch
+            is collected (default: ``False``).
+        update_at_each_batch: TorchRL's other name for `update_after_each_batch` (default:
+            ``False``).
+        max_weight_update_interval: Send a worker the policy's current weights at the latest after
+            it has returned this many batches without an update. ``None`` never sends them
+            automatically (default: ``None``).
+        prefetch: Number of rollouts per worker, running or finished, beyond the batch being
+            consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
+            that its worker received. ``None`` means 0 (default: ``None``).
+        inference: With "central", workers only step environments and one policy acts for all of
+            them. It runs in this process, in the thread that waits for the batch, so its weights
+            are live as in `SyncDataCollector`. Requests of ready workers form one policy batch,
+            ``[B * P, *obs]``, or ``[B, *obs]`` for single environments. ``None`` gives each worker
+            a copy of the policy (default: ``None``).
+        min_batch_size: With central inference, minimum number of environments in a policy call.
+            ``None`` means the environments of all collecting workers if sync, which makes actions
+            reproducible from a seed, and 1 if async (default: ``None``).
+        max_batch_size: With central inference, maximum number of environments in a policy call;
+            only whole workers are served. ``None`` sets no limit (default: ``None``).
+        server_timeout: With central inference, maximum number of seconds that a policy call waits
+            for more requests. ``None`` means no limit, or 0.01 if async or with
+            `preemptive_threshold` (default: ``None``).
+        max_worker_restarts: Number of times that a worker that died is replaced. A death no longer
+            counts after 100 delivered batches (default: 3).
+        worker_timeout: End and replace a worker that has made no step for this many seconds.
+            ``None`` waits forever (default: ``None``).
+        worker_init_timeout: Number of seconds in which a worker must build its environments. Time
+            in which it was runnable but other programs had the CPU does not count. A replacement
+            that takes longer counts as a death (default: 120.0).
+        restart_on_error: Also replace a worker whose environment or policy raised an exception
+            (default: ``False``).
+        start_method: "forkserver" forks workers from one process per program, which has already
+            imported the modules they need. Modules that start threads or open a GPU on import are
+            left to the workers. "spawn" starts a new interpreter for each. If forking is
+            impossible, workers are spawned, with a warning that names the reason (default:
+            "forkserver").
+        ...: See SyncDataCollector.
 
     Yields:
-        TensorDicts. With B workers: "stack" [B, T] or [B, P, T]; 0: [B*T] or [B*P, T];
-        -1: [B*T] or [P, B*T]. The two newest batches lie in shared memory, what is kept of earlier
-        ones is private.
+        TensorDicts. For B workers, "stack" gives [B, T] or [B, P, T], 0 gives [B*T] or [B*P, T],
+        and -1 gives [B*T] or [P, B*T]. The two newest batches are in shared memory. Older batches
+        that you keep are copied to private memory.
 
-        With `preemptive_threshold`, or shares that differ, the rollouts of a batch differ in
-        length. "stack": T is that of the longest share; zeros with the trajectory id -1 follow a
-        shorter rollout, and ("collector", "mask"), bool [B, T] or [B, P, T], is True where there is
-        a frame. -1, and 0 with one environment per worker: they follow each other along time
-        without gaps, so that the last dimension is shorter. Only real frames are counted.
+        With `preemptive_threshold` or unequal shares, the rollouts of a batch differ in length.
+        "stack" pads them with zeros to the length T of the longest share. Padding has trajectory id
+        -1. ("collector", "mask"), bool [B, T] or [B, P, T], is true for real frames. `cat_results`
+        -1, or 0 with one environment per worker, concatenates rollouts along time without padding.
+        Only real frames are counted.
 
     Raises:
-        ValueError: also for slabs that memory cannot hold, and for `cat_results` 0 where rollouts
-            of several environments each may differ in length.
-        SharedMemoryError: processes cannot share memory here; it says why.
+        TypeError: An argument has the wrong type or an unknown name, or cannot be pickled.
+        ValueError: An argument is invalid, a batch does not fit into memory, or `cat_results` is 0
+            and rollouts of several environments may differ in length.
+        SharedMemoryError: Processes cannot share memory on this system; the message explains why.
     """
 
     @takes(_arguments)
@@ -257,28 +281,31 @@ class MultiSyncDataCollector(MultiCollector):
 
 @completed_by(MultiSyncDataCollector)
 class MultiaSyncDataCollector(MultiCollector):
-    """Collects in processes of this machine; first ready, first served.
+    """Collect in worker processes; return each worker's rollout as soon as it is ready.
 
     Args:
-        frames_per_batch: frames of one worker's batch, rounded up with a warning; or a list with
-            one number per worker, whose sum it is.
-        update_after_each_batch: the worker that delivered gets the policy's current weights, for
-            its next rollout to start.
-        prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 2.
-            A batch is at most ``prefetch + 1`` versions old, of those that its worker was given.
-        cat_results: None or "stack", without effect: there is nothing to join.
-        inference: "central": one policy acts for all workers, in a process that does nothing else,
-            for those that are ready. It has a copy of `policy`, or what `policy_factory` makes
-            there, and is given weights as workers are: it takes them before its next call. Where
-            it dies, it is replaced together with the workers. None: each worker has a copy.
-        ...: those of :class:`MultiSyncDataCollector`.
+        frames_per_batch: Number of frames in a batch, which is one worker's rollout. It is rounded
+            up with a warning. A list with one number per worker means their sum.
+        update_after_each_batch: Send the policy's current weights to the worker that returned a
+            batch, before its next rollout starts (default: ``False``).
+        prefetch: Number of rollouts per worker, running or finished, beyond the batch being
+            consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
+            that its worker received. ``None`` means 2 (default: ``None``).
+        cat_results: ``None`` or "stack", without effect, because rollouts are not joined (default:
+            ``None``).
+        inference: With "central", workers only step environments and one policy acts for all of
+            them. It runs in a process of its own, an inference server, which serves the workers
+            that are ready. The server has a copy of `policy`, or calls `policy_factory`, and takes
+            weight updates before its next call. If it dies, it is replaced together with the
+            workers. ``None`` gives each worker a copy of the policy (default: ``None``).
+        ...: See MultiSyncDataCollector.
 
     Yields:
-        TensorDicts, [T] or [P, T], of one worker each. Of each worker, the two newest lie in shared
-        memory, what is kept of earlier ones is private.
+        TensorDicts, [T] or [P, T], each from one worker. The two newest batches of each worker are
+        in shared memory. Older batches that you keep are copied to private memory.
 
     Raises:
-        ValueError: also for slabs that memory cannot hold.
+        ValueError: An argument is invalid, or a batch does not fit into memory.
     """
 
     @takes(_arguments, without=("preemptive_threshold", "min_fraction"), cat_results="str | None")
@@ -288,12 +315,12 @@ class MultiaSyncDataCollector(MultiCollector):
 
 @completed_by(MultiaSyncDataCollector)
 class AsyncCollector(MultiaSyncDataCollector):
-    """Collects in one process beside this one.
+    """Collect in one background process.
 
     Args:
-        create_env_fn: the entry of the only worker.
-        arguments: by name, the others of :class:`MultiaSyncDataCollector`.
-        ...: those of :class:`MultiaSyncDataCollector`.
+        create_env_fn: The entry of the only worker.
+        arguments: Other arguments of :class:`MultiaSyncDataCollector`, by name.
+        ...: See MultiaSyncDataCollector.
 
     Yields:
         TensorDicts, [T] or [P, T].
@@ -311,7 +338,7 @@ class AsyncCollector(MultiaSyncDataCollector):
 
 
 def _no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
-    """Processes have none."""
+    """Return empty engine options, one per worker."""
     return [{}] * len(devices)
 
 

@@ -1,4 +1,4 @@
-"""The collector that runs in Ray actors."""
+"""The collector that runs workers in Ray actors."""
 
 from __future__ import annotations
 
@@ -110,74 +110,92 @@ def _arguments(
     weight_recv_schemes: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> None:
-    """What a RayCollector takes."""
+    """Define the signature of RayCollector."""
 
 
 @completed_by(MultiSyncDataCollector, raises=False)
 class RayCollector(LaunchedCollector):
-    """Collects in Ray actors, on one machine or a cluster. A worker is one of them.
+    """Collect in Ray actors, on one machine or a cluster; each worker is an actor.
 
     Args:
-        create_env_fn: a list with one entry per worker (a callable, a list of callables that are
-            stepped as a batch, or an environment that pickles), or one entry that is repeated
-            `num_collectors` times.
-        policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
-            actions. Each worker gets a copy. Or TorchRL's InferenceServer with the service_backend
-            "ray", of which each worker calls a client: its policy stays where it is.
-        frames_per_batch: sync: frames of all workers together, each collects its share, rounded up
-            with a warning; async: of each worker's batch.
-        num_threads: torch threads in each worker.
-        collector_class: what each worker runs: SyncDataCollector or "single"; or, with processes of
-            its own, MultiSyncDataCollector or "sync", MultiaSyncDataCollector or "async". An entry
-            of `create_env_fn` that is a list then has one entry per process.
-        collector_kwargs: arguments of the workers' collectors, a dict or one per worker. A key here
-            wins over a default, and is overridden by what is passed above. With processes also
-            `cat_results` and `prefetch`, as these have them; async ones collect ahead of what the
-            worker is asked for, also after an update of weights or the last random frame.
-        num_workers_per_collector: environments per worker, stepped as a batch; with processes, as
-            many of them.
-        sync: wait for all workers and join their rollouts in worker order; else first ready, first
-            served.
-        cat_results: how sync rollouts are joined: "stack" (a new first dimension), 0 or -1.
-        preemptive_threshold: from 0 to 1, where sync: once ``ceil(preemptive_threshold * B)`` of B
-            workers are done, the others stop after their current step, with all their processes;
-            None: they are waited for. Where they have processes of their own, `cat_results` is to
-            be "stack".
-        ray_init_config: arguments of ``ray.init``; None: join the running cluster, else start one.
-            A cluster that is started here listens on loopback, unless "_node_ip_address" is given.
-        remote_configs: Ray's options of actors, a dict or one per worker; 1 CPU and 2 GiB by
-            default, and 0.2 GPUs where `policy_device`, `env_device` or `device` is a GPU.
-        num_collectors: the number of workers, where `create_env_fn` is not a list.
-        update_after_each_batch: sync: all workers get the policy's current weights before each
-            collection; async: the worker that delivered, for its next rollout to start.
-        prefetch: rollouts per worker, running or finished, beyond the one being consumed; None: 2,
-            and 0 where sync. A batch is at most ``prefetch + 1`` versions old, of those that its
-            worker was given.
-        inference: "central": one policy acts for all workers, which only step environments. For
-            those of this node it is called here where they are sync, as
-            :class:`MultiSyncDataCollector` has it; else in a process beside this one, as
-            :class:`MultiaSyncDataCollector`. On each other node one more actor calls a copy for
-            the workers there; it is given weights as workers are, and replaced as that process is.
-            None: each worker has a copy.
-        worker_init_timeout: seconds in which an actor must have built its environments, whatever
-            else its machine does.
-        compress: rollouts of workers on other nodes travel compressed by LZ4, leaf by leaf (extra
-            `lz4`); those of this node share memory.
-        start_method: of the processes that workers have, where they have some: "forkserver", forks
-            of a process that has imported what they need, or "spawn", new interpreters.
-        ...: those of :class:`MultiSyncDataCollector`.
+        create_env_fn: A list with one entry per worker, or one entry that is repeated
+            `num_collectors` times. An entry is a callable that returns an environment, a Gymnasium
+            id, or an environment that can be pickled. A list of callables or ids as an entry makes
+            a batch of P environments.
+        policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
+            a copy. ``None`` samples random actions. May also be TorchRL's InferenceServer with
+            service backend "ray": each worker then gets a client, and the policy stays in the
+            server (default: ``None``).
+        frames_per_batch: Number of frames in a batch. If sync, it is divided equally among all
+            workers; if async, each batch is one worker's rollout. It is rounded up with a warning.
+        num_threads: Number of torch threads in each worker. With ``inference="central"``, the
+            policy has as many as this process (default: 1).
+        collector_class: What each worker runs. SyncDataCollector or "single" steps environments in
+            the worker itself. MultiSyncDataCollector or "sync", and MultiaSyncDataCollector or
+            "async", start processes in each worker; a list in `create_env_fn` then has one entry
+            per process (default: SyncDataCollector).
+        collector_kwargs: Arguments for each worker's collector: a dict, or a list with one dict per
+            worker. They replace defaults; an argument that is passed to this collector itself wins.
+            If workers have processes, `cat_results` and `prefetch` are allowed and apply to these.
+            Async processes may run ahead of the worker's requests. So they may still use old
+            weights after an update, or random actions after the last random frame (default:
+            ``None``).
+        num_workers_per_collector: Number of environments per worker, which are stepped as a batch,
+            or the number of processes if workers have them (default: 1).
+        sync: Wait for all workers and join their rollouts, in the order of workers. If ``False``,
+            each rollout is returned as soon as it is ready (default: ``False``).
+        cat_results: How to join the rollouts if sync: "stack" along a new first dimension, or
+            concatenate along dimension 0 or -1. ``None`` means "stack" (default: ``None``).
+        preemptive_threshold: If sync, share of the workers, 0 to 1, that must finish before the
+            others are stopped after their current step, with all their processes. Of B workers,
+            ``ceil(preemptive_threshold * B)`` must finish. If workers have processes, `cat_results`
+            must be "stack". ``None`` waits for all workers (default: ``None``).
+        ray_init_config: Arguments of ``ray.init``. ``None`` joins the running cluster, or starts
+            one. A cluster that is started listens on the loopback interface, unless
+            "_node_ip_address" is given (default: ``None``).
+        remote_configs: Ray's actor options: a dict, or a list with one dict per worker. By default
+            an actor reserves 1 CPU and 2 GiB, and 0.2 GPUs if `policy_device`, `env_device` or
+            `device` is a GPU.
+        num_collectors: Number of workers. Required if `create_env_fn` is not a list (default:
+            ``None``).
+        update_after_each_batch: Send the policy's current weights automatically. If sync, all
+            workers get them before each batch is collected. If async, the worker that returned a
+            batch gets them before its next rollout starts (default: ``False``).
+        prefetch: Number of rollouts per worker, running or finished, beyond the batch being
+            consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
+            that its worker received. ``None`` means 0 if sync and 2 if async (default: ``None``).
+        inference: With "central", workers only step environments and one policy acts for all
+            workers of a node. On this node the policy runs in this process if sync, as in
+            :class:`MultiSyncDataCollector`, else in an inference server, as in
+            :class:`MultiaSyncDataCollector`. On each other node an additional actor has a copy of
+            the policy and serves the workers there. Its weights are updated like a worker's, and it
+            is replaced like the inference server if it dies. ``None`` gives each worker a copy of
+            the policy (default: ``None``).
+        worker_init_timeout: Number of seconds in which an actor must build its environments,
+            including time in which other programs had the CPU (default: 120.0).
+        compress: Compress rollouts from other nodes by LZ4, tensor by tensor; requires the `lz4`
+            extra. Workers on this node share memory (default: ``False``).
+        start_method: How workers start processes, if they have any. "forkserver" forks them from a
+            process that has already imported the modules they need. "spawn" starts new interpreters
+            (default: "forkserver").
+        ...: See MultiSyncDataCollector.
 
     Yields:
-        TensorDicts. Async: [T] or [P, T]. Sync with B workers: "stack" [B, T] or [B, P, T];
-        0: [B*T] or [B*P, T]; -1: [B*T] or [P, B*T]. Workers with W processes that are sync:
-        [W, T] or [W, P, T] in the place of [T] or [P, T]. With `preemptive_threshold`, rollouts may
-        be shorter; stacked, zeros with the trajectory id -1 follow such a one, and
-        ("collector", "mask") is True where there is a frame. The two newest batches (async: of each
-        worker) may lie in shared memory, what is kept of earlier ones is private.
+        TensorDicts. If async, [T] or [P, T]. If sync with B workers, "stack" gives [B, T] or [B, P,
+        T], 0 gives [B*T] or [B*P, T], and -1 gives [B*T] or [P, B*T]. If workers have W sync
+        processes, [W, T] or [W, P, T] replaces [T] or [P, T].
+
+        With `preemptive_threshold`, rollouts may be shorter. "stack" pads them with zeros; padding
+        has trajectory id -1, and ("collector", "mask") is true for real frames.
+
+        The two newest batches (async: of each worker) may be in shared memory. Older batches that
+        you keep are copied to private memory.
 
     Raises:
-        ValueError: also for resources that the cluster does not have, and, with both numbers, for
-            rollouts that memory cannot hold (of workers on this node), or the object store.
+        TypeError: An argument has the wrong type or an unknown name, or cannot be pickled.
+        ValueError: An argument is invalid, or the cluster lacks the resources that the actors
+            reserve. Also raised if a rollout does not fit into memory (on this node) or the object
+            store.
         ImportError: Ray is not installed.
     """
 
@@ -194,7 +212,7 @@ class RayCollector(LaunchedCollector):
         return watched(self._bell, RayEngine(init_config, self._bell))
 
     def _central(self, given: Given, kind: WorkerKind, workers: int, sync: bool) -> Central | None:
-        """Who calls the policy for so many actors, where that was asked for."""
+        """Return the settings of central inference, or ``None`` if workers have copies."""
         central = Central.of(given, workers, sync=sync)
         if central is None:
             return None
@@ -207,13 +225,13 @@ class RayCollector(LaunchedCollector):
         return central
 
     def _node_plan(self, central: Central, engine: Engine) -> NodePlan:
-        """On another node an actor calls it."""
+        """Plan one inference actor for each other node."""
         assert isinstance(engine, RayEngine)
         gpus = PART_OF_A_GPU if central.elsewhere.needs_gpu else 0
         return NodePlan(central.elsewhere.plan, ServerEngine(engine, gpus))
 
     def _with_policies(self, given: Given, workers: int) -> Given:
-        """An inference service gives each actor a client."""
+        """Replace an inference service by one client factory per actor."""
         policy = given["policy"]
         self._service = policy if is_inference_service(policy) else None
         if self._service is None:
@@ -224,7 +242,7 @@ class RayCollector(LaunchedCollector):
     def _actor_options(
         self, remote_configs: Any, devices: Sequence[Devices]
     ) -> list[dict[str, Any]]:
-        """Of actors with these devices, from that argument."""
+        """Return the checked options of actors with these devices."""
         configs = ray_check.check_remote_configs(remote_configs, len(devices))
         check_actor_options(configs)
         return [actor_options(*pair) for pair in zip(configs, devices, strict=True)]
@@ -237,23 +255,29 @@ class RayCollector(LaunchedCollector):
         collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
         remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> list[int]:
-        """Start more actors, with the arguments of the others. Blocks until they are built.
+        """Start more actors, and wait until they are ready.
 
-        Async they are asked for rollouts at once; sync they are part of the first batch that is
-        not asked for yet, from which on every actor collects an equal share.
+        They have the same arguments as the first workers. An async collector uses them at once. A
+        sync collector includes them in the first batch that was not requested yet, and divides
+        frames equally among all workers from then on.
 
         Args:
-            create_env_fn: one entry, or a list with one per new actor.
-            num_envs: environments per actor, stepped as a batch.
-            policy: of the collector's policy's parameters; None: the collector's.
-            collector_kwargs: as the collector's; None: what it was given, if that is one dict.
-            remote_configs: likewise.
+            create_env_fn: One entry, or a list with one entry per new worker.
+            num_envs: Number of environments per worker, which are stepped as a batch, or the number
+                of processes if workers have them (default: 1).
+            policy: Policy with the same parameters as the collector's. Defaults to ``None``: the
+                collector's own.
+            collector_kwargs: `collector_kwargs` of the new workers. Defaults to ``None``: the
+                collector's, if that is a single dict.
+            remote_configs: `remote_configs` of the new workers. Defaults to ``None``: the
+                collector's, if that is a single dict.
 
         Returns:
             The ids of the new workers.
 
         Raises:
-            ValueError: also for actors that deliver other things than those of a sync collector.
+            ValueError: An argument is invalid, or the new workers of a sync collector would return
+                batches of another layout.
         """
         configs = parse.one_for_all(remote_configs, self._remote_configs)
         return self._add(
@@ -268,17 +292,17 @@ class RayCollector(LaunchedCollector):
 
     @completed_by(LaunchedCollector.update_policy_weights_)
     def update_policy_weights_(self, policy_or_weights: Any = None, **options: Any) -> None:
-        """Give workers new weights, which they take when they start their next rollout.
+        """Send new weights to the workers, which use them from their next rollout on.
 
-        It returns at once, also while rollouts run; a rollout that is queued already takes the new
-        weights when it starts. An inference service, which acts for the workers, is given them
-        itself, and has them when this returns.
+        The call returns at once, also while rollouts run; a queued rollout uses the new weights
+        when it starts. If the policy is an InferenceServer, the server itself is updated before the
+        call returns.
 
         Args:
-            ...: those of `WeightUpdates.update_policy_weights_`.
-            options: by their names: `weights`, `policy`, `policy_weights`, `worker_ids`,
-                `model_id`, `weights_dict` and `wait`, as :class:`SyncDataCollector` takes them. An
-                inference service takes none.
+            ...: See WeightUpdates.update_policy_weights_.
+            options: `weights`, `policy`, `policy_weights`, `worker_ids`, `model_id`, `weights_dict`
+                and `wait`, by name, as in :class:`SyncDataCollector`. None of them is allowed with
+                an InferenceServer.
         """
         if self._service is not None:
             update_service(self._service, policy_or_weights)
@@ -294,15 +318,16 @@ class RayCollector(LaunchedCollector):
         *,
         shutdown_ray: bool = False,
     ) -> None:
-        """Close environments and end actors; what is in flight is lost. Idempotent.
+        """Close environments and end the actors; rollouts in flight are lost. Idempotent.
 
         Args:
-            ...: those of the other collectors.
-            shutdown_ray: leave Ray, whoever joined or started it; with it go other actors that
-                this process has started.
+            ...: See TorchRLNames.shutdown.
+            shutdown_ray: Also disconnect this process from Ray, whether this collector or the
+                program connected it. Other actors that the process started end too (default:
+                ``False``).
 
         Raises:
-            TypeError: `shutdown_ray` is no bool.
+            TypeError: `shutdown_ray` is not a bool.
         """
         if not isinstance(shutdown_ray, bool):
             raise TypeError(f"shutdown_ray: expected True or False, got {shutdown_ray!r}")
@@ -318,13 +343,13 @@ class RayCollector(LaunchedCollector):
         timeout: float | None = None,
         close_env: bool = True,
     ) -> Done:
-        """Do what `shutdown` does, which ends also what `start` began; return when it is done.
+        """Shut the collector down, including background collection, and wait until that is done.
 
         Args:
-            ...: those of `shutdown`.
+            ...: See shutdown.
 
         Returns:
-            What can be awaited, as TorchRL's: it is all done by then.
+            An awaitable, as in TorchRL. Everything is done before it is returned.
         """
         self.shutdown(timeout, close_env, shutdown_ray=shutdown_ray)
         return Done()

@@ -1,4 +1,4 @@
-"""The collector whose workers are asked by torch.distributed.rpc."""
+"""The collector that calls its ranks through torch.distributed.rpc."""
 
 from __future__ import annotations
 
@@ -17,32 +17,37 @@ from pycollect.docstrings import completed_by
 
 @completed_by(DistributedDataCollector, raises=False)
 class RPCDataCollector(DistributedDataCollector):
-    """Collects in ranks that torch.distributed.rpc calls, started by a launcher, here or elsewhere.
+    """Collect in ranks that torch.distributed.rpc calls.
 
-    Ranks on this node that can open this process's memory write into the batch, as those of
-    :class:`DistributedDataCollector` do; RPC is how others are asked and answer. It makes no group
-    of all ranks: each is called by this process alone, so that one that dies is replaced.
+    A launcher starts the ranks on this machine or on others. Ranks that can open this process's
+    memory write into the batch directly, as in :class:`DistributedDataCollector`. RPC carries
+    requests and replies. Only this process calls the ranks, without a process group of all of them,
+    so a rank that dies can be replaced.
 
-    torch has one agent of RPC in each process. If the program has called `init_rpc` before ranks
-    are asked by RPC, its agent calls them, too; else this collector makes one, which all of this
-    process share, and which ends with the last: until then `init_rpc` raises.
+    torch allows one RPC agent per process. If the program called `init_rpc` before the collector
+    contacts ranks, its agent is used. Otherwise the collector creates an agent, which all
+    collectors of this process share. Until the last of them is closed, `init_rpc` raises.
 
     Args:
-        backend: taken as TorchRL's, and checked; weights are carried by RPC, too.
-        visible_devices: for each rank, where TorchRL's tensors arrive on this machine. Checked;
-            here rollouts are carried in host memory, and batches come on `storing_device`, which a
-            warning says where a GPU is named.
-        tensorpipe_options: of `TensorPipeRpcBackendOptions`: "num_worker_threads", 16 by default,
-            "rpc_timeout", in seconds, in which a message has to arrive, 0 by default, which is no
-            limit: `worker_timeout` is one; "_transports", ["uv"] by default, and "_channels".
-        tcp_address: also where agents of ranks listen, at any free port. torch runs its built-in
-            operators for any process that connects there, and Python functions only if the call
-            is signed; this process's own agent listens on loopback.
-        ...: those of :class:`DistributedDataCollector`.
+        backend: Accepted and checked for compatibility with TorchRL. Weights also travel through
+            RPC (default: "gloo").
+        visible_devices: For compatibility with TorchRL: one device per rank. The devices are
+            checked but not used, because rollouts travel in host memory and `storing_device` places
+            the batches. A GPU gives a warning (default: ``None``).
+        tensorpipe_options: Options of `TensorPipeRpcBackendOptions`: "num_worker_threads" (default:
+            16); "rpc_timeout", seconds in which a message must arrive, 0 for no limit (default: 0,
+            because `worker_timeout` sets one); "_transports" (default: ["uv"]); and "_channels".
+        tcp_address: Address of this machine to which ranks connect, and on which the agents of
+            ranks listen, at any free port. torch executes its built-in operators for every process
+            that connects there, but Python functions only if the call is signed. This process's own
+            agent listens on the loopback interface. ``None``: loopback if all ranks are on this
+            machine, else the interface that reaches other machines (default: ``None``).
+        ...: See DistributedDataCollector.
 
     Raises:
-        ValueError: also for an address where nobody can listen, for options that TensorPipe does
-            not know, and where this torch is built without RPC.
+        TypeError: An argument has the wrong type or an unknown name, or cannot be pickled.
+        ValueError: An argument is invalid, nothing can listen at `tcp_address`, TensorPipe does not
+            know an option, or this torch was built without RPC.
     """
 
     @takes(rank_arguments, without=("update_interval",))
@@ -54,6 +59,6 @@ class RPCDataCollector(DistributedDataCollector):
 
 
 def _launch_options(visible_devices: Any, devices: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """The launcher's options of these ranks, none, once `visible_devices` fit them."""
+    """Check `visible_devices`, and return empty launcher options, one per rank."""
     rpc_check.check_visible_devices(visible_devices, len(devices))
     return [{} for _ in devices]

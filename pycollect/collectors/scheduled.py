@@ -1,4 +1,4 @@
-"""What collectors share whose workers run elsewhere: who is there, and what they can be asked."""
+"""Base of all collectors with workers in other processes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 
 class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
-    """A stream whose source is a scheduler of workers behind an engine.
+    """A stream of batches from a scheduler, which drives workers through an engine.
 
     Args:
-        set_up: all that it was given, checked.
-        engine: is left when the collector is shut down, or could not be made.
-        server: calls the policy for all workers, here or in a process; None: they do.
-        nodes: how it is called for workers on other nodes; None: there, `server` does so, too.
+        set_up: The checked arguments.
+        engine: Closed when the collector is shut down or cannot be made.
+        server: Inference server in this process or in another one. ``None`` if workers have
+            policies.
+        nodes: How to start inference actors on other nodes. ``None`` if `server` serves their
+            workers.
     """
 
     _source: Scheduler
@@ -45,7 +47,7 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
     ) -> None:
         self._remote, self._template = set_up.remote, set_up.template
         options, first = set_up.options, set_up.plans[0].spec.options
-        if options.replay_buffer is not None:  # it gets frames: rows of each batch are of another T
+        if options.replay_buffer is not None:  # rows of different batches would differ in length
             options = replace(options, split_trajs=False)
         warn_of_slices(options, first.set_truncated)
         flow = Flow(options)
@@ -54,44 +56,45 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
         super().__init__(flow, scheduler, first.pre_collect_hook, first.post_collect_hook)
 
     def _add(self, new: NewWorkers) -> list[int]:
-        """Start more workers, with the arguments of the others; return their ids."""
+        """Start more workers with the arguments of the others; return their ids."""
         plans = partial(new.plans, self._template, self._remote, self.policy)
         return self._source.members.add(plans)
 
     def reset(self, reset_idx: Sequence[bool] | None = None) -> None:
-        """Reset environments. Rollouts of their workers that are in flight are dropped.
+        """Reset environments, and drop their workers' rollouts in flight.
 
         Args:
-            reset_idx: for each worker whether its environments are reset; None: those of all.
+            reset_idx: For each worker, whether to reset its environments. Defaults to ``None``: all
+                workers.
 
         Raises:
-            ValueError: not one for each worker.
-            RuntimeError: some of a sync collector's workers, while it collects ahead: what the
-                others have begun belongs to the same batches.
+            ValueError: `reset_idx` does not have one entry per worker.
+            RuntimeError: Only some workers of a sync collector would be reset while `prefetch`
+                rollouts are in flight. The others' rollouts belong to the same batches.
         """
         with self._flow.moving:
             self._flow.check_open()
             self._source.reset(reset_idx)
 
     def remove_collectors(self, worker_ids: int | Sequence[int]) -> None:
-        """End workers. What they were asked for before is still delivered.
+        """End workers, after they have delivered the rollouts that were already requested.
 
-        Sync: from the next batch on that was not asked for yet the others collect their share,
-        too. The ids are not given again.
+        A sync collector divides frames among the remaining workers, from the first batch that was
+        not requested yet. Ids are never reused.
 
         Args:
-            worker_ids: one, or several, as `stats` tells them.
+            worker_ids: One or several ids, as in `stats()`.
 
         Raises:
-            ValueError: an unknown id, or no worker would be left.
+            ValueError: An id is unknown, or no worker would remain.
         """
         self._source.members.remove(worker_ids)
 
     def stop_remote_collectors(self) -> None:
-        """End all workers; what is in flight is lost. `add_collectors` can bring new ones."""
+        """End all workers and lose rollouts in flight; `add_collectors` can start new workers."""
         self._source.members.end_all()
 
     @property
     def remote_collectors(self) -> list[Any]:
-        """The workers in their order, as their library knows them: processes, or actor handles."""
+        """Native handles of the workers, in order: processes or Ray actor handles."""
         return [worker.process.native for worker in self._workers]

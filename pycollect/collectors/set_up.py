@@ -1,4 +1,4 @@
-"""What a collector of workers elsewhere is made of, from what its constructor was given."""
+"""The checked arguments of a collector with workers in other processes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from pycollect.scheduler.records import WorkerPlan
 from pycollect.stream.options import StreamOptions
 
 EngineOptions = Callable[[Sequence[Devices]], Sequence[Mapping[str, Any]]]
-"""Those of the engine for workers with these devices, checked."""
+"""Returns checked engine options for workers with these devices."""
 
 
 @dataclass(frozen=True)
 class SetUp:
-    """All of it checked, before anything starts.
+    """All arguments, checked before anything starts.
 
     Attributes:
-        template: of workers that are added later.
+        template: Template of workers that are added later.
     """
 
     options: StreamOptions
@@ -51,15 +51,15 @@ class SetUp:
         elsewhere: bool = False,
         server: PolicyServer | None = None,
     ) -> SetUp:
-        """Check what was given; the errors name the argument.
+        """Check the arguments; errors start with an argument's name.
 
         Args:
-            entries: of `create_env_fn`, one per worker.
-            shares: frames of one rollout of each.
-            passed: arguments that go before `collector_kwargs`.
-            kind: what each worker runs; None: one collector of its process.
-            elsewhere: workers may be on machines that have other devices.
-            server: calls the policy for the workers; None: they do.
+            entries: One entry of `create_env_fn` per worker.
+            shares: Frames of one rollout of each worker.
+            passed: Arguments that override `collector_kwargs`.
+            kind: Kind of collector that each worker runs; None for a single one.
+            elsewhere: Workers may be on machines with other devices.
+            server: Calls the policy for the workers. None if they call it.
         """
         kind = kind or WorkerKind()
         values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
@@ -70,11 +70,11 @@ class SetUp:
         if sync:
             check_one_place(devices)
         options = checked(StreamOptions, given.instead(**parse.common_values(arguments)))
-        # A policy beside factories is here for its weights; an updater would not know of it.
+        # With factories, a policy only provides weights; an updater would not know of it.
         beside = given["weight_updater"] is None
         sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
         built = built_by_workers
-        if server is not None:  # where it is built elsewhere, workers do not
+        if server is not None:  # the server builds the policy, workers do not
             sources, built = [*server.policies(len(entries))], False
         remote = RemoteOptions.checked(
             given,

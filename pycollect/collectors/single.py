@@ -1,4 +1,4 @@
-"""The collector that runs in this process."""
+"""The collector that runs in the calling process."""
 
 from __future__ import annotations
 
@@ -80,100 +80,145 @@ def _arguments(
     weight_recv_schemes: Mapping[str, Any] | None = None,
     **others: Any,
 ) -> None:
-    """What a SyncDataCollector takes."""
+    """Define the signature of SyncDataCollector."""
 
 
 class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
-    """Collects in this process; the policy is the caller's own, live.
+    """Collect batches in the calling process.
+
+    The policy is the caller's own object, so an optimizer step changes the next action. It is
+    copied only if `policy_device` is not its own device.
+
+    `num_collectors` and `backend` return a collector of another class instead, whose workers run in
+    other processes.
 
     Args:
-        create_env_fn: a callable that returns an environment, an environment, or a list of
-            callables that are stepped one after the other as a batch of P envs.
-        policy: a TensorDictModule, an nn.Module or callable over tensors, or None for random
-            actions.
-        frames_per_batch: frames in one batch; rounded up to a multiple of P, with a warning.
-        total_frames: a lower bound; None or a negative number: for ever.
-        device: for those of the three that follow which are not given.
-        storing_device: where batches lie, and what `td.device` says; None: `device`, else where the
-            environment does.
-        env_device: where environments lie; None: where they are, or `device`. Those that give
-            arrays stay on the CPU, whatever is said; their batches go there.
-        policy_device: where the policy is called; None: `device`, or where its parameters are.
-        create_env_kwargs: keyword arguments of the env callables.
-        autoreset_mode: of a vector environment whose metadata does not tell it.
-        env_groups: 2: while one half of the environments steps, the policy is called for the other.
-            For each half the callable is called (or there is a list of two callables), and returns
-            a vector environment that steps elsewhere: Gymnasium's AsyncVectorEnv, an EnvPool, ALE's
-            AtariVectorEnv. P is the number of environments of both. Where one policy is called for
-            all workers (``inference="central"``), they may step in their worker, too, and a longer
-            list is cut in two.
-        info_keys: entries of Gymnasium's info (strings, or tuples into nested dicts) to be
-            recorded under "next". What the first step shows as a number or an array of numbers is
-            a tensor, zeros where an info does not have it; anything else, and what that step does
-            not show (with a warning), NonTensorData, None where an info does not have it. As a
-            dict to dtypes, ``{("episode", "r"): torch.float32}``: what has one is a tensor in any
-            case, of one number where the first step does not show it; a warning names what no info
-            had when the environment first ends an episode. An integer that the dtype does not hold
-            is an error.
-        max_frames_per_traj: truncate and reset after so many steps; adds "step_count".
-        init_random_frames: random actions until so many frames were issued.
-        reset_at_each_iter: reset all environments at the start of every batch.
-        set_truncated: flag the last frame of every env in every batch as truncated.
-        policy_factory: called without arguments, returns the policy; instead of `policy`.
-        policy_state: shapes of one env (or first values) of the policy's recurrent states by key,
-            where neither a primer nor an LSTM, GRU or RNN layer of the policy tells them.
-        postproc: called with each batch, its result is delivered.
-        split_trajs: deliver one row per trajectory, see :func:`split_trajectories`.
-        drop_uncollected: deliver flat batches [N] of the frames alone, without the cells that
-            ("collector", "mask") tells of.
-        trajs_per_batch: deliver batches of so many complete trajectories. Open ones wait here, in
-            memory: where episodes may be endless, `max_frames_per_traj` bounds it. With
-            `replay_buffer`, each batch of `frames_per_batch` is collected, and all trajectories
-            that it completes go there, flat, whatever the number.
-        trajs_per_write: of those, how many at a time; None: all at once.
-        traj_format: of these: "padded", [N, T] with a mask, or "cat", one after the other, [F].
-        exploration_type: DETERMINISTIC, RANDOM, MODE or MEAN.
-        track_traj_ids: False: leave out ("collector", "traj_ids").
-        track_policy_version: add ("collector", "policy_version").
-        replay_buffer: anything with ``extend``: what is collected goes there, and the iterator
-            yields None.
-        extend_buffer: False: its items are single steps, [] or [P].
-        init_fn: called without arguments before the environments are made.
-        pre_collect_hook: called without arguments before each batch is collected.
-        post_collect_hook: called with each batch that is about to be delivered.
-        compact_obs: leave out ("next", key) of observations and recurrent states, which the next
-            root has but at a trajectory's end; reward and flags stay.
-        compile_policy: call the policy through ``torch.compile``; a dict: its arguments, and
-            "warmup", the number of calls before (1).
-        cudagraph_policy: replay the policy's modules as CUDA graphs; a dict: "warmup", the number
-            of calls before (2). It is without effect, with a warning, where there is no CUDA.
-        trust_policy: the policy is called with the TensorDict, whatever its parameters are named.
-        observation_dtype: of the observations in a batch, root and next, and for the policy,
-            instead of the environment's (a dtype or its name); or a dict by observation key. Flags
-            and, unless they are named, bool and complex observations stay.
-        observation_scale: a number that observations are multiplied by after that cast (float32 for
-            integers where no dtype is given): 1 / 255 for frames; or a dict by observation key.
-        num_threads: torch threads while it collects; None: as they are.
-        progress: show a bar.
-        num_collectors: collect in so many workers elsewhere, which makes a collector of another
-            class: see `backend`. For each worker `create_env_fn` has an entry, or is repeated.
-        sync: of these: wait for all workers and join their rollouts; else first ready, first
-            served.
-        backend: where these are: "process", a :class:`MultiSyncDataCollector` or
-            :class:`MultiaSyncDataCollector` (the default with `num_collectors`), "ray", a
-            :class:`RayCollector`, "distributed" or "submitit", a
-            :class:`DistributedDataCollector`, "rpc", a :class:`RPCDataCollector`, or "direct", this
-            class (the default without).
-        backend_options: further arguments of that class.
-        weight_updater: a WeightUpdaterBase of TorchRL's, or a callable that makes one: called for
-            each update instead of giving the weights itself.
-        weight_sync_schemes: TorchRL's, of the "policy" alone: has no effect, with a warning, but
-            for a NoWeightSyncScheme, with which updates change no weights.
-        weight_recv_schemes: TorchRL's, by model: bring weights from senders elsewhere.
-        others: TorchRL's hints are accepted without effect; what is refused says why.
+        create_env_fn: A callable that returns an environment, a Gymnasium id or an environment. A
+            list of callables or ids makes a batch of P environments, which are stepped one after
+            the other.
+        policy: A TensorDictModule, or an nn.Module or callable that takes tensors. ``None`` samples
+            random actions (default: ``None``).
+        frames_per_batch: Number of frames in a batch. It is rounded up to a multiple of P, with a
+            warning.
+        total_frames: Stop after at least this many frames. ``None`` or a negative number collects
+            forever (default: -1).
+        device: Default for `storing_device`, `env_device` and `policy_device`. With ``None``, each
+            of these has the default described below (default: ``None``).
+        storing_device: Device of the returned batches, and the value of ``td.device``. Defaults to
+            `device`; if that is ``None``, batches stay on the environment's device.
+        env_device: Device of the environments. Defaults to `device`; if that is ``None``, they stay
+            on their own device. Environments that return NumPy arrays always run on the CPU, and
+            their batches go to this device.
+        policy_device: Device on which the policy is called. Defaults to `device`; if that is
+            ``None``, the device of its parameters.
+        create_env_kwargs: Keyword arguments for the callables of `create_env_fn` (default:
+            ``None``).
+        autoreset_mode: Autoreset mode of a vector environment whose metadata does not contain one:
+            "NEXT_STEP", "SAME_STEP", "DISABLED" or Gymnasium's enum. Defaults to ``None``: the mode
+            in the metadata.
+        env_groups: With 2, one half of the environments steps while the policy acts for the other
+            half. `create_env_fn` is called once per half, or is a list of two callables. Each call
+            returns a vector environment that steps in other threads or processes, such as
+            AsyncVectorEnv, EnvPool or AtariVectorEnv. P counts the environments of both halves.
+            With ``inference="central"``, the environments may also step in their worker, and a
+            longer list is cut in two (default: 1).
+        info_keys: Entries of Gymnasium's ``info`` to record under "next": strings, or tuples for
+            nested dicts. A number or numeric array in the first step becomes a tensor, which is
+            zero in steps without that entry. Other entries become NonTensorData, ``None`` in steps
+            without them. So do entries that the first step lacks, with a warning. A dict of dtypes,
+            ``{("episode", "r"): torch.float32}``, makes such entries tensors too, scalars if the
+            first step lacks them. If no step of the first episode has one, a warning names it. An
+            integer that does not fit its dtype is an error. Defaults to ``None``: nothing is
+            recorded.
+        max_frames_per_traj: Truncate and reset a trajectory after this many steps, and record
+            "step_count". ``None`` or 0 sets no limit (default: ``None``).
+        init_random_frames: Take random actions until this many frames have been requested; items
+            already in the replay buffer count (default: ``None``).
+        reset_at_each_iter: Reset all environments at the start of every rollout (default:
+            ``False``).
+        set_truncated: Set the truncated flag of each environment's last frame in every rollout
+            (default: ``False``).
+        policy_factory: Callable without arguments that returns the policy. Replaces `policy`
+            (default: ``None``).
+        policy_state: Recurrent states of the policy by key: the shape for one environment, or the
+            first value. Needed only if no primer and no LSTM, GRU or RNN layer of the policy
+            defines them (default: ``None``).
+        postproc: Function that is called with each batch; its result is returned instead (default:
+            ``None``).
+        split_trajs: Return one padded row per trajectory; see :func:`split_trajectories` (default:
+            ``False``).
+        drop_uncollected: Return flat batches [N] that contain only the cells marked in
+            ("collector", "mask") (default: ``False``).
+        trajs_per_batch: Return batches of this many complete trajectories. Unfinished ones stay in
+            memory, so set `max_frames_per_traj` if episodes may never end. With `replay_buffer`,
+            every batch still collects `frames_per_batch` frames. All trajectories that it completes
+            go to the buffer, flat, whatever their number. ``None`` returns batches of frames
+            (default: ``None``).
+        trajs_per_write: With `trajs_per_batch` and `replay_buffer`, number of trajectories per
+            write to the buffer. ``None`` writes all at once (default: ``None``).
+        traj_format: With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask,
+            "cat" is [F], one trajectory after the other (default: "padded").
+        exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
+            MEAN, as an ExplorationType or its name (default: RANDOM).
+        track_traj_ids: Record ("collector", "traj_ids") (default: ``True``).
+        track_policy_version: Record ("collector", "policy_version"). TorchRL's PolicyVersion is
+            also accepted, and is incremented with each weight update (default: ``False``).
+        replay_buffer: Object with an ``extend`` method. Batches are written to it, and the iterator
+            yields ``None``. Defaults to ``None``: batches are returned.
+        extend_buffer: If ``False``, each item of the replay buffer is one step, [] or [P] (default:
+            ``True``).
+        init_fn: Function without arguments that is called before the environments are made
+            (default: ``None``).
+        pre_collect_hook: Function without arguments that is called before each batch is collected
+            (default: ``None``).
+        post_collect_hook: Function that is called with each batch before it is returned (default:
+            ``None``).
+        compact_obs: Omit ("next", observation) and ("next", recurrent state), except at the end of
+            a trajectory. They equal the next step's root entries. Rewards and flags are always
+            recorded (default: ``False``).
+        compile_policy: Call the policy through ``torch.compile``. A dict contains its arguments,
+            and "warmup": the number of calls before compilation, 1 by default (default: ``None``).
+        cudagraph_policy: Replay the policy's modules as CUDA graphs. A dict contains "warmup": the
+            number of calls before capture, 2 by default. Without CUDA this has no effect, with a
+            warning (default: ``None``).
+        trust_policy: Call the policy with the TensorDict, whatever the names of its parameters
+            (default: ``None``).
+        observation_dtype: Cast observations to this dtype (or its name), at the root, under "next"
+            and for the policy. A dict casts by observation key. Flags are never cast, and bool and
+            complex observations only if the dict names them. Defaults to ``None``: the
+            environment's dtypes.
+        observation_scale: Multiply observations by this number after the cast, for example 1 / 255
+            for images. Integers become float32 if no dtype was given. A dict scales by observation
+            key (default: ``None``).
+        num_threads: Number of torch threads while collecting. Defaults to ``None``: unchanged.
+        progress: Show a progress bar (default: ``False``).
+        num_collectors: Number of workers in other processes. The returned collector has another
+            class; see `backend`. Each worker has its own entry of `create_env_fn`, or all share the
+            same entry (default: ``None``).
+        sync: With `num_collectors`, wait for all workers and join their rollouts. If false, each
+            rollout is returned as soon as it is ready (default: ``None``).
+        backend: Class that is returned. "process": :class:`MultiSyncDataCollector` or
+            :class:`MultiaSyncDataCollector`, the default with `num_collectors`. "ray":
+            :class:`RayCollector`. "distributed" or "submitit": :class:`DistributedDataCollector`.
+            "rpc": :class:`RPCDataCollector`. "direct": this class, the default without
+            `num_collectors`.
+        backend_options: Further arguments of that class (default: ``None``).
+        weight_updater: A WeightUpdaterBase of TorchRL, or a callable that returns one. Each weight
+            update calls it instead of sending the weights itself (default: ``None``).
+        weight_sync_schemes: Weight sync schemes of TorchRL, by model; only "policy" is allowed.
+            With NoWeightSyncScheme, updates change no weights. Other schemes have no effect, with a
+            warning (default: ``None``).
+        weight_recv_schemes: Weight sync schemes of TorchRL, by model, that receive weights from
+            senders in other processes (default: ``None``).
+        others: Further arguments of TorchRL's collectors. Hints are accepted and have no effect; an
+            argument that cannot be supported raises an error with the reason.
 
     Yields:
-        TensorDicts of batch size [T] for one environment, [P, T] for a batch.
+        TensorDicts of batch size [T] for one environment, [P, T] for a batch of P environments.
+
+    Raises:
+        TypeError: An argument has the wrong type or an unknown name.
+        ValueError: An argument has an invalid value, or two arguments exclude each other.
     """
 
     _source: InProcess
@@ -199,7 +244,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
 
     @property
     def requested_frames_per_batch(self) -> int:
-        """The frames of a batch, after rounding up."""
+        """Number of frames in a batch, after rounding up."""
         return self._source.batch_frames
 
     @property
@@ -207,17 +252,17 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         return self._worker.options
 
     def reset(self, index: Any = None) -> None:
-        """Reset the environments. Rollouts in flight are dropped, where all are reset.
+        """Reset environments. A full reset also drops rollouts in flight.
 
         Args:
-            index: of P environments those that are reset, as a tensor of their batch dimensions is
-                indexed: an int, several, a slice, a mask. Their open trajectories end, those of the
-                others go on. None: all.
+            index: Which of the P environments to reset: an index into their batch dimension, such
+                as an int, a list, a slice or a mask. Their open trajectories end; the others
+                continue. ``None`` resets all (default: ``None``).
 
         Raises:
-            RuntimeError: an index for one environment that is no batch, or for some that cannot be
+            RuntimeError: An index was given for a single environment, or the environments cannot be
                 reset one by one.
-            IndexError: there is no such environment.
+            IndexError: The index is out of range.
         """
         with self._flow.moving:
             self._flow.check_open()
@@ -229,15 +274,17 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
                     self._source.reset(index)
 
     def rollout(self) -> TensorDictBase:
-        """One batch as it was collected: not split, not processed, in no replay buffer.
+        """Collect one batch and return it without post-processing.
 
-        It counts as delivered, as every other one.
+        The batch is not split, not passed to `postproc` and not written to the replay buffer. Its
+        frames count as delivered.
 
         Returns:
             A TensorDict, [T] for one environment, [P, T] for a batch.
 
         Raises:
-            RuntimeError: with `trajs_per_batch`, where its frames would be missing in others.
+            RuntimeError: The collector was made with `trajs_per_batch`, whose trajectories would
+                lack these frames.
         """
         flow = self._flow
         if flow.queue is not None:
@@ -254,12 +301,14 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         return td
 
     def fake_tensordict(self) -> TensorDictBase:
-        """Zeros of the shape, the keys and the place of the next batch, without a step.
+        """Return a batch of zeros with the keys, shapes and device of a real one.
 
-        With `set_truncated` its last flags are set. Split and processed as every batch.
+        No environment is stepped. The batch is split and post-processed like a real one. With
+        `set_truncated`, its last flags are set.
 
         Returns:
-            A TensorDict, [T] for one environment, [P, T] for a batch, unless it is split.
+            A TensorDict, [T] for one environment, [P, T] for a batch, unless `split_trajs` or
+            `postproc` changes its shape.
         """
         options = self._flow.options
         blank = self._source.blank()
@@ -268,7 +317,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
 
 
 def _only_entry(create_env_fn: Any) -> Any:
-    """The entry of the only worker: [a] is a, and [[a, b]] is [a, b], a batch, as [a, b] is."""
+    """Return the worker's entry: ``[a]`` becomes a; ``[a, b]`` and ``[[a, b]]`` are a batch."""
     if isinstance(create_env_fn, (list, tuple)) and len(create_env_fn) == 1:
         create_env_fn = create_env_fn[0]
     return check_entry(create_env_fn)

@@ -1,4 +1,4 @@
-"""A collector's `stats()` over time, for TensorBoard or as a CSV file."""
+"""Write a collector's `stats()` over time, to TensorBoard or a CSV file."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from typing import Any, Protocol
 
 
 class HasStats(Protocol):
-    """A collector, as far as a StatsWriter is concerned."""
+    """The part of a collector that a StatsWriter needs."""
 
     def stats(self) -> dict[str, Any]:
-        """See :meth:`pycollect.SyncDataCollector.stats`."""
+        """Return statistics, like :meth:`pycollect.SyncDataCollector.stats`."""
 
 
 class StatsWriter:
-    """Writes the numbers of a collector's `stats()`, one point or row per call.
+    """Write the numbers of a collector's `stats()`, one point or row per call.
 
-    Nested entries have names such as "seconds/env" and "workers/0/frames". A context manager.
+    Nested entries get names such as "seconds/env" and "workers/0/frames". A StatsWriter is also a
+    context manager.
 
     Args:
-        target: a file that ends in ".csv", or a folder for TensorBoard, which the package
-            "tensorboard" is needed for. The CSV file is written anew. A number that comes later, as
-            the return of the first episode does, is a further column, empty in the rows before.
+        target: A file name that ends in ".csv", which is overwritten, or a folder for TensorBoard,
+            which requires the package "tensorboard". A number that first appears later, such as the
+            return of the first episode, adds a column that is empty in earlier rows.
 
     Raises:
-        ImportError: TensorBoard is asked for and not installed.
+        ImportError: `target` is a folder and TensorBoard is not installed.
     """
 
     def __init__(self, target: str | os.PathLike[str]) -> None:
@@ -38,20 +39,23 @@ class StatsWriter:
         )
 
     def write(self, collector: HasStats, step: int | None = None) -> None:
-        """Write how the collector stands.
+        """Write the collector's current statistics.
 
         Args:
-            collector: any of them, or what has a `stats()` of numbers in nested dicts.
-            step: the point on the horizontal axis; None: the frames delivered so far.
+            collector: Any collector, or an object with a `stats()` that returns numbers in nested
+                dicts.
+            step: Position on the horizontal axis. Defaults to ``None``: the number of delivered
+                frames.
         """
         stats = collector.stats()
         self._sink.write(dict(_numbers(stats)), int(stats["frames"]) if step is None else step)
 
     def close(self) -> None:
-        """Write out what is buffered. Idempotent."""
+        """Flush and close the file. Idempotent."""
         self._sink.close()
 
     def __enter__(self) -> StatsWriter:
+        """Return the writer itself."""
         return self
 
     def __exit__(
@@ -60,11 +64,12 @@ class StatsWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        """Close the file."""
         self.close()
 
 
 def _numbers(stats: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
-    """The numbers in nested dicts, by their path."""
+    """Yield the numbers in nested dicts by path."""
     for name, value in stats.items():
         path = f"{prefix}{name}"
         if isinstance(value, Mapping):
@@ -88,7 +93,7 @@ class _Csv:
         self._file.flush()
 
     def _widen(self, new: list[str]) -> None:
-        """Write the file anew with more columns, empty in the rows that are there."""
+        """Rewrite the file with more columns, which are empty in existing rows."""
         with self._path.open(newline="") as file:
             rows = list(csv.DictReader(file))
         self._columns = [*self._columns, *new]

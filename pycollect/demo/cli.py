@@ -18,26 +18,56 @@ def add_command(commands: Any) -> None:
     """Add `demo` to the subparsers of `python -m pycollect`."""
     parser = commands.add_parser(
         "demo",
-        help="train PPO on a real environment, then show where the time went",
-        description="Train PPO on what a collector yields, until the mean return of the last 100 "
-        "episodes passes the target or the frame budget ends.",
+        help="train PPO on a Gymnasium environment and report where the time went",
+        description="Train PPO with a collector, until the mean return of the last 100 episodes\n"
+        "reaches the target or the maximum number of frames is collected.",
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--env", default="CartPole-v1", help="a Gymnasium id, e.g. ALE/Pong-v5 [%(default)s]")
-    add("--backend", choices=("ray", "single"), default="ray", help="[%(default)s]")
-    add("--workers", type=positive, help="Ray actors [2]")
-    add("--envs-per-worker", type=positive, help="environments that each steps [32, Atari 8]")
-    add("--frames", type=positive, help="the budget [300000, Atari 30000]")
-    add("--target", type=float, help="mean return to stop at [the one Gymnasium names, if any]")
-    add("--seed", type=int, default=0, help="[%(default)s]")
-    add("--output", type=Path, default=Path("demo-output"), help="folder of the plot [%(default)s]")
+    add(
+        "--env",
+        default="CartPole-v1",
+        help="Gymnasium id, such as ALE/Pong-v5 (default: %(default)s)",
+    )
+    add(
+        "--backend",
+        choices=("ray", "single"),
+        default="ray",
+        help="collect in Ray actors or in this process (default: %(default)s)",
+    )
+    add("--workers", type=positive, metavar="N", help="number of Ray actors (default: 2)")
+    add(
+        "--envs-per-worker",
+        type=positive,
+        metavar="N",
+        help="number of environments per worker (default: 32; 8 for Atari)",
+    )
+    add(
+        "--frames",
+        type=positive,
+        metavar="N",
+        help="stop after this many frames (default: 300000; 30000 for Atari)",
+    )
+    add(
+        "--target",
+        type=float,
+        metavar="RETURN",
+        help="stop at this mean return (default: the reward threshold registered in Gymnasium)",
+    )
+    add("--seed", type=int, default=0, help="random seed (default: %(default)s)")
+    add(
+        "--output",
+        type=Path,
+        default=Path("demo-output"),
+        metavar="FOLDER",
+        help="folder for the plot (default: %(default)s)",
+    )
     parser.set_defaults(run=partial(_run, parser))
 
 
 def positive(text: str) -> int:
-    """A number of at least 1, for argparse."""
+    """Return an int of at least 1, for argparse."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {value}")

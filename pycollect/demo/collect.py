@@ -1,4 +1,4 @@
-"""The demo's two ways to collect: Ray actors, or this process."""
+"""The demo's collectors: Ray actors, or this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycollect.demo.tasks import Task
 
 @contextmanager
 def _with_empty_cells() -> Iterator[None]:
-    """Without the advice on cells that hold no frame: the demo's PPO leaves them out."""
+    """Hide the advice on cells without a frame, which the demo's PPO masks."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "create_env_fn: this vector environment")
         yield
@@ -20,7 +20,7 @@ def _with_empty_cells() -> Iterator[None]:
 
 @_with_empty_cells()
 def single(task: Task, policy: Any) -> Any:
-    """One worker in this process."""
+    """Collect with one worker in this process."""
     from pycollect import SyncDataCollector
 
     return SyncDataCollector(
@@ -34,7 +34,7 @@ def single(task: Task, policy: Any) -> Any:
 
 @_with_empty_cells()
 def ray(task: Task, workers: int, policy: Any) -> Any:
-    """Actors of a local Ray of their own, which waits for no other cluster; on-policy."""
+    """Collect on-policy with the actors of a new local Ray, not of a running cluster."""
     from pycollect import RayCollector
 
     return RayCollector(

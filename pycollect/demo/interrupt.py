@@ -1,4 +1,4 @@
-"""Ctrl-C as a request: work stops where it can stop cleanly, not in the middle of a call."""
+"""Ctrl-C as a request: stop at the next clean point, not in the middle of a call."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 class Interrupt:
-    """Takes over SIGINT while it is entered; main thread only.
+    """Handles SIGINT within a `with` block, in the main thread.
 
-    The first Ctrl-C sets `requested`, to be looked at between batches. A second one raises
-    KeyboardInterrupt where that is allowed: an exception out of a half-started Ray would leave
-    processes behind. Once requested, SIGINT stays ignored after the exit, for the program is about
-    to end.
+    The first Ctrl-C sets `requested`, which is checked between batches. A second one raises
+    KeyboardInterrupt, but only if that is safe: an exception in a half-started Ray would leave
+    processes behind. After a request, SIGINT stays ignored after the exit, because the program is
+    about to end.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Interrupt:
 
     @contextmanager
     def insistence(self) -> Iterator[None]:
-        """Let a second Ctrl-C raise in here."""
+        """Let a second Ctrl-C raise KeyboardInterrupt within."""
         self._may_raise = True
         try:
             yield

@@ -1,4 +1,4 @@
-"""The plot of a run: return and frames/s over time. The only file that knows matplotlib."""
+"""The plot of a run: return and frames/s over time. Only this file uses matplotlib."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ RETURN, SPEED, QUIET = "#1f5fa8", "#d9772b", "0.45"
 
 
 def save_plot(run: Run, title: str, folder: Path) -> Path:
-    """Draw a run with at least one batch into `folder`, which is made if need be.
+    """Draw a run with at least one batch, and save it in `folder`, which is made if missing.
 
     Returns:
         The path of the PNG.
 
     Raises:
         ImportError: matplotlib is not installed.
-        OSError: the file cannot be written.
+        OSError: The file cannot be written.
     """
     figure = drawn(run, title)
     folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ def save_plot(run: Run, title: str, folder: Path) -> Path:
 
 
 def drawn(run: Run, title: str) -> Any:
-    """The plot of a run with at least one batch: matplotlib's figure.
+    """Return matplotlib's figure of a run with at least one batch.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -63,7 +63,7 @@ def _draw_returns(axes: Any, run: Run) -> None:
         [point.mean_return for point in known],
         color=RETURN,
         lw=2,
-        marker="o" if len(known) == 1 else None,  # no line goes through one point
+        marker="o" if len(known) == 1 else None,  # a single point has no line
     )
     axes.margins(y=0.1)  # room for the target's label
     _say(axes, f"Mean return of the last {RECENT_EPISODES} episodes")
@@ -97,5 +97,5 @@ def _draw_speed(axes: Any, run: Run) -> None:
 
 
 def _say(axes: Any, text: str) -> None:
-    """A caption over the panel, which is easier to read than a turned axis label."""
+    """Set a caption above the panel, which is easier to read than a rotated axis label."""
     axes.set_title(text, loc="left", fontsize=10, color="0.3")

@@ -1,9 +1,11 @@
-"""Proximal policy optimisation in plain torch, on the batches that a collector yields.
+"""Proximal policy optimization in plain torch, on the batches of a collector.
 
-One page to read and to copy from. It knows nothing of how the frames were collected: a batch is a
-TensorDict with any leading dimensions and time last ([T], [P, T] or [B, P, T]), and everything that
-learning needs is in it: the policy's log-probabilities, the true next observations, where
-trajectories end (`done`, `traj_ids`) and, where some cells hold no frame, the mask.
+One page to read and to copy. It does not depend on how the frames were collected: a batch is a
+TensorDict with any leading dimensions and time last ([T], [P, T] or [B, P, T]). It contains
+everything that learning needs: the policy's log-probabilities, the true next observations, the ends
+of trajectories (`done`, `traj_ids`) and, if some cells hold no frame, the mask.
+
+Source: J. Schulman et al., "Proximal policy optimization algorithms" (2017).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch.distributions import Categorical
 
 @dataclass(frozen=True)
 class PPOConfig:
-    """Hyper-parameters of one PPO run; `minibatch` counts frames, the rest are plain factors."""
+    """Hyperparameters of a PPO run; `minibatch` is a number of frames."""
 
     learning_rate: float = 2e-3
     epochs: int = 4
@@ -39,7 +41,7 @@ class PPOConfig:
 
 
 class Pixels(nn.Module):
-    """uint8 frames of any batch shape [..., C, H, W] to float32 features [..., F]."""
+    """Convert uint8 frames [..., C, H, W] to float32 features [..., F]."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -58,8 +60,7 @@ class Pixels(nn.Module):
 class ActorCritic(nn.Module):
     """Logits and state values from vector ([..., D]) or pixel ([..., C, H, W]) observations.
 
-    Actor and critic share their layers for pixels, where those are the cost; for vectors they
-    share nothing.
+    Actor and critic share the expensive layers for pixels, and share nothing for vectors.
     """
 
     def __init__(self, observation_shape: tuple[int, ...], actions: int) -> None:
@@ -76,12 +77,12 @@ class ActorCritic(nn.Module):
             self.critic = mlp(observation_shape[0], 1, 1.0)
 
     def forward(self, observation: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [..., A] and values [...] of observations [..., *obs]."""
+        """Return logits [..., A] and values [...] of observations [..., *obs]."""
         features = self.body(observation)
         return self.actor(features), self.critic(features).squeeze(-1)
 
     def policy(self) -> ProbabilisticTensorDictSequential:
-        """The actor as a policy for a collector; it records `action` and `sample_log_prob`.
+        """Return the actor as a policy that records `action` and `sample_log_prob`.
 
         It shares this module's parameters. Keys that start with "_" are not delivered.
         """
@@ -108,22 +109,22 @@ def init(layer: nn.Module, gain: float = 2**0.5) -> nn.Module:
 
 
 def mlp(inputs: int, outputs: int, gain: float) -> nn.Sequential:
-    """Two hidden layers of 64 with tanh."""
+    """Return a network with two hidden tanh layers of 64."""
     hidden = (init(nn.Linear(inputs, 64)), nn.Tanh(), init(nn.Linear(64, 64)), nn.Tanh())
     return nn.Sequential(*hidden, init(nn.Linear(64, outputs), gain))
 
 
 def state_values(net: ActorCritic, observation: Tensor) -> Tensor:
-    """Values [N] of observations [N, *obs], in parts that bound the memory pixels take."""
+    """Return values [N] of observations [N, *obs], in parts, to limit memory for pixels."""
     parts = range(0, len(observation), 1024)
     return torch.cat([net(observation[start : start + 1024])[1] for start in parts])
 
 
 def trajectory_ends(batch: TensorDictBase) -> Tensor:
-    """Bool [..., T]: the last frame of each trajectory, and of each row.
+    """Return bool [..., T], True for the last frame of each trajectory and of each row.
 
-    A trajectory ends where it is done, and also where its id stops without a done: a reset at the
-    start of a batch, or a cell that holds no frame (id -1).
+    A trajectory ends at a done flag, or if its id changes without one: at a reset at the start of a
+    batch, or before a cell without a frame (id -1).
     """
     ends = batch["next", "done"].squeeze(-1).clone()
     ids = batch["collector", "traj_ids"]
@@ -140,10 +141,13 @@ def gae(
     gamma: float = 0.99,
     gae_lambda: float = 0.95,
 ) -> Tensor:
-    """Generalised advantage estimates [..., T].
+    """Return generalized advantage estimates [..., T].
 
-    All arguments are [..., T]; `next_value` is zero where the environment terminated, and the value
-    of the true next observation elsewhere, truncation included. Nothing crosses `ends` (bool).
+    All arguments are [..., T]. `next_value` is zero if the environment terminated, else the value
+    of the true next observation, also after truncation. Nothing propagates across `ends` (bool).
+
+    Source: J. Schulman et al., "High-dimensional continuous control using generalized advantage
+    estimation" (2016).
     """
     delta = reward + gamma * next_value - value
     advantage = torch.empty_like(delta)
@@ -158,10 +162,10 @@ def gae(
 def advantages_and_returns(
     net: ActorCritic, batch: TensorDictBase, config: PPOConfig
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and value targets, both [..., T], under the current critic.
+    """Return advantages and value targets, both [..., T], under the current critic.
 
-    Inside a trajectory the next value is the following frame's value; the next observations are
-    evaluated only where a trajectory ends, which saves half of the work on pixels.
+    Within a trajectory, the next value is the following frame's value. Next observations are
+    evaluated only at the ends of trajectories, which halves the work for pixels.
     """
     ends = trajectory_ends(batch)
     observation = batch["observation"].flatten(0, ends.ndim - 1)
@@ -183,7 +187,7 @@ def ppo_loss(
     advantage: Tensor,
     target: Tensor,
 ) -> Tensor:
-    """Clipped surrogate, value error and entropy bonus of N frames, one scalar."""
+    """Return the loss of N frames: clipped surrogate, value error and entropy bonus."""
     logits, value = net(observation)
     log_probs = logits.log_softmax(-1)
     ratio = (log_probs.gather(-1, action.unsqueeze(-1)).squeeze(-1) - old_log_prob).exp()
@@ -196,7 +200,7 @@ def ppo_loss(
 
 
 class PPO:
-    """The learner: give `learn` every batch that a collector yields."""
+    """The learner: call `learn` with every batch of a collector."""
 
     def __init__(self, net: ActorCritic, config: PPOConfig) -> None:
         self.net = net
@@ -204,9 +208,9 @@ class PPO:
         self.optimizer = torch.optim.Adam(net.parameters(), config.learning_rate, eps=1e-5)
 
     def learn(self, batch: TensorDictBase, remaining: float = 1.0) -> None:
-        """A few epochs over the frames of one batch.
+        """Train for a few epochs on the frames of one batch.
 
-        `remaining`, the share of the run that is still to come (1 to 0), scales the learning rate.
+        `remaining`, the remaining share of the run (1 to 0), scales the learning rate.
         """
         self.optimizer.param_groups[0]["lr"] = self.config.learning_rate * max(remaining, 0.0)
         advantage, target = advantages_and_returns(self.net, batch, self.config)
@@ -224,7 +228,7 @@ class PPO:
                 self.step(*(x[order[start : start + self.config.minibatch]] for x in columns))
 
     def step(self, *minibatch: Tensor) -> None:
-        """One step of the optimiser on the loss of a minibatch, the columns of `ppo_loss`."""
+        """Make one optimizer step on a minibatch, given as the columns of `ppo_loss`."""
         loss = ppo_loss(self.net, self.config, *minibatch)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

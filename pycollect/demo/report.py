@@ -1,4 +1,4 @@
-"""What a run of the demo leaves to read: its outcome, where the time went, its figures."""
+"""The summary of a demo run: its outcome, its times and its figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PHASES = {
     "push weights": "pushing weights",
     "stop": "stopping",
 }
-"""What the clock of a run knows, in the order in which it is shown."""
+"""Phases of a run's clock, in the order of the summary."""
 
 PARTS = {
     "idle": "waiting for workers",
@@ -22,11 +22,11 @@ PARTS = {
     "assemble": "assembly",
     "deliver": "delivery",
 }
-"""What collecting consists of, by the collectors' `stats()["seconds"]`."""
+"""Parts of collecting, by their names in `stats()["seconds"]`."""
 
 
 def summary(run: Run) -> str:
-    """The outcome, a table of where the time went and the figures; plain text."""
+    """Return the outcome, a table of times and the figures, as plain text."""
     lines = [_verdict(run), "", *_times(run), "", *_figures(run)]
     return "\n".join(lines)
 
@@ -62,13 +62,13 @@ def _time_row(label: str, seconds: float, total: float) -> str:
 
 
 def _parts(run: Run) -> list[tuple[str, float]]:
-    """What the collector says of its own time in this process."""
+    """Return the collector's times in this process."""
     seconds = run.stats.get("seconds", {})
     return [(label, seconds[name]) for name, label in PARTS.items() if name in seconds]
 
 
 def _worked(run: Run) -> float:
-    """Seconds that all workers together spent on stepping, in whatever process."""
+    """Return the seconds that all workers together spent on steps."""
     own = [worker["seconds"] for worker in run.stats.get("workers", {}).values()]
     return sum(float(seconds[name]) for seconds in own for name in ("env", "policy", "record"))
 
@@ -96,5 +96,5 @@ def _rate(frames: int, seconds: float) -> str:
 
 
 def row(label: str, value: str) -> str:
-    """One line of the summary's figures."""
+    """Return one line of the summary's figures."""
     return f"{label:<24}{value}"

@@ -1,4 +1,4 @@
-"""What the demo's command does: what has to be installed, which collector, what is told."""
+"""The demo command: check requirements, choose the collector, train and report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pycollect.demo.train import Run, train
 
 
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
-    """The demo; returns the exit code: 0, or 130 where Ctrl-C ended it."""
+    """Run the demo; return the exit code: 0, or 130 after Ctrl-C."""
     if args.backend == "single" and args.workers not in (None, 1):
         parser.error("--workers: --backend single is one worker; use --envs-per-worker")
     missing = missing_extra(args.env, args.backend)
@@ -28,7 +28,7 @@ def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
 
 
 def missing_extra(env_id: str, backend: str) -> str | None:
-    """What is not installed and how to get on, None if everything is there."""
+    """Return a message about a missing package and how to continue, or None."""
     if not is_installed("gymnasium"):
         return "gymnasium is not installed: pip install gymnasium"
     if is_atari(env_id) and not is_installed("ale_py"):
@@ -42,12 +42,12 @@ def missing_extra(env_id: str, backend: str) -> str | None:
 
 
 def is_installed(module: str) -> bool:
-    """Whether a top-level module can be imported; does not import it."""
+    """Return whether a top-level module can be imported, without importing it."""
     return find_spec(module) is not None
 
 
 def settle(parser: argparse.ArgumentParser, args: argparse.Namespace, workers: int) -> Task:
-    """The task with the caller's own choices put in; ends the program where there is none."""
+    """Return the task with the caller's choices; exit if it is impossible."""
     from gymnasium.error import Error
 
     try:
@@ -73,13 +73,13 @@ def train_and_report(task: Task, args: argparse.Namespace, workers: int) -> int:
 
 
 def goal(task: Task) -> str:
-    """When the run ends, in words."""
+    """Describe when the run ends."""
     budget = f"{task.frames:,} frames"
     return budget if task.target is None else f"until mean return {task.target:g} or {budget}"
 
 
 def plot_row(result: Run, setup: str, folder: Path) -> str:
-    """Save the plot; the summary's last row, which says where it is or why there is none."""
+    """Save the plot; return the summary's last row: its path, or why there is none."""
     if not result.points:
         return row("plot", "none, no batch was collected")
     if not is_installed("matplotlib"):

@@ -1,4 +1,4 @@
-"""What the demo can be run on: Gymnasium ids with vectors or frames, and discrete actions."""
+"""Tasks for the demo: Gymnasium ids with vector or pixel observations and discrete actions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pycollect.demo.ppo import PPOConfig
 
 
 class EnvFactory(Protocol):
-    """Makes a vector environment; a plain function or a `partial` of one, so that it pickles."""
+    """Makes a vector environment: a function or a `partial`, so that it can be pickled."""
 
     def __call__(self) -> Any:
         """Make the environment."""
 
 
 class Spaces(NamedTuple):
-    """What the network has to fit: the shape of one observation, and the number of actions."""
+    """The shape of one observation and the number of actions, for the network."""
 
     observation: tuple[int, ...]
     actions: int
@@ -28,10 +28,11 @@ class Spaces(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """An environment with everything the demo decides for it.
+    """An environment with all settings of the demo.
 
-    `steps` is the length of a rollout per env, `frames` the budget of a run, `target` the mean
-    return that ends it early (None: no such end), `threads` the learner's torch threads.
+    `steps` is the length of a rollout per environment, `frames` the maximum number of frames,
+    `target` the mean return that ends the run early (or None), `threads` the learner's torch
+    threads.
     """
 
     env_id: str
@@ -46,7 +47,7 @@ class Task:
 
 
 def make_vector_env(env_id: str, num_envs: int, **kwargs: Any) -> Any:
-    """`num_envs` copies of `env_id`: its own vectorised implementation where it has one."""
+    """Return `num_envs` copies of `env_id`, in its own vector implementation if it has one."""
     import gymnasium
 
     register(env_id)
@@ -56,7 +57,7 @@ def make_vector_env(env_id: str, num_envs: int, **kwargs: Any) -> Any:
 
 
 def register(env_id: str) -> None:
-    """Make Atari's ids known to Gymnasium, in the process that asks for one."""
+    """Register Atari ids in Gymnasium if this id is one."""
     if is_atari(env_id):
         import ale_py
         import gymnasium
@@ -65,15 +66,15 @@ def register(env_id: str) -> None:
 
 
 def is_atari(env_id: str) -> bool:
-    """Whether the id is one of ale-py's."""
+    """Return whether the id is one of ale-py's."""
     return env_id.startswith("ALE/")
 
 
 def make_task(env_id: str, workers: int, num_envs: int | None = None) -> Task:
-    """Look at one environment and settle the task for `workers` workers of `num_envs` envs each.
+    """Inspect one environment, and return the task for `workers` workers of `num_envs` each.
 
     Raises:
-        ValueError: its spaces are not ones that the demo's PPO takes.
+        ValueError: The demo's PPO does not support its spaces.
         gymnasium.error.Error: Gymnasium does not know the id.
     """
     make = _make_atari_task if is_atari(env_id) else _make_vector_task
@@ -99,7 +100,7 @@ def _make_vector_task(env_id: str, workers: int, num_envs: int | None) -> Task:
 def _make_atari_task(env_id: str, workers: int, num_envs: int | None) -> Task:
     num_envs = num_envs or 8
     cores = len(os.sched_getaffinity(0))
-    # The emulator's own defaults are used: 4 stacked grey 84x84 frames, 4 skipped.
+    # Defaults of the emulator: a stack of 4 gray 84x84 frames, frame skip 4.
     make_env = partial(make_vector_env, env_id, num_envs, num_threads=max(1, cores // workers))
     return Task(
         env_id=env_id,
@@ -108,7 +109,7 @@ def _make_atari_task(env_id: str, workers: int, num_envs: int | None) -> Task:
         steps=128,
         frames=30_000,
         target=reward_threshold(env_id),
-        # Half of the cores: a learner that contends for them waits in OpenMP's spin loops.
+        # Half of the cores: a learner that contends for cores waits in OpenMP's spin loops.
         threads=max(1, cores // 2),
         spaces=look_at(env_id, make_env),
         ppo=PPOConfig(learning_rate=5e-4, epochs=3, clip=0.1),
@@ -116,7 +117,7 @@ def _make_atari_task(env_id: str, workers: int, num_envs: int | None) -> Task:
 
 
 def reward_threshold(env_id: str) -> float | None:
-    """The mean return at which Gymnasium calls the environment solved, where it names one."""
+    """Return the mean return at which Gymnasium considers the environment solved, or None."""
     import gymnasium
 
     register(env_id)
@@ -125,7 +126,7 @@ def reward_threshold(env_id: str) -> float | None:
 
 
 def look_at(env_id: str, make_env: EnvFactory) -> Spaces:
-    """What the network has to fit, of an environment made for the purpose."""
+    """Make one environment, and return its spaces."""
     from gymnasium.spaces import Box, Discrete
 
     env = make_env()

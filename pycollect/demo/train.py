@@ -1,4 +1,4 @@
-"""The demo's loop: collect, learn, push the weights, and remember how it went."""
+"""The demo's loop: collect, learn, send the weights, and record the progress."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pycollect.demo.ppo import PPO, ActorCritic
 from pycollect.demo.tasks import Task
 
 RECENT_EPISODES = 100
-"""How many episodes the collectors' `episode_return` averages."""
+"""Number of episodes in the average `episode_return` of collectors."""
 
 Outcome = Literal["target", "budget", "interrupted"]
 
 
 class Clock:
-    """Wall-clock seconds by what they were spent on."""
+    """Wall-clock seconds by activity."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Add the time spent inside to `name`, also where an exception ends it."""
+        """Add the time spent inside to `name`, also after an exception."""
         start = time.perf_counter()
         try:
             yield
@@ -39,12 +39,12 @@ class Clock:
 
 @dataclass(frozen=True)
 class Point:
-    """The run after one batch.
+    """The state of the run after one batch.
 
     Attributes:
-        seconds: since training began.
-        frames: collected since then.
-        mean_return: of the recent episodes; nan before the first has ended.
+        seconds: Time since training began.
+        frames: Number of frames collected.
+        mean_return: Mean return of recent episodes; nan before the first has ended.
     """
 
     seconds: float
@@ -54,7 +54,7 @@ class Point:
 
 @dataclass
 class Run:
-    """Everything that the summary and the plot are made from; `stats` are the collector's."""
+    """Data for the summary and the plot; `stats` are the collector's."""
 
     task: Task
     clock: Clock = field(default_factory=Clock)
@@ -64,12 +64,12 @@ class Run:
 
 
 def train(task: Task, make_collector: Callable[[Any], Any], seed: int) -> Run:
-    """Train until the target, the budget's end or Ctrl-C; shut the collector down in each case.
+    """Train until the target, the last frame or Ctrl-C; always shut the collector down.
 
     Args:
-        task: what to train on.
-        make_collector: makes the collector when it is given the policy.
-        seed: of the network, the learner and the collector.
+        task: The task.
+        make_collector: Makes the collector for a policy.
+        seed: Seed of the network, the learner and the collector.
     """
     run = Run(task)
     torch.manual_seed(seed)
@@ -118,7 +118,7 @@ def _loop(run: Run, collector: Any, learner: PPO, interrupt: Interrupt) -> None:
 
 
 def _has_passed(stats: dict[str, Any], target: float | None) -> bool:
-    """Whether a full window of recent episodes averages at least the target."""
+    """Return whether a full window of recent episodes averages at least the target."""
     full = stats["episodes"] >= RECENT_EPISODES
     return target is not None and full and _mean_return(stats) >= target
 
@@ -130,7 +130,7 @@ def _mean_return(stats: dict[str, Any]) -> float:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """So many torch threads for a while."""
+    """Set the number of torch threads within."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

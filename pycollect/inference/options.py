@@ -1,4 +1,4 @@
-"""Whether the policy is called centrally, and who waits for whom: the options, checked."""
+"""Central inference: whether, and how requests are batched; the options, checked."""
 
 from __future__ import annotations
 
@@ -32,41 +32,41 @@ def _check_timeout(name: str, value: Any, central: Any) -> float | None:
 
 @dataclass(frozen=True)
 class InferenceOptions:
-    """Where the policy is called.
+    """Options of central inference.
 
     Attributes:
-        central: in one place for all workers, which only step environments.
+        central: One policy acts for all workers, which only step environments.
     """
 
     central: bool = argument(
-        None, _check_inference, "where the policy is called; None: in each worker", name="inference"
+        None, _check_inference, "Whether one policy acts for all workers.", name="inference"
     )
     min_batch_size: int | None = argument(
         None,
         _check_size,
-        "environments that a call waits for; None: those of all workers that collect",
+        "Minimum number of environments in a call; None for those of all collecting workers.",
         beside=("inference",),
     )
     max_batch_size: int | None = argument(
-        None, _check_size, "environments in one call at the most", beside=("inference",)
+        None, _check_size, "Maximum number of environments in a call.", beside=("inference",)
     )
     server_timeout: float | None = argument(
         None,
         _check_timeout,
-        "seconds that a call waits for them; None: as long as it takes",
+        "Maximum number of seconds that a call waits; None for no limit.",
         beside=("inference",),
     )
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """How a server calls the policy, and for whom; pickles.
+    """Settings of an inference server; can be pickled.
 
     Attributes:
-        device: where; None: where it lies, nobody named one.
-        exploration: how actions are drawn.
-        workers: how many are expected at first.
-        groups: of each worker's environments, which ask each for itself.
+        device: Device of the policy. Defaults to None: its own.
+        exploration: How actions are drawn.
+        workers: Number of workers at the start.
+        groups: Number of groups of each worker's environments, which send separate requests.
     """
 
     options: InferenceOptions

@@ -1,4 +1,4 @@
-"""Random actions as a policy that a program can hold, as TorchRL's."""
+"""TorchRL's RandomPolicy: random actions as a policy object."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from tensordict import NestedKey, TensorDictBase
 
 
 class RandomPolicy:
-    """Draws actions from a spec; without one, a collector draws them as it does for None.
+    """Draw random actions from a spec.
+
+    Without a spec, a collector draws actions from its environment's action space, as with
+    ``policy=None``.
 
     Args:
-        action_spec: a TorchRL spec, or anything with `rand()` and `clone()`; None: the
-            environment's own actions, which only a collector knows.
-        action_key: where the action is written.
+        action_spec: A TorchRL spec, or any object with `rand()` and `clone()`. Defaults to
+            ``None``: the action space of the collector's environment.
+        action_key: Key of the action (default: "action").
 
     Raises:
-        TypeError: no spec, as a space of Gymnasium's.
+        TypeError: `action_spec` is not a spec, for example a Gymnasium space.
     """
 
     def __init__(self, action_spec: Any = None, action_key: NestedKey = "action") -> None:
@@ -30,19 +33,19 @@ class RandomPolicy:
         self.action_key = action_key
 
     def set_action_spec_from_env(self, env: Any) -> None:
-        """Take the spec of an environment, unless there is one already.
+        """Take the action spec of an environment, unless the policy already has one.
 
         Args:
-            env: one of TorchRL's, which has a `full_action_spec`.
+            env: A TorchRL environment with a `full_action_spec`.
         """
         if self.action_spec is None:
             self.action_spec = env.full_action_spec.clone()
 
     def __call__(self, td: TensorDictBase) -> TensorDictBase:
-        """Write a random action.
+        """Write a random action into the TensorDict.
 
         Raises:
-            RuntimeError: there is no spec.
+            RuntimeError: The policy has no spec.
         """
         if self.action_spec is None:
             raise RuntimeError(
@@ -50,6 +53,6 @@ class RandomPolicy:
                 "got neither"
             )
         drawn = self.action_spec.rand()
-        if isinstance(drawn, TensorDictBase):  # of a whole environment
+        if isinstance(drawn, TensorDictBase):  # a spec of several actions
             return td.update(drawn)
         return td.set(self.action_key, drawn)

@@ -1,4 +1,4 @@
-"""Questions to workers elsewhere, between two of their rollouts."""
+"""Requests to workers in other processes, answered between two rollouts."""
 
 from __future__ import annotations
 
@@ -13,54 +13,56 @@ from pycollect.worker.paths import called, calls, resolved
 
 
 class Asking:
-    """What is asked of workers by name; each answers once the rollouts before are done.
+    """Methods that send a request to workers, which reply after their current rollouts.
 
-    No rollout is lost by it. What a worker raises is raised here, same type, once all who were
-    asked have answered; a worker that dies meanwhile is replaced, and the asker told.
+    Requests lose no rollouts. An exception in a worker is raised here with the same type, after all
+    workers have replied. If a worker dies meanwhile, it is replaced and the caller gets a
+    WorkerError.
     """
 
     _source: Scheduler
 
     def getattr_env(self, attr: str) -> Any:
-        """An attribute of the first worker's environment, as a copy.
+        """Return a copy of an attribute of the first worker's environment.
 
         Args:
-            attr: its name.
+            attr: Name of the attribute.
 
         Returns:
-            What pickled there and was unpickled here.
+            The attribute, pickled in the worker and unpickled here.
 
         Raises:
-            AttributeError: there is none of that name.
-            TypeError: it does not pickle.
-            WorkerError: the worker died.
-            TimeoutError: it did not answer within `worker_timeout`.
+            AttributeError: The attribute does not exist.
+            TypeError: It cannot be pickled.
+            WorkerError: The worker died.
+            TimeoutError: The worker did not reply within `worker_timeout`.
         """
         return self._ask_first("getattr_env", attr)
 
     @completed_by(getattr_env)
     def getattr_policy(self, attr: str) -> Any:
-        """An attribute of the first worker's policy, as a copy.
+        """Return a copy of an attribute of the first worker's policy.
 
         Args:
-            ...: that of `getattr_env`.
+            ...: See getattr_env.
         """
         return self._ask_first("getattr_policy", attr)
 
     def get_distant_attr(self, attr: str) -> list[Any]:
-        """What stands at a path in each worker.
+        """Return a copy of the object at a path in each worker.
 
         Args:
-            attr: names and indices from a worker on: "env.action_spec", "policy.module[0]".
+            attr: Path of names and indices that starts at the worker, such as "env.action_spec" or
+                "policy.module[0]".
 
         Returns:
             Copies, in the order of workers.
 
         Raises:
-            AttributeError: there is nothing of that name.
-            TypeError: it does not pickle.
-            WorkerError: a worker died.
-            TimeoutError: one did not answer within `worker_timeout`.
+            AttributeError: No object exists at that path.
+            TypeError: It cannot be pickled.
+            WorkerError: A worker died.
+            TimeoutError: A worker did not reply within `worker_timeout`.
         """
         workers = self._source.group.in_order
         question: Call = ("get_distant_attr", (attr,), {})
@@ -72,22 +74,23 @@ class Asking:
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """What a method returns in each worker, in their order.
+        """Call a method in each worker.
 
         Args:
-            method_name: its path in a worker, like "env.close" or "get_distant_attr".
-            list_of_args, list_of_kwargs: of each worker; None: none.
+            method_name: Path of the method in a worker, such as "env.close" or "get_distant_attr".
+            list_of_args, list_of_kwargs: Arguments and keyword arguments, one entry per worker.
+                ``None`` means no arguments (default: ``None``).
 
         Returns:
-            Copies of what it returned, in the order of workers.
+            Copies of the return values, in the order of workers.
 
         Raises:
-            ValueError: not one entry for each worker.
-            AttributeError: there is no such method, or it is one that the collector has to call.
+            ValueError: A list does not have one entry per worker.
+            AttributeError: The method does not exist, or only the collector may call it.
         """
         workers = self._source.group.in_order
         each = calls(list_of_args, list_of_kwargs, len(workers))
-        if method_name == "update_policy_weights_":  # which the collector gives to one worker
+        if method_name == "update_policy_weights_":  # the collector updates each worker itself
             update = resolved(self, method_name)
             return [
                 update(*args, **{**kwargs, "worker_ids": worker.index})
@@ -102,29 +105,29 @@ class Asking:
 
     @completed_by(OneWorker.cascade_execute)
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """"""  # the text is that of OneWorker
+        """"""  # completed by OneWorker.cascade_execute
         return called(self, attr_path, *args, **kwargs)
 
     def get_model(self, model_id: str) -> Any:
-        """The caller's policy for "policy"; for anything else what stands at that path.
+        """Return the caller's policy for "policy", or the object at another path.
 
         Args:
-            model_id: "policy", or names and indices from the collector on.
+            model_id: "policy", or a path of names and indices that starts at the collector.
 
         Returns:
-            What stands there, in this process.
+            The object in this process.
 
         Raises:
-            AttributeError: there is nothing of that name.
+            AttributeError: No object exists at that path.
         """
         return resolved(self, model_id)
 
     def fake_tensordict(self) -> Any:
-        """Refused: only a collector in this process has environments to tell what is in a batch.
+        """Refused, because only in-process collectors have environments in this process.
 
         Raises:
-            NotImplementedError: always. ``Collector(...).fake_tensordict()`` with one of the
-                environments gives zeros of the shape of one worker's rollout.
+            NotImplementedError: Always. Call ``Collector(...).fake_tensordict()`` with one of the
+                environments; it returns zeros with the shape of one worker's rollout.
         """
         raise NotImplementedError(
             f"{type(self).__name__}.fake_tensordict: the environments are in other processes; use "

@@ -1,4 +1,4 @@
-"""What TorchRL's collectors with several workers tell of them, under TorchRL's names."""
+"""Properties of collectors with several workers, under TorchRL's names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Places = tuple[torch.device | None, ...]
 
 
 class ManyWorkers(WorkerNames):
-    """The workers that there are, and the arguments of each, in the order of their ids."""
+    """The present workers and the arguments of each, in the order of their ids."""
 
     _remote: RemoteOptions
     _source: Scheduler
@@ -32,66 +32,66 @@ class ManyWorkers(WorkerNames):
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """Number of present workers."""
         return len(self._workers)
 
     @property
     def cat_results(self) -> str | int | None:
-        """How their rollouts are joined; None where they are not."""
+        """How rollouts are joined; ``None`` if they are not joined."""
         return self._remote.joined
 
     @property
     def preemptive_threshold(self) -> float:
-        """The part of the workers that a batch waits for, from 0 to 1; 1.0: for all of them."""
+        """Share of the workers that a batch waits for, 0 to 1; 1.0 means all of them."""
         preemption = self._remote.preemption
         return 1.0 if preemption is None else preemption.threshold
 
     @property
     def update_at_each_batch(self) -> bool:
-        """Whether workers get the policy's weights without being told."""
+        """Whether workers automatically get the policy's weights for each batch."""
         return self._remote.update_each
 
     @property
     def num_sub_threads(self) -> int | None:
-        """Torch threads in each worker."""
+        """Number of torch threads in each worker."""
         return self._worker_options.num_threads
 
     @property
     def create_env_fn(self) -> list[Any]:
-        """The entry of each."""
+        """Entry of `create_env_fn` of each worker."""
         return [worker.plan.spec.entry for worker in self._workers]
 
     @property
     def create_env_kwargs(self) -> list[Any]:
-        """The keyword arguments of each."""
+        """Environment keyword arguments of each worker."""
         return [worker.plan.spec.env_kwargs or {} for worker in self._workers]
 
     @property
     def storing_device(self) -> Places:
-        """For each, what ``td.device`` of its batches says."""
+        """Value of ``td.device`` of each worker's batches."""
         return tuple(own.reported for own in self._devices_of_each)
 
     @property
     def env_device(self) -> Places:
-        """Where the environments of each were told to lie."""
+        """Requested device of each worker's environments, or ``None``."""
         return tuple(own.env_device for own in self._devices_of_each)
 
     @property
     def policy_device(self) -> Places:
-        """Where the policy of each was told to lie."""
+        """Requested device of each worker's policy, or ``None``."""
         return tuple(own.policy_device for own in self._devices_of_each)
 
     def frames_per_batch_worker(self, *, worker_idx: int | None = None) -> int:
-        """Frames of one rollout of a worker.
+        """Return the number of frames in one rollout of a worker.
 
         Args:
-            worker_idx: its id; None: the first one's.
+            worker_idx: Id of the worker. Defaults to ``None``: the first worker.
 
         Returns:
-            P * T: an int.
+            P * T, an int.
 
         Raises:
-            ValueError: there is no such worker.
+            ValueError: No worker has that id.
         """
         index = self._source.group.in_order[0].index if worker_idx is None else worker_idx
         for worker in self._workers:

@@ -1,4 +1,4 @@
-"""How work is handed to workers elsewhere: the options, checked."""
+"""How work is handed to workers in other processes: the options, checked."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pycollect.batch.compression import import_lz4
 
 
 def check_joined(name: str, value: Any, sync: bool) -> str | int | None:
-    """How sync results are joined, "stack" for None; None where they are not.
+    """Return how sync rollouts are joined, "stack" for None; return None if async.
 
-    There "stack" is taken, without effect: programs choose the class by a flag.
+    Async collectors accept "stack" without effect, because programs choose the class by a flag.
     """
     if not sync:
         if value not in (None, "stack"):
@@ -30,7 +30,7 @@ def check_joined(name: str, value: Any, sync: bool) -> str | int | None:
 
 
 def check_uneven(joined: str | int | None, uneven: bool, batched: bool) -> None:
-    """Raise ValueError where rollouts of different lengths cannot be joined."""
+    """Raise ValueError if rollouts of different lengths cannot be joined."""
     if uneven and batched and joined == 0:
         raise ValueError(
             "cat_results: expected 'stack' or -1 where workers step a batch of environments and "
@@ -40,7 +40,7 @@ def check_uneven(joined: str | int | None, uneven: bool, batched: bool) -> None:
 
 
 def check_ahead(name: str, value: Any, sync: bool) -> int:
-    """Rollouts per worker beyond the one being consumed: by default 2, and 0 where sync."""
+    """Return the number of rollouts per worker beyond the batch being consumed."""
     if value is None:
         return 0 if sync else 2
     return check.check_not_negative(name, value)
@@ -54,8 +54,8 @@ class Preemption:
     """Once enough workers are done, the others stop after their current step.
 
     Attributes:
-        threshold: the share of the workers that has to be done, from 0 to 1.
-        min_fraction: the share of its steps that a worker makes in any case.
+        threshold: Share of the workers that must be done, 0 to 1.
+        min_fraction: Share of its steps that every worker makes.
     """
 
     threshold: float
@@ -63,10 +63,11 @@ class Preemption:
 
     @classmethod
     def checked(cls, threshold: Any, min_fraction: Any, sync: bool) -> Preemption | None:
-        """Check both; None where nobody is ever stopped.
+        """Check both arguments; return None without preemption.
 
         Raises:
-            ValueError: a number out of bounds, without `sync`, or `min_fraction` alone.
+            ValueError: A number is out of range, the collector is async, or only `min_fraction` is
+                given.
         """
         if threshold is None:
             if min_fraction:
@@ -87,11 +88,11 @@ class Preemption:
         )
 
     def enough(self, workers: int) -> int:
-        """How many of so many workers have to be done."""
+        """Return how many of `workers` must be done."""
         return math.ceil(self.threshold * workers - _ROUNDING)
 
     def min_steps(self, steps: int) -> int:
-        """How many of so many steps a worker makes in any case."""
+        """Return how many of `steps` every worker makes."""
         return max(1, math.ceil(self.min_fraction * steps - _ROUNDING))
 
 
@@ -112,14 +113,13 @@ def _check_start_method(name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How work is handed to workers elsewhere, and what happens when one fails.
+    """How work is handed to workers in other processes, and the response to failures.
 
     Attributes:
-        sync: a batch is complete when all workers have delivered.
-        built_by_workers: a factory makes the policy in each worker, there is none here.
-        uneven: the rollouts of one batch may differ in their numbers of steps.
-        padded: where they do, each takes up as much of the batch as the longest, however they are
-            joined.
+        sync: A batch is complete when all workers have delivered.
+        built_by_workers: A factory makes the policy in each worker; this process has none.
+        uneven: The rollouts of a batch may have different numbers of steps.
+        padded: If they have, each takes as much space in the batch as the longest.
     """
 
     sync: bool
@@ -129,14 +129,14 @@ class RemoteOptions:
     joined: str | int | None = argument(
         None,
         check_joined,
-        "how rollouts are joined; None where not sync. 'stack' where each is delivered by itself",
+        "How rollouts are joined; None if async. 'stack' if each is delivered separately.",
         name="cat_results",
         beside=("sync",),
         in_kwargs=True,
     )
     preemption: Preemption | None = made_of(
         Preemption.checked,
-        "sync: when stragglers are stopped; None: they are waited for",
+        "If sync, when slow workers are stopped; None waits for them.",
         preemptive_threshold=None,
         min_fraction=None,
         beside=("sync",),
@@ -144,40 +144,40 @@ class RemoteOptions:
     timeout: float | None = argument(
         None,
         _check_timeout,
-        "seconds without a step after which a worker is ended; None: it is waited for",
+        "Seconds without a step after which a worker is ended; None for no limit.",
         name="worker_timeout",
     )
     ahead: int = argument(
         None,
         check_ahead,
-        "rollouts per worker beyond the one being consumed",
+        "Number of rollouts per worker beyond the batch being consumed.",
         name="prefetch",
         beside=("sync",),
         in_kwargs=True,
     )
     update_each: bool = made_of(
         lambda *values: any(map(bool, values)),
-        "workers get the policy's weights without being told",
+        "Whether workers get the policy's weights for each batch.",
         update_after_each_batch=False,
         update_at_each_batch=False,
     )
     update_interval: int = argument(
         None,
         check.check_count,
-        "a worker is updated after so many batches at the latest; 0: never",
+        "Maximum number of a worker's batches between weight updates; 0 for no limit.",
         name="max_weight_update_interval",
     )
     init_timeout: float = argument(
-        120.0, check.check_seconds, "until a worker is built", name="worker_init_timeout"
+        120.0, check.check_seconds, "Seconds to build a worker.", name="worker_init_timeout"
     )
-    max_restarts: int = argument(3, check.check_count, "of one worker", name="max_worker_restarts")
-    restart_on_error: bool = flag(False, "replace a worker that raised, too")
+    max_restarts: int = argument(
+        3, check.check_count, "Number of replacements of a worker.", name="max_worker_restarts"
+    )
+    restart_on_error: bool = flag(False, "Whether a worker that raised is replaced.")
     compress: bool = argument(
-        False, _check_compress, "rollouts that travel to this process are compressed"
+        False, _check_compress, "Whether rollouts from other nodes are compressed."
     )
-    start_method: str = argument(
-        "forkserver", _check_start_method, "how worker processes of one machine start"
-    )
+    start_method: str = argument("forkserver", _check_start_method, "How worker processes start.")
 
     @classmethod
     def checked(
@@ -189,11 +189,11 @@ class RemoteOptions:
         apart: bool = False,
         shares: Sequence[int] = (),
     ) -> RemoteOptions:
-        """Check what was given; the errors name the argument.
+        """Check the arguments; errors start with an argument's name.
 
         Args:
-            apart: a replay buffer gets each rollout by itself, whatever `cat_results` says.
-            shares: of a batch, of each worker.
+            apart: A replay buffer gets each rollout separately, whatever `cat_results` is.
+            shares: Share of a batch of each worker.
         """
         options = checked(cls, given, sync=sync, built_by_workers=built_by_workers)
         return replace(
@@ -204,10 +204,10 @@ class RemoteOptions:
 
     @property
     def ragged(self) -> bool:
-        """Whether the rollouts of one batch may take up different numbers of steps."""
+        """Whether the rollouts of a batch may take different numbers of steps in it."""
         return self.uneven and not self.padded
 
     @property
     def masked(self) -> bool:
-        """Whether batches tell which of their cells have a frame, since some may have none."""
+        """Whether batches record which cells hold a frame, because some may not."""
         return self.uneven and self.joined == "stack"

@@ -1,9 +1,9 @@
-"""PyTorchRL's collection scheme: workers made of factories, a local one and remote ones on Ray.
+"""PyTorchRL's collection scheme: workers made by factories, one local and others on Ray.
 
-:class:`CWorkerSet` has the names and signatures of PyTorchRL's; its algorithms, actors, storages
-and vector environments are taken as they are. :mod:`pycollect.scheme.protocols` says what else may
-be in their place, and :mod:`pycollect.scheme.gym` has some over Gymnasium. The floor below is the
-scheduler's. A rollout goes from a component's storage to whoever called `collect_data`.
+:class:`CWorkerSet` has the names and signatures of PyTorchRL's class. PyTorchRL's algorithms,
+actors, storages and vector environments work unchanged. :mod:`pycollect.scheme.protocols` defines
+the methods that replacements need, and :mod:`pycollect.scheme.gym` contains replacements for
+Gymnasium.
 """
 
 from pycollect.scheme.c_worker import CWorker

@@ -41,45 +41,49 @@ from pycollect.scheme.worker import Worker, check_weights, resolved_weights
 
 
 class CWorker(Worker):
-    """Steps a vector environment by an algorithm's actor, and keeps the steps in a storage.
+    """Step a vector environment with an algorithm's actor, and store the steps.
 
-    The components are what the factories make, in this order: training environments, test
-    environments, actor, algorithm, storage. Then ``algo.start_steps`` steps are stored.
+    The factories are called in this order: training environments, test environments, actor,
+    algorithm, storage. Then ``algo.start_steps`` steps are stored.
 
     Attributes:
-        index_worker: which of its set it is.
-        index_parent: which gradient worker it collects for.
-        fraction_samples: as told.
-        device: a torch.device.
-        compress_data_to_send: as told.
-        actor: an :class:`~pycollect.scheme.protocols.Actor`.
-        algo: an Algorithm.
-        envs_train: a VecEnv, or None.
-        envs_test: a VecEnv, or None.
-        storage: a Storage.
-        iter: rollouts collected so far.
-        actor_version: of the weights that it has.
-        update_every: steps of the vector environment in one rollout.
-        updates_per_iter: updates of the actor that are made with one rollout.
-        samples_collected: steps of single environments since the last rollout.
-        obs: the latest observations ``[P, ...]``.
-        rhs: the latest hidden states.
-        done: the latest done flags ``[P, 1]``.
+        index_worker: Index of the worker in its set.
+        index_parent: Index of the gradient worker that it collects for.
+        fraction_samples: The argument.
+        device: Device of the worker, a torch.device.
+        compress_data_to_send: The argument.
+        actor: The actor, a :class:`~pycollect.scheme.protocols.Actor`.
+        algo: The algorithm, an Algorithm.
+        envs_train: Training environments, a VecEnv, or ``None``.
+        envs_test: Test environments, a VecEnv, or ``None``.
+        storage: The storage, a Storage.
+        iter: Number of rollouts collected so far.
+        actor_version: Version of the current weights.
+        update_every: Steps of the vector environment in one rollout.
+        updates_per_iter: Number of updates of the actor per rollout.
+        samples_collected: Steps of single environments since the last rollout.
+        obs: Latest observations ``[P, ...]``.
+        rhs: Latest hidden states.
+        done: Latest done flags ``[P, 1]``.
 
     Args:
-        index_worker: which of its set it is.
-        index_parent: which gradient worker it collects for.
-        algo_factory: makes an algorithm, of device, actor and training environments.
-        actor_factory: makes an actor, of a device.
-        storage_factory: makes a storage, of device, actor, algorithm and training environments.
-        fraction_samples: of a rollout's steps, at least so many are taken before it may end early,
-            0 to 1.
-        compress_data_to_send: `collect_data` returns its result packed.
-        train_envs_factory: makes environments to collect from, of device, `index_worker` and
-            `index_parent`, or None.
-        test_envs_factory: makes environments to evaluate in, of the same and ``"test"``, or None.
-        initial_weights: as `set_weights` takes them; None: the actor's own.
-        device: where it computes, "cpu" or "cuda:number"; None: CUDA where it is available.
+        index_worker: Index of the worker in its set.
+        index_parent: Index of the gradient worker that it collects for.
+        algo_factory: Makes an algorithm from the device, the actor and the training environments.
+        actor_factory: Makes an actor from the device.
+        storage_factory: Makes a storage from the device, the actor, the algorithm and the training
+            environments.
+        fraction_samples: Share of a rollout's steps, 0 to 1, that must be collected before it may
+            end early (default: 1.0).
+        compress_data_to_send: Return the result of `collect_data` compressed, as :class:`Packed`
+            (default: ``False``).
+        train_envs_factory: Makes environments for collection, or returns ``None``, from the device,
+            `index_worker` and `index_parent`. By default the worker has none.
+        test_envs_factory: Makes environments for evaluation, or returns ``None``, from the same
+            arguments and ``"test"``. By default the worker has none.
+        initial_weights: Initial weights in the form of `set_weights`. Defaults to ``None``: the
+            actor's own.
+        device: "cpu" or "cuda:number". ``None`` means CUDA if it is available (default: ``None``).
     """
 
     def __init__(
@@ -98,7 +102,7 @@ class CWorker(Worker):
     ) -> None:
         super().__init__(index_worker)
         if self.is_remote:
-            torch.seed()  # a new process starts it at a constant: all workers would draw alike
+            torch.seed()  # new processes start with the same seed, so all would draw alike
         self.index_parent = index_parent
         self.fraction_samples = check_fraction("fraction_samples", fraction_samples)
         self.compress_data_to_send = compress_data_to_send
@@ -120,7 +124,7 @@ class CWorker(Worker):
         self.print_worker_info()
 
     def _made(self, attribute: str, factory: Callable[..., Any]) -> Any:
-        """What the factory of a component makes of those that it depends on."""
+        """Call the factory of a component with the components it depends on."""
         place = (self.device, self.index_worker, self.index_parent)
         if attribute.startswith("envs"):
             mode = ("test",) if attribute == "envs_test" else ()
@@ -136,7 +140,7 @@ class CWorker(Worker):
         return check_made("storage_factory", storage, Storage)
 
     def _measure(self) -> None:
-        """How many steps a rollout has, as the algorithm or else the storage says."""
+        """Set the steps of a rollout from the algorithm, else from the storage."""
         self.update_every = int(self.algo.update_every or self.storage.max_size)
 
     def _begin(self, initial_weights: Any) -> None:
@@ -145,8 +149,8 @@ class CWorker(Worker):
         self._measure()
         self.updates_per_iter = self.algo.num_mini_batch * self.algo.num_epochs
         self._returns = EpisodeReturns()
-        self._stored = 0  # steps, since the storage was empty
-        self._num_envs: int | None = None  # that the storage is of
+        self._stored = 0  # steps in the storage
+        self._num_envs: int | None = None  # of the storage
         self._check_number(self.envs_train)
         if initial_weights is not None:
             self._load_weights("initial_weights", initial_weights)
@@ -162,31 +166,31 @@ class CWorker(Worker):
     def collect_data(
         self, listen_to: Sequence[str] = (), data_to_cpu: bool = True
     ) -> tuple[Data, dict[str, Any]] | Packed:
-        """Collect one rollout, of `update_every` steps.
+        """Collect one rollout of `update_every` steps.
 
         Args:
-            listen_to: keys. If :func:`~pycollect.scheme.broadcast_message` says ``b"stop"`` to one
-                of them, the rollout ends after the step that is being taken, as soon as it has
-                `fraction_samples` of its steps.
-            data_to_cpu: whether the storage is asked for data on the CPU.
+            listen_to: Message keys. If :func:`~pycollect.scheme.broadcast_message` sends
+                ``b"stop"`` to one of them, the rollout ends after the current step, but not before
+                it has `fraction_samples` of its steps (default: none).
+            data_to_cpu: Passed to the storage: return data on the CPU (default: ``True``).
 
         Returns:
-            What the storage holds; of a rollout that ended early its valid rows alone, copied. And
-            what there is to say of it::
+            A tuple of the storage's data and a dict. If the rollout ended early, the data are
+            copies of the valid rows only. The dict is::
 
                 {
-                    "Episodes": means over the episodes that ended, by the environments' own names,
-                        "TrainReward" for "r", and "TestReward" after an evaluation,
+                    "Episodes": means over ended episodes, by the environments' names of numbers;
+                        the return "r" is "TrainReward", and an evaluation adds "TestReward",
                     "Time": {"DataCollection": seconds},
                     "ActorVersion": {"DataCollection": version},
                     "NumberSamples": steps of single environments,
                 }
 
-            Both packed, if `compress_data_to_send` is set.
+            With `compress_data_to_send`, the tuple is returned as :class:`Packed`.
 
         Raises:
-            RuntimeError: there are no training environments.
-            TypeError, ValueError: `num_steps` is no int of at least 1, `listen_to` no keys.
+            RuntimeError: The worker has no training environments.
+            TypeError: `listen_to` is not a list of strings.
         """
         start = time.perf_counter()
         episodes, ended_early = self._collect_steps(self.update_every, listen_to)
@@ -210,18 +214,22 @@ class CWorker(Worker):
     def collect_train_data(
         self, num_steps: int | None = None, listen_to: Sequence[str] = ()
     ) -> tuple[float, float]:
-        """Store steps, beside those that are stored already.
+        """Collect steps and add them to the stored ones.
 
         Args:
-            num_steps: of the vector environment; None: `update_every`.
-            listen_to: as of `collect_data`.
+            num_steps: Steps of the vector environment. ``None`` means `update_every` (default:
+                ``None``).
+            listen_to: Message keys that can end the collection early, as in `collect_data`
+                (default: none).
 
         Returns:
-            The seconds that it took, and the mean return of the last 100 training episodes, nan
-            before one has ended.
+            The duration in seconds, and the mean return of the last 100 training episodes, nan
+            before the first has ended.
 
         Raises:
-            RuntimeError: there are no training environments.
+            RuntimeError: The worker has no training environments.
+            TypeError, ValueError: `num_steps` is not a positive int, or `listen_to` is not a list
+                of strings.
         """
         start = time.perf_counter()
         steps = self.update_every if num_steps is None else check_positive("num_steps", num_steps)
@@ -229,7 +237,7 @@ class CWorker(Worker):
         return time.perf_counter() - start, self._returns.mean
 
     def _collect_steps(self, steps: int, listen_to: Sequence[str]) -> tuple[dict[str, Any], bool]:
-        """Store so many steps; what was told of episodes, and whether it was stopped before."""
+        """Store that many steps; return means of episode numbers, and whether it ended early."""
         if not self.envs_train:
             raise RuntimeError(
                 f"worker {self.index_worker} has no training environments; where there are remote "
@@ -273,7 +281,7 @@ class CWorker(Worker):
         self.samples_collected += self.envs_train.num_envs
 
     def _is_test_due(self) -> bool:
-        """Whether one of the updates that this rollout is for is one to test at."""
+        """Return whether one of this rollout's updates is due for a test."""
         if not self.envs_test or self.algo.num_test_episodes <= 0:
             return False
         first = self.iter * self.updates_per_iter
@@ -281,13 +289,13 @@ class CWorker(Worker):
         return bool((updates % self.algo.test_every == 0).any())
 
     def evaluate(self) -> float:
-        """The mean return of ``algo.num_test_episodes`` episodes in the test environments.
+        """Return the mean return of ``algo.num_test_episodes`` test episodes.
 
-        Actions are deterministic. Which environment plays how many is settled before they begin, so
-        that short episodes count no more than long ones.
+        Actions are deterministic. The number of episodes of each environment is fixed in advance,
+        so that short episodes do not count more than long ones.
 
         Raises:
-            RuntimeError: there are no test environments.
+            RuntimeError: The worker has no test environments.
         """
         if not self.envs_test:
             raise RuntimeError(f"worker {self.index_worker} has no test environments")
@@ -297,14 +305,15 @@ class CWorker(Worker):
         return mean
 
     def set_weights(self, actor_weights: Any) -> None:
-        """Load weights, and take over their version.
+        """Load weights and their version.
 
         Args:
-            actor_weights: ``{"ActorVersion": number, "ActorWeights": what get_weights() gives}``.
+            actor_weights: ``{"ActorVersion": number, "ActorWeights": weights}``, with weights in
+                the form of `get_weights()`.
 
         Raises:
-            TypeError: it is no such dict.
-            ValueError: the weights are others than the actor's; nothing has changed.
+            TypeError: `actor_weights` is not such a dict.
+            ValueError: Names or shapes differ from the actor's weights; nothing was changed.
         """
         self._load_weights("actor_weights", actor_weights)
 
@@ -318,11 +327,11 @@ class CWorker(Worker):
         """Set an attribute of the algorithm.
 
         Args:
-            parameter_name: the attribute's.
-            new_parameter_value: what it is set to.
+            parameter_name: Name of the attribute.
+            new_parameter_value: New value.
 
         Raises:
-            AttributeError: it has none of that name.
+            AttributeError: The algorithm has no such attribute.
         """
         check_parameter("parameter_name", self.algo, parameter_name)
         self.algo.update_algorithm_parameter(parameter_name, new_parameter_value)
@@ -331,11 +340,11 @@ class CWorker(Worker):
         """Set an attribute of the storage.
 
         Args:
-            parameter_name: the attribute's.
-            new_parameter_value: what it is set to.
+            parameter_name: Name of the attribute.
+            new_parameter_value: New value.
 
         Raises:
-            AttributeError: it has none of that name.
+            AttributeError: The storage has no such attribute.
         """
         check_parameter("parameter_name", self.storage, parameter_name)
         self.storage.update_storage_parameter(parameter_name, new_parameter_value)
@@ -343,22 +352,23 @@ class CWorker(Worker):
     def replace_agent_component(
         self, component_name: str, new_component_factory: Callable[..., Any]
     ) -> None:
-        """Make a component anew, and use it instead of the one that there is.
+        """Replace a component by a new one.
 
-        Others that hold the old one as `actor`, `algo` or `envs` hold the new one from then on. New
-        training environments begin with a reset, and the old ones are closed. An optimizer keeps
-        the parameters of the old actor: where the worker learns, replace the algorithm, too.
+        Other components that hold the old one as `actor`, `algo` or `envs` get the new one. New
+        training environments are reset first, and the old ones are closed. An optimizer keeps the
+        old actor's parameters, so if the worker learns, also replace the algorithm.
 
         Args:
             component_name: "Algorithm", "Actor", "Storage", "TrainEnvironment" or
                 "TestEnvironment", or the attribute: algo, actor, storage, envs_train, envs_test.
-            new_component_factory: is called as the factory that the worker was made with.
+            new_component_factory: Factory of the new component, with the same arguments as the
+                constructor's factory.
 
         Raises:
-            AttributeError: there is no such component.
-            TypeError: the factory cannot be called.
-            ValueError: it makes another number of training environments than the storage is of. The
-                old ones stay.
+            AttributeError: The component is unknown.
+            TypeError: The factory is not callable.
+            ValueError: It makes another number of training environments than the storage has. The
+                old ones are kept.
         """
         attribute = attribute_of(component_name)
         if not callable(new_component_factory):
@@ -382,7 +392,7 @@ class CWorker(Worker):
             self._restart()
 
     def _check_number(self, envs: Any) -> None:
-        """Close new training environments, and raise, where the storage is of another number."""
+        """Close new training environments and raise if their number does not fit the storage."""
         number = envs.num_envs if envs else self._num_envs
         if self._num_envs not in (None, number):
             envs.close()

@@ -1,4 +1,4 @@
-"""The workers that collect for one parent."""
+"""The collection workers of one parent."""
 
 from __future__ import annotations
 
@@ -23,39 +23,44 @@ from pycollect.scheme.worker_set import WorkerSet, default_remote_config, lost
 
 
 class CWorkerSet(WorkerSet):
-    """Collection workers of one kind: a local one, and remote ones where there are two or more.
+    """A local collection worker, and remote ones on Ray if there are two or more.
 
-    With remote workers the local one has no environments: it holds the weights that they get, and
-    its algorithm and storage are for whoever learns.
+    With remote workers the local one has no environments: it holds the weights that they receive,
+    and its algorithm and storage serve the learner.
 
     Attributes:
         worker_class: :class:`CWorker`.
-        remote_config: what each remote worker reserves.
-        worker_params: keyword arguments that they are made with.
-        num_workers: how many remote ones are asked for; 0 or 1: the local one collects.
-        fraction_samples: as told.
+        remote_config: Resources that each remote worker reserves.
+        worker_params: Keyword arguments of the workers.
+        num_workers: Number of remote workers; with 0 or 1 the local worker collects.
+        fraction_samples: The argument.
 
     Args:
-        num_workers: how many remote ones; 0 or 1: the local one collects.
-        index_parent: which gradient worker they collect for.
-        algo_factory: as of :class:`CWorker`, and so for other factories.
-        actor_factory: makes an actor.
-        storage_factory: makes a storage.
-        local_device: where the local worker computes: "cpu" or "cuda:number"; None: CUDA where it
-            is available. Remote workers reserve a part of a GPU where it is one.
-        initial_weights: as `CWorker.set_weights` takes them; None: the actor's own.
-        fraction_samples: of a rollout's steps, at least so many are taken before it may end early.
-        total_parent_workers: how many parents there are, each with a set of its own; where there
-            are, the set of the first one, 0, does not collect.
-        compress_data_to_send: `collect_data` returns its result packed.
-        train_envs_factory: makes environments to collect from, or None.
-        test_envs_factory: makes environments to evaluate in, or None.
-        worker_remote_config: what each remote worker reserves, as `Worker.as_remote` takes it. What
-            is left out is as in `default_remote_config`.
+        num_workers: Number of remote workers; with 0 or 1 the local worker collects.
+        index_parent: Index of the gradient worker that they collect for.
+        algo_factory: Makes an algorithm; arguments of factories as in :class:`CWorker`.
+        actor_factory: Makes an actor.
+        storage_factory: Makes a storage.
+        local_device: Device of the local worker, "cpu" or "cuda:number". ``None`` means CUDA if it
+            is available. If it is a GPU, remote workers reserve a part of one (default: ``None``).
+        initial_weights: Initial weights in the form of `CWorker.set_weights`. Defaults to ``None``:
+            the actor's own.
+        fraction_samples: Share of a rollout's steps, 0 to 1, that must be collected before it may
+            end early (default: 1.0).
+        total_parent_workers: Number of parents, each with its own set. If it is positive, the set
+            of parent 0 does not collect (default: 0).
+        compress_data_to_send: Return the result of `collect_data` compressed, as :class:`Packed`
+            (default: ``False``).
+        train_envs_factory: Makes environments for collection, or returns ``None``. By default the
+            worker has none.
+        test_envs_factory: Makes environments for evaluation, or returns ``None``. By default the
+            worker has none.
+        worker_remote_config: Resources of each remote worker: arguments of `Worker.as_remote`.
+            Missing ones come from `default_remote_config`.
 
     Raises:
-        ValueError: the cluster has less than what the workers reserve.
-        WorkerError: a remote worker could not be made. Those that could are ended.
+        ValueError: The cluster lacks the resources that the workers reserve.
+        WorkerError: A remote worker could not be made. The others are ended.
     """
 
     def __init__(
@@ -97,7 +102,7 @@ class CWorkerSet(WorkerSet):
             },
             index_parent,
             worker_remote_config,
-            # The first of several parents only updates: its set has one worker, for the weights.
+            # The first of several parents only learns: its set has one worker, for the weights.
             0 if parents > 0 and index_parent == 0 else num_workers,
             local_device,
             initial_weights,
@@ -125,23 +130,25 @@ class CWorkerSet(WorkerSet):
         compress_data_to_send: bool = False,
         col_worker_resources: Mapping[str, Any] = default_remote_config,
     ) -> Callable[[Any, Any, int], CWorkerSet]:
-        """A function that makes such a set, to be called where its parent is.
+        """Return a function that makes such a set in its parent's process.
 
         Args:
-            num_workers: as of the class, and so for what has the same name.
-            algo_factory: makes an algorithm.
-            actor_factory: makes an actor.
-            storage_factory: makes a storage.
-            test_envs_factory: makes environments to evaluate in, or None.
-            train_envs_factory: makes environments to collect from, or None.
-            total_parent_workers: how many parents there are.
-            col_fraction_samples: `fraction_samples`.
-            compress_data_to_send: `collect_data` returns its result packed.
-            col_worker_resources: `worker_remote_config`.
+            num_workers: Number of remote workers; with 0 or 1 the local worker collects.
+            algo_factory: Makes an algorithm; arguments of factories as in :class:`CWorker`.
+            actor_factory: Makes an actor.
+            storage_factory: Makes a storage.
+            test_envs_factory: Makes environments for evaluation, or returns ``None``.
+            train_envs_factory: Makes environments for collection, or returns ``None``.
+            total_parent_workers: Number of parents, each with its own set. If it is positive, the
+                set of parent 0 does not collect (default: 0).
+            col_fraction_samples: `fraction_samples` of the class (default: 1.0).
+            compress_data_to_send: Return the result of `collect_data` compressed, as
+                :class:`Packed` (default: ``False``).
+            col_worker_resources: `worker_remote_config` of the class.
 
         Returns:
-            ``collection_worker_set_factory(device, initial_weights, index_parent)``, where `device`
-            is `local_device`.
+            ``collection_worker_set_factory(device, initial_weights, index_parent)``; `device` is
+            the class's `local_device`.
         """
 
         def collection_worker_set_factory(
@@ -167,9 +174,10 @@ class CWorkerSet(WorkerSet):
         return collection_worker_set_factory
 
     def broadcast_weights(self) -> None:
-        """Give the remote workers the local one's weights and version, for their next rollouts.
+        """Send the local worker's weights and version to the remote workers.
 
-        They lie in Ray's object store once. It does not wait for the workers.
+        They take them for their next rollouts. The weights are put into Ray's object store once,
+        and the call does not wait for the workers.
         """
         if self._remote_workers:
             weights = import_ray().put(self._weights())
@@ -177,18 +185,18 @@ class CWorkerSet(WorkerSet):
                 worker.set_weights.remote(weights)
 
     def collect_data(self, fraction_workers: float = 1.0) -> list[Any]:
-        """One rollout of each worker that collects.
+        """Collect one rollout from each collecting worker.
 
         Args:
-            fraction_workers: once so many of the workers are done, 0 to 1, the others are told to
-                end their rollouts, which they do as soon as they have `fraction_samples` of the
-                steps. 1: all are waited for.
+            fraction_workers: Share of the workers, 0 to 1, that must finish before the others are
+                asked to end their rollouts. They end as soon as they have `fraction_samples` of the
+                steps. 1 waits for all (default: 1.0).
 
         Returns:
-            What `collect_data` of each worker returned, in the order of workers.
+            The result of each worker's `collect_data`, in the order of workers.
 
         Raises:
-            WorkerError: a worker died. What a component raises is raised as Ray does.
+            WorkerError: A worker died. An exception of a component is raised in Ray's form.
         """
         stragglers = Preemption(check_fraction("fraction_workers", fraction_workers), 0.0)
         if not self._remote_workers:

@@ -1,4 +1,4 @@
-"""What the components of a worker are called, and how one takes another's place."""
+"""Names of a worker's components, and their replacement."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ ATTRIBUTES = {
     names.ALGORITHM: "algo",
     names.STORAGE: "storage",
 }
-"""Attributes of a worker by the names of its components, in the order in which they are made."""
+"""Attributes of a worker by component name, in the order of construction."""
 
 _HELD_AS = {"envs_train": "envs", "actor": "actor", "algo": "algo"}
-"""As what components hold each other."""
+"""Attribute names by which components refer to each other."""
 
 
 def nothing(*_: Any) -> None:
-    """The factory of environments that there are none of."""
+    """Make no environments."""
 
 
 def attribute_of(component_name: str) -> str:
-    """Which attribute of a worker a component is: by its name, or the attribute's own.
+    """Return the worker attribute of a component, given its name or the attribute itself.
 
     Raises:
-        AttributeError: there is no such component.
+        AttributeError: The component is unknown.
     """
     known = {**ATTRIBUTES, **{attribute: attribute for attribute in ATTRIBUTES.values()}}
     if component_name not in known:
@@ -38,10 +38,10 @@ def attribute_of(component_name: str) -> str:
 
 
 def check_made(factory: str, component: Any, protocol: type) -> Any:
-    """The component that a factory has made, if it has all that its Protocol has.
+    """Return a component from a factory after checking the members of its Protocol.
 
     Raises:
-        TypeError: it lacks something.
+        TypeError: A member is missing.
     """
     members = [name for name in vars(protocol) if not name.startswith("_")]
     lacks = [name for name in members if not hasattr(component, name)]
@@ -54,20 +54,20 @@ def check_made(factory: str, component: Any, protocol: type) -> Any:
 
 
 def hand_over(owner: Any, old: Any, new: Any, attribute: str) -> None:
-    """A component that holds the old one holds the new one from now on."""
+    """Replace the old component by the new one in a component that refers to it."""
     held_as = _HELD_AS.get(attribute)
     if owner is not None and held_as and getattr(owner, held_as, None) is old is not None:
         setattr(owner, held_as, new)
 
 
 def check_parameter(argument: str, owner: Any, name: str) -> None:
-    """Raise AttributeError where a component does not have that attribute."""
+    """Raise AttributeError if a component has no such attribute."""
     if not hasattr(owner, name):
         raise unknown(argument, name, [known for known in dir(owner) if not known.startswith("_")])
 
 
 def unknown(argument: str, name: str, known: Collection[str]) -> AttributeError:
-    """The error for a name that is none of those."""
+    """Return the error for an unknown name."""
     near = difflib.get_close_matches(name, known, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     few = f" of {sorted(known)}" if len(known) < 12 else ""

@@ -1,4 +1,4 @@
-"""What a worker returns, packed: its arrays compressed one by one, all else as it is."""
+"""Compressed results of a worker: each array is compressed, other values are unchanged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _ARGUMENT = "compress_data_to_send"
 
 @dataclass(frozen=True)
 class Packed:
-    """A value whose arrays and tensors are compressed; :func:`unpack` opens it.
+    """A value with compressed arrays and tensors; :func:`unpack` restores it.
 
-    So does taking it apart: ``data, info = packed``.
+    Tuple unpacking also restores it: ``data, info = packed``.
 
     Attributes:
-        content: the value, with a PackedArray in the place of each array and tensor.
+        content: The value, with a PackedArray in place of each array and tensor.
     """
 
     content: Any
@@ -31,10 +31,16 @@ class Packed:
 
 
 def pack(value: Any) -> Packed:
-    """Compress the arrays and tensors in dicts, lists and tuples, each by LZ4.
+    """Compress each array and tensor in dicts, lists and tuples by LZ4.
 
-    One that would not get smaller stays as it is, in its own memory. Objects of other kinds
-    stay, too.
+    Arrays that would not get smaller, and objects of other types, are kept uncompressed without a
+    copy.
+
+    Args:
+        value: Any nesting of dicts, lists and tuples.
+
+    Returns:
+        The compressed value.
 
     Raises:
         ImportError: LZ4 is not installed.
@@ -44,12 +50,19 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(packed: Any) -> Any:
-    """What :func:`pack` was given; tensors are on the CPU. Other values are given back."""
+    """Restore the value that was passed to :func:`pack`; return other values unchanged.
+
+    Args:
+        packed: A :class:`Packed`, or any other value.
+
+    Returns:
+        The value, with tensors on the CPU.
+    """
     return _each(packed.content, _opened) if isinstance(packed, Packed) else packed
 
 
 def check_lz4() -> None:
-    """Raise ImportError where LZ4 is not installed."""
+    """Raise ImportError if LZ4 is not installed."""
     import_lz4(_ARGUMENT)
 
 
@@ -64,7 +77,7 @@ def _opened(value: Any) -> Any:
 
 
 def _each(value: Any, change: Callable[[Any], Any]) -> Any:
-    """The value with each leaf of its dicts, lists and tuples changed."""
+    """Return the value with each leaf of its dicts, lists and tuples changed."""
     if type(value) is dict:
         return {key: _each(item, change) for key, item in value.items()}
     if type(value) in (list, tuple):

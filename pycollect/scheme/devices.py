@@ -1,4 +1,4 @@
-"""Where workers compute."""
+"""Devices of workers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pycollect.devices import check_here, named_device
 
 
 def device_of(name: str, device: Any) -> torch.device:
-    """The torch device that an argument of that name tells; None: CUDA where it is, else the CPU.
+    """Return the torch device of an argument; ``None`` means CUDA if available, else the CPU.
 
     Raises:
-        ValueError: it is none.
+        ValueError: The value is not a device.
     """
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -21,10 +21,10 @@ def device_of(name: str, device: Any) -> torch.device:
 
 
 def device_here(name: str, device: Any) -> torch.device:
-    """The same, of this process.
+    """Return the device like `device_of`, if this process has it.
 
     Raises:
-        ValueError: also where it is not here.
+        ValueError: The value is not a device, or this process does not have it.
     """
     own = device_of(name, device)
     check_here(name, own)

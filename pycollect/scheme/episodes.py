@@ -1,4 +1,4 @@
-"""What environments tell of the episodes that end, and the return of each."""
+"""Returns and infos of ended episodes."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from torch import Tensor
 from pycollect.scheme.names import TRAIN_REWARD
 from pycollect.scheme.protocols import Infos
 
-_RECENT = 100  # as many as other libraries average
+_RECENT = 100  # the usual window of other libraries
 
 
 class EpisodeReturns:
-    """Sums the rewards of P environments, episode by episode."""
+    """Sums the rewards of P environments by episode."""
 
     def __init__(self) -> None:
         self._running: Tensor | None = None
         self._recent: deque[float] = deque(maxlen=_RECENT)
 
     def restart(self) -> None:
-        """All environments were reset."""
+        """Forget open episodes after a reset of all environments."""
         self._running = None
 
     def add(self, reward: Tensor, ended: Sequence[int]) -> None:
-        """One step: rewards ``[P, 1]``, and which environments' episodes have ended."""
+        """Add a step: rewards ``[P, 1]`` and the environments with an ended episode."""
         running = reward.clone() if self._running is None else self._running + reward
         if ended:
             self._recent.extend(running[ended, 0].tolist())
@@ -36,18 +36,18 @@ class EpisodeReturns:
 
     @property
     def mean(self) -> float:
-        """Of the last 100 episodes; nan before one has ended."""
+        """Mean return of the last 100 episodes; nan before the first has ended."""
         return float(np.mean(self._recent)) if self._recent else float("nan")
 
 
 class EpisodeInfos:
-    """Collects the numbers that environments tell of episodes that have ended."""
+    """Collects the numbers in the infos of ended episodes."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, list[float]] = defaultdict(list)
 
     def add(self, infos: Infos, ended: Sequence[int]) -> None:
-        """One step: its infos, and which environments' episodes have ended."""
+        """Add a step: its infos and the environments with an ended episode."""
         if isinstance(infos, Mapping):
             for name, values in infos.items():
                 if ended and isinstance(values, np.ndarray):
@@ -59,7 +59,7 @@ class EpisodeInfos:
                     self._numbers[_named(name)].append(float(value))
 
     def means(self) -> dict[str, Any]:
-        """The mean of each number over the episodes that have ended."""
+        """Return the mean of each number over the ended episodes."""
         return {name: np.mean(values) for name, values in self._numbers.items()}
 
 

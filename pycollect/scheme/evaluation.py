@@ -1,4 +1,4 @@
-"""The return of an actor, over episodes that were chosen before they began."""
+"""Mean return of an actor over a fixed set of episodes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 
 
 def mean_return(algo: Any, actor: Any, envs: Any, episodes: int) -> float:
-    """The mean return of an actor that acts deterministically.
+    """Return the mean return of an actor with deterministic actions.
 
-    How many episodes each environment contributes is settled beforehand, as in Stable-Baselines3's
-    ``evaluate_policy``. To take whichever end first, as PyTorchRL does, prefers short ones.
+    The number of episodes of each environment is fixed in advance, as in Stable-Baselines3's
+    ``evaluate_policy``. Taking the episodes that end first, as PyTorchRL does, favors short ones.
 
     Args:
-        algo: an Algorithm.
-        actor: its Actor, in evaluation mode.
-        envs: a VecEnv.
-        episodes: how many in all.
+        algo: An Algorithm.
+        actor: Its Actor, in evaluation mode.
+        envs: A VecEnv.
+        episodes: Total number of episodes.
     """
     count = envs.num_envs
     wanted = np.array([(episodes + place) // count for place in range(count)])

@@ -1,4 +1,4 @@
-"""Messages to all processes of a Ray cluster, by key; and listening for the one that says stop."""
+"""Messages by key to all processes of a Ray cluster, and a listener for "stop"."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ STOP = b"stop"
 CONTINUE = b"start-continue"
 
 _NAMESPACE = "pycollect.scheme"
-_SHARE = 20  # of the time, one part in so many is spent on looking
+_SHARE = 20  # a check may take 1/20 of the time
 
 
 def broadcast_message(key: str, message: bytes | str) -> None:
-    """Show a message to all processes of this Ray cluster, in place of the last one of that key.
+    """Send a message to all processes of this Ray cluster.
+
+    It replaces the previous message with the same key.
 
     Args:
-        key: what :func:`check_message` is asked for.
-        message: bytes, or a text that is read as its UTF-8.
+        key: Key for :func:`check_message`.
+        message: Bytes, or a string, which is sent as UTF-8.
 
     Raises:
-        RuntimeError: this process is not part of a Ray cluster.
-        TypeError: the key is no string, or the message neither bytes nor a string.
+        RuntimeError: This process is not connected to a Ray cluster.
+        TypeError: The key is not a string, or the message is neither bytes nor a string.
     """
     if not isinstance(key, str):
         raise TypeError(f"key: expected a string, got {key!r}")
@@ -42,23 +44,29 @@ def broadcast_message(key: str, message: bytes | str) -> None:
 
 
 def check_message(key: str) -> bytes | None:
-    """The last message of that key; None: there is none, or no Ray cluster.
+    """Return the latest message with a key.
 
-    It asks Ray's control store, which takes about as long as a call of an actor.
+    This queries Ray's control store, which takes about as long as an actor call.
+
+    Args:
+        key: Key of the message.
+
+    Returns:
+        The message, or ``None`` if there is none or no Ray cluster.
     """
     store = _store()
     return None if store is None else store._internal_kv_get(key, namespace=_NAMESPACE)
 
 
 def withdraw_message(key: str) -> None:
-    """There is no message of that key any more."""
+    """Delete the message with a key."""
     store = _store()
     if store is not None:
         store._internal_kv_del(key, namespace=_NAMESPACE)
 
 
 def _store() -> Any:
-    """Ray's key-value store, which outlives the processes that write into it; None: no Ray."""
+    """Return Ray's key-value store, which outlives its writers, or ``None`` without Ray."""
     if "ray" not in sys.modules or not import_ray().is_initialized():
         return None
     from ray.experimental import internal_kv
@@ -73,9 +81,9 @@ def _checked_keys(keys: Any) -> tuple[str, ...]:
 
 
 class StopListener:
-    """Whether one of some keys says stop, as it is asked after every step.
+    """Checks after each step whether a stop message was sent to one of its keys.
 
-    It looks so seldom that looking takes a twentieth of the time, however slow the cluster is.
+    It limits its queries so that they take one twentieth of the time, however slow the cluster.
     """
 
     def __init__(
@@ -87,7 +95,7 @@ class StopListener:
 
     @property
     def heard(self) -> bool:
-        """Whether one says so now, as far as it has looked."""
+        """Whether the latest query found a stop message."""
         if not self._keys:
             return False
         start = time.perf_counter()

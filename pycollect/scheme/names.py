@@ -1,8 +1,8 @@
-"""What data and information are called: PyTorchRL's names, by which its components find them."""
+"""PyTorchRL's names of data and infos, which its components use as keys."""
 
 from __future__ import annotations
 
-# What `collect_data` tells beside the data.
+# Infos of `collect_data`.
 EPISODES = "Episodes"
 TIME = "Time"
 COLLECTION = "DataCollection"
@@ -12,7 +12,7 @@ NUMSAMPLES = "NumberSamples"
 TRAIN_REWARD = "TrainReward"
 TEST_REWARD = "TestReward"
 
-# What a step is made of.
+# Entries of a step.
 OBS = "Observation"
 RHS = "RecurrentHiddenStates"
 DONE = "Done"
@@ -23,7 +23,7 @@ RHS2 = "NextRecurrentHiddenStates"
 DONE2 = "NextDone"
 INFO = "EnvironmentInformation"
 
-# What algorithms add to it.
+# Entries that algorithms add.
 VAL = "Value"
 LOGP = "LogProbability"
 

@@ -1,8 +1,8 @@
-"""What a CWorker asks of the components that it is given.
+"""The methods that a CWorker needs from its components.
 
 PyTorchRL's actors, algorithms, storages and vector environments have these methods, and so do those
-of :mod:`pycollect.scheme.gym`. P are the environments of one worker. Observations and hidden states
-are tensors ``[P, ...]``, or dicts of such.
+of :mod:`pycollect.scheme.gym`. P is the number of environments of one worker. Observations and
+hidden states are tensors ``[P, ...]``, or dicts of such tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Tree = Tensor | dict[str, Tensor]
 """A tensor, or a dict of tensors."""
 
 Data = dict[str, Any]
-"""What a storage gives away: tensors or arrays ``[steps, P, ...]`` by name, or dicts of such."""
+"""Contents of a storage: tensors or arrays ``[steps, P, ...]`` by name, or dicts of these."""
 
 
 class VecEnv(Protocol):
@@ -25,139 +25,142 @@ class VecEnv(Protocol):
 
     @property
     def num_envs(self) -> int:
-        """P."""
+        """Number of environments, P."""
 
     def reset(self) -> Tree:
-        """Reset all; observations ``[P, ...]``."""
+        """Reset all environments; return observations ``[P, ...]``."""
 
     def step(self, action: Tensor) -> tuple[Tree, Tensor, Tensor, Any]:
-        """Step all by actions ``[P, ...]``.
+        """Step all environments with actions ``[P, ...]``.
 
         Returns:
-            Observations ``[P, ...]``, the first of the next episode where one has ended; rewards
-            ``[P, 1]``; done flags ``[P, 1]``, 1.0 where an episode has ended; infos, one per
-            environment, in which ``"episode"`` of an episode's last one holds numbers, its return
-            as ``"r"``. Or one dict of arrays ``[P]``.
+            A tuple of four items.
+
+            - Observations ``[P, ...]``. After the end of an episode, the first one of the next.
+            - Rewards ``[P, 1]``.
+            - Done flags ``[P, 1]``, 1.0 if the episode has ended.
+            - Infos, one dict per environment. At the end of an episode its ``"episode"`` is a dict
+              of numbers, with the return as ``"r"``. Or a single dict of arrays ``[P]``.
         """
 
     def close(self) -> Any:
-        """Free what they hold."""
+        """Close all environments."""
 
 
 class Actor(Protocol):
-    """A module that acts: its parameters and buffers are what weights are."""
+    """A module that chooses actions; its parameters and buffers are the weights."""
 
     def actor_initial_states(self, obs: Tree) -> tuple[Tree, Tree, Tensor]:
-        """First observations as they are, first hidden states, and done flags ``[P, 1]`` of 0."""
+        """Return the observations, initial hidden states, and done flags ``[P, 1]`` of 0."""
 
     def try_load_from_checkpoint(self) -> None:
-        """Load weights of an earlier run, if it knows of some."""
+        """Load the weights of an earlier run, if there is a checkpoint."""
 
     def state_dict(self) -> Mapping[str, Tensor]:
-        """As of a torch module."""
+        """Return the weights, like a torch module."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> Any:
-        """As of a torch module."""
+        """Load weights, like a torch module."""
 
     def train(self, mode: bool = True) -> Any:
-        """As of a torch module."""
+        """Set training mode, like a torch module."""
 
     def eval(self) -> Any:
-        """As of a torch module."""
+        """Set evaluation mode, like a torch module."""
 
 
 class Algorithm(Protocol):
-    """How its actor is asked, and how often what is done."""
+    """Chooses actions with its actor, and defines how often to collect, learn and test."""
 
     @property
     def start_steps(self) -> int:
-        """Steps of the vector environment that are stored before the first rollout."""
+        """Steps of the vector environment to store before the first rollout."""
 
     @property
     def update_every(self) -> int | None:
-        """Steps of the vector environment in one rollout; None: as many as the storage holds."""
+        """Steps of the vector environment in one rollout; ``None`` fills the storage."""
 
     @property
     def num_epochs(self) -> int:
-        """How often a rollout is learnt from."""
+        """Number of passes over each rollout in training."""
 
     @property
     def num_mini_batch(self) -> int:
-        """In how many updates each time."""
+        """Number of updates per pass."""
 
     @property
     def test_every(self) -> int:
-        """Updates between two evaluations."""
+        """Number of updates between two evaluations."""
 
     @property
     def num_test_episodes(self) -> int:
-        """Episodes in each; 0: there is none."""
+        """Number of episodes per evaluation; 0 disables it."""
 
     def acting_step(
         self, obs: Tree, rhs: Tree, done: Tensor, deterministic: bool = False
     ) -> tuple[Tensor, Tensor, Tree, dict[str, Any]]:
-        """Actions, the same clipped to the action space, new hidden states, what else to store."""
+        """Return actions, the same clipped to the action space, hidden states and extra entries."""
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
-        """Set one of its attributes."""
+        """Set an attribute of the algorithm."""
 
 
 class Storage(Protocol):
-    """Keeps the steps of a rollout."""
+    """Stores the steps of a rollout."""
 
     @property
     def max_size(self) -> int:
-        """How many steps of the vector environment it holds."""
+        """Maximum number of steps of the vector environment."""
 
     def insert_transition(self, sample: dict[str, Any]) -> None:
-        """Copy one step of all environments, by PyTorchRL's names of its entries."""
+        """Copy one step of all environments, with PyTorchRL's names of its entries."""
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> Data:
-        """All that is stored, which may be its own memory."""
+        """Return all stored data, which may be the storage's own memory."""
 
     def reset(self) -> None:
-        """Forget it."""
+        """Delete all stored data."""
 
     def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
-        """Set one of its attributes."""
+        """Set an attribute of the storage."""
 
 
 class ActorFactory(Protocol):
     """Makes an actor on a device."""
 
     def __call__(self, device: torch.device, /) -> Any:
-        """Make it."""
+        """Make the actor."""
 
 
 class AlgorithmFactory(Protocol):
-    """Makes an algorithm for an actor; `envs` is None where a worker does not collect."""
+    """Makes an algorithm for an actor; `envs` is ``None`` if the worker does not collect."""
 
     def __call__(self, device: torch.device, actor: Any, envs: Any, /) -> Any:
-        """Make it."""
+        """Make the algorithm."""
 
 
 class StorageFactory(Protocol):
-    """Makes a storage; `envs` is None where a worker does not collect."""
+    """Makes a storage; `envs` is ``None`` if the worker does not collect."""
 
     def __call__(self, device: torch.device, actor: Any, algorithm: Any, envs: Any, /) -> Any:
-        """Make it."""
+        """Make the storage."""
 
 
 class TrainEnvsFactory(Protocol):
-    """Makes the environments to collect from, or None."""
+    """Makes the environments for collection, or returns ``None``."""
 
     def __call__(self, device: torch.device, index_worker: int, index_parent: int, /) -> Any:
-        """Make them."""
+        """Make the environments."""
 
 
 class TestEnvsFactory(Protocol):
-    """Makes the environments to evaluate in, or None; `mode` is ``"test"``."""
+    """Makes the environments for evaluation, or returns ``None``; `mode` is ``"test"``."""
 
     def __call__(
         self, device: torch.device, index_worker: int, index_parent: int, mode: str, /
     ) -> Any:
-        """Make them."""
+        """Make the environments."""
 
 
 Infos = Sequence[Mapping[str, Any]] | Mapping[str, Any]
-"""What environments tell beside a step: one dict each, or one dict of arrays ``[P]``."""
+"""Infos of a step: one dict per environment, or one dict of arrays ``[P]``."""

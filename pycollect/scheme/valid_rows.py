@@ -1,4 +1,4 @@
-"""What a storage of fixed length gives away of a rollout that ended before it was full."""
+"""Valid rows of a fixed-length storage after a rollout that ended early."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _OF_THE_STATE = (OBS, RHS, DONE)
 
 
 def valid_rows(data: dict[str, Any], steps: int) -> dict[str, Any]:
-    """Copies of the rows of so many steps, and of the state behind the last one.
+    """Copy the rows of the collected steps, and the state after the last one.
 
-    A storage for on-policy algorithms holds one row more than its steps: observation, hidden state
-    and done flag after the last one. What there is no such row of is 0 there, as it is at the end
-    of a full rollout. Leaves that are not longer stay as they are.
+    On-policy storages have one row more than steps: observation, hidden state and done flag after
+    the last step. Other entries are 0 in that row, as after a full rollout. Entries that are not
+    longer are returned unchanged.
 
     Args:
-        data: arrays or tensors ``[rows, P, ...]`` by name, or dicts of such; None: nothing.
-        steps: how many were stored since it was empty.
+        data: Arrays or tensors ``[rows, P, ...]``, ``None``, or dicts of such values, by name.
+        steps: Number of stored steps.
     """
     return {name: _cut(value, steps, name in _OF_THE_STATE) for name, value in data.items()}
 

@@ -1,4 +1,4 @@
-"""What all workers of a scheme have in common, whatever they do."""
+"""Methods that all workers of a scheme share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class Worker:
-    """A worker, in this process or, by :meth:`as_remote`, in a Ray actor.
+    """A worker in this process or, through :meth:`as_remote`, in a Ray actor.
 
     Attributes:
-        index_worker: which of its set it is; 0 is the local one.
-        actor: the actor that it has.
-        is_remote: whether it is a Ray actor.
+        index_worker: Index of the worker in its set; 0 is the local one.
+        actor: The worker's actor.
+        is_remote: Whether the worker is a Ray actor.
     """
 
     is_remote: ClassVar[bool] = False
@@ -41,18 +41,20 @@ class Worker:
         object_store_memory: int | None = None,
         resources: Mapping[str, float] | None = None,
     ) -> Any:
-        """This class as Ray's actor class: ``cls.as_remote(...).remote(...)`` makes an actor.
+        """Return this class as a Ray actor class.
+
+        ``cls.as_remote(...).remote(...)`` makes an actor.
 
         Args:
-            num_cpus: cores that each actor reserves; None: Ray's default.
-            num_gpus: GPUs, or a part of one.
-            memory: bytes.
-            object_store_memory: is not told Ray, which reserves none for actors any more; a warning
-                says so.
-            resources: others, by name.
+            num_cpus: Number of CPUs that each actor reserves. Defaults to ``None``: Ray's default.
+            num_gpus: Number of GPUs, which may be a fraction. Defaults to ``None``: Ray's default.
+            memory: Memory in bytes. Defaults to ``None``: Ray's default.
+            object_store_memory: Ignored with a warning, because Ray no longer reserves any for
+                actors (default: ``None``).
+            resources: Custom resources by name (default: ``None``).
 
         Returns:
-            What ``ray.remote`` makes of the class.
+            The result of ``ray.remote`` for this class.
         """
         if object_store_memory is not None:
             warn_user("object_store_memory: Ray reserves none for actors any more; it is ignored")
@@ -68,15 +70,15 @@ class Worker:
         )(there)
 
     def print_worker_info(self) -> None:
-        """Log which worker this is, and where."""
+        """Log the worker's name and node."""
         where = f" in a Ray actor on {self.get_node_ip()}" if self.is_remote else ""
         _LOGGER.info("created %s %d%s", type(self).__name__, self.index_worker, where)
 
     def get_weights(self) -> dict[str, Any]:
-        """The actor's weights.
+        """Return the actor's weights.
 
         Returns:
-            Its state dict, with tensors on the CPU.
+            The state dict, with tensors on the CPU.
         """
         return {
             name: value.cpu() if isinstance(value, torch.Tensor) else value
@@ -84,21 +86,21 @@ class Worker:
         }
 
     def terminate_worker(self) -> None:
-        """End this Ray actor, behind what was asked of it before.
+        """End this Ray actor after all earlier calls.
 
         Raises:
-            RuntimeError: the worker is not in an actor.
+            RuntimeError: The worker is not a Ray actor.
         """
         if not self.is_remote:
             raise RuntimeError("terminate_worker: expected a worker in a Ray actor; use stop()")
         import_ray().actor.exit_actor()
 
     def get_node_ip(self) -> str:
-        """The address of the node that it is on."""
+        """Return the IP address of the worker's node."""
         return str(import_ray().util.get_node_ip_address())
 
     def find_free_port(self) -> int:
-        """A TCP port that is free on its node now."""
+        """Return a TCP port that is currently free on the worker's node."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return int(probe.getsockname()[1])
@@ -107,10 +109,10 @@ class Worker:
         """Join torch's default process group.
 
         Args:
-            url: where its ranks meet.
-            rank: of this process.
-            world_size: how many there are.
-            backend: a name that torch.distributed knows.
+            url: `init_method` of the group.
+            rank: Rank of this process.
+            world_size: Number of ranks.
+            backend: Backend of torch.distributed.
         """
         torch.distributed.init_process_group(
             backend=backend, init_method=url, rank=rank, world_size=world_size
@@ -118,18 +120,18 @@ class Worker:
 
     @staticmethod
     def get_host() -> str:
-        """The name of the node that it is on."""
+        """Return the host name of the worker's node."""
         return os.uname()[1]
 
 
 def resolved_weights(name: str, weights: Any) -> Any:
-    """Weights with their version as a dict; a reference to such in Ray's object store is read.
+    """Return weights with their version as a dict; a Ray object reference is fetched first.
 
     Args:
-        name: of the argument.
+        name: Name of the argument.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: The value is neither.
     """
     if not isinstance(weights, Mapping) and type(weights).__name__ == "ObjectRef":
         weights = import_ray().get(weights)
@@ -140,7 +142,7 @@ def resolved_weights(name: str, weights: Any) -> Any:
 
 
 def check_weights(name: str, weights: Any, own: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError where weights are not of the names and shapes of `own`."""
+    """Raise TypeError or ValueError if names or shapes of weights differ from `own`."""
     if not isinstance(weights, Mapping):
         raise TypeError(f"{name}: expected a dict as {WEIGHTS!r}, got {type(weights).__name__}")
     missing, unexpected = (

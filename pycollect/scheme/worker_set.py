@@ -1,4 +1,4 @@
-"""A local worker, and remote ones like it in Ray actors."""
+"""A local worker, and remote workers of the same class in Ray actors."""
 
 from __future__ import annotations
 
@@ -23,42 +23,44 @@ default_remote_config: dict[str, Any] = {
     "memory": 5 * 1024**3,
     "object_store_memory": 2 * 1024**3,
 }
-"""What a remote worker reserves, where nothing else is said: PyTorchRL's."""
+"""Default resources of a remote worker, as in PyTorchRL."""
 
-_STOP_SECONDS = 10.0  # in which remote workers close what they have, before they are killed
-_STILL_SECONDS = 60.0  # between two warnings that workers are not there yet
+_STOP_SECONDS = 10.0  # grace period of remote workers before they are killed
+_STILL_SECONDS = 60.0  # between two warnings that workers are not ready yet
 
 
 S = TypeVar("S", bound="WorkerSet")
 
 
 class WorkerSet:
-    """A local worker and, where there are to be two or more, as many in Ray actors.
+    """A local worker and, if two or more are requested, remote workers in Ray actors.
 
-    Ray is joined, or started, once the first remote worker is made.
+    Ray is joined or started when the first remote worker is made.
 
     Attributes:
-        worker_class: the class of all of them.
-        remote_config: what each remote worker reserves.
-        worker_params: keyword arguments that they are made with.
-        num_workers: how many remote ones are asked for; 0 or 1: the local one does the work.
+        worker_class: Class of all workers.
+        remote_config: Resources that each remote worker reserves.
+        worker_params: Keyword arguments of the workers.
+        num_workers: Number of remote workers; with 0 or 1 the local worker does the work.
 
     Args:
-        worker: a subclass of :class:`Worker`.
-        worker_params: its keyword arguments, but for `index_worker`.
-        index_parent_worker: the index of the worker that this set works for.
-        worker_remote_config: arguments of `Worker.as_remote`; what is left out is as in
-            `default_remote_config`, but for `num_gpus` on a CPU.
-        num_workers: how many remote ones.
-        local_device: where the local worker computes, and whether remote ones reserve a part of a
-            GPU: "cpu" or "cuda:number"; None: CUDA where it is available here.
-        initial_weights: of the local worker, which the others get from it.
-        add_local_worker: whether there is one.
-        total_parent_workers: how many parents there are, each with a set of its own.
+        worker: A subclass of :class:`Worker`.
+        worker_params: Keyword arguments of the class, except `index_worker`.
+        index_parent_worker: Index of the worker that this set works for.
+        worker_remote_config: Resources of each remote worker: arguments of `Worker.as_remote`.
+            Missing ones come from `default_remote_config`, except `num_gpus` on a CPU.
+        num_workers: Number of remote workers; with 0 or 1 the local worker does the work (default:
+            1).
+        local_device: Device of the local worker, "cpu" or "cuda:number". ``None`` means CUDA if it
+            is available. If it is a GPU, remote workers reserve a part of one (default: ``None``).
+        initial_weights: Initial weights of the local worker, which passes them to the others.
+            Defaults to ``None``: the actor's own.
+        add_local_worker: Whether to make a local worker (default: ``True``).
+        total_parent_workers: Number of parents, each with its own set (default: ``None``).
 
     Raises:
-        ValueError: the cluster has less than what the workers reserve.
-        WorkerError: a remote worker could not be made. Those that could are ended.
+        ValueError: The cluster lacks the resources that the workers reserve.
+        WorkerError: A remote worker could not be made. The others are ended.
     """
 
     def __init__(
@@ -95,37 +97,39 @@ class WorkerSet:
             raise
 
     def _local_params(self, params: dict[str, Any]) -> dict[str, Any]:
-        """What the local worker is made with."""
+        """Return the keyword arguments of the local worker."""
         return params
 
     def __enter__(self: S) -> S:
+        """Return the set itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Stop the workers."""
         self.stop()
 
     def local_worker(self) -> Any:
-        """The worker in this process.
+        """Return the worker in this process.
 
         Returns:
-            The worker itself; None where there is none.
+            The worker itself, or ``None`` without a local worker.
         """
         return self._local_worker
 
     def remote_workers(self) -> list[Any]:
-        """The workers in Ray actors.
+        """Return the workers in Ray actors.
 
         Returns:
-            Ray's handles of them, in the order of their indices, from 1 on: their methods are
-            called as ``worker.collect_data.remote()``.
+            Ray's actor handles, in the order of their indices, which start at 1. Call their methods
+            as ``worker.collect_data.remote()``.
         """
         return self._remote_workers
 
     def add_workers(self, num_workers: int) -> None:
-        """Make more remote workers, which begin with the local worker's weights.
+        """Make more remote workers, which start with the local worker's weights.
 
         Args:
-            num_workers: how many more.
+            num_workers: Number of additional workers.
         """
         self._add(check_positive("num_workers", num_workers))
         self.num_workers = len(self._remote_workers)
@@ -137,7 +141,7 @@ class WorkerSet:
         self._remote_workers += self._made(range(there + 1, there + count + 1))
 
     def _enter(self) -> None:
-        """Join Ray, or start it, until `stop` or the end of this object."""
+        """Join or start Ray, until `stop` or the end of this object."""
         if self._session is None:
             SESSION.enter(None)
             self._session = when_forgotten(self, SESSION.leave)
@@ -160,16 +164,16 @@ class WorkerSet:
         return made
 
     def _weights(self) -> dict[str, Any]:
-        """The local worker's, with their version."""
+        """Return the local worker's weights with their version."""
         local = self._local_worker
         return {VERSION: getattr(local, "actor_version", 0), WEIGHTS: local.get_weights()}
 
     def stop(self) -> None:
-        """Close what the workers have, and end the remote ones, behind what they do now.
+        """Finish current calls, close environments, and end the remote workers. Idempotent.
 
-        Those that are not done within ten seconds are killed. Idempotent.
+        Workers that need more than ten seconds are killed.
         """
-        if os.getpid() != self._process:  # a fork: they are its parent's
+        if os.getpid() != self._process:  # a fork must not end its parent's workers
             return
         if hasattr(self._local_worker, "stop"):
             self._local_worker.stop()
@@ -181,7 +185,7 @@ class WorkerSet:
 
 
 def _remote_config(given: Mapping[str, Any], local_device: Any) -> dict[str, Any]:
-    """Arguments of `Worker.as_remote` that its workers can have."""
+    """Return checked arguments of `Worker.as_remote`."""
     argument = "worker_remote_config"
     if not isinstance(given, Mapping):
         raise TypeError(f"{argument}: expected a dict, got {type(given).__name__}")
@@ -202,7 +206,7 @@ def _remote_config(given: Mapping[str, Any], local_device: Any) -> dict[str, Any
 
 
 def _await(ready: dict[Any, int]) -> None:
-    """Wait until all are made; raise what the first that could not be made tells."""
+    """Wait until all workers are made; raise the first error."""
     ray = import_ray()
     while ready:
         done, _ = ray.wait(list(ready), timeout=_STILL_SECONDS)
@@ -217,7 +221,7 @@ def _await(ready: dict[Any, int]) -> None:
 
 
 def lost(index: int, error: Exception) -> WorkerError:
-    """The error for a remote worker that ended."""
+    """Return the error for a remote worker that ended."""
     end = end_of(error)
     return WorkerDied(f"worker {index} died: {end.line}", index, 0, end.account)
 

@@ -1,12 +1,11 @@
-"""The stream of batches that a user iterates: its counting, its state, its delivery.
+"""The stream of batches that a user iterates: counting, state and delivery.
 
-`collector` has a `source` of batches, of which `in_process` is one; both write into a `flow`.
+`collector` gets batches from a `source`, such as `in_process`; both update a `flow`. `ledger`
+accounts for every frame, `state` saves and restores the stream, `delivery` and the `buffer_` files
+pass batches to the user or a replay buffer, and the `weight_` files implement TorchRL's ways of
+weight updates.
 
-`ledger` says what became of every frame, `state` where the stream stands, `delivery` and the
-`buffer_` files how a batch gets to the user or into a replay buffer, `weight_` files by which of
-TorchRL's ways new weights come.
-
-Floor below: `worker`, and `trajectories` for batches of whole ones. Workers elsewhere are not known
-here.
-Way of the data: batch -> (queue of trajectories) -> delivery -> user, or replay buffer.
+Depends on `worker`, and on `trajectories` for batches of whole trajectories. It does not know
+workers in other processes.
+Data flow: batch -> (queue of trajectories) -> delivery -> user, or replay buffer.
 """

@@ -1,4 +1,4 @@
-"""The stream of batches that a user iterates, whatever collects them."""
+"""The stream of batches that a user iterates; the base of all collectors."""
 
 from __future__ import annotations
 
@@ -47,21 +47,20 @@ T = TypeVar("T")
 
 
 class Finished(NamedTuple):
-    """A batch as the caller gets it, None if it is in the replay buffer."""
+    """A batch ready for the caller; ``td`` is ``None`` if it went to the replay buffer."""
 
     td: TensorDictBase | None
     frames_of: Mapping[int, int]
 
 
 class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes, TorchRLKin):
-    """A stream of batches: ``iter()``, ``next()`` and ``.next()`` all go on where it stands.
+    """A stream of batches; ``iter()``, ``next()`` and ``.next()`` share one position in it.
 
-    What the classes that users make add to it is their signature, their source, and what can be
-    asked of such a source alone.
+    Subclasses add a signature, a source, and the requests that only such a source can answer.
 
     Args:
-        flow: the accounts of the stream.
-        source: writes into them; it is started here, and closed where that fails.
+        flow: Accounts of the stream.
+        source: Fills them. It is started here, and closed if the constructor fails.
     """
 
     _frames_divided_among = "environments"  # for the rounding warning
@@ -77,7 +76,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         TorchRLKin.__init__(self)
         WeightUpdates.__init__(self)
         self._flow, self._source = flow, source
-        self._released = False  # nothing is there any more to be let go
+        self._released = False  # all resources are freed
         self._progress: Progress | None = None
         self._background = Background()
         self._ready: deque[Finished] = deque()  # counted as delivered; more than one is rare
@@ -92,16 +91,18 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 flow.options.frames_per_batch, source.batch_frames, self._frames_divided_among
             )
             self.register_scheme_receiver(flow.options.ways.receivers)
-        except BaseException:  # also a warning, where these are errors
+        except BaseException:  # includes warnings that a filter turned into errors
             self.shutdown()
             raise
 
     # The stream
 
     def __iter__(self) -> Iterator[TensorDictBase | None]:
+        """Return the collector itself."""
         return self
 
     def __next__(self) -> TensorDictBase | None:
+        """Return the next batch like `next`, but raise StopIteration at the end."""
         own: Finished | None = None
         try:
             with self._flow.moving:
@@ -110,26 +111,26 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                     raise StopIteration
                 own = self._ready.popleft()
         except BaseException:
-            if own is not None:  # interrupted on its way to the caller: it comes next
+            if own is not None:  # interrupted before it was returned: return it next time
                 self._ready.appendleft(own)
             raise
         return own.td
 
     def next(self) -> TensorDictBase | None:
-        """The next batch, or None once `total_frames` were collected.
+        """Return the next batch, or ``None`` after `total_frames` frames.
 
-        With a replay buffer the batch goes there, and what is returned is always None.
+        With a replay buffer, the batch is written to it and ``None`` is returned.
 
         Returns:
-            A TensorDict of the shape that the class tells under "Yields": [T] or [P, T] of one
-            worker, [B, T] or [B, P, T] of B workers in step, with the environment's observations,
-            what the policy wrote, and under "next" the true successors, "reward", "terminated",
-            "truncated" and "done", each [..., 1].
+            A TensorDict of batch size [T] or [P, T] for one worker, [B, T] or [B, P, T] for B sync
+            workers; the class lists its shapes under "Yields". The batch contains the observations,
+            the policy's outputs, and under "next" the true successor observations, "reward",
+            "terminated", "truncated" and "done", each [..., 1].
 
         Raises:
-            RuntimeError: the collector was shut down before its end.
-            WorkerError: a worker died.
-            Exception: what an environment or the policy raised; again at every later call.
+            RuntimeError: The collector was shut down before its end.
+            WorkerError: A worker died.
+            Exception: An environment or the policy raised it. Every later call raises it again.
         """
         return next(self, None)
 
@@ -177,18 +178,18 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def _finished(
         self, td: TensorDictBase, host: Mapping[Key, torch.Tensor], frames_of: Mapping[Any, int]
     ) -> TensorDictBase:
-        """What the caller gets.
+        """Return the batch in its final form.
 
         Args:
-            host: leaves that are on the host, as `finished` has them.
-            frames_of: each worker's number of them.
+            host: Tensors of the batch that are in host memory, as in `finished`.
+            frames_of: Number of frames of each worker.
         """
         return finished(td, self._flow.options, host)
 
     def _trajectories(self) -> bool:
-        """Finish the next complete trajectories, put together on the host.
+        """Finish the next complete trajectories, assembled in host memory.
 
-        Frames of other trajectories stay in flight until theirs is delivered.
+        Frames of other trajectories stay in flight until these are delivered.
         """
         assert self._flow.queue is not None
         popped: TrajectoryBatch | None = None
@@ -217,7 +218,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._fill_with_trajectories()
 
     def _fill_with_rollouts(self) -> None:
-        """The rollouts of a batch go to the replay buffer, one by one."""
+        """Write the rollouts of a batch to the replay buffer, one by one."""
         batch, td = self._assembled(self._flow.uploads)
         with self._filling() as filling:
             with Uninterrupted():
@@ -230,14 +231,14 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 filling.count(frames_of)
 
     def _fill_with_trajectories(self) -> None:
-        """What a batch completes goes to the replay buffer, one trajectory after the other."""
+        """Write the trajectories that a batch completes to the replay buffer."""
         queue, options = self._flow.queue, self._flow.options
         assert queue is not None
         self._enqueue()
         with self._filling() as filling:
             while not self._released and (waiting := queue.complete):
                 popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
-                assert popped is not None  # so many are there
+                assert popped is not None  # `complete` counted them
                 filling.expect(popped.frames)
                 td = self._flow.uploads.moved(popped.td, *self._place)
                 put(finished(td, options, {}), options.replay_buffer)
@@ -245,7 +246,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
     @contextmanager
     def _filling(self) -> Iterator[Filling]:
-        """What goes into the replay buffer within is one batch."""
+        """Count everything written to the replay buffer within as one batch."""
         filling = Filling(self._flow.ledger)
         try:
             with self._flow.statistics.timed("deliver"), filling:
@@ -256,7 +257,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
     @contextmanager
     def _delivering(self) -> Iterator[dict[int, int]]:
-        """Deliver a batch; the frames that are counted within are lost if it does not get ready."""
+        """Deliver a batch; frames counted within are lost if it does not become ready."""
         counted: dict[int, int] = {}
         try:
             yield counted
@@ -273,7 +274,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         self._flow.statistics.count_batch(sum(frames_of.values()))
 
     def _lose_counted(self, frames_of: Mapping[int, int], reason: str) -> None:
-        """Frames that were counted as delivered do not reach the caller."""
+        """Move frames that were counted as delivered to the lost ones."""
         with Uninterrupted():
             for worker, frames in frames_of.items():
                 self._flow.ledger.deliver(worker, -frames)
@@ -285,11 +286,11 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._lose_counted(self._ready.pop().frames_of, reason)
 
     def _assembled(self, uploads: Uploads | None) -> tuple[Batch, TensorDictBase]:
-        """The next batch as it was collected; it is not claimed yet.
+        """Return the next batch as it was collected, not claimed yet.
 
         Later calls raise the same exception again, unless it is a LimitError of this process.
         """
-        try:  # as `_fatal`, which would cost microseconds of every batch
+        try:  # `_fatal` inlined: it would cost microseconds per batch
             batch = self._collected()
             with self._flow.statistics.timed("deliver"):
                 return batch, assembled(batch, self._flow.options, uploads)
@@ -298,13 +299,13 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             raise
 
     def _enqueue(self) -> None:
-        """Collect a batch, whose rollouts go on with the trajectories that they belong to."""
+        """Collect a batch and append its rollouts to their trajectories."""
         assert self._flow.queue is not None
         batch, td = self._assembled(None)
         self._source.before_delivery(td)
-        if self._released:  # by the hook: another thread would wait for the batch
+        if self._released:  # the hook shut the collector down
             self._flow.check_not_closed()
-        if self._flow.unclaimed is not batch:  # the hook dropped it, by a seed for example
+        if self._flow.unclaimed is not batch:  # the hook dropped it, for example by set_seed
             return
         with self._flow.statistics.timed("deliver"), self._fatal(), Uninterrupted():
             self._flow.claim()
@@ -317,9 +318,9 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 self._flow.cut_frames += lost
 
     def _fail(self, error: Exception) -> None:
-        """Raise this again in every later call, unless this call was interrupted from outside.
+        """Raise this in every later call, unless an interrupt from outside caused it.
 
-        A limit of the system in this process is such an interruption, too.
+        A system limit of this process also counts as such an interrupt.
         """
         own_limit = isinstance(error, LimitError) and not isinstance(error.__cause__, WorkerError)
         if not own_limit and not is_interrupt(error):
@@ -327,7 +328,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
     @contextmanager
     def _fatal(self) -> Iterator[None]:
-        """What is raised within is raised again by every later call."""
+        """Let every later call raise again any exception from within."""
         try:
             yield
         except Exception as error:
@@ -335,7 +336,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             raise
 
     def _collected(self) -> Batch:
-        """The next batch; the same again, whatever interrupts the caller, until it is claimed."""
+        """Return the next batch; until it is claimed, repeat the same one."""
         if self._flow.unclaimed is None:
             self._give_due_weights()
             with self._flow.policy_stream.collecting(self._background.is_current):
@@ -347,15 +348,15 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         return batch
 
     def _end(self) -> None:
-        """All frames were delivered; what whole trajectories left over is lost."""
+        """End the stream; frames of unfinished trajectories are lost."""
         flow = self._flow
         if flow.queue is not None and not flow.closed:
-            flow.cut_frames += sum(flow.queue.held.values())  # else it were not the end any more
+            flow.cut_frames += sum(flow.queue.held.values())  # else more frames would be needed
             self._drop("incomplete")
         self._close_progress()
 
     def _drop(self, reason: str) -> None:
-        """Whatever is in flight is lost, and forgotten where it is collected."""
+        """Drop everything in flight, in this process and in the workers."""
         self._drop_ready(reason)
         self._flow.drop(reason)
         self._source.drop()
@@ -365,10 +366,11 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         return self._flow.statistics.has_begun
 
     def __bool__(self) -> bool:
+        """Return True, although the collector may have no length."""
         return True
 
     def __repr__(self) -> str:
-        if "_source" not in vars(self):  # its arguments are being checked
+        if "_source" not in vars(self):  # the constructor is still checking arguments
             return object.__repr__(self)
         entries = {
             "frames_per_batch": self._source.batch_frames,
@@ -381,7 +383,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         return f"{type(self).__name__}({text})"
 
     def __len__(self) -> int:
-        """The number of batches in all, delivered ones included, if every batch is full."""
+        """Return the total number of batches, including delivered ones, if every batch is full."""
         if self._flow.queue is not None and self._flow.options.replay_buffer is None:
             raise TypeError("len() of batches of whole trajectories: it depends on their lengths")
         if self._flow.options.total_frames is None:
@@ -406,51 +408,62 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         if self._progress is not None:
             self._progress.close()
 
-    # What it is and does
+    # Properties and methods
 
     @property
     def frames_per_batch(self) -> int:
-        """Frames in one full batch, after rounding up."""
+        """Number of frames in a full batch, after rounding up."""
         return self._source.batch_frames
 
     @property
     def total_frames(self) -> float:
-        """The lower bound of delivered frames, an int; infinity without one."""
+        """Minimum number of frames to deliver, an int, or infinity without an end."""
         total = self._flow.options.total_frames
         return math.inf if total is None else total
 
     @property
     def policy_version(self) -> int:
-        """0 at first, one more with each weight update."""
+        """Number of weight updates so far."""
         return self._flow.version.number
 
     @property
     def policy_lag(self) -> dict[int, int]:
-        """Per worker: by how many versions its last delivered rollout was behind, 0 before it."""
+        """Policy versions by which each worker's last delivered rollout was behind, 0 before it."""
         return self._source.policy_lag
 
     def stats(self, workers: str | None = None, *, timeout: float | None = None) -> dict[str, Any]:
-        """What was delivered, by whom, and where the time went; JSON-able. Asks no worker.
+        """Return counts, rates and timings of this collector, ready for JSON.
+
+        No worker is contacted.
 
         Args:
-            workers: None: all of the following. "aggregate", "per_worker" or "both": TorchRL's
-                form, flat: its counts of the collector, those of each worker as "worker_0/frames",
-                or both; "workers" is their number then.
-            timeout: without effect, as nobody is waited for.
+            workers: ``None`` returns all entries below. "aggregate", "per_worker" or "both" returns
+                TorchRL's flat form: counts of the collector, counts of each worker under names such
+                as "worker_0/frames", or both. In that form, "workers" is the number of workers
+                (default: ``None``).
+            timeout: Accepted without effect, because the call never waits (default: ``None``).
 
         Returns:
-            "frames" and "batches" delivered; "total_frames" and "completed" where there is an end;
-            "requested_frames_per_batch"; "policy_version"; "frames_per_second" since the first
-            batch was asked for; "episodes" that ended, and of the last 100 of them the mean
-            "episode_return" (the sum of rewards) and "episode_length" (frames), None before the
-            first; "seconds" by phase; "frames_stepped" in the workers, best effort; "slow_paths" by
-            name; "workers" by id: pid, node, version, restarts, frames, seconds; "workers_alive",
-            their number; "server", where a process calls the policy for them: pid, restarts,
-            failure; "node_servers", where actors do so for workers of other nodes, of those that
-            there are: the same and the host, by Ray's id of the node.
+            A dict with these entries.
+
+            - "frames" and "batches": number delivered.
+            - "total_frames" and "completed": only if the collector has an end.
+            - "requested_frames_per_batch" and "policy_version".
+            - "frames_per_second": since the first batch was requested.
+            - "episodes": number that ended.
+            - "episode_return" and "episode_length": mean sum of rewards and mean number of frames
+              over the last 100 episodes; ``None`` before the first.
+            - "seconds": time by phase.
+            - "frames_stepped": frames that workers have stepped, best effort.
+            - "slow_paths": slower code paths in use, by name.
+            - "workers": by id: pid, node, version, restarts, frames, seconds.
+            - "workers_alive": number of live workers.
+            - "server": pid, restarts and failure of the inference server, if there is one.
+            - "node_servers": pid, restarts, failure and host of the inference actors on other
+              nodes, by Ray's node id, if there are any.
 
         Raises:
-            ValueError: another value of `workers`.
+            ValueError: `workers` has another value.
         """
         if workers is None:
             return {**self._counts(), **self._source.report()}
@@ -458,7 +471,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         return flat(self._counts(), self._source.report(), workers)
 
     def _counts(self) -> dict[str, Any]:
-        """What was asked for, and how much of it is there."""
+        """Return the limits of the stream, and whether it has ended."""
         total = self._flow.options.total_frames
         end = {} if total is None else {"total_frames": total, "completed": self._flow.has_ended}
         return {
@@ -468,37 +481,38 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         }
 
     def ledger(self) -> dict[str, Any]:
-        """What became of every frame that was asked for.
+        """Account for every frame that was requested from a worker.
+
+        A rollout is issued with its full length when a worker receives the request. Cells that turn
+        out to hold no frame are subtracted again.
 
         Returns:
             ``{"total": L, "workers": {id: L}}`` with L = ``{"issued", "delivered", "in_flight",
-            "lost", "reasons": {reason: frames}}``, ints; issued = delivered + in_flight + lost in
-            every L, and the total is the sum of the workers, former ones included. A rollout is
-            issued at its full length when it is handed to a worker; frames that it turns out not
-            to have (uncollected cells) are taken back. Reasons are worker_died, worker_timeout,
-            server_died, env_error, set_seed, reset, load_state_dict, shutdown, incomplete and
-            replay_buffer.
+            "lost", "reasons": {reason: frames}}``, all ints. In every L, issued = delivered +
+            in_flight + lost. The total is the sum over all workers, including former ones. Reasons
+            are worker_died, worker_timeout, server_died, env_error, set_seed, reset,
+            load_state_dict, shutdown, incomplete and replay_buffer.
         """
         return self._flow.ledger.report()
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Seed environments, policy noise and random actions, and reset everything.
 
-        Environments get seeds in (worker, env) order: the first `seed`, each other one what
-        TorchRL's chain (``torchrl._utils.seed_generator``) makes of the seed before; or all `seed`
-        with `static_seed`. Rollouts in flight are dropped. From then on the collector has random
-        generators of its own.
+        Environments are seeded in the order of workers, then of environments. The first gets
+        `seed`. Each other one gets the successor of the previous seed in TorchRL's chain
+        (``torchrl._utils.seed_generator``). Rollouts in flight are dropped. From then on the
+        collector uses its own random generators.
 
         Args:
-            seed: an int from 0 on.
-            static_seed: all environments get `seed` itself.
+            seed: A nonnegative int.
+            static_seed: Give all environments the same seed (default: ``False``).
 
         Returns:
             The next seed of the chain.
 
         Raises:
-            TypeError, ValueError: it is no such number.
-            RuntimeError: the collector was shut down.
+            TypeError, ValueError: `seed` is not a nonnegative int.
+            RuntimeError: The collector was shut down.
         """
         root = check.check_seed(seed)
         with self._flow.moving:
@@ -509,18 +523,18 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
                 return self._source.streams.seed(root, bool(static_seed))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands after the last delivered batch.
+        """Return the state of the stream after the last delivered batch.
 
-        Made without asking a worker: what is in flight goes on undisturbed. Holds the policy's
-        weights (with extra state and training modes) and version, counters, the ledger, and where
-        the workers' random generators stand.
-        Weights of policies that workers in other processes built from a `policy_factory` are known
-        here, and part of it, once `update_policy_weights_` gave them some.
+        It contains the policy's weights (with extra state and training modes), the policy version,
+        counters, the ledger, and the states of the workers' random generators. No worker is
+        contacted, and rollouts in flight continue. If workers in other processes built their
+        policies from a `policy_factory`, weights are included only after `update_policy_weights_`
+        has sent some.
 
         Returns:
             A dict of tensors, numbers, strings and dicts of these, which
-            ``torch.load(weights_only=True)`` takes. Extra state of the policy's modules is part of
-            it, with the types that they gave it.
+            ``torch.load(weights_only=True)`` can load. Extra state of the policy's modules is
+            included with its own types.
         """
         with self._flow.moving:
             flow = self._flow
@@ -536,18 +550,20 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             ).to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
-        """Go on where another run was when it made this state.
+        """Continue from the state of another run.
 
-        Rollouts in flight are dropped and all environments are reset, with seeds that follow from
-        the state: two runs resumed from one state give the same data, where collection is sync.
+        Rollouts in flight are dropped, and all environments are reset with seeds that follow from
+        the state. So two runs resumed from the same state return the same data if collection is
+        sync.
 
         Args:
-            state_dict: what `state_dict()` returned; or TorchRL's, or a list of one per collector
-                as its distributed ones give, of which weights and counters are taken.
+            state_dict: Result of `state_dict()`. Weights and counters are also read from a TorchRL
+                collector's state, or a list of such states, as TorchRL's distributed collectors
+                return.
 
         Raises:
-            ValueError, TypeError: it is none of these, or of another policy or other workers;
-                nothing was changed then.
+            ValueError, TypeError: `state_dict` is neither, or belongs to another policy or other
+                workers. The collector is unchanged then.
         """
         with self._flow.moving:
             flow, source = self._flow, self._source
@@ -563,19 +579,19 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
 
     @property
     def policy_weights(self) -> TensorDict:
-        """The policy's weights as the collector knows them, nested as its modules are."""
+        """The policy's weights as the collector knows them, nested like its modules."""
         return TensorDict(dict(self._source.weights.current().tensors)).unflatten_keys(".")
 
     def start(self) -> None:
-        """Collect into the replay buffer in a thread of this process, until the end or `pause`.
+        """Collect into the replay buffer in a background thread, until `pause` or the end.
 
-        Where the program ends while it runs, the collector is shut down.
-        An exception ends the thread and is shown there; the next call of this or of `next()` raises
-        it again, also where it is the buffer's. `postproc` runs in that thread: it should have a
-        copy of what is trained meanwhile.
+        If the program ends while the thread runs, the collector is shut down. An exception,
+        including one of the buffer, ends the thread and is shown there. The next call of `start()`
+        or `next()` raises it again. `postproc` runs in that thread, so do not let it use modules
+        that are being trained; give it copies.
 
         Raises:
-            RuntimeError: there is no replay buffer, or the collector was shut down.
+            RuntimeError: The collector has no replay buffer, or was shut down.
         """
         self._flow.moving.check_here()
         if self._flow.options.replay_buffer is None:
@@ -589,18 +605,19 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def pause(
         self, timeout: float | None = None, *, resume: bool = True
     ) -> AbstractContextManager[None]:
-        """Stop what `start` began, once the present batch is in the buffer.
+        """Pause background collection after the current batch is in the buffer.
 
         Args:
-            timeout: seconds in which it has to be there; None: it is waited for.
-            resume: False: the context manager does not begin it again either.
+            timeout: Maximum number of seconds to wait for that batch. ``None`` waits without limit
+                (default: ``None``).
+            resume: Resume when the returned context manager exits (default: ``True``).
 
         Returns:
-            A context manager, for whom wants that it goes on afterwards:
-            ``with collector.pause(): ...``.
+            A context manager that resumes background collection on exit, as in ``with
+            collector.pause(): ...``. Without a ``with``, collection stays paused.
 
         Raises:
-            TimeoutError: the batch was not there by then; it goes on.
+            TimeoutError: The batch was not finished in time; collection continues.
         """
         self._flow.moving.check_here()
         was_running = self._background.stop(timeout)
@@ -617,7 +634,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def _start_filling(self) -> None:
         if not self._background.is_current:
             with self._flow.policy_stream.between():
-                pass  # the thread itself does not wait for this one's stream
+                pass  # the background thread does not wait for the caller's stream
         self._background.start(self._fill, self.shutdown)
 
     def _fill(self) -> bool:
@@ -632,10 +649,10 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """"""  # the text is that of TorchRLNames
+        """"""  # completed by TorchRLNames.shutdown
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout: expected seconds >= 0 or None, got {timeout!r}")
-        if not self._flow.moving.is_here:  # its workers go on for the process that made it
+        if not self._flow.moving.is_here:  # a fork must not end its parent's workers
             return
         self._source.check_close_env(close_env)
         with contextlib.suppress(*([] if raise_on_error else [Exception])):
@@ -654,7 +671,7 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             self._drop_ready("shutdown")
             try:
                 self._flow.uploads.close()
-            finally:  # the device may be lost
+            finally:  # also if the device is lost
                 self._source.close(timeout, close_env)
 
     # Hooks and profiles
@@ -671,7 +688,9 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         self._source.end_profile(config, self.post_collect_hook)
 
     def __enter__(self) -> CollectorBase:
+        """Return the collector itself."""
         return self
 
     def __exit__(self, *exception: object) -> None:
+        """Shut the collector down."""
         self.shutdown()

@@ -1,4 +1,4 @@
-"""What our collectors are to those who ask for a class of TorchRL's or of torch's."""
+"""Make collectors instances of TorchRL's and torch's base classes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _related: WeakSet[type] = WeakSet()
 
 
 class TorchRLKin:
-    """Its instances are instances of TorchRL's BaseCollector, of which it is not made.
+    """Instances count as instances of TorchRL's BaseCollector, without inheriting from it.
 
-    TorchRL is not imported for that: once it is there the class is registered with it, at the
-    latest when somebody asks. An abstract class that is asked ``isinstance(collector, cls)`` looks
-    at ``collector.__class__`` first; that is where it is noticed, whichever was imported first.
-    ``issubclass`` looks at nothing of ours: it is right where TorchRL was there when the class, or
-    a collector, was made, or once ``isinstance`` was asked.
+    TorchRL is not imported for that: when it is present, the class is registered with it. An
+    abstract class that is asked ``isinstance(collector, cls)`` reads ``collector.__class__`` first,
+    and this property does the registration, whichever package was imported first. ``issubclass``
+    reads nothing of the collector. It is correct if TorchRL was imported before a collector class
+    or a collector was made, or after an ``isinstance`` call.
     """
 
-    # The compiler's own __class__, which super() without arguments needs, has this name, too.
+    # super() without arguments needs the compiler's __class__, which the property below replaces.
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super(TorchRLKin, cls).__init_subclass__(**kwargs)  # noqa: UP008
         relate()
@@ -39,11 +39,11 @@ class TorchRLKin:
     __class__ = property(_noticed, _become)
 
 
-IterableDataset.register(TorchRLKin)  # as TorchRL's collectors are: a DataLoader iterates them
+IterableDataset.register(TorchRLKin)  # like TorchRL's collectors, so that a DataLoader works
 
 
 def relate() -> None:
-    """Register our collectors with TorchRL's base class, if TorchRL's collectors are there."""
+    """Register the collectors with TorchRL's base class, if it is imported."""
     base = getattr(sys.modules.get("torchrl.collectors._base"), "BaseCollector", None)
     if base is not None and base not in _related:
         base.register(TorchRLKin)

@@ -17,50 +17,52 @@ from pycollect.stream.weight_ways import WeightWays
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """What concerns the stream, whoever collects."""
+    """Options of the stream, for all collectors."""
 
-    frames_per_batch: int = argument(REQUIRED, check.check_positive, "frames in one batch")
-    total_frames: int | None = argument(-1, check.check_total_frames, "None: without an end")
+    frames_per_batch: int = argument(REQUIRED, check.check_positive, "Number of frames in a batch.")
+    total_frames: int | None = argument(-1, check.check_total_frames, "Minimum number of frames.")
     init_random_frames: int = argument(
-        None, check.check_count, "random actions until so many were issued", in_kwargs=True
+        None, check.check_count, "Number of frames with random actions at first.", in_kwargs=True
     )
     postproc: Callable[[TensorDictBase], TensorDictBase] | None = argument(
-        None, check.check_callable, "is called with each batch; its result is delivered"
+        None, check.check_callable, "Function that each batch goes through."
     )
-    split_trajs: bool = flag(False, "one row per trajectory")
+    split_trajs: bool = flag(False, "Whether batches have one trajectory per row.")
     drop_uncollected: bool = argument(
         False,
         check.check_drop,
-        "batches are flat, without cells that nothing was collected into",
+        "Whether batches are flat, without uncollected cells.",
         beside=("split_trajs", "trajs_per_batch"),
     )
-    trajs_per_batch: int = argument(None, check.check_count, "0: batches are of frames")
+    trajs_per_batch: int = argument(None, check.check_count, "Trajectories per batch; 0: frames.")
     trajs_per_write: int = argument(
         None,
         check.check_count,
-        "of trajectories that go to a replay buffer, how many at a time; 0: all that are complete",
+        "Number of trajectories per write to a replay buffer; 0 for all complete ones.",
     )
     form: str = argument(
         "padded",
         check.check_form,
-        "of whole trajectories: rows, or one after the other",
+        'Layout of batches of whole trajectories: "padded" or "cat".',
         name="traj_format",
         beside=("trajs_per_batch",),
     )
-    track_traj_ids: bool = flag(True, "batches have the ids", in_kwargs=True)
-    replay_buffer: Any = argument(None, check.check_replay_buffer, "where batches go; None: none")
-    extend_buffer: bool = flag(True, "its items are rows; False: single steps", in_kwargs=True)
-    progress: bool = flag(False, "show a bar")
+    track_traj_ids: bool = flag(True, "Whether batches have trajectory ids.", in_kwargs=True)
+    replay_buffer: Any = argument(None, check.check_replay_buffer, "The replay buffer, or None.")
+    extend_buffer: bool = flag(
+        True, "Whether rollouts are written whole; else as single steps.", in_kwargs=True
+    )
+    progress: bool = flag(False, "Whether to show a progress bar.")
     cast: ObservationCast | None = made_of(
         ObservationCast.checked,
-        "what becomes of observations; None: they stay as they are",
+        "Cast of observations, or None.",
         observation_dtype=None,
         observation_scale=None,
         in_kwargs=True,
     )
     ways: WeightWays = made_of(
         WeightWays.checked,
-        "how the policy comes by new weights",
+        "Ways of weight updates.",
         weight_updater=None,
         weight_sync_schemes=None,
         weight_recv_schemes=None,
@@ -70,7 +72,7 @@ class StreamOptions:
 
 
 def warn_of_rounding(asked: int, real: int, among: str = "environments") -> None:
-    """Warn about the real size of batches if it is not `asked`, since all of `among` share it."""
+    """Warn if batches have more frames than requested, because `among` share them equally."""
     if asked != real:
         warn_user(
             f"frames_per_batch={asked} is not divisible by the number of {among}: "

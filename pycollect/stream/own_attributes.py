@@ -1,4 +1,4 @@
-"""Attributes that are set on a collector: those that it has."""
+"""Refuse to set unknown attributes on a collector."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _NEAR = 0.8
 
 
 class OwnAttributes:
-    """Setting what a collector does not have is an AttributeError: no misspelt name is silent.
+    """Setting an unknown attribute raises AttributeError, so that typing errors are noticed.
 
-    Settable are what its class has (properties decide for themselves), what a class declares by an
-    annotation, and names that begin with "_". A class of the user's may set what it likes, except
-    what looks like one of the collector's own.
+    Allowed are attributes of the class (properties decide for themselves), annotated names, and
+    names that start with "_". A user's subclass may set other names, unless they resemble an
+    attribute of the collector.
     """
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What TorchRL's collectors have under names of their own, for its trainers and for programs."""
+"""Names that TorchRL's trainers and programs expect on a collector."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from pycollect import checks as check
-from pycollect.arguments import tells
+from pycollect.arguments import exposes
 from pycollect.docstrings import completed_by
 from pycollect.stream.background import Background
 from pycollect.stream.flow import Flow
@@ -18,9 +18,9 @@ from pycollect.stream.options import StreamOptions
 from pycollect.stream.source import Source
 
 
-@tells(StreamOptions, "_flow.options")
+@exposes(StreamOptions, "_flow.options")
 class TorchRLNames(ABC):
-    """Other names of what a stream is and does; each says which."""
+    """TorchRL's names for the properties and methods of a stream."""
 
     replay_buffer: Any
     extend_buffer: bool
@@ -36,23 +36,24 @@ class TorchRLNames(ABC):
 
     @property
     def policy(self) -> Any:
-        """The policy that the collector was made with, None without one.
+        """The policy that the collector was made with, or ``None``.
 
-        In process it is the one that is called, on its device; a `policy_factory`'s too.
+        In-process collectors return the policy that acts, on its device, also if a `policy_factory`
+        built it.
         """
         return self._source.policy
 
     @property
     def requested_frames_per_batch(self) -> int:
-        """The frames of a batch, in this process after rounding up; elsewhere as asked for."""
+        """Number of frames in a batch as requested; in-process collectors round it up."""
         return self._flow.options.frames_per_batch
 
     @property
     def postproc(self) -> Callable[[TensorDictBase], TensorDictBase] | None:
-        """What each batch goes through before it is delivered; None: nothing.
+        """Function that is called with each batch before it is returned, or ``None``.
 
-        Another may be set, for batches that are delivered from then on; a TypeError where it is not
-        to be called.
+        It may be set; the new function applies to later batches. A value that is neither callable
+        nor ``None`` raises a TypeError.
         """
         return self._flow.options.postproc
 
@@ -63,7 +64,7 @@ class TorchRLNames(ABC):
 
     @property
     def trajs_per_batch(self) -> int | None:
-        """Complete trajectories in one batch, an int; None: batches are of frames."""
+        """Number of complete trajectories per batch; ``None`` if batches count frames."""
         return self._flow.options.trajs_per_batch or None
 
     @property
@@ -73,7 +74,7 @@ class TorchRLNames(ABC):
 
     @property
     def worker_idx(self) -> int | None:
-        """As which of somebody's workers it collects; None: nobody told."""
+        """Index of this collector if it is a worker of another one, else ``None``."""
         return self._worker_idx
 
     @worker_idx.setter
@@ -81,71 +82,73 @@ class TorchRLNames(ABC):
         self._worker_idx = index
 
     def is_running(self) -> bool:
-        """Whether `start` began something that goes on."""
+        """Return whether background collection runs."""
         return self._background.running
 
     def iterator(self) -> Iterator[TensorDictBase | None]:
-        """The stream itself, which ``iter()`` gives, too.
+        """Return the stream itself, like ``iter()``.
 
         Returns:
-            The collector. It yields batches of the shape that its class tells, or None for each
-            that goes into a replay buffer.
+            The collector. It yields batches of the shape listed under "Yields" of the class, or
+            ``None`` for each batch that goes to a replay buffer.
         """
         return iter(self)
 
     def get_policy_version(self) -> int:
-        """How many weight updates there were, an int: `policy_version` by TorchRL's name."""
+        """Return `policy_version`, the number of weight updates, by TorchRL's name."""
         return self.policy_version
 
     def getattr_rb(self, attr: str) -> Any:
-        """An attribute of the replay buffer.
+        """Return an attribute of the replay buffer.
 
         Args:
-            attr: its name.
+            attr: Name of the attribute.
 
         Returns:
             The attribute itself.
 
         Raises:
-            AttributeError: there is none of that name, or no replay buffer.
+            AttributeError: The replay buffer has no such attribute, or the collector has none.
         """
         return getattr(self.replay_buffer, attr)
 
     @property
     @abstractmethod
     def policy_version(self) -> int:
-        """0 at first, one more with each weight update."""
+        """Number of weight updates so far."""
 
     @abstractmethod
     def shutdown(
         self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True
     ) -> None:
-        """Close environments and end workers; what is in flight is lost. Idempotent.
+        """Close environments and end workers; rollouts in flight are lost. Idempotent.
 
-        Where another thread is collecting, it gets its batch before, if that is collected in this
-        process; otherwise the batch is lost, and what waits for it raises a RuntimeError.
+        If another thread is collecting in this process, it still gets its batch. If workers collect
+        for that thread, its batch is lost and the thread raises a RuntimeError.
 
         Args:
-            timeout: seconds that workers elsewhere have to close their environments, before their
-                processes are ended; None: half a minute, and five seconds for those that do not
-                hear of it, since they hang in a step or were stopped.
-            close_env: False: environments in this process stay open.
-            raise_on_error: False: what goes wrong then is not raised.
+            timeout: Seconds in which workers must close their environments before their processes
+                are ended. ``None`` means 30, but 5 for workers that do not respond because they
+                hang in a step or were stopped (default: ``None``).
+            close_env: If ``False``, environments in this process stay open (default: ``True``).
+            raise_on_error: If ``False``, errors during the shutdown are ignored (default:
+                ``True``).
 
         Raises:
-            RuntimeError: `close_env` is False, and environments end with the processes they are in.
-            ValueError: a negative time-out.
+            RuntimeError: `close_env` is ``False``, but the environments are in worker processes,
+                which end.
+            ValueError: `timeout` is negative.
         """
 
     @completed_by(shutdown)
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> Any:
-        """Do what `shutdown` does, which ends also what `start` began; return when it is done.
+        """Shut the collector down, including background collection, and wait until that is done.
 
         Args:
-            ...: those of `shutdown`.
+            ...: See shutdown.
 
         Returns:
-            None; Ray's collector returns what can be awaited.
+            ``None``. RayCollector returns an awaitable.
         """
         self.shutdown(timeout, close_env)
 

@@ -9,10 +9,10 @@ class PolicyVersion:
     """Counts updates of the weights.
 
     Args:
-        tracker: counts beside it, as TorchRL's PolicyVersion does; None: nobody does.
+        tracker: Second counter to increment, such as TorchRL's PolicyVersion, or None.
 
     Attributes:
-        number: 0 at first, or where the tracker stands.
+        number: Number of updates; it starts at the tracker's version, else at 0.
     """
 
     def __init__(self, tracker: Any = None) -> None:
@@ -21,7 +21,7 @@ class PolicyVersion:
         self.number = first if isinstance(first, int) else 0
 
     def count(self) -> None:
-        """One more."""
+        """Increment the version."""
         self.number += 1
         if self._tracker is not None:
             self._tracker.increment_version()

@@ -1,4 +1,4 @@
-"""New weights of the policy: who gives them to a collector, by which of TorchRL's ways."""
+"""Methods by which the policy's weights are updated, including TorchRL's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pycollect.stream.weight_ways import carried, end_receiver, made_updater, on
 
 
 class WeightUpdates:
-    """What a collector is told of new weights, which its source gives to whoever collects."""
+    """Weight updates of a collector, which its source passes on to the workers."""
 
     _flow: Flow
     _source: Source
@@ -35,32 +35,35 @@ class WeightUpdates:
         wait: bool = False,
         **others: Any,
     ) -> None:
-        """Give workers new weights, which they take when they start their next rollout.
+        """Send new weights to the workers, which use them from their next rollout on.
 
-        In this process the policy is live: without weights the call only counts a version, unless
-        the policy is called on another device than the caller's lies on; that copy gets them now.
-        Elsewhere it returns at once, also while rollouts run; a rollout that is queued already
-        takes the new weights when it starts.
+        An in-process collector calls the live policy, so without weights the call only counts a
+        version. If that policy is a copy on another device, the copy is updated at once. If workers
+        are in other processes, the call returns at once, also while rollouts run; a queued rollout
+        uses the new weights when it starts.
 
         Args:
             policy_or_weights: An nn.Module, a TensorDict of parameters (nested, as
-                ``TensorDict.from_module`` makes it, or flat), a state dict or nested dicts, with
-                names and shapes of the collector's policy; missing names keep their values. A
-                module also brings its extra state and the training mode of each submodule; a state
-                dict brings its extra state. Or a dict of these by worker id. Defaults to ``None``:
-                the policy that the collector was made with.
-            weights, policy, policy_weights: the same under TorchRL's other names.
-            worker_ids: one id or several; None: all workers.
-            model_id: "policy" or None: there are no others.
-            weights_dict: ``{"policy": weights}``, instead of both.
-            wait: return only when all have got them.
-            others: what the `weight_updater` takes beside, if there is one.
+                ``TensorDict.from_module`` makes it, or flat), a state dict or nested dicts. Names
+                and shapes must match the collector's policy; parameters that are missing keep their
+                values. A module also brings its extra state and the training mode of each
+                submodule; a state dict brings its extra state. A dict by worker id gives workers
+                different weights. Defaults to ``None``: the current weights of the policy that the
+                collector was made with.
+            weights, policy, policy_weights: TorchRL's other names for `policy_or_weights` (default:
+                ``None``).
+            worker_ids: Id or ids of the workers to update. Defaults to ``None``: all workers.
+            model_id: "policy" or ``None``; a collector has no other model (default: ``None``).
+            weights_dict: ``{"policy": weights}``. Replaces `policy_or_weights` and `model_id`
+                (default: ``None``).
+            wait: Return only after all workers have the new weights (default: ``False``).
+            others: Further arguments of the `weight_updater`, if there is one.
 
         Raises:
-            ValueError: names or shapes differ, a worker id or a model is unknown, or arguments
+            ValueError: Names or shapes differ, a worker id or model is unknown, or arguments
                 exclude each other.
-            TypeError: `policy_or_weights` is none of these, or contains an extra state that cannot
-                be pickled.
+            TypeError: `policy_or_weights` has another type, or contains extra state that cannot be
+                pickled.
         """
         self._flow.moving.check_here()
         given = {
@@ -88,9 +91,10 @@ class WeightUpdates:
         worker_ids: int | Sequence[int] | None,
         others: Mapping[str, Any],
     ) -> None:
-        """Let an updater of the user's give the workers their weights.
+        """Let the user's weight updater send the weights.
 
-        One of TorchRL's that would reach workers of its own only says which weights.
+        If it is one of TorchRL's that would reach TorchRL's own workers, it only selects the
+        weights.
         """
         if self._source.elsewhere and only_carries(updater):
             self._source.weights.update(carried(updater, source), worker_ids, False)
@@ -100,7 +104,7 @@ class WeightUpdates:
             updater(policy_or_weights=source, worker_ids=worker_ids, **others)
 
     def _give_due_weights(self) -> None:
-        """Workers get the policy's weights without being told, where that was asked for."""
+        """Send the policy's weights to workers that are due for an automatic update."""
         due = self._source.weights.due()
         if not due:
             return
@@ -113,11 +117,11 @@ class WeightUpdates:
 
     @property
     def weight_updater(self) -> Any:
-        """What `update_policy_weights_` calls instead of giving the weights itself; None: nothing.
+        """Object that `update_policy_weights_` calls instead of sending weights, or ``None``.
 
-        A WeightUpdaterBase of TorchRL's, or a callable that makes one. It is called as there:
-        `register_collector` when it is set, then, for each update, itself with
-        `policy_or_weights` and `worker_ids`.
+        A WeightUpdaterBase of TorchRL, or a callable that returns one. When it is set, its
+        `register_collector` is called. For each update it is called with `policy_or_weights` and
+        `worker_ids`.
         """
         return self._updater
 
@@ -137,7 +141,7 @@ class WeightUpdates:
         """Call the `init` of the `weight_updater`, if there is one.
 
         Args:
-            args, kwargs: handed on as they are.
+            args, kwargs: Passed to `init` unchanged.
         """
         if self._updater is not None:
             self._updater.init(*args, **kwargs)
@@ -145,14 +149,16 @@ class WeightUpdates:
     def register_scheme_receiver(
         self, weight_recv_schemes: Mapping[str, Any], *, synchronize_weights: bool = True
     ) -> None:
-        """Let schemes of TorchRL's bring weights from their senders elsewhere.
+        """Receive weights through TorchRL's weight sync schemes.
 
-        Each finds its model as an attribute of the collector ("policy"), and writes into it in a
-        thread of its own; what it brings for the policy is given to the workers, too.
+        Each scheme finds its model as an attribute of the collector ("policy"), and writes into it
+        in a thread of its own. Weights that it receives for the policy are also sent to the
+        workers.
 
         Args:
-            weight_recv_schemes: by model.
-            synchronize_weights: connect them now, which waits for the sender.
+            weight_recv_schemes: Schemes by model.
+            synchronize_weights: Connect the schemes now, which waits for the senders (default:
+                ``True``).
         """
         for model, scheme in weight_recv_schemes.items():
             before = self._receivers.get(model)
@@ -169,15 +175,16 @@ class WeightUpdates:
     def receive_weights(
         self, policy_or_weights: Any = None, *, weights: Any = None, policy: Any = None
     ) -> None:
-        """Take weights as if a sender had brought them: past the `weight_updater`.
+        """Take weights as if a sender had sent them, bypassing the `weight_updater`.
 
         Args:
-            policy_or_weights: as `update_policy_weights_` takes them. None: what the schemes of
-                `weight_recv_schemes` have received.
-            weights, policy: the same under other names.
+            policy_or_weights: Weights in any form that `update_policy_weights_` accepts. Defaults
+                to ``None``: the weights that the schemes of `weight_recv_schemes` have received.
+            weights, policy: Other names for `policy_or_weights` (default: ``None``).
 
         Raises:
-            ValueError: names or shapes differ; or weights, where schemes bring them.
+            ValueError: Names or shapes differ, or weights were passed although schemes receive
+                them.
         """
         self._flow.moving.check_here()
         given = {"policy_or_weights": policy_or_weights, "weights": weights, "policy": policy}
@@ -191,13 +198,13 @@ class WeightUpdates:
             self._source.weights.receive(source)
 
     def _stop_receiving(self) -> None:
-        """End the threads of the schemes that receive.
+        """End the threads of receiving schemes.
 
-        Their queues are the sender's: a scheme's own `shutdown` would stop all of its receivers.
+        Their queues belong to the sender: a scheme's own `shutdown` would stop all its receivers.
         """
         for scheme in self._receivers.values():
             end_receiver(scheme)
 
     def increment_version(self) -> None:
-        """One more `policy_version`, without weights; workers elsewhere learn it with the next."""
+        """Increment `policy_version` without new weights; workers see it from their next update."""
         self._flow.version.count()

@@ -1,8 +1,8 @@
-"""Trajectories: batches cut into them, collected until they are complete, and n-step returns.
+"""Trajectories: splitting batches, batches of complete trajectories, n-step returns.
 
-A plan is made in one pass over flags and ids, by the core; frames are then gathered by it.
+The core makes a plan in one pass over flags and ids; frames are then gathered by it.
 
-Floor below: `batch`.
-Way of the data: batch -> split, or queue (rollouts in, complete trajectories out) -> padded rows,
-a flat batch or nested tensors; batch -> multistep -> n-step transitions.
+Depends on `batch`.
+Data flow: batch -> split, or queue (rollouts in, complete trajectories out) -> padded rows, a flat
+batch or nested tensors; batch -> multistep -> n-step transitions.
 """

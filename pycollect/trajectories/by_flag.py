@@ -1,4 +1,4 @@
-"""n-step transitions where each done flag of a frame ends a trajectory of its own."""
+"""N-step transitions if each done flag of a frame ends its own trajectory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 
 
 def each_has_its_own(td: TensorDictBase, flags: torch.Size) -> bool:
-    """Whether frames have several flags, and all leaves begin with their dimensions."""
+    """Return whether frames have several flags, and all entries begin with their dimensions."""
     return (
         flags[: td.ndim] == td.shape
         and flags[td.ndim :].numel() > 1
@@ -20,15 +20,15 @@ def each_has_its_own(td: TensorDictBase, flags: torch.Size) -> bool:
 def flag_by_flag(
     step: Callable[[TensorDictBase], TensorDictBase], td: TensorDictBase, flags: torch.Size
 ) -> TensorDictBase:
-    """What `step` makes of the trajectories of each flag, in the form of the batch.
+    """Apply `step` to the trajectories of each flag; return the layout of the batch.
 
     Args:
-        step: takes a batch whose last dimension is time.
-        td: batch size [*batch, T].
-        flags: [*batch, T, *K], which all leaves begin with.
+        step: Takes a batch with time as its last dimension.
+        td: Batch size [*batch, T].
+        flags: Shape [*batch, T, *K], with which all entries begin.
 
     Returns:
-        Batch size [*batch, T]; what is of the batch's shape for one flag is [*batch, T, *K].
+        Batch size [*batch, T]; entries with one value per frame and flag are [*batch, T, *K].
     """
     time = td.ndim - 1
     wide = td.clone(False)
@@ -42,6 +42,6 @@ def flag_by_flag(
 
 
 def _nodes(td: TensorDictBase) -> list[str | tuple[str, ...]]:
-    """The keys of nested TensorDicts."""
+    """Return the keys of nested TensorDicts."""
     leaves = set(td.keys(True, True))
     return [key for key in td.keys(True) if key not in leaves]

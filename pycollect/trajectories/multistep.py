@@ -33,44 +33,55 @@ _memory = spare_memory()
 
 
 class MultiStep(torch.nn.Module):
-    """Makes one-step transitions n-step ones, as a collector's `postproc` or a buffer's transform.
+    """Turn one-step transitions into n-step transitions.
 
-    Each frame looks `n_steps` ahead, or to the end of its segment where that comes first. Segments
-    end at a done, where the trajectory id changes, and at a row's end: a trajectory that goes on in
-    the next batch is bootstrapped from the last frame that this one has of it. Uncollected cells
-    (id -1 or mask False) are never looked into. Where ``("next", "done")`` has several flags per
-    frame, one per agent, a segment ends where any of them is set; so it does where only nested
-    dones exist. But where all leaves begin with done's dimensions, each flag has its own segments.
+    Use it as a collector's `postproc` or as a transform of a replay buffer.
 
-    Trajectories are split before, as collectors do it: shifted dones would cut earlier.
+    Each frame looks up to `n_steps` frames ahead, but not past the end of its segment. A segment
+    ends at a done flag, at a change of the trajectory id and at the end of a row. So a trajectory
+    that continues in the next batch is bootstrapped from its last frame in this one. Uncollected
+    cells (id -1 or mask ``False``) are never used.
 
-    Time and memory are linear in the frames, whatever `n_steps`. Sums are made in double precision.
-    R. S. Sutton, "Learning to predict by the methods of temporal differences", Machine Learning 3
-    (1988).
+    If ``("next", "done")`` has several flags per frame, such as one per agent, any of them ends a
+    segment; so does any nested done if only nested ones exist. Exception: if all entries begin with
+    the dimensions of done, each flag has its own segments.
 
-    Differs from TorchRL's class of this name: ``("next", "done")`` and the other flags are those of
-    the frame that ``("next", "observation")`` is of, so that ``reward + gamma * value(next) *
-    ~done`` does not bootstrap past a terminal; ids end segments too; `nonterminal` says what it
-    says for ``n_steps=1`` as well; rewards and dones of groups of agents are found by their name.
+    Split trajectories before this step, as collectors do: shifted done flags would cut them too
+    early.
+
+    Time and memory are linear in the number of frames, for any `n_steps`. Sums use double
+    precision. Source: R. S. Sutton, "Learning to predict by the methods of temporal differences",
+    Machine Learning 3 (1988).
+
+    Differences from TorchRL's MultiStep:
+
+    - ``("next", "done")`` and the other flags belong to the same frame as ``("next",
+      "observation")``, so ``reward + gamma * value(next) * ~done`` does not bootstrap past a
+      terminal state.
+    - Trajectory ids also end segments.
+    - `nonterminal` has the same meaning for ``n_steps=1``.
+    - Rewards and dones of groups of agents are found by their names.
 
     Args:
-        gamma: the discount of one step, in (0, 1].
-        n_steps: how many rewards are summed at most, at least 1.
-        shift_done: False leaves the flags under "next" as they were, as TorchRL does.
-        reward_keys: the rewards under "next". Default: every leaf there that is named "reward", at
-            any depth.
+        gamma: Discount factor of one step, in (0, 1].
+        n_steps: Maximum number of rewards to sum, at least 1.
+        shift_done: ``False`` keeps the flags under "next" unchanged, as TorchRL does (default:
+            ``True``).
+        reward_keys: Keys of the rewards under "next". Defaults to ``None``: every entry named
+            "reward" there, at any depth.
 
     Attributes:
-        gamma, n_steps, shift_done, reward_keys: as they were given; they can be set.
-        done_key: the flags under "next" that end a segment. Default: "done", or where there is
-            none, all nested leaves of this name.
-        done_keys: the names of the flags that ``shift_done=False`` leaves alone.
-        mask_key: where uncollected cells are said. Default: "mask", beside the trajectory ids.
-        gammas: float32 [1, 1, n_steps + 1], the powers of gamma; the one buffer, so that
-            `state_dict` is that of TorchRL's class. Sums are not made with it.
+        gamma, n_steps, shift_done, reward_keys: The arguments; they can be set.
+        done_key: Flags under "next" that end a segment. Defaults to ``None``: "done", or all nested
+            entries of that name if there is none at the top.
+        done_keys: Names of the flags that ``shift_done=False`` keeps unchanged.
+        mask_key: Key of the mask of collected cells. Defaults to ``None``: "mask", next to the
+            trajectory ids.
+        gammas: Powers of gamma, float32 [1, 1, n_steps + 1]. The only buffer, so that `state_dict`
+            matches TorchRL's class; it is not used in sums.
 
     Raises:
-        ValueError: gamma or n_steps out of bounds.
+        ValueError: `gamma` or `n_steps` is out of range.
     """
 
     def __init__(
@@ -97,32 +108,37 @@ class MultiStep(torch.nn.Module):
         self.register_buffer("gammas", torch.tensor(powers, dtype=torch.float32)[None, None])
 
     def extra_repr(self) -> str:
-        """What torch writes between the brackets."""
+        """Return the text that torch prints between the parentheses."""
         return f"gamma={self.gamma}, n_steps={self.n_steps}, shift_done={self.shift_done}"
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """The batch with n-step transitions.
+        """Return the batch with n-step transitions.
 
         Args:
-            tensordict: batch size [T], [P, T], [B, P, T], or [N, T] as split with a mask: time is
-                the last dimension. Leaves may lie anywhere in memory; those of a CUDA device go
-                through one launch of the core's kernel, those that need a gradient or lie on
-                another device through torch's own indexing.
+            tensordict: Batch of size [T], [P, T], [B, P, T], or [N, T] if split with a mask. Time
+                is the last dimension. Tensors may have any memory layout. CUDA tensors are
+                processed by one kernel launch. Tensors that require gradients, or are on another
+                device, are processed by torch indexing.
 
         Returns:
-            A new TensorDict that shares with the input what does not change, all but "next".
-            Under "next": "reward" of its dtype (of torch's default one where that is no floating
-            type), the sum of ``gamma**k`` times the k-th reward from here on; "original_reward",
-            the one-step one; all other leaves are those of the last frame that was summed. At the
-            root: "steps_to_next_obs" int64, how many rewards were summed; "gamma", the discount to
-            the power of that, of torch's default dtype; "nonterminal" bool, whether another frame
-            of the segment follows; all of the batch's shape. Uncollected cells: rewards and steps
-            0, gamma 1, not nonterminal, the rest as it was.
+            A new TensorDict. It shares all unchanged entries with the input, which is not modified.
+
+            Under "next": "reward" is the sum of ``gamma**k`` times the reward k steps ahead, in its
+            own dtype, or torch's default dtype if that is not floating point. "original_reward" is
+            the one-step reward. All other entries come from the last frame in the sum.
+
+            At the root, all of the batch's shape: "steps_to_next_obs" (int64) is the number of
+            rewards in the sum. "gamma" (torch's default dtype) is the discount factor to that
+            power. "nonterminal" (bool) is whether another frame of the segment follows this one.
+
+            In uncollected cells, rewards and steps are 0, gamma is 1 and nonterminal is ``False``;
+            other entries are unchanged.
 
         Raises:
-            KeyError: no "next", no reward in it, or neither dones nor trajectory ids.
-            ValueError: no batch dimension; ids, done or mask of another dtype or shape.
-            TypeError: a tensor under "next" that is not a strided one.
+            KeyError: The batch has no "next", no reward in it, or neither dones nor trajectory ids.
+            ValueError: The batch has no batch dimension, or ids, done or mask have another dtype or
+                shape.
+            TypeError: A tensor under "next" is not strided.
         """
         if tensordict.ndim < 1:
             raise ValueError("tensordict: expected at least one batch dimension, got none")
@@ -166,7 +182,7 @@ class MultiStep(torch.nn.Module):
         return keys
 
     def _segments(self, td: TensorDictBase, leaves: dict[Key, torch.Tensor]) -> SplitPlan:
-        """The segments within which a frame looks ahead; `leaves` are those under "next"."""
+        """Return the segments within which a frame looks ahead; `leaves` are those under "next"."""
         ids_key, mask_key = meta_keys(td, None, None)
         ids = td.get(ids_key, None)
         done = self._done(leaves, td.ndim)
@@ -189,7 +205,7 @@ class MultiStep(torch.nn.Module):
 
 
 class _Ahead:
-    """A plan, and the leaves of a batch by it."""
+    """Apply a plan to the tensors of a batch."""
 
     def __init__(self, plan: MultiStepPlan, shape: torch.Size) -> None:
         self.plan = plan
@@ -199,7 +215,7 @@ class _Ahead:
 
     @property
     def cells(self) -> torch.Tensor:
-        """int64 [*batch]: the cell that each leads to, counted row after row."""
+        """Target cell of each cell, counted in row-major order, int64 [*batch]."""
         if self._cells is None:
             here = torch.arange(math.prod(self.shape), device="cpu").reshape(self.shape)
             self._cells = torch.empty_like(here)
@@ -209,7 +225,7 @@ class _Ahead:
     def applied(
         self, leaves: dict[Key, torch.Tensor], rewards: dict[Key, torch.Tensor], gamma: float
     ) -> dict[Key, torch.Tensor]:
-        """Leaves from the cells that are led to, and the n-step sums of rewards."""
+        """Return entries from the target cells, and n-step sums of rewards."""
         moved = {key: leaf.detach() for key, leaf in leaves.items() if is_plain(leaf)}
         summed = {
             key: reward.detach()
@@ -238,7 +254,7 @@ class _Ahead:
     def _on_device(
         self, leaves: dict[Key, torch.Tensor], rewards: dict[Key, torch.Tensor], gamma: float
     ) -> dict[Key, torch.Tensor]:
-        """Those that a CUDA device does by one launch."""
+        """Return the entries that one launch on a CUDA device can compute."""
         floats = (torch.float32, torch.float64)
         there = on_one_device(
             leaves | {key: reward for key, reward in rewards.items() if reward.dtype in floats}
@@ -250,13 +266,13 @@ class _Ahead:
         return ahead_on_device(self.plan, gamma, moved, summed, self.ndim)
 
     def carried(self, parcel: Parcel) -> Parcel:
-        """The extras: those under "next" from the cells that are led to."""
+        """Return non-tensor entries; those under "next" come from the target cells."""
         moved = parcel.moved(self.cells).extras
         own = {key: moved[key] if key[0] == "next" else parcel.extras[key] for key in moved}
         return Parcel(own, parcel.kinds, parcel.classes)
 
     def described(self, gamma: float) -> dict[str, torch.Tensor]:
-        """What the root is given."""
+        """Return the new entries at the root."""
         steps = torch.empty(self.shape, dtype=torch.int64, device="cpu")
         discounts = torch.empty(self.shape, device="cpu")
         nonterminal = torch.empty(self.shape, dtype=torch.bool, device="cpu")
@@ -266,7 +282,7 @@ class _Ahead:
         return {"steps_to_next_obs": steps, "gamma": discounts, "nonterminal": nonterminal}
 
     def _summed_by_torch(self, reward: torch.Tensor, gamma: float) -> torch.Tensor:
-        """Differentiable, on any device; takes n passes over the reward."""
+        """Sum differentiably, on any device, in n passes over the reward."""
         steps = torch.empty(self.shape, dtype=torch.int64, device="cpu")
         self.plan.steps(steps)
         frames = reward.flatten(0, self.ndim - 1)
@@ -281,10 +297,10 @@ class _Ahead:
         return total.reshape(reward.shape)
 
     def _moved_by_torch(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Differentiable, on any device."""
+        """Move differentiably, on any device."""
         return leaf.flatten(0, self.ndim - 1)[self.cells.to(leaf.device)]
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What rewards of this type are summed up to."""
+    """Return the dtype of a sum of rewards of this dtype."""
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.get_default_dtype()

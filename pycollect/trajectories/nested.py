@@ -11,11 +11,11 @@ _LAYOUTS = (torch.strided, torch.jagged)
 
 
 def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
-    """The layout that is asked for, None for none.
+    """Return the requested layout, or None.
 
     Raises:
-        ValueError: it is none of torch's nested tensors.
-        NotImplementedError: this version of torch cannot make such tensors.
+        ValueError: The layout is not one of nested tensors.
+        NotImplementedError: This version of torch does not support it.
     """
     if isinstance(as_nested, bool):
         return torch.strided if as_nested else None
@@ -35,20 +35,20 @@ def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
 def nested(
     flat: TensorDict, offsets: torch.Tensor, lengths: torch.Tensor, layout: torch.layout
 ) -> TensorDict:
-    """The leaves of `flat` [F] as nested tensors of N rows; jagged ones view the same memory.
+    """Return the entries of `flat` [F] as nested tensors of N rows; jagged ones are views.
 
     Args:
-        offsets: int64 [N + 1], where each row begins in F, and where the last ends.
-        lengths: int64 [N].
+        offsets: Start of each row in F, and the end of the last, int64 [N + 1].
+        lengths: Lengths of the rows, int64 [N].
         layout: torch.strided or torch.jagged.
 
     Returns:
-        Batch size [N, -1] for strided tensors, or [N, T] where all rows are of length T; [N] for
-        jagged ones, whose lengths are a symbol that no batch size can hold.
+        Batch size [N, -1] for strided tensors, or [N, T] if all rows have length T. Batch size [N]
+        for jagged ones, because a batch size cannot hold their symbolic length.
 
     Raises:
-        ValueError: no row, of which torch makes no strided nested tensor.
-        TypeError: a dtype of which it makes none.
+        ValueError: There are no rows, which strided nested tensors do not support.
+        TypeError: Strided nested tensors do not support a dtype.
     """
     longest = int(lengths.max()) if len(lengths) else 0
     shortest = int(lengths.min()) if len(lengths) else 0

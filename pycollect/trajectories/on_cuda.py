@@ -1,4 +1,4 @@
-"""Split and n-step of leaves in CUDA memory: one launch of the core's kernel for all of them."""
+"""Split and n-step of CUDA tensors: one launch of the core's kernel for all of them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pycollect.errors import warn_user
 
 
 def on_one_device(leaves: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-    """Those that one launch can read: all that lie on the first CUDA device that is met.
+    """Return the entries that one launch can read: those on the first CUDA device found.
 
-    None where the core has no CUDA, or the driver does not take its kernel; torch's own indexing
-    serves what is not among them.
+    The result is empty if the core has no CUDA or the driver rejects its kernel. torch indexing
+    processes all other entries.
     """
     found: dict[Key, torch.Tensor] = {}
     for key, leaf in leaves.items():
@@ -32,9 +32,9 @@ def on_one_device(leaves: Mapping[Key, torch.Tensor]) -> dict[Key, torch.Tensor]
 
 
 def prepare(device: torch.device) -> None:
-    """Have the driver compile the kernel for that device, so that no batch waits for it.
+    """Compile the kernel for that device now, so that no batch waits for it.
 
-    Nothing is done where the core has no CUDA.
+    Without CUDA in the core, do nothing.
     """
     if device.type == "cuda" and cuda.is_torchs():
         _gather(numbered(device).index)
@@ -43,11 +43,11 @@ def prepare(device: torch.device) -> None:
 def split_on_device(
     plan: SplitPlan, leaves: Mapping[Key, torch.Tensor], lead: tuple[int, ...], ndim: int
 ) -> dict[Key, torch.Tensor]:
-    """The frames of each trajectory, [*lead, *frame], on the current stream of the leaves' device.
+    """Return the frames of each trajectory, [*lead, *frame], on the current stream.
 
     Args:
         leaves: [*batch, *frame] with `ndim` batch dimensions, from `on_one_device`.
-        lead: (N, T_max) for the padded form, (F,) for the flat one.
+        lead: (N, T_max) for the padded layout, (F,) for the flat one.
     """
     targets = {key: leaf.new_empty((*lead, *leaf.shape[ndim:])) for key, leaf in leaves.items()}
     gather, workspace, stream = _call(plan, list(targets.values()))
@@ -63,11 +63,11 @@ def ahead_on_device(
     summed: Mapping[Key, torch.Tensor],
     ndim: int,
 ) -> dict[Key, torch.Tensor]:
-    """What each frame of `moved` leads to, and the discounted sums of `summed`; shapes stay.
+    """Return the target frame of each frame of `moved`, and discounted sums of `summed`.
 
     Args:
         moved: [*batch, *frame] with `ndim` batch dimensions, from `on_one_device`.
-        summed: likewise, on the same device, float32 or float64.
+        summed: The same, on the same device, float32 or float64.
     """
     both = {**moved, **summed}
     targets = {key: leaf.new_empty(leaf.shape) for key, leaf in both.items()}
@@ -88,9 +88,9 @@ def ahead_on_device(
 def _call(
     plan: SplitPlan | MultiStepPlan, targets: Sequence[torch.Tensor]
 ) -> tuple[DeviceGather, torch.Tensor, int]:
-    """The gather of the targets' device, memory for one call, and the current stream.
+    """Return the gather of the targets' device, memory for one call, and the current stream.
 
-    The memory is torch's, which gives it to nobody before this stream has done the call.
+    torch does not reuse the memory before this stream has executed the call.
     """
     device = targets[0].device
     gather = _gather(device.index)
@@ -102,7 +102,7 @@ def _call(
 
 
 def _with_rows(leaves: Mapping[Key, torch.Tensor], ndim: int) -> list[torch.Tensor]:
-    """As the kernel reads them: contiguous frames in rows at equal distances; copied if need be."""
+    """Return the kernel's form: contiguous frames in equally spaced rows; copy if necessary."""
     result = []
     for leaf in leaves.values():
         if leaf.numel() and not leaf[(0,) * ndim].is_contiguous():
@@ -115,9 +115,9 @@ def _with_rows(leaves: Mapping[Key, torch.Tensor], ndim: int) -> list[torch.Tens
 
 @functools.cache
 def _gather(device: int) -> DeviceGather | None:
-    """One for the whole process: the driver compiles the kernel when it is made.
+    """Return the process-wide gather; the driver compiles the kernel when it is made.
 
-    None where it does not, as for a device or a driver that is too old, which is warned of once.
+    Return None, with one warning, if the device or driver is too old.
     """
     try:
         return DeviceGather(device)

@@ -1,4 +1,4 @@
-"""Rollouts in, batches of complete trajectories out: what stands behind `trajs_per_batch`."""
+"""Rollouts in, batches of complete trajectories out: implements `trajs_per_batch`."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ Worker = Hashable
 
 
 class TrajectoryBatch(NamedTuple):
-    """N complete trajectories: rollout by rollout, those that ended in one as they had begun.
+    """N complete trajectories, by rollout; those that end in one are in the order of their starts.
 
     Attributes:
-        td: "padded": [N, T_max] with ``("collector", "mask")``; "cat": [F], one after the other.
-        offsets: int64 [N + 1]; in the flat form trajectory i is ``td[offsets[i]:offsets[i + 1]]``.
-        lengths: int64 [N].
-        frames: how many frames are each worker's; together F.
+        td: "padded": [N, T_max] with ``("collector", "mask")``. "cat": [F], concatenated.
+        offsets: int64 [N + 1]; in the flat layout trajectory i is ``td[offsets[i]:offsets[i +
+            1]]``.
+        lengths: Lengths of the trajectories, int64 [N].
+        frames: Number of frames of each worker; the sum is F.
     """
 
     td: TensorDictBase
@@ -38,25 +39,25 @@ class TrajectoryBatch(NamedTuple):
 
 
 class TrajectoryQueue:
-    """Keeps open trajectories until they are complete, and complete ones until N are together.
+    """Keeps open trajectories until they are complete, and complete ones until there are N.
 
-    A trajectory is complete with its done. It goes on in the worker's next rollout under the same
-    id in the same row; where another id comes first it was cut, and its frames are lost, as they
-    are with `cut` and `clear`. So for every worker, at any time: the frames pushed are those
-    popped, `held`, and lost together.
+    A trajectory is complete with its done flag. It continues in the worker's next rollout with the
+    same id in the same row. If another id comes first, the trajectory was cut and its frames are
+    lost, like those of `cut` and `clear`. So for every worker, the frames pushed are always the sum
+    of those popped, `held` and lost.
 
-    Trajectory ids are given anew, from 0, in the order in which trajectories are popped, so that
-    those that were lost leave no gaps. A rollout is copied when it is pushed: its memory is not
-    held. Frames of open trajectories are held one by one; the others until their rollout's last
-    trajectory is popped. Not thread-safe.
+    Trajectories get new ids, from 0, in the order in which they are popped, so lost ones leave no
+    gaps. A rollout is copied when it is pushed, so its memory is not held. Frames of open
+    trajectories are held individually, the others until their rollout's last trajectory is popped.
+    Not thread-safe.
 
     Args:
-        trajectories: N, in each batch, at least 1.
+        trajectories: Number of trajectories per batch, N, at least 1.
         form: "padded" or "cat".
-        next_id: the first id that is given.
+        next_id: First new id.
 
     Raises:
-        ValueError: one of these out of bounds.
+        ValueError: An argument is out of range.
     """
 
     def __init__(self, trajectories: int, form: str = "padded", next_id: int = 0) -> None:
@@ -76,7 +77,7 @@ class TrajectoryQueue:
 
     @property
     def complete(self) -> int:
-        """Complete trajectories that were not popped."""
+        """Number of complete trajectories that were not popped."""
         return len(self._complete)
 
     @property
@@ -85,20 +86,20 @@ class TrajectoryQueue:
         return {worker: frames for worker, frames in self._held.items() if frames}
 
     def push(self, worker: Worker, rollout: TensorDictBase, source: int = 0) -> int:
-        """Take a worker's rollout, in the order in which it was collected.
+        """Add a worker's rollout, in the order of collection.
 
         Args:
-            worker: what it is counted under.
+            worker: Key of the worker's counts.
             rollout: [T], or [P, T] with the same P each time. Without trajectory ids, a trajectory
-                goes on until its done. Uncollected cells are no frames.
-            source: which of the worker's own processes it is from: each has rows of its own.
+                continues until its done flag. Uncollected cells are not frames.
+            source: Index of the worker's own process; each has its own rows.
 
         Returns:
-            The frames of trajectories that turned out to be cut, lost now.
+            Number of frames of trajectories that turned out to be cut, lost now.
 
         Raises:
-            KeyError: no done under "next".
-            ValueError, TypeError: as `split_trajectories`.
+            KeyError: The rollout has no done under "next".
+            ValueError, TypeError: As in `split_trajectories`.
         """
         flat, plan = split_with_plan(rollout, "cat", prefix=TRAJ_IDS[:-1])
         chunk = _Chunk.of(flat)
@@ -134,10 +135,10 @@ class TrajectoryQueue:
         return lost
 
     def pop(self, count: int | None = None) -> TrajectoryBatch | None:
-        """The next N, or so many, complete trajectories; None while there are fewer.
+        """Return the next N (or `count`) complete trajectories, or None if there are fewer.
 
         Raises:
-            ValueError: they differ in their leaves; nothing was taken.
+            ValueError: Their entries differ; nothing was removed.
         """
         count = self.trajectories if count is None else count
         if len(self._complete) < count:
@@ -162,10 +163,10 @@ class TrajectoryQueue:
         return TrajectoryBatch(td, offsets, lengths, dict(frames))
 
     def cut(self, worker: Worker) -> int:
-        """The worker's open trajectories end here (it died, its envs were reset).
+        """Drop the worker's open trajectories, because it died or its environments were reset.
 
         Returns:
-            Their frames, lost now. Its complete trajectories stay.
+            Number of their frames, lost now. Its complete trajectories remain.
         """
         lost = 0
         for key in [key for key in self._open if key[0] == worker]:
@@ -177,7 +178,7 @@ class TrajectoryQueue:
         """Drop everything, at a new seed or at the end.
 
         Returns:
-            The frames that were held, by worker, lost now.
+            Number of frames that were held, by worker, lost now.
         """
         lost = self.held
         self._open.clear()
@@ -188,7 +189,7 @@ class TrajectoryQueue:
 
 @dataclass(eq=False)
 class _Chunk:
-    """The frames of a rollout, one trajectory after the other."""
+    """The frames of a rollout, trajectory by trajectory."""
 
     leaves: dict[Key, torch.Tensor]
     nested: dict[Key, torch.Size]
@@ -203,7 +204,7 @@ class _Chunk:
         return cls(leaves, nested, dense.device, parcel)
 
     def part(self, start: int, stop: int) -> _Chunk:
-        """Some of the frames, in memory of their own."""
+        """Copy some of the frames."""
         leaves = {key: leaf[start:stop].clone() for key, leaf in self.leaves.items()}
         return _Chunk(
             leaves,
@@ -223,10 +224,10 @@ class _Piece(NamedTuple):
 
 @dataclass
 class _Trajectory:
-    """What there is of a trajectory so far.
+    """The collected part of a trajectory.
 
     Attributes:
-        begun: how many frames of its row were before it, and the row.
+        begun: Number of earlier frames in its row, and the row.
     """
 
     worker: Worker
@@ -240,14 +241,14 @@ class _Trajectory:
         self.frames += piece.stop - piece.start
 
     def own(self, chunk: _Chunk) -> None:
-        """Hold the frames in that chunk without holding the chunk."""
+        """Copy the frames in that chunk, so that the chunk is not held."""
         for i, (of, start, stop) in enumerate(self.pieces):
             if of is chunk:
                 self.pieces[i] = _Piece(chunk.part(start, stop), 0, stop - start)
 
 
 def _joined(pieces: list[_Piece]) -> TensorDict:
-    """The frames of all pieces, [F], without their extras."""
+    """Return the frames of all pieces, [F], without their extras."""
     first = pieces[0].chunk
     frames = sum(stop - start for _, start, stop in pieces)
     leaves = {}
@@ -270,7 +271,7 @@ def _joined(pieces: list[_Piece]) -> TensorDict:
 
 
 def _joined_extras(pieces: list[_Piece]) -> Parcel:
-    """The extras of all pieces; a rollout that lacks one has none there."""
+    """Return the extras of all pieces; None for a rollout that lacks one."""
     kinds = {key: kind for of, _, _ in pieces for key, kind in of.parcel.kinds.items()}
     extras = {}
     for key in kinds:

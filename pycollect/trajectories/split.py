@@ -1,4 +1,4 @@
-"""Batches cut into their trajectories: padded rows, or flat with offsets."""
+"""Split batches into their trajectories: padded rows, or flat with offsets."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _memory = spare_memory()
 
 
 class FlatTrajectories(NamedTuple):
-    """Trajectories one after the other; trajectory i is ``td[offsets[i]:offsets[i + 1]]``.
+    """Concatenated trajectories; trajectory i is ``td[offsets[i]:offsets[i + 1]]``.
 
     Attributes:
-        td: all frames, batch size [F], F the number of frames.
-        offsets: int64 [N + 1], the first 0 and the last F: the form that
-            ``torch.nested.nested_tensor_from_jagged`` takes.
-        lengths: int64 [N].
+        td: All frames, batch size [F], F being the number of frames.
+        offsets: int64 [N + 1], from 0 to F, in the form that
+            ``torch.nested.nested_tensor_from_jagged`` expects.
+        lengths: Lengths of the trajectories, int64 [N].
     """
 
     td: TensorDict
@@ -79,53 +79,61 @@ def split_trajectories(
     format: str = "padded",
     padding_id: int = -1,
 ) -> TensorDict | FlatTrajectories:
-    """Cuts a batch of rollouts into its trajectories, one row each.
+    """Split a batch of rollouts into its trajectories, one per row.
 
-    A trajectory ends at a done, where the trajectory id changes, and at a row's end; ids are never
-    compared across such an end, so repeated ones cannot merge. Uncollected cells (id -1 or mask
-    False) are dropped; where one stands inside of a trajectory, the frames before and after it are
-    two rows. Trajectories come in the batch's row-major order. Time and memory are linear in the
-    frames written.
+    A trajectory ends at a done flag, at a change of the trajectory id and at the end of a row. Ids
+    are never compared across rows, so repeated ids do not merge trajectories. Uncollected cells (id
+    -1 or mask ``False``) are dropped; one inside a trajectory splits it into two rows. Trajectories
+    keep the batch's row-major order. Time and memory are linear in the number of frames written.
 
-    Differs from TorchRL's function of this name: the result has two batch dimensions whatever the
-    lengths; dones cut where there are ids too; trajectory ids are -1 in padding, not 0, unless
-    `padding_id` says so; torch.jagged gives jagged tensors.
+    Differences from TorchRL's split_trajectories:
+
+    - The result always has two batch dimensions.
+    - Done flags also split trajectories if there are ids.
+    - Padding has trajectory id -1, not 0; see `padding_id`.
+    - torch.jagged gives jagged tensors.
 
     Args:
-        rollout_tensordict: batch size [T], [P, T], [B, P, T], ...: time is the last dimension.
-            Leaves may lie anywhere in memory. Those in host memory go through the core, those of a
-            CUDA device through one launch of its kernel. Those that need a gradient, and those of
-            other devices, go through torch's own indexing (slower, differentiable).
-        prefix: where ``"traj_ids"`` and ``"mask"`` are read and written. Default: "collector" if
-            the batch has such an entry, else the root.
-        trajectory_key: the trajectory ids, integers of the batch's shape; the mask lies beside
-            them. With it, dones do not cut unless `done_key` is given too. If there is no such
-            entry, it is written: the trajectories numbered from 0.
-        done_key: the entry under "next" that ends a trajectory, default "done"; bool, of the
-            batch's shape or with more dimensions, of which any flag ends it (one per agent, say).
-        as_nested: True or torch.strided for nested tensors of that layout, torch.jagged for those.
-            Nothing is padded.
-        format: "padded" or "cat"; with `as_nested` it is left alone.
-        padding_id: what the trajectory ids are in padding. With 0, which is the id of a trajectory
-            too, ids can be counted by their maximum; where frames are is in the mask alone then.
+        rollout_tensordict: Batch of size [T], [P, T], [B, P, T] and so on. Time is the last
+            dimension. Tensors may have any memory layout. Tensors in host memory are processed by
+            the compiled core, CUDA tensors by one kernel launch. Tensors that require gradients, or
+            are on another device, are processed by torch indexing, which is slower and
+            differentiable.
+        prefix: Entry that contains ``"traj_ids"`` and ``"mask"``, in the input and in the result.
+            Defaults to ``None``: "collector" if the batch has that entry, else the root.
+        trajectory_key: Key of the trajectory ids, integers of the batch's shape; the mask is next
+            to them. If it is given, done flags do not split unless `done_key` is given too. If the
+            batch lacks the entry, trajectories are numbered from 0. Defaults to ``None``:
+            "traj_ids" in `prefix`.
+        done_key: Entry under "next" that ends a trajectory: bool, of the batch's shape or with more
+            dimensions. With more, any flag of a frame ends it, such as one agent's. Defaults to
+            ``None``: "done".
+        as_nested: Return nested tensors without padding. ``True`` or torch.strided gives strided
+            ones, torch.jagged gives jagged ones (default: ``False``).
+        format: "padded" or "cat". Leave the default if `as_nested` is given (default: "padded").
+        padding_id: Trajectory id of padding. With 0, the maximum id counts the trajectories, but 0
+            is also a real id, so only the mask identifies frames (default: -1).
 
     Returns:
-        "padded": a new TensorDict [N, T_max], zeros behind each trajectory's end, with a bool mask
-        [N, T_max] of the cells that hold a frame. "cat": :class:`FlatTrajectories`, without a mask.
-        The input is not changed and shares no memory with the result. Entries that are no tensors
-        (NonTensorData) are None in padding; one with ragged entries is a lazy stack over time.
-        With `as_nested`: a TensorDict of nested tensors without a mask, batch size [N, -1] (or
-        [N, T] where all lengths are T), [N] where they are jagged; ``to_padded_tensor`` makes the
-        padded form of strided ones.
+        A new TensorDict [N, T_max] for "padded", zero after the end of each trajectory, with a bool
+        mask [N, T_max] of real frames. For "cat", :class:`FlatTrajectories`, without a mask. The
+        input is not modified and shares no memory with the result.
+
+        Entries that are not tensors (NonTensorData) are ``None`` in padding; ragged ones become a
+        lazy stack over time.
+
+        With `as_nested`: a TensorDict of nested tensors without a mask. Its batch size is [N, -1]
+        for strided tensors, [N, T] if all lengths are T, and [N] for jagged tensors.
+        ``to_padded_tensor`` pads strided ones.
 
     Raises:
-        ValueError: no batch dimension, an unknown format or layout, ids, done or mask of another
-            dtype or shape, a `padding_id` that the ids' dtype cannot hold.
-        KeyError: neither ids nor dones, or no entry of the given `done_key`.
-        NotImplementedError: `as_nested=torch.jagged` with a version of torch that cannot make them.
-        TypeError: no TensorDict; a tensor that is not a strided one; a `padding_id` that is no
-            integer; with `as_nested`, entries that are no tensors, or ragged, and strided ones of a
-            dtype that torch does not make such tensors of.
+        ValueError: The batch has no batch dimension; the format or layout is unknown; ids, done or
+            mask have another dtype or shape; or the ids' dtype cannot hold `padding_id`.
+        KeyError: The batch has neither ids nor dones, or lacks `done_key`.
+        NotImplementedError: This version of torch does not support `as_nested=torch.jagged`.
+        TypeError: The input is not a TensorDict, a tensor is not strided, or `padding_id` is not an
+            int. With `as_nested`: an entry is not a tensor or is ragged, or torch has no strided
+            nested tensors of its dtype.
     """
     td = rollout_tensordict
     if not isinstance(td, TensorDictBase):
@@ -175,12 +183,12 @@ def split_with_plan(
     signals: Mapping[Key, torch.Tensor] | None = None,
     padding_id: int = -1,
 ) -> tuple[TensorDict, SplitPlan]:
-    """As :func:`split_trajectories`, with the plan: where in the batch each trajectory lay.
+    """Split like :func:`split_trajectories`; also return the source cells as a plan.
 
     Args:
-        signals: copies of leaves in host memory, by key, so that flags and ids of a batch on a
-            device need not be fetched.
-        padding_id: what the ids are in padding.
+        signals: Copies of entries in host memory, by key, so that flags and ids need not be fetched
+            from a device.
+        padding_id: Trajectory id of padding.
     """
     if td.ndim < 1:
         raise ValueError("rollout_tensordict: expected at least one batch dimension, got none")
@@ -212,7 +220,7 @@ def split_with_plan(
 
 
 class _Padded:
-    """The form [N, T_max]."""
+    """The layout [N, T_max]."""
 
     def __init__(self, plan: SplitPlan, td: TensorDictBase, padding_id: int) -> None:
         self.plan = plan
@@ -230,7 +238,7 @@ class _Padded:
         return torch.where(self._mask_for(frames), frames, torch.zeros_like(frames))
 
     def number(self, tensors: dict[Key, torch.Tensor], key: Key) -> None:
-        """Ids have a value of their own in padding; where there are none, they are numbered."""
+        """Fill ids in padding; number the trajectories if the batch has no ids."""
         if key not in tensors:
             numbers = torch.arange(self.lead[0], device="cpu")
             tensors[key] = numbers.unsqueeze(1).expand(self.lead).clone()
@@ -249,12 +257,12 @@ class _Padded:
             ids.masked_fill_(~self._mask_for(ids), self.padding_id)
 
     def _mask_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The mask, with dimensions of extent 1 for those of a frame."""
+        """Return the mask with a size-1 dimension for each dimension of a frame."""
         return self.mask.to(tensor.device).reshape(*self.lead, *[1] * (tensor.ndim - 2))
 
 
 class _Flat:
-    """The form [F]."""
+    """The layout [F]."""
 
     def __init__(self, plan: SplitPlan, td: TensorDictBase) -> None:
         self.plan = plan
@@ -268,7 +276,7 @@ class _Flat:
         return leaf[cells]
 
     def number(self, tensors: dict[Key, torch.Tensor], key: Key) -> None:
-        """Where there are no ids, trajectories are numbered."""
+        """Number the trajectories if the batch has no ids."""
         if key not in tensors:
             lengths = torch.from_numpy(self.plan.lengths)
             numbers = torch.arange(self.plan.count, device="cpu")
@@ -276,7 +284,7 @@ class _Flat:
 
 
 def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
-    """Every leaf in its new form, in the order of `leaves`."""
+    """Return every entry in its new layout, in the order of `leaves`."""
     ndim = len(form.batch_shape)
     plain = {key: leaf.detach() for key, leaf in leaves.items() if is_plain(leaf)}
     result = allocate(
@@ -299,7 +307,7 @@ def _gather(form: _Padded | _Flat, leaves: dict[Key, torch.Tensor]) -> dict[Key,
 
 
 def _cells(form: _Padded | _Flat) -> torch.Tensor:
-    """The row-major places in the batch from which the frames come, 0 in padding."""
+    """Return the source cell of each frame, in row-major order, 0 in padding."""
     cells = torch.empty(form.lead, dtype=torch.int64, device="cpu")
     every = torch.arange(form.batch_shape.numel(), device="cpu")
     form.write([every.reshape(form.batch_shape)], [cells])
@@ -309,7 +317,7 @@ def _cells(form: _Padded | _Flat) -> torch.Tensor:
 def _done(
     leaves: dict[Key, torch.Tensor], done_key: NestedKey | None, *, needed: bool, wanted: bool
 ) -> torch.Tensor | None:
-    """The done flags under "next"; None where they do not cut."""
+    """Return the done flags under "next", or ``None`` if they do not split."""
     key = as_key("done" if done_key is None else done_key)
     key = key if key[0] == "next" else ("next", *key)
     if done_key is None and not needed:

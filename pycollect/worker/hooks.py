@@ -1,4 +1,4 @@
-"""Functions of the user's around each rollout, given at construction or set later."""
+"""The user's functions that run before and after each rollout."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ PRE, POST = "pre_collect_hook", "post_collect_hook"
 
 
 class Hooked(ABC):
-    """The hooks as properties. Whoever collects calls them; None: nothing is called.
+    """Both hooks as properties; ``None`` means that no function is called.
 
-    Where workers run elsewhere each is sent a copy, pickled, which it calls from its next rollout
-    to start on. Anything but a callable or None is a TypeError, also one that does not pickle.
+    Workers in other processes receive a pickled copy, which they call from their next rollout on. A
+    hook that is neither callable nor ``None``, or that such workers need and cannot be pickled,
+    raises a TypeError.
     """
 
     def __init__(self, pre: PreHook | None, post: PostHook | None) -> None:
@@ -28,7 +29,7 @@ class Hooked(ABC):
 
     @property
     def pre_collect_hook(self) -> PreHook | None:
-        """Called without arguments before each rollout."""
+        """Function without arguments that is called before each rollout."""
         return self._hooks[PRE]
 
     @pre_collect_hook.setter
@@ -37,7 +38,7 @@ class Hooked(ABC):
 
     @property
     def post_collect_hook(self) -> PostHook | None:
-        """Called with each rollout, which it may change; in this process: with each batch."""
+        """Function that is called with each rollout, or batch if in-process, and may change it."""
         return self._hooks[POST]
 
     @post_collect_hook.setter
@@ -45,14 +46,16 @@ class Hooked(ABC):
         self._set_hook(POST, hook)
 
     def set_post_collect_hook(self, hook: PostHook | None) -> None:
-        """Have another function called with each rollout: what setting `post_collect_hook` does.
+        """Set `post_collect_hook`, by TorchRL's name.
 
         Args:
-            hook: is called with a TensorDict, [T] or [P, T]; in this process, with each batch as it
-                is delivered. None: nothing is called.
+            hook: Function that is called with each rollout, a TensorDict [T] or [P, T]. An
+                in-process collector calls it with each batch before it is returned. ``None``
+                removes the hook.
 
         Raises:
-            TypeError: it cannot be called, or has to go to workers elsewhere and does not pickle.
+            TypeError: The hook is not callable, or workers in other processes need it and it cannot
+                be pickled.
         """
         self._set_hook(POST, hook)
 
@@ -62,4 +65,4 @@ class Hooked(ABC):
 
     @abstractmethod
     def _pass_hook_on(self, name: str, hook: Callable[..., Any] | None) -> None:
-        """Give a hook to whoever calls it."""
+        """Pass a hook to the code that calls it."""

@@ -1,4 +1,4 @@
-"""What TorchRL's collectors tell of the arguments of a worker, under TorchRL's names."""
+"""Arguments of a worker as properties, under TorchRL's names."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from tensordict.nn import InteractionType
 
-from pycollect.arguments import tells
+from pycollect.arguments import exposes
 from pycollect.devices import Devices
 from pycollect.worker.options import WorkerOptions
 
 
-@tells(WorkerOptions, "_worker_options")
+@exposes(WorkerOptions, "_worker_options")
 class WorkerNames(ABC):
-    """The arguments that concern what a worker does; where there are several, of the first."""
+    """The arguments that configure a worker; if there are several workers, the first."""
 
     max_frames_per_traj: int
     exploration_type: InteractionType
@@ -27,31 +27,31 @@ class WorkerNames(ABC):
     @property
     @abstractmethod
     def _worker_options(self) -> WorkerOptions:
-        """What a worker was told."""
+        """Options of the worker."""
 
     @property
     def compiled_policy(self) -> bool:
-        """Whether `compile_policy` was asked for."""
+        """Whether `compile_policy` was requested."""
         return self._worker_options.calling.compiled is not None
 
     @property
     def compiled_policy_kwargs(self) -> Mapping[str, Any]:
-        """Arguments of ``torch.compile`` that `compile_policy` named, by name."""
+        """Arguments of ``torch.compile`` in `compile_policy`, by name."""
         return dict(self._worker_options.calling.compiled or {})
 
     @property
     def cudagraphed_policy(self) -> bool:
-        """Whether `cudagraph_policy` was asked for."""
+        """Whether `cudagraph_policy` was requested."""
         return self._worker_options.calling.graphed is not None
 
     @property
     def cudagraphed_policy_kwargs(self) -> Mapping[str, Any]:
-        """Arguments that `cudagraph_policy` named, by name."""
+        """Arguments in `cudagraph_policy`, by name."""
         return dict(self._worker_options.calling.graphed or {})
 
 
 class DeviceNames(WorkerNames):
-    """The device arguments of one worker, each with its default; None: nobody told."""
+    """The device arguments of one worker; ``None`` if a device was not specified."""
 
     @property
     def _devices(self) -> Devices:
@@ -59,20 +59,20 @@ class DeviceNames(WorkerNames):
 
     @property
     def device(self) -> torch.device | None:
-        """Where the three others are which were not told; None: nobody told."""
+        """Default for the three other devices, or ``None`` if not specified."""
         return self._devices.default
 
     @property
     def storing_device(self) -> torch.device | None:
-        """What ``td.device`` of a batch says."""
+        """Value of ``td.device`` of a batch."""
         return self._devices.reported
 
     @property
     def env_device(self) -> torch.device | None:
-        """Where the environment was told to lie."""
+        """Requested device of the environment, or ``None``."""
         return self._devices.env_device
 
     @property
     def policy_device(self) -> torch.device | None:
-        """Where the policy was told to lie."""
+        """Requested device of the policy, or ``None``."""
         return self._devices.policy_device

@@ -1,4 +1,4 @@
-"""What is read of a collector whose worker is in this process."""
+"""Properties and methods of a collector that runs in this process."""
 
 from __future__ import annotations
 
@@ -15,68 +15,68 @@ from pycollect.worker.worker import Worker
 
 
 class OneWorker(DeviceNames):
-    """Its environment, its policy, and attributes of both by their path."""
+    """The worker's environment and policy, and attributes of both by path."""
 
     _worker: Worker
 
     @property
     def env(self) -> Any:
-        """The environment that was passed, or that `create_env_fn` returned, on its device.
+        """The environment that was passed or that `create_env_fn` returned, on its device.
 
-        A list where Gymnasium's were given as a list. Whoever steps or resets it disturbs what is
-        collected.
+        A list if a list of Gymnasium environments was given. Do not step or reset it: that changes
+        the collected trajectories.
         """
         return self._worker.env.original
 
     @property
     def env_device(self) -> torch.device | None:
-        """Where the environment lies: where it was told to, else where it says itself."""
+        """Device of the environment: the requested one, else the environment's own."""
         return self._devices.env_device or getattr(self.env, "device", None)
 
     @property
     def n_env(self) -> int:
-        """How many environments are stepped as a batch."""
+        """Number of environments that are stepped as a batch."""
         return self._worker.env.num_envs
 
     @property
     @abstractmethod
     def policy(self) -> Any:
-        """The policy that is called, None for random actions."""
+        """The policy that acts, or ``None`` for random actions."""
 
     def getattr_env(self, attr: str) -> Any:
-        """An attribute of the environment.
+        """Return an attribute of the environment.
 
         Args:
-            attr: its name.
+            attr: Name of the attribute.
 
         Returns:
             The attribute itself.
 
         Raises:
-            AttributeError: there is none of that name.
+            AttributeError: The attribute does not exist.
         """
         return getattr(self.env, attr)
 
     @completed_by(getattr_env)
     def getattr_policy(self, attr: str) -> Any:
-        """An attribute of the policy.
+        """Return an attribute of the policy.
 
         Args:
-            ...: that of `getattr_env`.
+            ...: See getattr_env.
         """
         return getattr(self.policy, attr)
 
     def get_distant_attr(self, attr: str) -> Any:
-        """What stands at a path from the collector on.
+        """Return the object at a path that starts at the collector.
 
         Args:
-            attr: names and indices: "env.action_spec", "policy.module[0]".
+            attr: Path of names and indices, such as "env.action_spec" or "policy.module[0]".
 
         Returns:
-            What stands there.
+            The object itself.
 
         Raises:
-            AttributeError: there is nothing of that name.
+            AttributeError: No object exists at that path.
         """
         return resolved(self, attr)
 
@@ -86,46 +86,48 @@ class OneWorker(DeviceNames):
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """What a method returns for each of these arguments.
+        """Call a method once for each set of arguments.
 
         Args:
-            method_name: its path from the collector on.
-            list_of_args, list_of_kwargs: of each call; None: none.
+            method_name: Path of the method, starting at the collector, such as "env.reset".
+            list_of_args, list_of_kwargs: Arguments and keyword arguments, one entry per call.
+                ``None`` means no arguments (default: ``None``).
 
         Returns:
-            What each call returned.
+            The return value of each call.
 
         Raises:
-            ValueError: the two lists differ in length.
-            AttributeError: there is no such method.
+            ValueError: The two lists differ in length.
+            AttributeError: The method does not exist.
         """
         return mapped(self, method_name, calls(list_of_args, list_of_kwargs, None))
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
-        """Call what stands at a path from the collector on; return it, where it is no function.
+        """Call the object at a path, or return it if it is not callable.
 
         Args:
-            attr_path: names and indices from the collector on: "env.reset", "policy.module[0]".
-            args, kwargs: of the call.
+            attr_path: Path of names and indices that starts at the collector, such as "env.reset"
+                or "policy.module[0]".
+            args, kwargs: Arguments of the call.
 
         Returns:
-            What the call returned, or what stands there.
+            The return value of the call, or the object.
 
         Raises:
-            AttributeError: there is nothing of that name.
+            AttributeError: No object exists at that path.
         """
         return called(self, attr_path, *args, **kwargs)
 
     def get_model(self, model_id: str) -> Any:
-        """The policy for "policy"; for anything else what stands at that path.
+        """Return the policy for "policy", or the object at another path.
 
         Args:
-            model_id: "policy", or names and indices from the collector on.
+            model_id: "policy", or a path of names and indices that starts at the collector.
 
         Returns:
-            What stands there.
+            The object itself.
 
         Raises:
-            AttributeError: there is nothing of that name.
+            AttributeError: No object exists at that path.
         """
         return resolved(self, model_id)

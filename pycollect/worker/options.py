@@ -1,4 +1,4 @@
-"""What a worker needs to know besides its environment and its policy."""
+"""The arguments that configure a worker, except its environment and policy."""
 
 from __future__ import annotations
 
@@ -19,21 +19,22 @@ from pycollect.policy import Calling, check_policy_state
 
 
 def _check_autoreset(name: str, value: Any) -> Any:
-    """None, or NEXT_STEP, SAME_STEP or DISABLED: Gymnasium's enum or its name in any case."""
+    """Return None or an autoreset mode, given as Gymnasium's enum or its name in any case."""
     parse_autoreset(value, name)
     return value
 
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """What a worker needs to know besides its environment and its policy.
+    """The arguments that configure a worker, except its environment and policy.
 
     Attributes:
-        frames: its share of a batch; each of P envs steps ``ceil(frames / P)`` times.
-        mask: record ("collector", "mask") whatever the environment, since rollouts may be padded.
-        devices: where environments and policy are to lie.
-        compress: its rollouts are compressed where they travel.
-        stays: what is recorded on the environments' device has no place in the slab.
+        frames: The worker's share of a batch; each of P environments makes ``ceil(frames / P)``
+            steps.
+        mask: Record ("collector", "mask") for any environment, because rollouts may be padded.
+        devices: Devices of environments and policy.
+        compress: Compress rollouts that leave the machine.
+        stays: Entries recorded on the environments' device have no space in the slab.
     """
 
     frames: int
@@ -42,51 +43,49 @@ class WorkerOptions:
     stays: bool = False
     compress: bool = False
     autoreset_mode: Any = argument(
-        None, _check_autoreset, "of a vector environment that does not tell it"
+        None, _check_autoreset, "Autoreset mode if the metadata has none."
     )
     env_groups: int = argument(
-        1, check_env_groups, "how many parts of its environments step each for itself"
+        1, check_env_groups, "Number of groups of environments that step independently."
     )
     info_keys: InfoKeys = made_of(
-        check_info_keys, "entries of Gymnasium's info to be recorded", info_keys=None
+        check_info_keys, "Entries of Gymnasium's info to record.", info_keys=None
     )
     max_frames_per_traj: int = argument(
-        None, check.check_count, "truncate and reset after so many steps; 0: never"
+        None, check.check_count, "Maximum number of steps of a trajectory; 0 for no limit."
     )
-    reset_at_each_iter: bool = flag(False, "reset all environments before each rollout")
-    set_truncated: bool = flag(False, "flag the last frame of every rollout as truncated")
+    reset_at_each_iter: bool = flag(False, "Whether each rollout starts with a reset.")
+    set_truncated: bool = flag(False, "Whether the last frame of rollouts is truncated.")
     policy_state: Mapping[Any, Any] | None = made_of(
-        check_policy_state, "shapes or first values of recurrent states", policy_state=None
+        check_policy_state, "Shapes or first values of recurrent states.", policy_state=None
     )
     exploration_type: InteractionType = argument(
-        InteractionType.RANDOM, check.check_exploration, "how actions are drawn"
+        InteractionType.RANDOM, check.check_exploration, "How actions are drawn."
     )
-    track_policy_version: bool = flag(False, "record the version")
+    track_policy_version: bool = flag(False, "Whether to record the policy version.")
     num_threads: int | None = argument(
-        None, check.check_positive_or_none, "of torch while it collects; None: the caller's setting"
+        None, check.check_positive_or_none, "Number of torch threads; None leaves it unchanged."
     )
     cast: ObservationCast | None = made_of(
         ObservationCast.checked,
-        "what the policy reads in place of observations; None: what the environment shows",
+        "Cast of the policy's observations, or None.",
         observation_dtype=None,
         observation_scale=None,
     )
-    compact: bool = flag(
-        False, 'leave out ("next", key) of observations and states', name="compact_obs"
-    )
+    compact: bool = flag(False, 'Whether ("next", observation) is omitted.', name="compact_obs")
     calling: Calling = made_of(
         Calling.checked,
-        "whether the policy's modules are compiled or captured",
+        "How the policy's modules are called: compiled, captured or directly.",
         compile_policy=None,
         cudagraph_policy=None,
         trust_policy=None,
     )
     init_fn: Callable[[], Any] | None = argument(
-        None, check.check_callable, "is called before anything is built"
+        None, check.check_callable, "Function that is called before environments are made."
     )
     pre_collect_hook: Callable[[], Any] | None = argument(
-        None, check.check_callable, "is called before each rollout"
+        None, check.check_callable, "Function that is called before each rollout."
     )
     post_collect_hook: Callable[[Any], Any] | None = argument(
-        None, check.check_callable, "is called with each rollout, by whoever runs the worker"
+        None, check.check_callable, "Function that is called with each rollout."
     )

@@ -1,4 +1,4 @@
-"""What workers do, by torch's profiler: a hook behind each of their first rollouts."""
+"""Profile workers with torch's profiler, through a hook after each rollout."""
 
 from __future__ import annotations
 
@@ -16,17 +16,21 @@ from pycollect.worker.hooks import PostHook
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """What is profiled, and where the trace goes.
+    """Settings of a profile.
 
     Attributes:
-        workers: whose rollouts; of a collector in this process that is worker 0.
-        num_rollouts: after how many rollouts of a worker it ends.
-        warmup_rollouts: how many of these are left out at first.
-        save_path: of the trace, with "{worker_idx}" for the worker's id; None:
-            ./collector_profile_{worker_idx}.json.
-        activities: "cpu" and "cuda", of which the latter is left out where there is no CUDA.
-        record_shapes, profile_memory, with_stack, with_flops: torch's.
-        on_trace_ready: called with the profiler, instead of saving the trace.
+        workers: Ids of the workers to profile. An in-process collector is worker 0 (default: (0,)).
+        num_rollouts: Number of rollouts of a worker after which its profile ends (default: 3).
+        warmup_rollouts: Number of first rollouts that are not recorded (default: 1).
+        save_path: File of the trace; "{worker_idx}" is replaced by the worker's id. ``None`` means
+            ./collector_profile_{worker_idx}.json (default: ``None``).
+        activities: "cpu" and "cuda"; the latter is ignored without CUDA (default: both).
+        record_shapes: Passed to ``torch.profiler.profile`` (default: ``True``).
+        profile_memory: Passed to ``torch.profiler.profile`` (default: ``False``).
+        with_stack: Passed to ``torch.profiler.profile`` (default: ``True``).
+        with_flops: Passed to ``torch.profiler.profile`` (default: ``False``).
+        on_trace_ready: Function that is called with the profiler instead of saving the trace
+            (default: ``None``).
     """
 
     workers: Sequence[int] = (0,)
@@ -53,34 +57,34 @@ class ProfileConfig:
             raise ValueError(f"activities: expected 'cpu' and 'cuda', got {unknown}")
 
     def get_save_path(self, worker_idx: int) -> Path:
-        """Where a worker's trace goes.
+        """Return the path of a worker's trace.
 
         Args:
-            worker_idx: its id.
+            worker_idx: Id of the worker.
 
         Returns:
-            `save_path` with the id in its place.
+            `save_path` with the worker's id.
         """
         if self.save_path is None:
             return Path(f"./collector_profile_{worker_idx}.json")
         return Path(str(self.save_path).format(worker_idx=worker_idx))
 
     def should_profile_worker(self, worker_idx: int) -> bool:
-        """Whether a worker is among `workers`.
+        """Return whether a worker is profiled.
 
         Args:
-            worker_idx: its id.
+            worker_idx: Id of the worker.
 
         Returns:
-            True where its rollouts are profiled.
+            ``True`` if `workers` contains the id.
         """
         return worker_idx in self.workers
 
     def get_activities(self) -> list[torch.profiler.ProfilerActivity]:
-        """The activities that are named and that there are here.
+        """Return the requested activities that are available here.
 
         Returns:
-            torch's names of them.
+            Members of ``torch.profiler.ProfilerActivity``.
         """
         known = {"cpu": torch.profiler.ProfilerActivity.CPU}
         if torch.cuda.is_available():
@@ -89,13 +93,13 @@ class ProfileConfig:
 
 
 class ProfilerHook:
-    """A `post_collect_hook` that drives torch's profiler from one rollout to the next.
+    """A `post_collect_hook` that advances torch's profiler after each rollout.
 
-    It pickles; the profiler is made where it is first called.
+    It can be pickled; the profiler is made in the first call.
 
     Args:
-        worker: the worker's id.
-        inner: the hook in whose place it is, which it calls.
+        worker: Id of the worker.
+        inner: The hook that it replaces, which it also calls.
     """
 
     def __init__(self, config: ProfileConfig, worker: int, inner: PostHook | None) -> None:
@@ -105,7 +109,7 @@ class ProfilerHook:
         self._over = not config.get_activities()
 
     def __call__(self, td: TensorDictBase) -> None:
-        """A rollout is there."""
+        """Call the inner hook and advance the profiler."""
         if self.inner is not None:
             self.inner(td)
         if self._over:
@@ -119,7 +123,7 @@ class ProfilerHook:
             self.stop()
 
     def stop(self) -> None:
-        """End the profiler, which hands over its trace. Idempotent."""
+        """Stop the profiler, which then saves its trace. Idempotent."""
         if not self._over:
             self._over = True
             if self._profiler is not None:
@@ -150,13 +154,13 @@ class ProfilerHook:
 
 
 class Profiled(ABC):
-    """`enable_profile` and what belongs to it."""
+    """Methods that start and end a profile."""
 
     _profile_config: ProfileConfig | None = None
 
     @property
     def profile_config(self) -> ProfileConfig | None:
-        """What is profiled; None: nothing."""
+        """Settings of the current profile, or ``None``."""
         return self._profile_config
 
     def enable_profile(
@@ -173,23 +177,29 @@ class Profiled(ABC):
         with_flops: bool = False,
         on_trace_ready: Callable[[Any], Any] | None = None,
     ) -> None:
-        """Profile the first rollouts of some workers, where they collect.
+        """Profile the first rollouts of some workers, in their own processes.
 
-        It is done by a `post_collect_hook`, which calls the one that was there.
+        The profiler runs in a `post_collect_hook`, which also calls the existing hook.
 
         Args:
-            workers: their ids; None: the first one. Ids of no worker are without effect.
-            num_rollouts: after how many rollouts of a worker it ends.
-            warmup_rollouts: how many of these are left out at first.
-            save_path: of the trace, with "{worker_idx}" for the worker's id; None:
-                ./collector_profile_{worker_idx}.json.
-            activities: "cpu" and "cuda"; None: what there is.
-            record_shapes, profile_memory, with_stack, with_flops: of ``torch.profiler.profile``.
-            on_trace_ready: called with the profiler, instead of saving the trace.
+            workers: Ids of the workers to profile; unknown ids have no effect. ``None`` means
+                worker 0 (default: ``None``).
+            num_rollouts: Number of rollouts of a worker after which its profile ends (default: 3).
+            warmup_rollouts: Number of first rollouts that are not recorded (default: 1).
+            save_path: File of the trace; "{worker_idx}" is replaced by the worker's id. ``None``
+                means ./collector_profile_{worker_idx}.json (default: ``None``).
+            activities: "cpu" and "cuda"; the latter is ignored without CUDA. ``None`` means both
+                (default: ``None``).
+            record_shapes: Passed to ``torch.profiler.profile`` (default: ``True``).
+            profile_memory: Passed to ``torch.profiler.profile`` (default: ``False``).
+            with_stack: Passed to ``torch.profiler.profile`` (default: ``True``).
+            with_flops: Passed to ``torch.profiler.profile`` (default: ``False``).
+            on_trace_ready: Function that is called with the profiler instead of saving the trace
+                (default: ``None``).
 
         Raises:
-            RuntimeError: batches were asked for already.
-            ValueError: not more rollouts than are left out.
+            RuntimeError: A batch was already requested.
+            ValueError: `num_rollouts` is not greater than `warmup_rollouts`.
         """
         if self._has_begun:
             raise RuntimeError(
@@ -211,7 +221,7 @@ class Profiled(ABC):
         self._profile_config = config
 
     def disable_profile(self) -> None:
-        """End it, and call the hook alone again that was there. Nothing happens where it is off."""
+        """End the profile and restore the previous hook; without a profile, do nothing."""
         config, self._profile_config = self._profile_config, None
         if config is not None:
             self._end_profile(config)
@@ -219,12 +229,12 @@ class Profiled(ABC):
     @property
     @abstractmethod
     def _has_begun(self) -> bool:
-        """Whether batches were asked for."""
+        """Whether a batch was requested."""
 
     @abstractmethod
     def _begin_profile(self, config: ProfileConfig) -> None:
-        """Give the workers their hooks."""
+        """Give the workers their profiler hooks."""
 
     @abstractmethod
     def _end_profile(self, config: ProfileConfig) -> None:
-        """Stop what runs, and give them back the hook that was there."""
+        """Stop running profilers and restore the previous hook."""

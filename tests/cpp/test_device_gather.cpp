@@ -402,9 +402,9 @@ TEST_CASE("what does not fit is refused before anything is sent") {
                          std::invalid_argument);
   };
   refused(source.host, target.device(),
-          "source 0: expected an array on CUDA device 0, got one elsewhere");
+          "source 0: expected an array on CUDA device 0, got one on another device");
   refused(source.device(), target.host,
-          "target 0: expected an array on CUDA device 0, got one elsewhere");
+          "target 0: expected an array on CUDA device 0, got one on another device");
   refused(source.device(), source.device(), "target 0: expected shape [4, 3, 2], got [2, 2, 3, 2]");
   const Array wide(DType::float64, {4, 3, 2});
   refused(source.device(), wide.device(),

@@ -45,9 +45,9 @@ TEST_CASE("layouts that cannot be") {
                        std::invalid_argument);
   CHECK_THROWS_AS(Layout({{{}, DType::int8, {}}}), std::invalid_argument);
   CHECK_THROWS_WITH_AS(Layout({{{"a"}, DType::int8, {}}, {{"a"}, DType::int8, {}}}),
-                       "leaves: a stands there twice", std::invalid_argument);
+                       "leaves: a occurs twice", std::invalid_argument);
   CHECK_THROWS_WITH_AS(Layout({{{"a", "b"}, DType::int8, {}}, {{"a"}, DType::int8, {}}}),
-                       "leaves: a is a leaf, so a.b cannot be", std::invalid_argument);
+                       "leaves: a is a leaf, so a.b cannot be one", std::invalid_argument);
   CHECK_THROWS_AS(Layout({{{"a"}, DType::int8, {-1}}}), std::invalid_argument);
 }
 

@@ -428,8 +428,7 @@ TEST_CASE("a recorder's layout has what a batch has, and nothing more") {
   std::vector<Leaf> leaves = usual_leaves();
   leaves.push_back({{"spare"}, DType::float32, {}});
   CHECK(make(leaves) ==
-        "layout: expected leaves that the recorder writes once each, but spare is written by "
-        "nobody");
+        "layout: expected leaves that are written exactly once, but spare is never written");
   leaves = usual_leaves();
   leaves[6].shape = {3};
   CHECK(

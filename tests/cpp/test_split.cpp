@@ -228,9 +228,10 @@ TEST_CASE("what is refused") {
                        std::invalid_argument);
   CHECK_THROWS_AS(SplitPlan(flags(done, {6}), {}, {}, 0), std::invalid_argument);
   CHECK_THROWS_AS(SplitPlan(flags(done, {6}), {}, {}, 2), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(SplitPlan(flags(done, {3, 2}), {}, {}, 1),
-                       "done: expected bool of shape [3] or that and 1, got bool of shape [3, 2]",
-                       std::invalid_argument);
+  CHECK_THROWS_WITH_AS(
+      SplitPlan(flags(done, {3, 2}), {}, {}, 1),
+      "done: expected bool of shape [3], optionally followed by 1, got bool of shape [3, 2]",
+      std::invalid_argument);
   CHECK_THROWS_AS(SplitPlan(numbers(ids, {6}), {}, {}, 1), std::invalid_argument);
   CHECK_THROWS_AS(SplitPlan(flags(done, {6}), numbers(ids, {3, 2}), {}, 1), std::invalid_argument);
   CHECK_THROWS_AS(SplitPlan(flags(done, {6}), {}, numbers(ids, {6}), 1), std::invalid_argument);

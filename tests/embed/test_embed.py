@@ -32,7 +32,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYT
 }
 JOBS = str(os.cpu_count() or 1)  # without a number make starts all at once
 GCC, CLANG = shutil.which("g++"), shutil.which("clang++")
-SAID = "pycollect is built without optimisation"
+SAID = "pycollect is built without optimization"
 RESULT = f"{pycollect.__version__}, 6 frames, dtype: expected"
 
 SUBDIRECTORY = ["-DWAY=add_subdirectory", f"-DPYCOLLECT_CHECKOUT={ROOT}"]

@@ -1,4 +1,4 @@
-// Batch: what a collector delivers, read by key and type.
+// Batch: a batch of a collector, read by key and type.
 #pragma once
 
 #include <cstddef>
@@ -18,15 +18,15 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// The numbers of one leaf of a batch, [W, P, T, *frame], without gaps. A view: the batch, or its
-// lease, keeps the memory.
+// The numbers of one leaf of a batch, contiguous, [W, P, T, *frame]. A view: it is valid as long as
+// the batch or its lease exists.
 template <typename T>
 class Values {
  public:
   Values(T* data, const Dims& shape) : shape_(shape), numbers_(data, count(shape)) {}
 
   T* data() const { return numbers_.data(); }
-  // Of all numbers.
+  // The number of elements, over all dimensions.
   std::size_t size() const { return numbers_.size(); }
   const Dims& shape() const { return shape_; }
   T& operator[](std::size_t i) const { return numbers_[i]; }
@@ -34,7 +34,7 @@ class Values {
   auto end() const { return numbers_.end(); }
   operator std::span<T>() const { return numbers_; }
 
-  // The frames of one trajectory, one after the other.
+  // The frames of one trajectory, in order of time.
   std::span<T> of(const Segment& segment) const {
     const std::int64_t frame = element_count(shape_.from(3));
     return numbers_.subspan(
@@ -51,25 +51,29 @@ class Values {
   std::span<T> numbers_;
 };
 
-// A handle: copies mean the same batch, whose memory goes back to its pool when the last handle,
-// and all that holds its lease, is gone. The numbers may be written, they are the holder's. All
-// else is immutable, and safe to share between threads.
+// A handle to a batch; copies of it share the same memory. The memory returns to its pool when the
+// last handle and the last holder of the lease are gone. The holder may write the numbers.
+// Everything else is immutable and safe to share between threads.
 class Batch {
  public:
   // An episode that ended in the batch.
   struct Episode {
     std::int64_t worker = 0;
     std::int64_t env = 0;
-    std::int64_t length = 0;  // in frames, those of batches before among them
+    std::int64_t length = 0;  // in frames, including frames of earlier batches
     double total_reward = 0;
   };
 
-  // A slab whose every row has its header; throws std::invalid_argument where one does not fit.
+  // Takes a slab in which every row has its header. Throws std::invalid_argument if a header does
+  // not fit.
   explicit Batch(std::shared_ptr<Slab> slab, std::vector<Episode> episodes = {});
 
-  // The leaf of that key, [W, P, T, *frame]. Throws std::out_of_range, which names the keys that
-  // there are, for another one. get() is for a batch in which workers are stacked; it throws
-  // std::invalid_argument where the leaf's type is not T. Some 100 ns: look it up once per batch.
+  // Returns the leaf with this key, [W, P, T, *frame]. A lookup costs some 100 ns: do it once per
+  // batch.
+  //
+  // Throws std::out_of_range, which lists the existing keys, for an unknown key. get() also throws
+  // std::invalid_argument if the leaf's type is not T, or if the workers of the batch are
+  // concatenated along time.
   TensorView view(const Key& key) const;
   template <typename T>
   Values<T> get(const Key& key) const& {
@@ -77,23 +81,23 @@ class Batch {
     return Values<T>(reinterpret_cast<T*>(found.data), found.shape);
   }
   template <typename T>
-  Values<T> get(const Key& key) const&& = delete;  // nobody would keep the memory
+  Values<T> get(const Key& key) const&& = delete;  // the memory would be freed at once
 
   const Layout& layout() const;
-  // W, P and T.
+  // The extents W, P and T.
   const Geometry& geometry() const;
-  // Collected ones; uncollected cells are not counted.
+  // The number of collected frames, without uncollected cells.
   std::int64_t frames() const;
-  // One for each row: which worker, and with which version of the policy it began.
+  // The header of each row: its worker, and the policy version at the start of its rollout.
   std::span<const RolloutHeader> headers() const;
   const RolloutHeader& header(std::int64_t row) const;
   std::span<const Episode> episodes() const;
 
-  // Where its trajectories lie, those that go on in other batches among them. Found at the first
-  // call, in one pass over the flags.
+  // The positions of the batch's trajectories, including those that continue in other batches.
+  // Computed by the first call, in one pass over the flags.
   const SplitPlan& trajectories() const;
 
-  // What keeps the memory, for tensors over it.
+  // The owner of the memory, for tensors that share it.
   const std::shared_ptr<Slab>& lease() const;
 
  private:

@@ -1,5 +1,5 @@
-// Collector: workers on threads, each with its environments and its policy, whose rollouts become
-// batches. No frame is copied on its way: every worker records into its rows of the batch.
+// Collector: workers on threads, each with its own environments and policy. Their rollouts form
+// batches. Frames are not copied: each worker records directly into its rows of the batch.
 #pragma once
 
 #include <concepts>
@@ -20,40 +20,44 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Collects from environments of type E, an Env or an EnvBatch.
+// Collects from environments of type E, which is an Env or an EnvBatch.
 //
-// The policy chooses actions for all environments of a worker at once, in one of two forms:
+// The policy chooses the actions of all environments of a worker at once. For an Env it may have
+// this form, with P observations one after the other and space for P actions:
 //
 //     void operator()(std::span<const Number> observations, std::span<Action> actions);
 //
-// for an Env: P observations, one after the other, and room for P actions; or, for any,
+// For both kinds it may have this form, with arrays [P, *shape]:
 //
-//     std::vector<Leaf> outputs() const;  // if any besides the actions: log-probabilities, values
+//     std::vector<Leaf> outputs() const;  // only if it has outputs besides the actions
 //     void operator()(std::span<const ConstTensorView> observations,
 //                     std::span<const TensorView> outputs);
 //
-// with arrays [P, *shape]: of `outputs` the actions first, then what outputs() names, which become
-// leaves of the batch. Each worker has a copy of the policy, or all share one that is passed as
-// std::ref, and is then called by all workers' threads. A copy is told a seed of its own, once,
-// where it has `void seed(std::uint64_t)`.
+// `outputs` holds the actions first, then the leaves that outputs() lists, such as
+// log-probabilities or values. All of them become leaves of the batch.
 //
-// With Ready::all, next() asks all workers for a rollout and gives [W, P, T] when all are done. In
-// between nobody collects, so that the policy may be changed; the thread in next() is worker 0's.
-// With Ready::first, it gives [1, P, T] of the worker that is done first and asks that one again at
-// once: workers collect beside whoever learns, and take a new policy by set_policy().
+// Each worker has a copy of the policy. If a copy has `void seed(std::uint64_t)`, it is called
+// once, with a different seed for each copy. A policy passed as std::ref is shared instead: the
+// threads of all workers call the same object.
 //
-// The same seed gives the same batches with Ready::all. next(), set_policy() and ledger() may be
-// called by any thread, and take turns. Environments are made here, in the constructor, and later
-// used by their worker's thread alone.
+// With Ready::all, next() asks all workers for a rollout and returns [W, P, T] when all have
+// finished. The thread that calls next() runs worker 0. Between two calls no worker runs, so the
+// policy may be changed. With Ready::first, next() returns [1, P, T] from the first worker that
+// finishes, and starts this worker's next rollout at once. Workers therefore collect while the
+// learner runs, and set_policy() gives them a new policy.
+//
+// With Ready::all, the same seed gives the same batches. Any thread may call next(), set_policy()
+// and ledger(); concurrent calls run one after the other. The constructor makes the environments;
+// afterwards only their worker's thread uses them.
 template <typename E>
   requires(Env<E> || EnvBatch<E>)
 class Collector {
  public:
   using Environments = typename detail::EnvironmentsOf<E>::type;
 
-  // Environments from their type alone: E(seed) for an Env, E(envs, seed) for an EnvBatch. Seeds
-  // follow each other over workers and environments, from options.seed on. What one of their
-  // constructors throws comes as WorkerError; std::invalid_argument where options or leaves do not
+  // Makes each environment from its type: E(seed) for an Env, E(envs, seed) for an EnvBatch. Seeds
+  // count up over workers and environments, starting at options.seed. An exception of one of their
+  // constructors is thrown as WorkerError. Throws std::invalid_argument if options or leaves do not
   // fit.
   template <typename Policy>
   Collector(CollectorOptions options, Policy policy)
@@ -62,7 +66,8 @@ class Collector {
           return Environments(options.envs, options.seed + first);
         }) {}
 
-  // make(worker) gives that worker's environments: an EnvBatch, or Each<E>, of options.envs.
+  // Calls make(worker) for the environments of each worker: an EnvBatch, or Each<E>, with
+  // options.envs environments.
   template <typename Policy, typename Make>
     requires std::same_as<std::invoke_result_t<Make&, std::int64_t>, Environments>
   Collector(CollectorOptions options, Policy policy, Make make)
@@ -73,28 +78,30 @@ class Collector {
             },
             detail::policy_of<E>(std::move(policy)))) {}
 
-  // The next batch. Throws WorkerError where an environment or the policy of a worker threw: its
-  // rollout is lost, its environments are reset before the next one, and what others had collected
-  // is delivered later. Throws std::logic_error after stop().
+  // Returns the next batch. Throws WorkerError if an environment or the policy of a worker threw an
+  // exception. The rollout of this worker is lost, and its environments are reset before its next
+  // one; rollouts that other workers have finished are delivered by a later call. Throws
+  // std::logic_error after stop().
   Batch next() { return collection_->next(); }
 
-  // From each worker's next rollout on, which has a policy version greater by one. Throws
-  // std::invalid_argument where its outputs are not those of the policy before.
+  // Replaces the policy. Each worker uses the new one from its next rollout on, with a policy
+  // version that is greater by one. Throws std::invalid_argument if its outputs differ from those
+  // of the previous policy.
   template <typename Policy>
   void set_policy(Policy policy) {
     collection_->set_policy(detail::policy_of<E>(std::move(policy)));
   }
 
-  // What became of every frame that was asked for: issued = delivered + in flight + lost, at every
-  // moment. Of all workers, or of one.
+  // Accounts for every requested frame, of all workers or of one. At every moment, issued =
+  // delivered + in flight + lost.
   Ledger ledger() const { return collection_->ledger(); }
   Ledger ledger(std::int64_t worker) const { return collection_->ledger(worker); }
 
-  // Ends the workers, each after its current step; what is in flight is lost. Batches stay. Done by
-  // the destructor, too.
+  // Ends the workers, each after its current step. Frames in flight are lost; delivered batches
+  // stay valid. The destructor does the same.
   void stop() { collection_->stop(); }
 
-  // What a batch consists of.
+  // The leaves of a batch.
   const Layout& layout() const { return collection_->layout(); }
 
  private:

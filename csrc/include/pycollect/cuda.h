@@ -1,19 +1,20 @@
-// CUDA's driver, as far as uploads and one kernel need it, without a CUDA header or library.
+// The functions of NVIDIA's CUDA driver that uploads and one kernel need, without a CUDA header or
+// library at build time.
 //
-// libcuda.so.1 is opened at the first call of any function here, so that everything else works
-// where there is none. The environment variable PYCOLLECT_CUDA_LIBRARY names another library, for
-// tests. Whether it was found is found out once per process.
+// libcuda.so.1 is opened when a function of this header is first called, so everything else works
+// without it. The environment variable PYCOLLECT_CUDA_LIBRARY replaces this library, for tests. The
+// search happens once per process.
 //
-// A stream is the number that others know it by: a CUstream, as cudaStream_t and torch's
-// Stream.cuda_stream have it; 0 is the default stream. Contexts are the devices' primary ones,
-// which the CUDA runtime, and so torch, uses as well: streams and addresses mean the same to both.
+// A Stream is the number of a CUstream, as in cudaStream_t and torch's Stream.cuda_stream; 0 is the
+// default stream. Contexts are the primary contexts of the devices. The CUDA runtime and torch use
+// the same ones, so streams and addresses can be exchanged with both.
 //
-// A process that was forked from one that had opened the library has no CUDA: calls throw there,
-// and what it inherited is given up by its parent alone.
+// A process that was forked after the library was opened has no CUDA: calls throw, and objects that
+// it inherited are freed by its parent only.
 //
-// Functions are thread-safe, objects as far as they say so. What fails throws cuda::Error, except
-// in destructors: those give up what they hold, and an error there means that the driver has let go
-// of it already (the process is ending, or the device was lost).
+// Functions are thread-safe; objects only if their comment states it. A failed call throws
+// cuda::Error, except in destructors. If freeing fails there, the driver has already freed the
+// object, because the process is ending or the device was lost.
 #pragma once
 
 #include <chrono>
@@ -32,7 +33,8 @@ namespace pycollect::inline PYCOLLECT_ABI::cuda {
 using Stream = std::uint64_t;
 using DevicePointer = std::uint64_t;
 
-// "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory", or why there is no CUDA.
+// A failed driver call, "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY (2): out of memory", or the reason
+// why CUDA is not available.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -40,16 +42,17 @@ class Error : public std::runtime_error {
 
 // Whether there is a driver and at least one device.
 bool available();
-// Why not; empty where available.
+// The reason why CUDA is not available; empty if it is.
 std::string why_not();
-// How many devices this process sees; 0 where not available.
+// The number of devices that this process sees; 0 if CUDA is not available.
 int device_count();
 
-// The primary context of a device, kept from being given up while this exists. Immutable.
+// A reference to the primary context of a device. The context exists at least as long as this
+// object. Immutable.
 class Context {
  public:
-  // One for all who hold it at the same time. Throws std::invalid_argument where there is no such
-  // device, and Error without CUDA.
+  // Returns the context that all current users of this device share. Throws std::invalid_argument
+  // if the device does not exist, and Error without CUDA.
   static std::shared_ptr<const Context> of(int device);
 
   explicit Context(int device);
@@ -59,9 +62,9 @@ class Context {
 
   int device() const { return device_; }
 
-  // Makes it the calling thread's while this exists, and puts the one before back. Meanwhile the
-  // thread may ask for events and take memory although another one captures a CUDA graph, whose
-  // capture the default mode would end.
+  // Makes the context current for the calling thread and restores the previous one on destruction.
+  // In between, the thread may use events and allocate memory while another thread captures a CUDA
+  // graph; in the driver's default mode this would end the capture.
   class Current {
    public:
     explicit Current(const Context& context);
@@ -70,14 +73,14 @@ class Context {
     Current& operator=(const Current&) = delete;
 
    private:
-    int capture_mode_;  // the driver's; of the thread before, while this exists
+    int capture_mode_;  // the thread's previous mode, in the driver's numbers
   };
 
-  // Waits until everything that was given to the stream is done.
+  // Waits until all work queued on the stream so far is done.
   void wait(Stream stream) const;
-  // Has `bytes` bytes copied to the device, behind what the stream was given before. The host's
-  // memory must not be written before that is done; unless it is neither host_memory() nor
-  // registered: the driver has then read it when this returns.
+  // Queues a copy of `bytes` bytes to the device. Do not write the host memory before the copy is
+  // done. Memory that is neither from host_memory() nor registered is an exception: the driver has
+  // read it when this function returns.
   void copy_to_device(DevicePointer target, const std::byte* source, std::int64_t bytes,
                       Stream stream) const;
 
@@ -86,9 +89,9 @@ class Context {
   void* handle_ = nullptr;
 };
 
-// A stream of its own, that does not wait for the default stream. Destroying it waits for what it
-// was given, by others, too: allocators that know streams by their numbers may use the memory of
-// one that is gone for the next one that the driver gives the same number.
+// A stream that does not wait for the default stream. Its destructor waits for all work queued on
+// it, including work queued by others. Otherwise, if the driver gave a later stream the same
+// number, an allocator that identifies streams by number could reuse memory too early.
 class OwnStream {
  public:
   explicit OwnStream(std::shared_ptr<const Context> context);
@@ -103,12 +106,13 @@ class OwnStream {
   Stream value_ = 0;
 };
 
-// A point in a stream's work. Made at its first record(); move-only. Not thread-safe while it is
-// recorded or moved, else yes.
+// A position in the work of a stream. The driver's event is made by the first record(). Move-only.
+// Thread-safe except while it is recorded or moved.
 class Event {
  public:
-  // What a thread does that waits: it sleeps until the driver wakes it, which takes some ten
-  // microseconds; or it polls for `kPolling` first, and lets other threads run between two polls.
+  // How wait() waits. `asleep` sleeps until the driver wakes the thread, which takes some ten
+  // microseconds. `awake_first` polls for `kPolling` before that, and yields the processor between
+  // two polls.
   enum class Waiting { asleep, awake_first };
   static constexpr std::chrono::microseconds kPolling{200};
 
@@ -118,31 +122,31 @@ class Event {
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
 
-  // Stands for what the stream was given so far.
+  // Marks the work queued on the stream so far.
   void record(Stream stream);
-  // Whether that is done, as the host sees it. An event that was never recorded is done.
+  // Whether the marked work is done, as seen by the host. An event that was never recorded is done.
   bool done() const;
-  // Waits until it is.
+  // Waits until the marked work is done.
   void wait() const;
-  // What the stream is given from now on waits for it; the host does not.
+  // Makes later work of the stream wait for the marked work. The host does not wait.
   void hold_back(Stream stream) const;
 
  private:
-  bool query() const;  // with the context current
+  bool query() const;  // the context must be current
 
   std::shared_ptr<const Context> context_;
   void* handle_ = nullptr;
   Waiting waiting_;
 };
 
-// Pinned memory: the device reads it directly, and a copy from it runs beside the host. Taking it
-// costs far more than taking ordinary memory: take it once, and use it again (see MemoryPool).
-// Uninitialised. Throws Error with the number of bytes where it is not to be had.
+// Allocates pinned memory, uninitialized. The device reads it directly, and copies from it run
+// while the host continues. Allocating it is far slower than ordinary memory: allocate once and
+// reuse it (see MemoryPool). Throws Error with the number of bytes if it fails.
 std::shared_ptr<Memory> host_memory(int device, std::int64_t bytes);
 
-// Memory that somebody else made (a shared slab, say), pinned while this exists, which keeps it. So
-// the device reads what workers wrote, and nothing is copied on the host. Registering costs as much
-// as taking pinned memory. Throws Error, also where a part of it is registered already.
+// Keeps existing memory, such as a shared slab, pinned and alive while this object exists. The
+// device then reads the output of workers without a copy on the host. Registering costs as much as
+// allocating pinned memory. Throws Error, also if a part of the memory is registered already.
 class Registration {
  public:
   Registration(std::shared_ptr<const Memory> memory, int device);
@@ -157,7 +161,7 @@ class Registration {
   std::shared_ptr<const Memory> memory_;
 };
 
-// A block of device memory. Giving it up waits for the device's work.
+// A block of device memory. Its destructor waits for the device's work.
 class DeviceMemory {
  public:
   DeviceMemory(int device, std::int64_t bytes);
@@ -174,16 +178,17 @@ class DeviceMemory {
   DevicePointer address_ = 0;
 };
 
-// A kernel out of PTX, which the driver compiles for the device (and caches). Immutable.
+// A kernel made of PTX. The driver compiles it for the device and caches the result. Immutable.
 class Kernel {
  public:
-  // Throws Error with the driver's log where it cannot be compiled.
+  // Throws Error with the driver's log if it cannot be compiled.
   Kernel(std::shared_ptr<const Context> context, const char* ptx, const char* name);
   ~Kernel();
   Kernel(const Kernel&) = delete;
   Kernel& operator=(const Kernel&) = delete;
 
-  // One launch with a single parameter, passed by value: `parameter` is read before this returns.
+  // Launches the kernel with a single parameter, passed by value: `parameter` is read before this
+  // function returns.
   void launch(unsigned blocks, unsigned threads, const void* parameter, Stream stream) const;
 
  private:

@@ -1,4 +1,5 @@
-// DeviceGather: split and multistep for batches in device memory, one launch for all leaves.
+// DeviceGather: splitting and n-step returns for batches in device memory, in one launch for all
+// leaves.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::cuda {
 
-// Device memory that a gather may use until its stream has done it: lent by the caller, whose
-// allocator knows streams.
+// Device memory for one gather, from the caller's allocator. It must stay allocated until the
+// stream has finished the gather.
 struct Workspace {
   DevicePointer address = 0;  // a multiple of 64
   std::int64_t bytes = 0;
@@ -23,26 +24,26 @@ struct Workspace {
 class Staging;
 
 // Does on a device what SplitPlan::padded() and flat() and MultiStepPlan::shift() and sum() do on
-// the host, by their plans. Plans are made on the host, from the flags and ids there; what is sent
-// is a table of some 64 bytes per trajectory and per 16 KiB of a target, from pinned memory of its
-// own, so the host does not wait for the device.
+// the host. Plans are still made on the host, from the flags and ids there. Each call sends a table
+// of some 64 bytes per trajectory and per 16 KiB of a target. The table is sent from pinned memory,
+// so the host does not wait for the device.
 //
-// Sources and targets are views of device memory, as those functions take them, except: types are
-// not cast; a target is contiguous; so are a source's frames, and its rows lie at equal distances.
-// Sums are of float32 and float64, term by term, so that they may differ from the host's in the
-// last bit of double precision. Throws std::invalid_argument, before anything is sent, where
-// something does not fit, and Error.
+// Sources and targets are views of device memory, shaped as for the functions of the host, with
+// these differences. Types are not cast. Targets must be contiguous. The frames of a source must be
+// contiguous, and its rows must lie at equal distances. Sums must be float32 or float64. They are
+// added term by term, so they may differ from the host's in the last bit of double precision.
 //
-// Calls return at once: the stream does what they ask for. Making one loads the kernel (the driver
-// compiles it once and caches that). Thread-safe.
+// Throws std::invalid_argument, before anything is sent, if an argument does not fit, and Error.
+// Calls return at once; the stream does the work. The constructor loads the kernel, which the
+// driver compiles once and caches. Thread-safe.
 class DeviceGather {
  public:
   explicit DeviceGather(int device);
 
   int device() const { return context_->device(); }
 
-  // How large the workspace has to be for that many leaves, whose targets have so many bytes in
-  // all.
+  // The required size of the workspace for this number of leaves with targets of `target_bytes` in
+  // total.
   static std::int64_t workspace_bytes(const SplitPlan& plan, std::size_t leaves,
                                       std::int64_t target_bytes);
   static std::int64_t workspace_bytes(const MultiStepPlan& plan, std::size_t leaves,
@@ -53,8 +54,7 @@ class DeviceGather {
   void flat(const SplitPlan& plan, std::span<const ConstTensorView> sources,
             std::span<const TensorView> targets, Workspace workspace, Stream stream) const;
 
-  // Which leaves of a batch become what, by one launch: those that shift, and those that are
-  // summed.
+  // The leaves of one launch: `moved` are shifted and `summed` are summed.
   struct Ahead {
     std::span<const ConstTensorView> moved;
     std::span<const TensorView> moved_to;

@@ -1,9 +1,9 @@
-// A view as a DLPack tensor that holds its lease: how torch, JAX and others take memory over
-// without a copy.
+// DLPack tensors that share memory with torch, JAX and other libraries without a copy.
 //
-// The part of DLPack's C ABI (version 1.x, https://dmlc.github.io/dlpack) that is needed, written
-// out so that nothing has to be fetched to build. Managed is DLManagedTensor and ManagedVersioned
-// is DLManagedTensorVersioned, under names that do not clash with those: reinterpret_cast.
+// This header declares the required part of DLPack's C ABI (version 1.x,
+// https://dmlc.github.io/dlpack), so the build needs no download. Managed is DLManagedTensor and
+// ManagedVersioned is DLManagedTensorVersioned, under names that do not clash with those; convert
+// with reinterpret_cast.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct Tensor {
   std::int32_t ndim;
   DataType dtype;
   std::int64_t* shape;
-  std::int64_t* strides;  // in elements; null: contiguous
+  std::int64_t* strides;  // in elements; null if contiguous
   std::uint64_t byte_offset;
 };
 struct Managed {  // capsule "dltensor"
@@ -62,15 +62,16 @@ DataType type_of(DType dtype);
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// The array of a view, whose memory `lease` keeps (a Slab, say): it is let go when whoever takes
-// the tensor calls its deleter, on whatever thread. The caller owns the result until it is taken.
-// Throws std::invalid_argument where strides are no multiple of the item's size. One allocation.
+// Returns the array of a view as a DLPack tensor that holds `lease`, the owner of the memory (a
+// Slab, for example). The lease is released when the consumer calls the tensor's deleter, on any
+// thread. The caller owns the result until a consumer takes it. Makes one allocation. Throws
+// std::invalid_argument if strides are not multiples of the item size.
 //
 //     at::Tensor tensor = at::fromDLPack(
 //         reinterpret_cast<DLManagedTensor*>(to_dlpack(batch.lease(), batch.view("action"))));
 dlpack::Managed* to_dlpack(const std::shared_ptr<const void>& lease, const TensorView& view);
 
-// The same for those that ask for the newer form.
+// Like to_dlpack(), for consumers that request the versioned form.
 dlpack::ManagedVersioned* to_dlpack_versioned(const std::shared_ptr<const void>& lease,
                                               const TensorView& view);
 

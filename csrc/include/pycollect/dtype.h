@@ -1,4 +1,4 @@
-// The numeric types a leaf can have, by the names that numpy and torch share.
+// The numeric types of leaves, named as in NumPy and torch.
 #pragma once
 
 #include <complex>
@@ -36,7 +36,8 @@ std::size_t item_size(DType dtype);
 DTypeKind kind_of(DType dtype);
 std::string_view name_of(DType dtype);
 
-// The type of that name ("float32", "bool", ...); throws std::invalid_argument for another one.
+// Returns the type with this name ("float32", "bool", ...). Throws std::invalid_argument for an
+// unknown name.
 DType dtype_named(std::string_view name);
 
 namespace detail {
@@ -71,7 +72,8 @@ consteval DType dtype_of() {
 
 }  // namespace detail
 
-// The type of C++'s own numbers: dtype_of<float> is DType::float32. float16 and bfloat16 have none.
+// The DType of a C++ type: dtype_of<float> is DType::float32. C++ has no types for float16 and
+// bfloat16.
 template <typename T>
 inline constexpr DType dtype_of = detail::dtype_of<std::remove_cv_t<T>>();
 

@@ -1,5 +1,5 @@
-// What a collector steps: Env, one environment with one observation and one action, or EnvBatch, P
-// of them at once with as many of both as they have.
+// The interface of environments: Env is one environment with one observation and one action;
+// EnvBatch is P environments at once, with any number of observations and actions.
 #pragma once
 
 #include <array>
@@ -18,8 +18,8 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// What a step of one environment came to. An episode ends where either is set: `terminated` by the
-// task itself, `truncated` by something else, such as a limit of steps.
+// The result of one step. An episode ends if either flag is set: `terminated` by the task itself,
+// `truncated` by something else, such as a step limit.
 struct Outcome {
   double reward = 0;
   bool terminated = false;
@@ -28,7 +28,7 @@ struct Outcome {
 
 namespace detail {
 
-// A number or, as std::array, a vector of them: what an action is.
+// The element type and shape of an action, which is a number or a std::array of numbers.
 template <typename T>
 struct Numbers {
   using Element = T;
@@ -51,9 +51,10 @@ struct Numbers<std::array<T, n>> {
 //     void reset(std::span<Number, kObservation> observation);
 //     Outcome step(Action action, std::span<Number, kObservation> observation);
 //
-// Both write the observation: reset() that of a new episode; step() the true successor, also where
-// the episode ends, over the observation that the action was chosen on. reset() is called before
-// the first step and after each that ended an episode. One thread at a time.
+// Both methods write the observation. reset() writes the first one of a new episode. step() finds
+// the observation on which the action was chosen and overwrites it with the true successor, also at
+// the end of an episode. reset() is called before the first step and after each step that ended an
+// episode. Methods are called by one thread at a time.
 template <typename E>
 concept Env = std::is_arithmetic_v<typename E::Number> &&
               std::is_arithmetic_v<typename detail::Numbers<typename E::Action>::Element> &&
@@ -65,12 +66,13 @@ concept Env = std::is_arithmetic_v<typename E::Number> &&
                 { env.step(action, observation) } -> std::same_as<Outcome>;
               };
 
-// P environments of one kind. Observations and actions are leaves: key, dtype, and the shape of one
-// environment's; views of them are contiguous, [P, *shape], in the leaves' order.
+// P environments of one kind. observations() and actions() return leaves: key, dtype, and shape for
+// one environment. Views of them are contiguous, [P, *shape], in the order of the leaves.
 //
-// reset() writes the first observation of a new episode into the rows whose mask is not 0, and
-// leaves the others. step() reads the actions and overwrites every observation with its true
-// successor; each reward, and flags as 0 or 1, of each environment. One thread at a time.
+// reset() writes the first observation of a new episode into the rows whose mask is not 0 and
+// leaves the other rows unchanged. step() reads the actions and overwrites every observation with
+// its true successor. It writes one reward per environment and its two flags as 0 or 1. Methods are
+// called by one thread at a time.
 template <typename B>
 concept EnvBatch = requires(
     B batch, std::span<const std::uint8_t> mask, std::span<const ConstTensorView> actions,
@@ -82,12 +84,12 @@ concept EnvBatch = requires(
   batch.step(actions, views, rewards, flags, flags);
 };
 
-// P environments, one after the other: an EnvBatch of an Env. The observation's key is
-// "observation", the action's "action".
+// An EnvBatch that steps P environments of type Env one after the other. The key of the observation
+// is "observation", that of the action is "action".
 template <Env E>
 class Each {
  public:
-  // Environment p gets seed + p, where it takes one.
+  // Environment p gets the seed `seed + p` if its constructor takes one.
   Each(std::int64_t envs, std::uint64_t seed) {
     envs_.reserve(static_cast<std::size_t>(envs));
     for (std::int64_t p = 0; p < envs; ++p) {
@@ -99,10 +101,10 @@ class Each {
     }
   }
 
-  // Environments that somebody else made.
+  // Takes existing environments.
   explicit Each(std::vector<E> envs) : envs_(std::move(envs)) {}
 
-  // Makes each anew, from a seed of its own.
+  // Replaces the environments by new ones, made with these seeds.
   void seed(std::span<const std::uint64_t> seeds)
     requires std::constructible_from<E, std::uint64_t>
   {
@@ -144,7 +146,7 @@ class Each {
       terminated[p] = static_cast<std::uint8_t>(outcome.terminated);
       truncated[p] = static_cast<std::uint8_t>(outcome.truncated);
     };
-    if (envs.size() == 1) {  // what a compiler does before a loop would take as long as a step
+    if (envs.size() == 1) {  // a compiler's setup of the loop would take as long as a step
       step_one(0);
       return;
     }
@@ -157,7 +159,8 @@ class Each {
   using Number = typename E::Number;
   using Action = typename E::Action;
 
-  // Each environment's observation. By value: what is written as bytes could change a view.
+  // The observation of each environment. It copies the address: the compiler would otherwise reload
+  // the view after each write through a byte pointer.
   class Rows {
    public:
     explicit Rows(std::span<const TensorView> observations)

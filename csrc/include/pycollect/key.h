@@ -1,4 +1,4 @@
-// Key: the path of a leaf in a batch, one name after the other.
+// Key: the path of a leaf in a batch, a sequence of names.
 #pragma once
 
 #include <compare>
@@ -13,18 +13,18 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Written "next.reward", or Key("next", "reward"), which takes names as they are, dots and all.
-// Finding a leaf compares strings: do it once, not in each step.
+// Written as "next.reward" or as Key("next", "reward"); the second form takes names that contain
+// dots. Lookups compare strings: do them once, not in each step.
 class Key {
  public:
-  // No name: the key of nothing.
+  // The empty key.
   Key() = default;
-  // Names with dots between them; "" is no name. Throws std::invalid_argument for an empty name
-  // beside a dot.
+  // Splits the names at dots; "" gives the empty key. Throws std::invalid_argument for an empty
+  // name next to a dot.
   Key(std::string_view dotted);
   Key(const char* dotted) : Key(std::string_view(dotted)) {}
   Key(const std::string& dotted) : Key(std::string_view(dotted)) {}
-  // Two names and more.
+  // Takes two or more names.
   template <typename... Names>
     requires(std::convertible_to<const Names&, std::string_view> && ...)
   Key(std::string_view first, std::string_view second, const Names&... names)
@@ -39,9 +39,9 @@ class Key {
   auto end() const { return names_.end(); }
   void push_back(std::string name) { names_.push_back(std::move(name)); }
 
-  // The key without its last name; empty for one of one name.
+  // The key without its last name. The parent of a key with one name is empty.
   Key parent() const;
-  // One below the other: Key("next") / "reward" is "next.reward".
+  // Concatenates two keys: Key("next") / "reward" is "next.reward".
   friend Key operator/(Key above, const Key& below) {
     above.names_.insert(above.names_.end(), below.begin(), below.end());
     return above;
@@ -54,12 +54,12 @@ class Key {
   std::vector<std::string> names_;
 };
 
-// "next.observation", for error texts.
+// The dotted form, "next.observation", for error messages.
 std::string to_string(const Key& key);
 
 inline namespace literals {
 
-// "next.reward"_key
+// Makes a key from a literal: "next.reward"_key.
 inline Key operator""_key(const char* dotted, std::size_t length) {
   return Key(std::string_view(dotted, length));
 }

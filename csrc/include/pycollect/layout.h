@@ -1,8 +1,8 @@
-// Layout: what a batch consists of. Placement: where a Layout's leaves lie in one slab.
+// Layout: the leaves of a batch. Placement: their positions in a slab.
 //
-// A slab of geometry (workers B, envs P, steps T) starts with one rollout header per worker; then
-// come the leaves in their order, each contiguous and 64-byte aligned. Both types are immutable
-// after construction and safe to share between threads.
+// A slab of geometry (workers B, envs P, steps T) starts with one rollout header per worker. The
+// leaves follow in order, each contiguous and 64-byte aligned. Both types are immutable after
+// construction and safe to share between threads.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// One tensor of a frame: its key path, type, and the shape it has for one frame of one env.
+// One tensor of a frame: its key, its type, and its shape for one frame of one environment.
 struct Leaf {
   Key key;
   DType dtype = DType::float32;
@@ -28,17 +28,18 @@ struct Leaf {
 
 class Layout {
  public:
-  // Throws std::invalid_argument for no leaf, an empty key, a key twice, or a key inside another.
+  // Throws std::invalid_argument if there is no leaf, or if a key is empty, occurs twice, or lies
+  // inside another key.
   explicit Layout(std::vector<Leaf> leaves);
 
   std::span<const Leaf> leaves() const { return leaves_; }
   const Leaf& operator[](std::size_t i) const { return leaves_[i]; }
   std::size_t size() const { return leaves_.size(); }
 
-  // The position of a key, or -1.
+  // The position of a key, or -1 if it is missing.
   int find(const Key& key) const;
 
-  // Equal for equal leaves in equal order, on every machine (FNV-1a, 64 bits).
+  // A hash of the leaves and their order, the same on every machine (FNV-1a, 64 bits).
   std::uint64_t fingerprint() const { return fingerprint_; }
 
  private:
@@ -46,22 +47,28 @@ class Layout {
   std::uint64_t fingerprint_;
 };
 
-// What a recorder writes besides observations and outputs, where the layout has it.
+// The optional leaves that a recorder writes in addition to observations and outputs.
 struct StandardLeaves {
   bool policy_version = true;  // "collector.policy_version", int64
   bool step_count = false;     // "step_count" and "next.step_count", int64 [1]
   bool mask = false;           // "collector.mask", bool: False in uncollected cells
 };
 
-// The layout of what a Recorder writes of an environment with a reward and flags: each observation
-// and "next" of it; the outputs, actions among them; "done", "terminated" and "truncated", bool
-// [1], and "next" of them; "next.reward", float32 [1]; "collector.traj_ids", int64. Throws as
-// Layout does.
+// Returns the layout that a Recorder writes for an environment with one reward and one set of
+// flags:
+// - each observation, and the same key below "next";
+// - the outputs, including the actions;
+// - "done", "terminated" and "truncated", bool [1], and the same below "next";
+// - "next.reward", float32 [1];
+// - "collector.traj_ids", int64;
+// - the leaves that `standard` selects.
+//
+// Throws as Layout's constructor does.
 Layout standard_layout(const std::vector<Leaf>& observations, const std::vector<Leaf>& outputs,
                        StandardLeaves standard = {});
 
-// How the batch dimensions of a slab follow each other in memory: [B, P, T] ("stack", and 0, which
-// only joins the first two), or [P, B, T], in which workers follow each other along time (-1).
+// The order of a slab's batch dimensions in memory: `stack` is [B, P, T], for cat_results "stack"
+// and 0; `time` is [P, B, T], which concatenates workers along time (-1).
 enum class Order : std::uint8_t { stack, time };
 
 struct Geometry {
@@ -76,7 +83,8 @@ struct Geometry {
 
 class Placement {
  public:
-  // Throws std::invalid_argument for extents below 1 and std::length_error past 64 bits.
+  // Throws std::invalid_argument for extents below 1 and std::length_error if the size exceeds 64
+  // bits.
   Placement(Layout layout, Geometry geometry);
 
   const Layout& layout() const { return layout_; }
@@ -84,20 +92,21 @@ class Placement {
   std::int64_t bytes() const { return bytes_; }
   std::int64_t offset(std::size_t leaf) const { return offsets_[leaf]; }
 
-  // Where worker's rollout header starts, and how long each one is.
+  // The offset of a worker's rollout header, and the size of each header.
   std::int64_t header_offset(std::int64_t worker) const;
   std::int64_t header_bytes() const { return header_bytes_; }
 
-  // How far apart the rows of two workers lie, and those of two envs of one, in bytes.
+  // The distances in bytes between the rows of two workers, and between two environments of one
+  // worker.
   struct RowStrides {
     std::int64_t worker;
     std::int64_t env;
   };
   RowStrides row_strides(std::size_t leaf) const;
 
-  // A leaf of a slab that starts at base, as [B, P, T, *frame], whatever the order in memory.
+  // A leaf of the slab at `base` as [B, P, T, *frame], for either order in memory.
   TensorView view(std::byte* base, std::size_t leaf) const;
-  // One worker's rows of it, [P, T, *frame].
+  // The rows of one worker in this leaf, [P, T, *frame].
   TensorView rows(std::byte* base, std::size_t leaf, std::int64_t worker) const;
 
  private:

@@ -1,5 +1,5 @@
-// All of pycollect's public headers. What lies in pycollect/detail/ is the core's own, and may
-// change with any version.
+// All public headers of pycollect, except python_env.h. Headers in pycollect/detail/ are internal
+// and may change with any version.
 #pragma once
 
 #include "pycollect/assemble.h"

@@ -4,16 +4,16 @@
 //
 //     PYBIND11_MODULE(poles, module) { pycollect::python_env<Pole>(module, "Pole"); }
 //
-// makes a class of which Python's collectors take the objects, or callables that return one:
+// defines a Python class. Python's collectors accept its objects, or callables that return one:
 //
 //     SyncDataCollector(lambda: poles.Pole(envs=64), policy, frames_per_batch=8192)
 //
-// They are stepped without the GIL, and recorded without Python, between two calls of the policy.
-// One object is one batch of P environments, for one collector's worker. Nothing but C crosses
-// between the module and pycollect: it may have another compiler, standard library or form of
-// std::string than pycollect was compiled with.
+// Between two calls of the policy, the environments are stepped without the GIL and recorded
+// without running Python code. One object is a batch of P environments for one worker of a
+// collector. Only C types cross between the module and pycollect, so the two may use different
+// compilers, standard libraries and forms of std::string.
 //
-// Needs pybind11, in the module that includes it alone; pycollect.h does not include it.
+// Needs pybind11, only in the module that includes this header; pycollect.h does not include it.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -41,16 +41,16 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// What an object of that class is: environments of type E, an Env or an EnvBatch, and how they are
-// made anew. Neither copied nor moved.
+// The C++ type of the class's objects. It owns environments of type E, an Env or an EnvBatch, and a
+// function that makes them. Neither copyable nor movable.
 //
-// Seeds: an EnvBatch that has `void seed(std::span<const std::uint64_t> seeds)` is given one for
-// each of its environments; another one is made anew with one seed.
+// If an EnvBatch has `void seed(std::span<const std::uint64_t> seeds)`, seeding calls it with one
+// seed per environment. Otherwise seeding makes a new batch from one seed.
 template <typename E>
   requires(Env<E> || EnvBatch<E>)
 class PythonEnv {
  public:
-  // Each<E> for an Env.
+  // Each<E> if E is an Env, otherwise E.
   using Environments = typename detail::EnvironmentsOf<E>::type;
   using Make = std::function<Environments(std::uint64_t seed)>;
 
@@ -64,10 +64,11 @@ class PythonEnv {
   PythonEnv(const PythonEnv&) = delete;
   PythonEnv& operator=(const PythonEnv&) = delete;
 
-  // For what else the class is to have: not while a collector uses them.
+  // The environments, for additional methods of the class. Do not use it while a collector uses
+  // them.
   Environments& environments() { return *environments_; }
 
-  // What detail/env_table.h asks for.
+  // The interface that detail/env_table.h defines.
   pybind11::tuple described() {
     namespace py = pybind11;
     return py::make_tuple(detail::kEnvForm, PYCOLLECT_VERSION,
@@ -98,7 +99,7 @@ class PythonEnv {
   static constexpr bool kSeedsEach =
       requires(Environments& batch, std::span<const std::uint64_t> seeds) { batch.seed(seeds); };
 
-  // Arrays without addresses yet.
+  // Views with addresses that are set later.
   template <typename View>
   std::vector<View> views_of(const std::vector<Leaf>& leaves) {
     std::vector<View> views;
@@ -129,7 +130,7 @@ class PythonEnv {
     return result;
   }
 
-  // Whether that ended without an exception, which is kept otherwise.
+  // Returns 1 if the call succeeds. Otherwise keeps the exception for raise() and returns 0.
   template <typename Call>
   int guarded(const Call& call) noexcept {
     try {
@@ -178,8 +179,8 @@ class PythonEnv {
   const detail::EnvTable table_;
 };
 
-// Adds the class to a module. Its objects are made as `name(envs, seed=0)`, where the environments
-// are constructible from these, as in a Collector; for other arguments, define a constructor:
+// Adds the class to a module. If the environments are constructible from these arguments, as in a
+// Collector, objects are made by `name(envs, seed=0)`. For other arguments, define a constructor:
 //
 //     pycollect::python_env<Walkers>(module, "Walkers")
 //         .def(py::init([](std::int64_t envs, double wind) {
@@ -187,9 +188,9 @@ class PythonEnv {
 //               [=](std::uint64_t seed) { return Walkers(envs, wind, seed); });
 //         }));
 //
-// Collectors look at these attributes, of the class or its objects, where there are some:
-// `action_space`, the Gymnasium space of one environment's action, without which there are no
-// random actions; `close()`, called once a collector is done with the object.
+// Collectors use two optional attributes of the class or its objects. `action_space` is the
+// Gymnasium space of one environment's action; random actions need it. `close()` is called when a
+// collector no longer needs the object.
 template <typename E>
   requires(Env<E> || EnvBatch<E>)
 pybind11::class_<PythonEnv<E>> python_env(pybind11::handle module, const char* name) {

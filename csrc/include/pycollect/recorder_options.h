@@ -1,4 +1,4 @@
-// What a Recorder is told of the environments and the policy that it records.
+// The description of the environments and the policy that a Recorder records.
 #pragma once
 
 #include <cstdint>
@@ -11,58 +11,64 @@ namespace pycollect::inline PYCOLLECT_ABI {
 
 struct RecorderOptions {
   std::int64_t envs = 1;  // P
-  // Where a worker's environments are recorded in groups, each by a recorder of its own: how many
-  // there are in all (0: these are all), and which is the first here. See Recorder::finish().
+  // If several recorders share a worker's environments: the total number of environments (0: only
+  // this recorder's), and the index of this recorder's first one. See Recorder::finish().
   std::int64_t all_envs = 0;
   std::int64_t first_env = 0;
-  // Arrays have a leading dimension P also where P is 1; those of several environments always have.
+  // Whether arrays have a leading dimension P even if P is 1. Arrays of several environments always
+  // have it.
   bool batched = false;
-  std::int64_t max_frames_per_traj = 0;  // truncate a trajectory at that length; 0: never
-  // The step after a done is a dummy whose cell stays uncollected (an env in NEXT_STEP mode that
-  // cannot be reset by mask); reset() is then never called.
+  std::int64_t max_frames_per_traj = 0;  // truncate a trajectory at this length; 0: never
+  // Whether the step after a done is a dummy step, whose cell stays uncollected. This is for
+  // environments in NEXT_STEP mode that cannot be reset by mask. reset() is then never called.
   bool skips_after_done = false;
-  // With skips_after_done: a dummy takes no cell. Its env falls behind the others, and has to be
-  // stepped without them at the end; see Recorder::behind().
+  // Whether a dummy step takes no cell; needs skips_after_done. An environment with dummy steps
+  // then falls behind the others and has to be stepped without them at the end; see
+  // Recorder::behind().
   bool leaves_out_dummies = false;
-  bool set_truncated = false;  // flag the last collected frame of every env in every rollout
+  // flag the last collected frame of every environment in every rollout
+  bool set_truncated = false;
 
   bool has_env_dimension() const { return batched || envs > 1; }
 };
 
-// What an observation says besides. Where some say that an episode ends, reward and flags are the
-// environment's own, whatever their keys and shapes: copied as they are, and those in StepData are
-// not looked at. Else reward and flags are leaves of the recorder's.
+// The additional role of an observation. If some observations are an `end`, the environment defines
+// its own reward and flags, with any keys and shapes. They are copied unchanged, and those in
+// StepData are ignored. Otherwise the recorder writes reward and flags as leaves of its own.
 enum class Meaning : std::uint8_t { none, end, reward };
 
-// What an environment shows of itself after each step, and after a reset. A carried one may lack
-// the leaf ("next", key): its successor is then only the next step's root. A carried one and one
-// that is not may have the same key: the root is then written by the former, ("next", key) by the
-// latter, with a shape and dtype of its own, if that is a leaf at all. The root may be one of
-// the policy's outputs, which writes there what it made of the observation, in a form of its own.
+// One observation of the environment, after each step and each reset.
+//
+// If it is carried, the leaf ("next", key) may be missing: the successor is then only at the root
+// of the next step. The same key may occur twice, carried and not carried: the carried one writes
+// the root, and the other one writes ("next", key), if this leaf exists, with its own shape and
+// dtype. The root may also be one of the policy's outputs; the policy then writes its own version
+// of the observation there, in its own form.
 struct ObservationSpec {
   Key key;
-  // The caller's memory, contiguous, which outlives the recorder: always the observation that the
-  // next action is chosen on, [P, *obs] where batched, else [*obs]. Unused where not carried.
+  // Contiguous memory of the caller that outlives the recorder. It always holds the observation for
+  // the next action, [P, *obs] if batched, otherwise [*obs]. Unused if not carried.
   TensorView current;
-  // current has to be right after every step, because the policy reads it; else only between
-  // rollouts.
+  // Whether `current` must be valid after every step, because the policy reads it. Otherwise it is
+  // only valid between rollouts.
   bool live = true;
-  // The root has it too: what the action was chosen on. False for what only a step gives, such as
-  // a reward: there is ("next", key) alone.
+  // Whether the observation is also recorded at the root, where the action was chosen. False for
+  // values that only a step produces, such as a reward: only ("next", key) exists.
   bool carried = true;
-  // An episode ends where any value of such an observation is set; the reward of a step is the sum
-  // of all values of those.
+  // An episode ends if any value of an observation with Meaning::end is set. The reward of a step
+  // is the sum of all values of observations with Meaning::reward.
   Meaning meaning = Meaning::none;
 };
 
-// What a policy passes on to its own next call (a recurrent state): it reads `key` and writes
-// ("next", key). Both are leaves, where it is recorded; the latter may be missing, and the former
-// one of its outputs.
+// A value that the policy passes to its own next call, such as a recurrent state. The policy reads
+// `key` and writes ("next", key). If recorded, both are leaves, except that ("next", key) may be
+// missing, and `key` may be one of the outputs.
 struct StateSpec {
   Key key;
-  TensorView current;       // as in ObservationSpec; live
-  ConstTensorView initial;  // at a trajectory's first step: one frame, or one per env as in current
-  bool recorded = true;     // false: no leaf has it, it is only carried from step to step
+  TensorView current;  // as in ObservationSpec; always live
+  // for the first step of a trajectory: one frame, or one per environment as in `current`
+  ConstTensorView initial;
+  bool recorded = true;  // if false, the state has no leaf and is only carried from step to step
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

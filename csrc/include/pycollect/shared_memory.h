@@ -1,13 +1,15 @@
-// Memory that several processes of one user see, without a name.
+// Unnamed memory that several processes of one user share.
 //
-// It is made by memfd_create and found by others as `/proc/<pid>/fd/<n>` of its creator: there is
-// nothing in /dev/shm, and nothing that could be left over by whoever is killed. Linux gives it
-// back when the last process that mapped it is gone. Who may not look into the creator, although it
-// is the same user's (see prctl(PR_SET_DUMPABLE); security modules forbid it, too), is handed the
-// file over a Unix socket by a thread of the creator's. Only the same user, and root, can open it.
+// It is created by memfd_create, and other processes open it as `/proc/<pid>/fd/<n>` of its
+// creator. Nothing is created in /dev/shm, so a killed process leaves nothing behind. Linux frees
+// the memory when the last process that mapped it is gone.
 //
-// Pages are touched when memory is made and mapped when it is attached: do both once, before time
-// matters, and use the memory again.
+// A process of the same user may be denied access to the creator's /proc entry, by
+// prctl(PR_SET_DUMPABLE) or a security module. A thread of the creator then passes it the file over
+// a Unix socket. Only the same user and root can open the memory.
+//
+// Pages are touched when memory is created and mapped when it is attached. Do both once, before
+// speed matters, and reuse the memory.
 #pragma once
 
 #include <cstdint>
@@ -21,30 +23,32 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 
 // The system does not permit shared memory here, or not between these two processes. The message
-// has the failing call and its error.
+// contains the failed call and its error.
 class SharedMemoryError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Why this process cannot make memory that its workers could attach; empty where it can. Tries it
-// with one page.
+// The reason why this process cannot create memory that its workers can attach; empty if it can.
+// Tests it with one page.
 std::string shared_memory_why_not();
 
-// New shared memory, zeroed and touched. Throws SharedMemoryError where it is not permitted, and
-// std::length_error with both numbers where memory cannot hold it (see detail/memory_limits.h).
+// Creates shared memory, zeroed and touched. Throws SharedMemoryError if it is not permitted, and
+// std::length_error with both numbers if the available memory is too small (see
+// detail/memory_limits.h).
 std::shared_ptr<Memory> share_memory(std::int64_t bytes);
 
-// A part of shared memory, which keeps all of it; it can be attached alone. Throws
-// std::invalid_argument unless offset is a multiple of the page size and the part lies within.
+// Returns a part of shared memory that can be attached alone. The part keeps the whole memory
+// alive. Throws std::invalid_argument unless `offset` is a multiple of the page size and the part
+// lies within the memory.
 std::shared_ptr<Memory> part_of(const std::shared_ptr<Memory>& memory, std::int64_t offset,
                                 std::int64_t bytes);
 
-// Another process's shared memory, mapped here until the last holder lets go. Throws
-// SharedMemoryError where it cannot be opened, or is no longer what the address meant.
+// Maps the shared memory of another process, until its last holder here releases it. Throws
+// SharedMemoryError if it cannot be opened, or if the address is outdated.
 std::shared_ptr<Memory> attach_memory(const SharedAddress& address);
 
-// n rounded up to whole pages.
+// Rounds n up to whole pages.
 std::int64_t whole_pages(std::int64_t n);
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

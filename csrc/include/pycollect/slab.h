@@ -1,7 +1,8 @@
-// Memory and Slab: the bytes of one batch, and one lending of them.
+// Memory and Slab: the bytes of one batch, and a lease of them.
 //
-// Two owners: Memory belongs to the pool and to whoever caches pointers into it; a Slab is the
-// lease that the views of a batch share, and its end alone puts the memory back into its pool.
+// The two have different owners. The pool and every cache of pointers into the memory share a
+// Memory. The views of a batch share its Slab; when the last of them is gone, the memory returns to
+// its pool.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +17,9 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Where another process finds shared memory, see shared_memory.h. Its creator's process id and file
-// descriptor lead there; the inode tells whether they still mean the same.
+// The address of shared memory for another process, see shared_memory.h. The process id and file
+// descriptor of its creator identify it; the inode detects whether they still refer to the same
+// memory.
 struct SharedAddress {
   std::int64_t pid = 0;
   std::int64_t fd = 0;
@@ -32,11 +34,11 @@ class Memory {
  public:
   using Deleter = std::function<void(std::byte*)>;
 
-  // Fresh private memory; huge pages are asked for where it is large. Throws std::bad_alloc.
+  // Allocates fresh private memory, with huge pages if it is large. Throws std::bad_alloc.
   static std::shared_ptr<Memory> allocate(std::int64_t bytes);
 
-  // Memory that somebody else made (pinned or shared). Throws std::invalid_argument unless data is
-  // 64-byte aligned.
+  // Takes existing memory, pinned or shared. Throws std::invalid_argument unless `data` is 64-byte
+  // aligned.
   Memory(std::byte* data, std::int64_t bytes, Deleter deleter,
          std::optional<SharedAddress> address = std::nullopt);
   ~Memory();
@@ -45,7 +47,7 @@ class Memory {
 
   std::byte* data() const { return data_; }
   std::int64_t bytes() const { return bytes_; }
-  // For shared memory.
+  // Set for shared memory only.
   const std::optional<SharedAddress>& address() const { return address_; }
 
  private:
@@ -55,8 +57,8 @@ class Memory {
   std::optional<SharedAddress> address_;
 };
 
-// A lease of memory that is laid out by a placement. Every holder of a pointer into it holds a
-// shared_ptr to it.
+// A lease of memory with a placement. Each holder of a pointer into it must hold a shared_ptr to
+// the slab.
 class Slab {
  public:
   // Throws std::invalid_argument if the memory is smaller than the placement.
@@ -67,9 +69,10 @@ class Slab {
   std::int64_t bytes() const { return placement_->bytes(); }
   const Placement& placement() const { return *placement_; }
   const std::shared_ptr<Memory>& memory() const { return memory_; }
-  // Whether it is so large that large frames are better written past the caches.
+  // Whether the slab is so large that large frames are written faster by streamed stores.
   bool streams() const { return streams_; }
-  // The how many-th lending of this memory it is, from 1; a header carries it, delivery checks it.
+  // The number of times that this memory was lent, starting at 1. Headers contain it, and delivery
+  // checks it.
   std::uint64_t generation() const { return generation_; }
   TensorView rows(std::size_t leaf, std::int64_t worker) const {
     return placement_->rows(data(), leaf, worker);

@@ -1,4 +1,4 @@
-// SlabPool: hands out slabs of one placement and gets each back when its last view is gone.
+// SlabPool: reusable slabs of one placement.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// A MemoryPool for batches, which all have one size. As thread-safe as that.
+// A MemoryPool for batches, which all have the same size. Thread-safe in the same way.
 class SlabPool {
  public:
-  // At most max_free blocks are kept for reuse; `poison` and `allocate` as for a MemoryPool.
+  // Keeps at most max_free blocks for reuse; `poison` and `allocate` are as for a MemoryPool.
   SlabPool(Placement placement, std::int64_t max_free, bool poison,
            MemoryPool::Allocate allocate = nullptr)
       : placement_(std::make_shared<const Placement>(std::move(placement))),
         memory_(max_free, poison, std::move(allocate)) {}
 
-  // A free slab, or fresh memory where none is free. Its contents are whatever was there.
+  // Returns a slab over a free block, or over fresh memory if none is free. Its contents are
+  // undefined.
   std::shared_ptr<Slab> acquire() { return memory_.acquire(placement_); }
 
   const Placement& placement() const { return *placement_; }

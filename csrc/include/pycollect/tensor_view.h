@@ -1,5 +1,5 @@
-// TensorView: where an array lies and what it looks like. A value that never owns: whoever passes
-// one keeps the memory alive for the length of the call, or says otherwise.
+// TensorView: address, type, shape and strides of an array. It does not own the memory: unless
+// stated otherwise, the caller keeps the memory alive for the duration of a call.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// A shape or a list of strides without an allocation, at most kMaxRank long.
+// A shape or a list of strides, of at most kMaxRank numbers. Never allocates.
 class Dims {
  public:
   static constexpr int kMaxRank = 16;
@@ -25,7 +25,7 @@ class Dims {
   Dims(std::initializer_list<std::int64_t> values);
   explicit Dims(std::span<const std::int64_t> values);
 
-  // Throws std::invalid_argument past kMaxRank.
+  // Throws std::invalid_argument if there are kMaxRank numbers already.
   void push_back(std::int64_t value) {
     if (size_ == kMaxRank) {
       throw_too_long();
@@ -41,7 +41,7 @@ class Dims {
   const std::int64_t* end() const { return values_.data() + size_; }
   std::span<const std::int64_t> from(int first) const { return {begin() + first, end()}; }
 
-  // A loop of its own: they are a few, for which a call of memcmp takes longer.
+  // An explicit loop: for so few numbers a call of memcmp takes longer.
   friend bool operator==(const Dims& a, const Dims& b) {
     bool equal = a.size_ == b.size_;
     for (int i = 0; equal && i < a.size_; ++i) {
@@ -53,14 +53,14 @@ class Dims {
  private:
   [[noreturn]] static void throw_too_long();
 
-  int size_ = 0;  // first: mostly there are one or two values, on its cache line then
+  int size_ = 0;  // first: it shares a cache line with the first values, usually the only ones
   std::array<std::int64_t, kMaxRank> values_{};
 };
 
-// "[2, 3]", for error texts.
+// "[2, 3]", for error messages.
 std::string to_string(const Dims& dims);
 
-// The number of elements of that shape; throws std::length_error where it does not fit.
+// The number of elements of a shape. Throws std::length_error if it does not fit in 64 bits.
 std::int64_t element_count(std::span<const std::int64_t> shape);
 
 namespace detail {
@@ -103,16 +103,16 @@ struct TensorView {
   Dims strides;  // in bytes
   Device device;
 
-  // A C-contiguous array of that type and shape.
+  // Returns the view of a C-contiguous array.
   static TensorView contiguous(void* data, DType dtype, const Dims& shape);
 
   int rank() const { return shape.size(); }
   std::int64_t count() const { return element_count({shape.begin(), shape.end()}); }
   std::int64_t bytes() const;
   bool is_contiguous() const { return detail::is_contiguous(dtype, shape, strides); }
-  // The view of element i of the first dimension.
+  // Returns the view of element i of the first dimension.
   TensorView operator[](std::int64_t i) const;
-  // Its numbers; throws std::invalid_argument where they are of another type.
+  // Returns the typed address. Throws std::invalid_argument if the type differs.
   template <typename T>
   T* as() const {
     detail::expect_dtype(dtype_of<T>, dtype);
@@ -120,7 +120,7 @@ struct TensorView {
   }
 };
 
-// The same over memory that is only read: what a source is. Every TensorView is one, too.
+// A read-only view, for sources. Every TensorView converts to it.
 struct ConstTensorView {
   const std::byte* data = nullptr;
   DType dtype = DType::uint8;
@@ -154,7 +154,7 @@ struct ConstTensorView {
   }
 
  private:
-  // Only to ask it what does not depend on that.
+  // For queries that do not depend on constness.
   TensorView writable() const {
     return {const_cast<std::byte*>(data), dtype, shape, strides, device};
   }
@@ -166,8 +166,8 @@ void expect_count(std::size_t numbers, const Dims& shape);
 
 }  // namespace detail
 
-// Numbers of C++'s own as an array of that shape, without gaps. Throws std::invalid_argument where
-// there are more or fewer of them than it has.
+// Makes a view of contiguous C++ numbers with this shape. Throws std::invalid_argument if the
+// number of elements differs from the shape's.
 template <typename T, std::size_t n>
 auto view(std::span<T, n> numbers, const Dims& shape) {
   detail::expect_count(numbers.size(), shape);

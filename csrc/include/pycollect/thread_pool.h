@@ -1,4 +1,4 @@
-// ThreadPool: one loop shared between the thread that asks for it and a few helpers.
+// ThreadPool: shares a loop between the calling thread and helper threads.
 #pragma once
 
 #include <cstdint>
@@ -9,27 +9,28 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Thread-safe: several threads may run loops at once, and a loop's body may run another one. A
-// helper that sleeps takes 10 to 30 us to wake, so loops of less than some 100 us are better run
-// alone: `grain` decides. Helpers start with the first loop that can use them; where the system
-// gives none, the caller does all the work.
+// Thread-safe: several threads may run loops at the same time, and the body of a loop may run
+// another loop. A sleeping helper takes 10 to 30 us to wake, so loops of less than some 100 us run
+// faster on one thread; choose `grain` accordingly. Helpers start with the first loop that can use
+// them. If the system provides no threads, the caller does all the work.
 //
-// Helpers do not survive a fork. In the child, a pool that was made before works serially and its
-// end joins nobody, and shared() makes a new one. A body must not fork and return in the child.
+// Helpers do not survive a fork. In the child, an existing pool runs loops serially and its
+// destructor joins no thread, and shared() makes a new pool. A body must not fork and return in the
+// child.
 class ThreadPool {
  public:
-  // `threads` counts the caller. Throws std::invalid_argument below 1.
+  // `threads` includes the caller. Throws std::invalid_argument if it is below 1.
   explicit ThreadPool(int threads);
-  // Waits for the helpers; no loop may run any more.
+  // Waits for the helpers. No loop may be running.
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
   int threads() const { return threads_; }
 
-  // Calls body(begin, end) for ranges that together are [0, n) and, but for the last, have at
-  // least `grain` elements; waits for all of them. The first exception of a body is rethrown
-  // here, and ranges that nobody has begun by then are left out.
+  // Calls body(begin, end) for ranges that cover [0, n), and waits for all of them. All ranges
+  // except the last have at least `grain` elements. The first exception of a body is rethrown here;
+  // ranges that have not started by then are skipped.
   template <typename Body>
   void parallel_for(std::int64_t n, std::int64_t grain, Body&& body) {
     using Plain = std::remove_reference_t<Body>;
@@ -39,11 +40,11 @@ class ThreadPool {
         });
   }
 
-  // The pool of this process, one thread per core that the affinity mask leaves at its first use.
-  // It is never destroyed, so that it can be used while the interpreter exits.
+  // The pool of this process. It has one thread per core in the affinity mask at the time of its
+  // first use. It is never destroyed, so it can be used while the interpreter exits.
   static ThreadPool& shared();
 
-  // How many cores the affinity mask of this thread leaves, at least 1.
+  // The number of cores in the affinity mask of this thread, at least 1.
   static int cores();
 
  private:

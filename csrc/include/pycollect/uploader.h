@@ -1,4 +1,4 @@
-// Uploader: slabs of pinned host memory to the device, beside what host and device do meanwhile.
+// Uploader: copies slabs of pinned host memory to a device while host and device do other work.
 #pragma once
 
 #include <cstddef>
@@ -14,15 +14,15 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::cuda {
 
-// One copy under way. Thread-safe.
+// One copy in progress. Thread-safe.
 class Upload {
  public:
-  // Whether the copy is complete, as the host sees it: from then on the host's memory may be
-  // written again. Throws Error where the device cannot tell any more.
+  // Whether the copy is complete, as seen by the host. The host memory may be written again after
+  // that. Throws Error if the device can no longer report it.
   bool done();
-  // Sleeps until it is.
+  // Sleeps until the copy is complete.
   void wait();
-  // What that stream is given from now on waits for the copy; the host does not.
+  // Makes later work of this stream wait for the copy. The host does not wait.
   void hold_back(Stream stream);
 
  private:
@@ -31,51 +31,52 @@ class Upload {
       : event_(std::move(context)), owner_(std::move(owner)) {}
   void let_go();
 
-  Event event_;  // recorded before anybody else sees it
+  Event event_;  // recorded before any other thread sees it
   std::mutex mutex_;
-  std::shared_ptr<const void> owner_;  // of the host's memory; null once the copy is complete
+  std::shared_ptr<const void> owner_;  // of the host memory; null after the copy is complete
 };
 
-// Copies host memory to a device on a stream of its own, in the order in which it is asked, so that
-// batch k + 1 is copied while batch k is used.
+// Copies host memory to a device on its own stream, in the order of the calls. Batch k + 1 is
+// copied while batch k is in use.
 //
-// Two things must not happen, and each has its guard. A consumer reads the device's memory before
-// it is there: its stream waits for the copy's event. The host writes its memory while it is still
-// read: the owner of that memory (a slab's lease) is held until the event was seen complete *on the
-// host*; that the consumer's stream waits for it says nothing to the host. Owners are let go by
-// whoever finds the copy complete: done() and wait() of the upload, and upload(),
-// release_finished() and wait() here. No thread and no callback of the driver's is involved.
+// Two hazards are prevented. A consumer must not read device memory before it is written: its
+// stream waits for the copy's event. The host must not write memory that is still being read: the
+// owner of this memory (a slab's lease) is held until the host itself has seen the event complete.
+// A wait on the consumer's stream is not enough, because the host does not notice it.
 //
-// An upload costs the host a handful of the driver's calls, whatever its size. Thread-safe.
+// Owners are released by any call that finds the copy complete: done() and wait() of the upload,
+// and upload(), release_finished() and wait() of the uploader. No thread and no driver callback is
+// involved.
+//
+// An upload costs the host a few driver calls, regardless of its size. Thread-safe.
 class Uploader {
  public:
   explicit Uploader(int device);
-  // Waits for what is under way.
+  // Waits for the copies in progress.
   ~Uploader();
   Uploader(const Uploader&) = delete;
   Uploader& operator=(const Uploader&) = delete;
 
   int device() const { return context_->device(); }
-  // The copies' stream. Memory that an allocator with streams hands out for it is free to be copied
-  // to without further waiting; tell the allocator that `consumer` uses it, too.
+  // The stream of the copies. Memory that a stream-aware allocator provides for this stream can be
+  // written without further waiting; inform the allocator that `consumer` uses the memory, too.
   Stream stream() const { return stream_.value(); }
 
-  // Has `source` copied to `target`, which has room for it. What `consumer` is given from now on
-  // waits for the copy. With `after`, the copy waits for what that stream was given so far: for a
-  // target that is still read there. `source` should be pinned; of other memory the driver makes a
-  // copy first, while this waits. `owner` is held until the copy is complete on the host.
+  // Starts a copy of `source` to `target`, which must be large enough. Later work of `consumer`
+  // waits for the copy. With `after`, the copy waits for the work queued on that stream so far; use
+  // it if that stream still reads the target. `source` should be pinned; otherwise the driver first
+  // copies it, while this call waits. `owner` is held until the copy is complete on the host.
   //
-  // Where it throws Error, nothing is copied any more and the owner was let go; or, where only
-  // holding back the consumer failed, the copy goes on, and the owner is let go when it is
-  // complete.
+  // If it throws Error, the copy has been abandoned and the owner released. If only the wait of the
+  // consumer failed, the copy continues instead, and the owner is released when it is complete.
   std::shared_ptr<Upload> upload(std::shared_ptr<const void> owner,
                                  std::span<const std::byte> source, DevicePointer target,
                                  Stream consumer, std::optional<Stream> after = std::nullopt);
 
-  // Lets go of the owners of copies that are complete, and returns how many are still under way.
-  // Asked before a slab is taken from a pool, it brings those back that can be written again.
+  // Releases the owners of completed copies and returns the number of copies in progress. Call it
+  // before taking a slab from a pool, so that writable slabs have returned to the pool.
   std::int64_t release_finished();
-  // Sleeps until all are complete.
+  // Sleeps until all copies are complete.
   void wait();
 
  private:

@@ -1,11 +1,11 @@
-// The version, as macros and as a function, and the namespace that carries the ABI.
+// The version, as macros and as a function, and the namespace that contains the ABI.
 //
-// Versions are semantic: of one major version, a newer minor one takes whatever an older one took.
-// Before 1.0.0 that holds for patches of one minor version alone.
+// Versions are semantic: within one major version, a newer minor version accepts all code for an
+// older one. Before 1.0.0 this holds only for the patches of one minor version.
 //
-// What is compiled against one version, or with one form of std::string, cannot be linked with a
-// library of an incompatible version or of the other form: their names differ. Types here hold
-// strings and vectors, so that such a program would link and crash instead.
+// Code that was compiled for an incompatible version, or with another form of std::string, cannot
+// be linked with the library, because the symbol names differ. Public types contain strings and
+// vectors; without this, such a program would link and crash.
 #pragma once
 
 #include <string_view>  // defines _GLIBCXX_USE_CXX11_ABI and _LIBCPP_ABI_VERSION
@@ -14,12 +14,12 @@
 #error "pycollect needs C++20: compile with -std=c++20, or CMake's cxx_std_20"
 #endif
 
-// The one place where the version stands: CMake and the Python package read it here.
+// The only definition of the version: CMake and the Python package read it here.
 #define PYCOLLECT_VERSION_MAJOR 0
 #define PYCOLLECT_VERSION_MINOR 1
 #define PYCOLLECT_VERSION_PATCH 0
 
-// 1002003 is 1.2.3, for `#if`.
+// For `#if`: 1002003 is 1.2.3.
 #define PYCOLLECT_VERSION_NUMBER \
   (PYCOLLECT_VERSION_MAJOR * 1000000 + PYCOLLECT_VERSION_MINOR * 1000 + PYCOLLECT_VERSION_PATCH)
 #define PYCOLLECT_TEXT_OF(x) #x
@@ -28,7 +28,8 @@
 #define PYCOLLECT_VERSION \
   PYCOLLECT_DOTTED(PYCOLLECT_VERSION_MAJOR, PYCOLLECT_VERSION_MINOR, PYCOLLECT_VERSION_PATCH)
 
-// pycollect's names lie in pycollect::v0_1_cxx11, or the like, and are found in pycollect:: alike.
+// The names of pycollect are in a namespace such as pycollect::v0_1_cxx11. As it is inline, they
+// are also found in pycollect::.
 #if defined(_LIBCPP_ABI_VERSION)
 #define PYCOLLECT_STRING_ABI libcpp
 #elif defined(_GLIBCXX_USE_CXX11_ABI) && _GLIBCXX_USE_CXX11_ABI
@@ -47,8 +48,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// "1.2.3": the version of the library that was linked, where PYCOLLECT_VERSION is that of the
-// headers.
+// The version of the linked library, "1.2.3"; PYCOLLECT_VERSION is the version of the headers.
 std::string_view version() noexcept;
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

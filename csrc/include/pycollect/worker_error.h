@@ -1,4 +1,4 @@
-// WorkerError: an exception of one worker, as it comes out of a collector.
+// WorkerError: an exception of one worker, thrown by its collector.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Says which worker; what its environment or policy threw is nested: std::rethrow_if_nested(error).
+// The message names the worker. The exception of its environment or policy is nested:
+// std::rethrow_if_nested(error).
 class WorkerError : public std::runtime_error {
  public:
   WorkerError(std::int64_t worker, const std::string& what)

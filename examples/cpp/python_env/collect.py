@@ -1,8 +1,8 @@
-"""Python collectors over environments in C++: how long a pole stays up, and what a frame costs.
+"""Python collectors over C++ environments: how long a pole stays up, and the cost per frame.
 
     python examples/cpp/python_env/collect.py
 
-The module `poles` has to be built before, see CMakeLists.txt.
+Build the module `poles` first; see CMakeLists.txt.
 """
 
 import time
@@ -17,12 +17,12 @@ ENVS, FRAMES = 64, 64 * 256
 
 
 def policy(observation: torch.Tensor) -> torch.Tensor:
-    """Push the cart to where the pole leans: one call for all environments of a worker."""
+    """Push the cart in the direction of the pole's lean, for all environments of a worker."""
     return (observation[:, 2] + 0.5 * observation[:, 3] > 0).long()
 
 
 def main() -> None:
-    """Collect in this process, then in two workers beside it."""
+    """Collect in this process, then in two worker processes."""
     make = partial(poles.CartPole, envs=ENVS)
     for kind, entry in ((SyncDataCollector, make), (MultiSyncDataCollector, [make, make])):
         with kind(entry, policy, frames_per_batch=FRAMES, total_frames=20 * FRAMES) as collector:

@@ -5,7 +5,7 @@
 
 PYBIND11_MODULE(poles, module) {
   module.doc() = "CartPole-v1 in C++.";
-  // Random actions are drawn from it; without them it may be left out.
+  // Needed only for random actions, which are drawn from this space.
   const auto discrete = pybind11::module_::import("gymnasium.spaces").attr("Discrete");
   pycollect::python_env<CartPole>(module, "CartPole").attr("action_space") = discrete(2);
 }

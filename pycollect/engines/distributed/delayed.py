@@ -1,7 +1,7 @@
-"""Jobs that are submitted before there is a collector, where jobs cannot submit others.
+"""Jobs that are submitted in advance, for clusters that do not let jobs submit others.
 
-They wait in front of a board, a folder that all jobs see, until the collector in the main job
-writes there where a rank is wanted.
+They wait for a file in a shared folder, the board. A collector in the main job writes it when it
+needs a rank.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from pycollect.engines.distributed.rendezvous import check_port
 from pycollect.engines.process_end import ProcessEnd
 
 DEFAULT_SLURM_CONF_MAIN: dict[str, Any] = {**DEFAULT_SLURM_CONF, "slurm_gpus_per_node": 1}
-"""Of the job that has the collector."""
+"""Default parameters of the main job, which runs the collector."""
 
 _LOOK_SECONDS = 0.2
-_INTERRUPTED_SECONDS = 10.0  # in which a program that was interrupted, too, ends by itself
+_INTERRUPTED_SECONDS = 10.0  # grace period of the main job's program after an interrupt
 
 
 @dataclass(frozen=True)
 class Board:
-    """A folder in which each waiting job has a place, by number.
+    """A folder with one numbered place for each waiting job.
 
     Attributes:
-        one_machine: all jobs are on this one.
-        port: where the collector is to listen; 0: any that is free.
+        one_machine: Whether all jobs run on this machine.
+        port: Port on which the collector listens; 0 for any free port.
     """
 
     folder: Path
@@ -57,11 +57,11 @@ class Board:
 
     @classmethod
     def made(cls, executor: Any, places: int, port: int) -> Board:
-        """A new one beside the executor's files, which only this user can read."""
+        """Make a new board next to the executor's files, readable only by this user."""
         return cls(private_folder(executor.folder), places, is_of_this_machine(executor), port)
 
     def claim(self, address: RankAddress) -> int | None:
-        """Tell a job that waits where it is wanted; its place, or None where none is left."""
+        """Send the address to a waiting job; return its place, or ``None`` if none is left."""
         for place in range(self.places):
             with contextlib.suppress(FileExistsError):
                 (self.folder / f"{place}.claimed").touch(exist_ok=False)
@@ -70,7 +70,7 @@ class Board:
         return None
 
     def wait(self, place: int) -> RankAddress | None:
-        """Where the job at that place is wanted; None: nowhere any more. Waits."""
+        """Wait for the address of the collector; return ``None`` when the main job ends."""
         while not ((self.folder / "over").exists() or self._is_left):
             with contextlib.suppress(FileNotFoundError):
                 address: RankAddress = pickle.loads((self.folder / f"{place}.address").read_bytes())
@@ -79,26 +79,26 @@ class Board:
         return None
 
     def left(self) -> int:
-        """How many jobs were not told anything yet."""
+        """Return the number of unclaimed jobs."""
         return self.places - len(list(self.folder.glob("*.claimed")))
 
     def end(self, place: int) -> None:
-        """The job at that place has ended."""
+        """Record that the job at that place has ended."""
         self._write(f"{place}.ended", b"")
 
     def has_ended(self, place: int) -> bool:
-        """Whether it said so."""
+        """Return whether the job at that place has recorded its end."""
         return (self.folder / f"{place}.ended").exists()
 
     def close(self) -> None:
-        """Nobody is wanted any more."""
+        """Release all waiting jobs."""
         self._write("over", b"")
 
     @contextlib.contextmanager
     def led(self) -> Iterator[None]:
-        """This process is the main job's; whoever waits is told when it has ended, however."""
+        """Run the main job within; release the waiting jobs when this process ends in any way."""
         new = self.folder / "main.new"
-        with new.open("wb") as lock:  # which ends with this process
+        with new.open("wb") as lock:  # the system frees the lock with this process
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.replace(new, self.folder / "main")
             try:
@@ -108,28 +108,28 @@ class Board:
 
     @property
     def _is_left(self) -> bool:
-        """Whether the main job has ended without a word. Other machines may not see its lock."""
+        """Whether the main job ended without closing. Other machines may not see its lock."""
         if not self.one_machine:
             return False
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # not begun; still there
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # not started; running
             with (self.folder / "main").open("rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             return True
         return False
 
     def _write(self, name: str, data: bytes) -> None:
-        """A file that others see whole, or not yet."""
+        """Write a file atomically."""
         new = self.folder / f"{name}.new"
         new.write_bytes(data)
         os.replace(new, self.folder / name)
 
 
 _BOARDS: list[Board] = []
-"""That of the main job which this process is, if it is one."""
+"""The board of this process, if it is a main job."""
 
 
 def current_board() -> Board:
-    """The board of this process's main job; ValueError where it is none."""
+    """Return the board of this main job; raise ValueError in other processes."""
     if not _BOARDS:
         raise ValueError(
             "launcher: expected another one than 'submitit_delayed' outside of a function that "
@@ -139,7 +139,7 @@ def current_board() -> Board:
 
 
 class BoardLauncher:
-    """Has jobs that wait become ranks."""
+    """Turns waiting jobs into ranks."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
@@ -155,50 +155,54 @@ class BoardLauncher:
     def launch(
         self, address: RankAddress, name: str, options: Mapping[str, Any]
     ) -> WaitingJobMonitor | None:
-        """Tell one where it is wanted; None: nobody waits any more."""
+        """Send the address to a waiting job; return ``None`` if none is left."""
         place = self._board.claim(address)
         return None if place is None else WaitingJobMonitor(self._board, place)
 
 
 class WaitingJobMonitor(JobWatch):
-    """Watches a job that was told where it is wanted, by what it writes there."""
+    """Watches a claimed job through the file that it writes at its end."""
 
     def __init__(self, board: Board, place: int) -> None:
         super().__init__(lambda: board.has_ended(place), _LOOK_SECONDS)
         self.native = place
 
     def end(self) -> ProcessEnd:
-        """That it ended: no more is known here."""
+        """Return that the job has ended; the reason is unknown here."""
         end = f"job {self.native} of those that waited has ended"
         return ProcessEnd(end, end)
 
     def last_words(self) -> str:
-        """Nothing: its log is with whoever submitted it."""
+        """Return an empty text, because the job's log belongs to the submitting process."""
         return ""
 
     def kill(self) -> None:
-        """End it, where it is on this machine; elsewhere a message is all that can be sent."""
+        """Kill the job if it is on this machine; on other machines only messages can end it."""
         if self._process is not None:
             self._process.kill_all()
 
 
 class submitit_delayed_launcher:  # TorchRL's name
-    """Decorates a program: its jobs are submitted first, and wait for its collector.
+    """Decorate a program so that its worker jobs are submitted before it runs.
 
-    For clusters on which jobs cannot submit others. The decorated function submits a main job, in
-    which the program runs, and `num_jobs` jobs beside it, which become the workers of the
-    program's collectors with ``launcher="submitit_delayed"``; those that are left over take the
-    place of workers that die. It returns what the program returns. With the cluster "debug" the
-    program runs in this process, and a child of it is each of the others.
+    Use it on clusters that do not allow jobs to submit others. The decorated function submits a
+    main job, which runs the program, and `num_jobs` further jobs, which wait. Collectors of the
+    program with ``launcher="submitit_delayed"`` turn waiting jobs into workers. Unused jobs replace
+    workers that die. The decorated function returns the program's return value. With the cluster
+    "debug", the program runs in this process and the other jobs are its child processes.
 
     Args:
-        num_jobs: how many there are beside the main one.
-        framework: "distributed" or "rpc". Jobs learn from the collector which it is.
-        backend: of torch.distributed. Jobs learn the collector's own from it.
-        tcpport: where the collector listens, unless it says so itself; None: any that is free.
-        submitit_main_conf: of the main job, as `slurm_kwargs` of the collector; "folder" and
-            "cluster" are those of all jobs.
-        submitit_collection_conf: of the others.
+        num_jobs: Number of jobs in addition to the main job.
+        framework: "distributed" or "rpc". Checked only; jobs learn it from the collector (default:
+            "distributed").
+        backend: Backend of torch.distributed. Checked only; jobs learn it from the collector
+            (default: "gloo").
+        tcpport: Port on which the collector listens unless it has its own `tcp_port`. ``None``
+            means any free port (default: ``None``).
+        submitit_main_conf: Parameters of the main job, like the collector's `slurm_kwargs`. Its
+            "folder" and "cluster" apply to all jobs. By default 10 minutes, partition "train", 32
+            CPUs and 1 GPU.
+        submitit_collection_conf: Parameters of the other jobs. By default the same without a GPU.
     """
 
     def __init__(
@@ -218,7 +222,7 @@ class submitit_delayed_launcher:  # TorchRL's name
         self._conf = check_job_parameters("submitit_collection_conf", submitit_collection_conf)
 
     def __call__(self, program: Callable[[], Any]) -> Callable[[], Any]:
-        """The program, which is submitted when it is called."""
+        """Return a function that submits the jobs when it is called."""
 
         def submitted() -> Any:
             shared = {
@@ -235,7 +239,7 @@ class submitit_delayed_launcher:  # TorchRL's name
             try:
                 jobs += [submit(others, _run_waiting, board, n) for n in range(self.num_jobs)]
                 return jobs[0].native.result()
-            except BaseException:  # nobody waits for the program any more
+            except BaseException:  # the caller no longer waits for the program
                 board.close()
                 try:
                     jobs[0].await_end(_INTERRUPTED_SECONDS)
@@ -250,7 +254,7 @@ class submitit_delayed_launcher:  # TorchRL's name
 
 
 def _run_here(main: Any, others: Any, board: Board, program: Callable[[], Any]) -> Any:
-    """Of the cluster "debug": the program in this process, and its jobs in children."""
+    """Run the program in this process and its jobs in children, for the cluster "debug"."""
     jobs: list[ChildRank] = []
     try:
         for place in range(board.places):
@@ -263,13 +267,13 @@ def _run_here(main: Any, others: Any, board: Board, program: Callable[[], Any]) 
 
 
 def _run_main(board: Board, program: Callable[[], Any]) -> Any:
-    """The program, in its job."""
+    """Run the program in the main job."""
     heard_again()
     return _lead(board, program)
 
 
 def _lead(board: Board, program: Callable[[], Any]) -> Any:
-    """The program, in the process for whose collectors the others wait."""
+    """Run the program in this process; its collectors can claim the waiting jobs."""
     _BOARDS.append(board)
     try:
         with board.led():
@@ -279,7 +283,7 @@ def _lead(board: Board, program: Callable[[], Any]) -> Any:
 
 
 def _run_waiting(board: Board, place: int) -> None:
-    """A job that waits until it is wanted."""
+    """Wait until a collector claims this job, then run a rank."""
     try:
         address = board.wait(place)
         if address is not None:

@@ -1,7 +1,7 @@
-"""Small components over Gymnasium for a CWorkerSet: one kind on-policy, one off-policy.
+"""Small components over Gymnasium for a CWorkerSet, on-policy and off-policy.
 
-Each has ``create_factory``, as PyTorchRL's have. They are what collecting needs; how data are
-learnt from is the caller's, see ``examples/scheme.py``.
+Each has ``create_factory``, like PyTorchRL's components. They cover collection; the learning is up
+to you, as in ``examples/scheme.py``.
 """
 
 from pycollect.scheme.gym.actors import ActorCritic, QNetwork

@@ -1,4 +1,4 @@
-"""Actors that are two small layers: what chooses actions, and what values states or actions."""
+"""Small actors with two hidden layers: a policy with a critic, and a Q-network."""
 
 from __future__ import annotations
 
@@ -13,25 +13,28 @@ from pycollect.scheme.protocols import ActorFactory, Tree
 
 
 class _Actor(nn.Module):
-    """What both kinds have in common: they take observations of one leaf, and remember nothing."""
+    """Base of both actors: they take single-tensor observations and have no memory."""
 
     def actor_initial_states(self, obs: Tree) -> tuple[Tree, Tree, Tensor]:
-        """The observations as they are, hidden states that hold nothing, done flags of 0."""
+        """Return the observations, empty hidden states, and done flags of 0."""
         assert isinstance(obs, Tensor)
         nothing = torch.zeros(len(obs), 1, device=obs.device)
         return obs, {}, nothing
 
     def try_load_from_checkpoint(self) -> None:
-        """There is none."""
+        """Do nothing: these actors have no checkpoints."""
 
 
 class ActorCritic(_Actor):
-    """A distribution of actions, and the value of a state.
+    """An action distribution and a state value.
 
     Args:
-        observation_space: a Box.
+        observation_space: A Box.
         action_space: Discrete, or a Box of one dimension.
-        hidden: width of the two layers.
+        hidden: Width of the two hidden layers (default: 64).
+
+    Raises:
+        ValueError: A space has another type.
     """
 
     def __init__(
@@ -59,23 +62,23 @@ class ActorCritic(_Actor):
     def create_factory(
         cls, observation_space: spaces.Box, action_space: spaces.Space[Any], hidden: int = 64
     ) -> ActorFactory:
-        """A function that makes one on a device. Arguments are those of the class."""
+        """Return a function that makes an actor on a device; arguments as in the class."""
         return lambda device: cls(observation_space, action_space, hidden).to(device)
 
     def forward(self, obs: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits, or means, ``[N, A]`` and values ``[N]`` of observations ``[N, ...]``."""
+        """Return logits or means ``[N, A]`` and values ``[N]`` for observations ``[N, ...]``."""
         flat = obs.flatten(1).float()
         return self.policy(flat), self.critic(flat).squeeze(-1)
 
     def distribution(self, parameters: Tensor) -> Distribution:
-        """Of actions, whose logits or means are these ``[N, A]``."""
+        """Return the action distribution with these logits or means ``[N, A]``."""
         if self.log_std is None:
             return Categorical(logits=parameters, validate_args=False)
         spread = Normal(parameters, self.log_std.exp(), validate_args=False)
         return Independent(spread, 1, validate_args=False)
 
     def clipped(self, action: Tensor) -> Tensor:
-        """Within the action space."""
+        """Return the action clipped to the action space."""
         return action if self._low is None else action.clamp(self._low, self._high)
 
 
@@ -83,9 +86,12 @@ class QNetwork(_Actor):
     """The values of all actions of a Discrete space.
 
     Args:
-        observation_space: a Box.
+        observation_space: A Box.
         action_space: Discrete.
-        hidden: width of the two layers.
+        hidden: Width of the two hidden layers (default: 64).
+
+    Raises:
+        ValueError: The observation space has another type.
     """
 
     def __init__(
@@ -98,11 +104,11 @@ class QNetwork(_Actor):
     def create_factory(
         cls, observation_space: spaces.Box, action_space: spaces.Discrete, hidden: int = 64
     ) -> ActorFactory:
-        """A function that makes one on a device. Arguments are those of the class."""
+        """Return a function that makes an actor on a device; arguments as in the class."""
         return lambda device: cls(observation_space, action_space, hidden).to(device)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Values ``[N, A]`` of observations ``[N, ...]``."""
+        """Return values ``[N, A]`` for observations ``[N, ...]``."""
         values: Tensor = self.values(obs.flatten(1).float())
         return values
 

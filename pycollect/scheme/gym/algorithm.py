@@ -1,4 +1,4 @@
-"""What algorithms have in common: an actor, and how often they collect, learn and are tested."""
+"""Settings that both algorithms share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pycollect.scheme.protocols import AlgorithmFactory
 
 @dataclass
 class AlgorithmBase:
-    """See :class:`pycollect.scheme.protocols.Algorithm`."""
+    """Base of the algorithms; see :class:`pycollect.scheme.protocols.Algorithm`."""
 
     start_steps: int = 0
     update_every: int | None = None
@@ -22,10 +22,10 @@ class AlgorithmBase:
 
     @classmethod
     def create_factory(cls, **settings: Any) -> AlgorithmFactory:
-        """A function that makes one for an actor; `settings` are its other attributes."""
-        cls(**settings)  # a wrong name is an error here
+        """Return a function that makes an algorithm; `settings` are its other attributes."""
+        cls(**settings)  # raises for a wrong name now
         return lambda device, actor, envs: cls(actor=actor, **settings)
 
     def update_algorithm_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
-        """Set one of its attributes."""
+        """Set an attribute of the algorithm."""
         setattr(self, parameter_name, new_parameter_value)

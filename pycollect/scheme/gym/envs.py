@@ -1,4 +1,4 @@
-"""Any environment that collectors take, as the vector environment that a CWorker steps."""
+"""Any environment that collectors accept, as a vector environment for a CWorker."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from pycollect.scheme.protocols import TrainEnvsFactory, Tree
 
 
 class GymEnvs:
-    """P environments that are reset as their episodes end.
+    """P environments that are reset when their episodes end.
 
-    Observations keep their dtypes; a Dict's are dicts by name. The info of an episode's last step
-    has ``"episode"`` (its return "r" and length "l"), ``"final_observation"`` (tensors ``[...]``)
-    and ``"terminated"`` (False where it was truncated); other infos are empty.
+    Observations keep their dtypes; a Dict space gives dicts by name. At the end of an episode, the
+    info contains ``"episode"`` (its return "r" and length "l"), ``"final_observation"`` (tensors
+    ``[...]``) and ``"terminated"`` (``False`` if it was truncated). Other infos are empty.
 
     Attributes:
-        num_envs: P.
+        num_envs: Number of environments, P.
 
     Args:
-        entry: as an entry of a collector's ``create_env_fn``: a vector environment, callables that
-            return single ones, or a callable that returns either.
-        device: where tensors are to be.
-        env_kwargs: of the callables.
-        seed: of the environments; None: as they come.
+        entry: An entry of a collector's ``create_env_fn``: a vector environment, a list of
+            callables that return single environments, or a callable that returns either kind.
+        device: Device of the tensors.
+        env_kwargs: Keyword arguments for the callables (default: ``None``).
+        seed: Seed of the environments. ``None`` leaves them unseeded (default: ``None``).
 
     Raises:
-        ValueError: a vector environment that steps over the reset of each row by itself.
+        ValueError: The rows of a vector environment cannot be reset one by one.
     """
 
     def __init__(
@@ -63,13 +63,15 @@ class GymEnvs:
         num_envs: int | None = None,
         seed: int | None = None,
     ) -> TrainEnvsFactory:
-        """A function that makes them, for training and for evaluation.
+        """Return a function that makes the environments, for training and for evaluation.
 
         Args:
-            entry: as of the class; with `num_envs`, one callable that returns a single environment.
-            env_kwargs: of the callables.
-            num_envs: how many of that one callable; None: `entry` says it.
-            seed: each worker's environments have seeds of their own that follow from it.
+            entry: As in the class; with `num_envs`, one callable that returns a single environment.
+            env_kwargs: Keyword arguments for the callables (default: ``None``).
+            num_envs: Number of environments to make with that callable. Defaults to ``None``:
+                `entry` determines it.
+            seed: Seed from which each worker's environments get their own seeds. ``None`` leaves
+                them unseeded (default: ``None``).
         """
         each = entry if num_envs is None else [entry] * num_envs
 
@@ -86,20 +88,20 @@ class GymEnvs:
         return make
 
     def reset(self) -> Tree:
-        """Reset all; observations ``[P, ...]``."""
+        """Reset all environments; return observations ``[P, ...]``."""
         self._returns[:] = 0.0
         self._lengths[:] = 0
         seeds = None
-        if self._seed is not None:  # once: later episodes are others
+        if self._seed is not None:  # seed only once, so that later episodes differ
             seeds = [self._seed + place for place in range(self._env.num_seeds)]
             self._seed = None
         return self._tensors(self._env.reset(seeds))
 
     def step(self, action: Tensor) -> tuple[Tree, Tensor, Tensor, list[dict[str, Any]]]:
-        """Step all; see :meth:`pycollect.scheme.protocols.VecEnv.step`.
+        """Step all environments; see :meth:`pycollect.scheme.protocols.VecEnv.step`.
 
         Args:
-            action: ``[P, ...]``; a Discrete space's may be ``[P, 1]``. One leaf.
+            action: A single tensor ``[P, ...]``; ``[P, 1]`` is also accepted for a Discrete space.
         """
         (leaf,) = self._env.action
         chosen = action.detach().cpu().numpy().reshape(self.num_envs, *leaf.shape)
@@ -118,7 +120,7 @@ class GymEnvs:
         return obs, self._column(reward), self._column(done), infos
 
     def _end(self, obs: Tree, place: int, terminated: bool) -> dict[str, Any]:
-        """What is told of an episode with its last step."""
+        """Return the info of an ended episode."""
         episode = {"r": float(self._returns[place]), "l": int(self._lengths[place])}
         self._returns[place] = self._lengths[place] = 0
         last = (
@@ -129,12 +131,12 @@ class GymEnvs:
         return {"episode": episode, "final_observation": last, "terminated": terminated}
 
     def _column(self, values: Any) -> Tensor:
-        """One number for each environment, ``[P, 1]`` float32."""
+        """Return one number per environment, ``[P, 1]`` float32."""
         column = torch.as_tensor(np.asarray(values, np.float32), device=self._device)
         return column.reshape(self.num_envs, 1)
 
     def _tensors(self, arrays: Any) -> Tree:
-        """Copies: environments may write into their arrays again."""
+        """Copy arrays to tensors, because environments may overwrite their arrays."""
         leaves = self._env.observation
         if len(leaves) == 1 and len(leaves[0].key) == 1:
             return torch.tensor(np.asarray(arrays), device=self._device)
@@ -145,12 +147,12 @@ class GymEnvs:
         }
 
     def close(self) -> None:
-        """Close them. Idempotent."""
+        """Close all environments. Idempotent."""
         self._env.close()
 
 
 def _merged(rows: Tensor, new: Tree, old: Tree) -> Tree:
-    """The new observations in those rows, the old ones in the others; both stay as they are."""
+    """Return new observations in those rows and old ones in the others, as copies."""
     if isinstance(old, dict):
         assert isinstance(new, dict)
         return {name: _chosen(rows, new[name], tensor) for name, tensor in old.items()}

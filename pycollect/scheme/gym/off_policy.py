@@ -1,4 +1,4 @@
-"""An algorithm that takes the best action but for some, and a storage of transitions."""
+"""An epsilon-greedy algorithm, and a storage of transitions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from pycollect.scheme.protocols import StorageFactory, Tree
 
 @dataclass
 class OffPolicy(AlgorithmBase):
-    """Takes the action of the highest value, and a random one with a probability.
+    """Take the action with the highest value, or a random one with probability epsilon.
 
     Attributes:
-        actor: a QNetwork.
-        epsilon: that probability; what `update_algorithm_parameter` is for.
+        actor: A QNetwork.
+        epsilon: Probability of a random action; change it by `update_algorithm_parameter` (default:
+            0.1).
     """
 
     epsilon: float = 0.1
@@ -27,7 +28,7 @@ class OffPolicy(AlgorithmBase):
     def acting_step(
         self, obs: Tree, rhs: Tree, done: Tensor, deterministic: bool = False
     ) -> tuple[Tensor, Tensor, Tree, dict[str, Any]]:
-        """Actions ``[P, 1]``, twice, hidden states, and nothing else."""
+        """Return actions ``[P, 1]`` twice, the hidden states, and no other entries."""
         with torch.no_grad():
             values = self.actor(obs)
         action = values.argmax(-1, keepdim=True)
@@ -39,16 +40,16 @@ class OffPolicy(AlgorithmBase):
 
 
 class TransitionStorage:
-    """The transitions of P environments since the last rollout, ready for a replay buffer.
+    """Transitions of P environments since the last rollout, ready for a replay buffer.
 
-    The successor of an episode's last step is the observation that ended it, and the done flag is
-    set where it terminated, not where it was truncated.
+    The successor of an episode's last step is the final observation. The done flag is set only if
+    the episode terminated, not if it was truncated.
 
     Attributes:
-        max_size: for how many steps there is room.
+        max_size: Maximum number of steps.
 
     Args:
-        size: for how many steps there is to be room; more than that is an error.
+        size: Maximum number of steps; storing more is an error.
     """
 
     def __init__(self, size: int) -> None:
@@ -57,14 +58,14 @@ class TransitionStorage:
 
     @classmethod
     def create_factory(cls, size: int) -> StorageFactory:
-        """A function that makes one."""
+        """Return a function that makes a storage."""
         return lambda device, actor, algo, envs: cls(size)
 
     def insert_transition(self, sample: dict[str, Any]) -> None:
-        """Keep one step of all environments.
+        """Store one step of all environments.
 
         Raises:
-            RuntimeError: there is no room.
+            RuntimeError: The storage is full.
         """
         if len(self._steps) == self.max_size:
             raise RuntimeError(f"size: expected room for another step, it is {self.max_size}")
@@ -79,16 +80,16 @@ class TransitionStorage:
         )
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> dict[str, Any]:
-        """Tensors ``[steps, P, ...]`` by name, copied."""
+        """Return copies as tensors ``[steps, P, ...]`` by name."""
         if not self._steps:
             return {}
         stacked = {k: torch.stack([step[k] for step in self._steps]) for k in self._steps[0]}
         return {k: v.cpu() if data_to_cpu else v for k, v in stacked.items()}
 
     def reset(self) -> None:
-        """Forget all."""
+        """Delete all stored data."""
         self._steps = []
 
     def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
-        """Set one of its attributes."""
+        """Set an attribute of the storage."""
         setattr(self, parameter_name, new_parameter_value)

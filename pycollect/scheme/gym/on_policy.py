@@ -15,11 +15,11 @@ from pycollect.scheme.protocols import StorageFactory, Tree
 
 @dataclass
 class OnPolicy(AlgorithmBase):
-    """Samples actions; stores their log-probabilities and the states' values beside them.
+    """Sample actions, and store their log-probabilities and the state values.
 
     Attributes:
-        actor: an ActorCritic.
-        gamma: the discount.
+        actor: An ActorCritic.
+        gamma: Discount factor (default: 0.99).
     """
 
     gamma: float = 0.99
@@ -27,7 +27,10 @@ class OnPolicy(AlgorithmBase):
     def acting_step(
         self, obs: Tree, rhs: Tree, done: Tensor, deterministic: bool = False
     ) -> tuple[Tensor, Tensor, Tree, dict[str, Any]]:
-        """Actions ``[P, ...]`` (Discrete: ``[P, 1]``), clipped, hidden states, and values."""
+        """Return actions ``[P, ...]`` (Discrete: ``[P, 1]``), clipped ones, hidden states, value.
+
+        The last item is a dict with the state values and the log-probabilities.
+        """
         with torch.no_grad():
             parameters, value = self.actor(obs)
             distribution = self.actor.distribution(parameters)
@@ -41,20 +44,20 @@ class OnPolicy(AlgorithmBase):
 
 
 class RolloutStorage:
-    """T steps of P environments, and the state behind them.
+    """T steps of P environments, and the state after the last step.
 
-    Observations and done flags have rows 0 to T, all else 0 to T - 1 and a row of zeros. Where an
-    episode was truncated, ``gamma`` times the value of its last observation is added to the reward,
-    as in Stable-Baselines3, since what follows is another episode.
+    Observations and done flags have rows 0 to T; other entries have rows 0 to T - 1 and a row of
+    zeros. If an episode was truncated, ``gamma`` times the value of its last observation is added
+    to the reward, as in Stable-Baselines3. The next row belongs to another episode.
 
     Attributes:
-        max_size: T.
+        max_size: Number of steps, T.
 
     Args:
-        size: T.
-        device: where it keeps them.
-        actor: an ActorCritic.
-        algo: an OnPolicy.
+        size: Number of steps, T.
+        device: Device of the stored data.
+        actor: An ActorCritic.
+        algo: An OnPolicy.
     """
 
     def __init__(self, size: int, device: torch.device, actor: Any, algo: Any) -> None:
@@ -66,11 +69,11 @@ class RolloutStorage:
 
     @classmethod
     def create_factory(cls, size: int) -> StorageFactory:
-        """A function that makes one for an actor and an algorithm."""
+        """Return a function that makes a storage for an actor and an algorithm."""
         return lambda device, actor, algo, envs: cls(size, device, actor, algo)
 
     def insert_transition(self, sample: dict[str, Any]) -> None:
-        """Copy one step. After `max_size` of them it begins anew, at the state it has come to."""
+        """Copy one step; after `max_size` steps, start again from the current state."""
         if not self._data:
             for name in (OBS, DONE, ACT, REW, VAL, LOGP):
                 rows = (self.max_size + 1, *sample[name].shape)
@@ -94,14 +97,14 @@ class RolloutStorage:
         return reward
 
     def get_all_buffer_data(self, data_to_cpu: bool = False) -> dict[str, Any]:
-        """Tensors ``[T + 1, P, ...]`` by name, which are its own unless they come to the CPU."""
+        """Return tensors ``[T + 1, P, ...]`` by name, which may be the storage's own memory."""
         return {k: v.cpu() if data_to_cpu else v for k, v in self._data.items()}
 
     def reset(self) -> None:
-        """The next step is the first."""
+        """Start again at the first row."""
         self._step = 0
 
     def update_storage_parameter(self, parameter_name: str, new_parameter_value: Any) -> None:
-        """Set one of its attributes; a new `max_size` empties it."""
+        """Set an attribute of the storage; a new `max_size` empties it."""
         setattr(self, parameter_name, new_parameter_value)
         self._data, self._step = {}, 0

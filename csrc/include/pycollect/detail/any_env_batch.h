@@ -1,4 +1,4 @@
-// AnyEnvBatch: an EnvBatch without its type.
+// AnyEnvBatch: an EnvBatch with its type erased.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::detail {
 
-// An EnvBatch behind a call each.
+// The methods of an EnvBatch, as virtual functions.
 class AnyEnvBatch {
  public:
   virtual ~AnyEnvBatch() = default;

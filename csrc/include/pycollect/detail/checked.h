@@ -1,4 +1,5 @@
-// Sizes and offsets are 64-bit, and every product or sum that becomes one passes through here.
+// Overflow checks for 64-bit sizes and offsets. Every product or sum that becomes one uses these
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// a * b of two non-negative sizes; throws std::length_error where that is no 64-bit size.
+// Multiplies two non-negative sizes. Throws std::length_error if the result does not fit.
 inline std::int64_t checked_mul(std::int64_t a, std::int64_t b) {
   if (a != 0 && b > std::numeric_limits<std::int64_t>::max() / a) {
     throw std::length_error("a size does not fit in 64 bits");
@@ -17,7 +18,7 @@ inline std::int64_t checked_mul(std::int64_t a, std::int64_t b) {
   return a * b;
 }
 
-// a + b of two non-negative sizes; throws std::length_error where that is no 64-bit size.
+// Adds two non-negative sizes. Throws std::length_error if the result does not fit.
 inline std::int64_t checked_add(std::int64_t a, std::int64_t b) {
   if (b > std::numeric_limits<std::int64_t>::max() - a) {
     throw std::length_error("a size does not fit in 64 bits");
@@ -25,7 +26,7 @@ inline std::int64_t checked_add(std::int64_t a, std::int64_t b) {
   return a + b;
 }
 
-// n rounded up to a multiple of 64, the alignment of every leaf and header.
+// Rounds n up to a multiple of 64, the alignment of every leaf and header.
 inline std::int64_t align64(std::int64_t n) { return checked_add(n, 63) & ~std::int64_t{63}; }
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

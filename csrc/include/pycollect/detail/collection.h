@@ -1,4 +1,5 @@
-// What a Collector is without its types: workers, their threads, and what they are asked for.
+// Collection: the part of a Collector that does not depend on types, with workers and their
+// threads.
 #pragma once
 
 #include <atomic>
@@ -23,19 +24,20 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::detail {
 
-// What a worker has for a rollout besides its policy.
+// A worker's data for one rollout, without its policy.
 struct Rollout {
   SteppedEnvs& environments;
   Recorder& recorder;
   std::span<const TensorView> outputs;       // of the policy: actions first
-  std::span<const ConstTensorView> chosen;   // the same, as who reads them has them
-  std::span<const ConstTensorView> actions;  // the first of these
+  std::span<const ConstTensorView> chosen;   // read-only views of `outputs`
+  std::span<const ConstTensorView> actions;  // the first of `chosen`
   const std::atomic<bool>& stopping;
 };
 
-// The loop over one worker's policy, until the rollout's end, and how each worker gets its own.
-// Returns whether it came to that end. It knows the types of both, so that neither choosing nor
-// stepping is a virtual call.
+// Runs one worker's policy until the end of the rollout, and returns whether it got there. The
+// function knows the types of the policy and the environments, so neither choosing actions nor
+// stepping is a virtual call. AnyPolicy::make returns a Roll with a copy of the policy for one
+// worker.
 using Roll = std::function<bool(const Rollout&)>;
 struct AnyPolicy {
   std::vector<Leaf> outputs;  // besides the actions
@@ -67,12 +69,13 @@ bool roll(Policy& policy, const Rollout& own) {
   SteppedEnvs& environments = own.environments;
   Recorder& recorder = own.recorder;
   auto& batch = environments.as<typename EnvironmentsOf<E>::type>();
-  // By value: as members they would be loaded anew after each write through a std::byte pointer.
+  // Copied: members would be reloaded after each write through a std::byte pointer.
   const std::span<const ConstTensorView> seen = environments.seen(), actions = own.actions;
   const std::span<const TensorView> outputs = own.outputs;
   environments.set_policy_data(own.chosen);
   environments.repeat(recorder);
-  // Counted here: without a RolloutControl each step is one of the rollout, or throws.
+  // Without a RolloutControl each step either is one of the rollout or throws, so steps are counted
+  // here.
   for (std::int64_t left = recorder.steps_left(); left > 0; --left) {
     if (own.stopping.load(std::memory_order_relaxed)) {
       return false;
@@ -84,7 +87,7 @@ bool roll(Policy& policy, const Rollout& own) {
   return true;
 }
 
-// A copy that was told its seed; one that all share is told none.
+// Returns a copy with this seed. A shared policy is not seeded.
 template <typename Policy>
 Policy seeded(const Policy& policy, std::uint64_t seed) {
   Policy copy = policy;

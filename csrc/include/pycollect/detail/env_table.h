@@ -1,8 +1,8 @@
-// EnvTable: how environments of one extension module are stepped by another one, pycollect._core.
+// EnvTable: lets pycollect._core step the environments of another extension module.
 //
-// The two may have been compiled by different compilers, with different standard libraries and
-// forms of std::string, against different versions of pycollect: so what crosses is C, functions
-// and addresses of arrays alone. Its form has a number, which both ends compare.
+// The two modules may use different compilers, standard libraries, forms of std::string and
+// versions of pycollect. Therefore only C types cross between them: functions and addresses of
+// arrays. The interface has a version number, which both sides compare.
 #pragma once
 
 #include <cstdint>
@@ -11,19 +11,22 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::detail {
 
-// Of EnvTable, and of what the method below returns. To be counted up with every change of either.
+// The version of EnvTable and of the method's return value below. Increment it with every change of
+// either.
 inline constexpr int kEnvForm = 1;
 
-// What an object that holds environments has a method of, by which collectors know it. It returns
+// The method by which collectors recognize an object that holds environments. It returns
+//
 //     (form, version of pycollect, table, envs, seeds, observations, actions)
-// with a capsule of the name below, how many seeds its method `_seed` takes, and leaves as tuples
-// (key, dtype, shape). Where a function of the table returned 0, its method `_raise` raises what
-// the environments threw.
+//
+// The table is a capsule with the name below. `seeds` is the number of seeds that the method
+// `_seed` takes. Leaves are tuples (key, dtype, shape). If a function of the table returns 0, the
+// method `_raise` raises the environments' exception.
 inline constexpr const char* kEnvMethod = "__pycollect_env__";
 inline constexpr const char* kEnvTableName = "pycollect.env_table";
 
-// Functions for one thread at a time, which need no GIL and throw nothing. Arrays are contiguous,
-// [P, *shape], one per leaf, and stay where they are from call to call only by chance.
+// Functions for one thread at a time. They need no GIL and throw nothing. Arrays are contiguous,
+// [P, *shape], one per leaf; their addresses may differ from call to call.
 struct EnvTable {
   void* environments;  // lives as long as the object
   int (*reset)(void* environments, const std::uint8_t* mask, void* const* observations);

@@ -1,17 +1,16 @@
-// Mailbox: how the driver and one worker process talk, by one system call for each message.
+// Mailbox: messages between the driver and one worker process, with one system call per message.
 //
-// A few pages of shared memory hold sequence numbers, each on a cache line of its own, and a ring
-// of short messages for each direction. The driver asks, number 1, 2, ...; the worker answers each
-// in that order. They are numbers and not flags, so that nothing old is mistaken for something new.
-// A hand-over costs about 8 us if the other side sleeps (futex), otherwise less than 1 us: the
-// system call that wakes a sleeper is made in either case. Neither side spins, which would take
-// time from working processes when there are as many processes as cores.
+// A mailbox is a few pages of shared memory. They contain sequence numbers, each on its own cache
+// line, and a ring of short messages for each direction. The driver asks questions 1, 2, ...; the
+// worker answers them in order. Numbers, unlike flags, cannot be mistaken for older ones. A
+// hand-over takes about 8 us if the receiver sleeps (futex), otherwise less than 1 us. The system
+// call that wakes a sleeper is made in either case. Neither side spins: with as many processes as
+// cores, this would slow down processes that work.
 //
 // In the child of a fork, each method that changes a mailbox or a bell throws std::runtime_error.
 //
-// Many workers ring one Bell, on which their driver sleeps, or knock, see there. Whatever waits
-// does so for a given time at most and also returns when a signal arrives: look after the other
-// side's life, and wait again.
+// The workers of a driver share one Bell, on which the driver sleeps. Every wait has a timeout and
+// also returns when a signal arrives. Then check that the other side is alive, and wait again.
 #pragma once
 
 #include <chrono>
@@ -31,31 +30,31 @@ namespace pycollect::inline PYCOLLECT_ABI {
 using Seconds = std::chrono::duration<double>;
 using Message = std::vector<std::byte>;
 
-// What all workers of a driver ring. Who only wants to be served knocks, and is not counted among
-// those who ring, so that a driver that serves while it waits sees which of both it was.
-// Thread-safe. A knock that nobody waits for yet costs no system call.
+// The signal of all workers to their driver. Workers ring when they have an answer and knock when
+// they need to be served. Knocks do not change count(), so a driver that serves while it waits can
+// tell the two apart. Thread-safe. A knock costs no system call if no thread waits for it yet.
 class Bell {
  public:
-  // A new one; throws as share_memory() does.
+  // Creates a bell. Throws as share_memory() does.
   Bell();
-  // Another process's; throws as attach_memory() does.
+  // Attaches the bell of another process. Throws as attach_memory() does.
   explicit Bell(const SharedAddress& address);
 
   const SharedAddress& address() const { return *memory_->address(); }
-  // How often it was rung.
+  // The number of rings so far.
   std::uint64_t count() const;
   void ring();
-  // Sleeps until count() is no longer `seen`; returns whether it is not.
+  // Sleeps until count() differs from `seen`. Returns whether it does.
   bool wait_ring(std::uint64_t seen, Seconds timeout) const;
 
-  // A ring, or an urgent knock, counts as so many knocks: nobody waits for more.
+  // A ring and an urgent knock count as this many knocks, which ends every wait.
   static constexpr std::uint64_t kUrgent = 1024;
 
-  // How many knocks there were.
+  // The number of knocks so far.
   std::uint64_t knocks() const;
   void knock(std::uint64_t times = 1);
-  // Sleeps until there are `number` knocks more than `heard`; returns whether there are. For one
-  // thread at a time, of all processes.
+  // Sleeps until knocks() exceeds `heard` by `number`. Returns whether it does. Only one thread of
+  // all processes may wait at a time.
   bool wait_knock(std::uint64_t heard, Seconds timeout, std::uint64_t number = 1) const;
 
  private:
@@ -63,39 +62,41 @@ class Bell {
   OwningProcess owner_;
 };
 
-// The sizes of a mailbox. What is longer has to go another way. An answer has room for the states
-// of torch's, numpy's and Python's random generators (12 kB), which come with each rollout of a
-// seeded worker; those of a worker with processes of its own are longer.
+// The sizes of a mailbox. Longer messages must be sent another way. An answer can hold the states
+// of torch's, NumPy's and Python's random generators (12 kB), which come with each rollout of a
+// seeded worker; a worker with several processes needs more.
 inline constexpr std::size_t kAskBytes = 496;
 inline constexpr std::size_t kAnswerBytes = 16368;
 
 struct MailboxPages;  // in shared memory, see mailbox.cpp
 
-// The driver's end. One thread at a time, but for stop(), which any may call.
+// The driver's end. For one thread at a time, except for stop(), which any thread may call.
 class Mailbox {
  public:
-  // With room for `capacity` questions whose answers were not taken yet. Throws as share_memory().
+  // `capacity` is the maximum number of questions without a taken answer. Throws as share_memory()
+  // does.
   explicit Mailbox(std::int64_t capacity);
 
   const SharedAddress& address() const { return *memory_->address(); }
 
-  // Asks for something and returns the question's number, from 1. Throws std::length_error past
-  // kAskBytes and std::logic_error where there is no room.
+  // Sends a question and returns its number, starting at 1. Throws std::length_error for messages
+  // longer than kAskBytes and std::logic_error if the capacity is exhausted.
   std::uint64_t ask(std::span<const std::byte> message);
   std::uint64_t asked() const { return asked_; }
-  // How many of them were answered, whether or not that was taken.
+  // The number of answered questions, whether or not their answers were taken.
   std::uint64_t answered() const;
-  // Whether the oldest question whose answer was not taken has one.
+  // Whether the next answer can be taken.
   bool has_answer() const;
-  // That answer. Throws std::logic_error if there is none.
+  // Returns the answer to the oldest question without a taken answer. Throws std::logic_error if it
+  // was not answered.
   Message take_answer();
-  // The rollouts of all questions up to that number are to end after their current step. Never goes
-  // back. Costs the worker nothing.
+  // Ends the rollouts of all questions up to this number after their current step. The number never
+  // decreases. Costs the worker nothing.
   void stop(std::uint64_t number);
-  // Puts a message where the worker finds it whenever it looks, in the place of the one before it.
-  // Throws std::length_error past kAskBytes.
+  // Replaces the message that the worker can read at any time. Throws std::length_error for
+  // messages longer than kAskBytes.
   void publish(std::span<const std::byte> message);
-  // What the worker counts up with each step; see WorkerMailbox::steps().
+  // The number of steps that the worker has counted; see WorkerMailbox::steps().
   std::uint64_t steps() const;
 
  private:
@@ -109,23 +110,24 @@ class Mailbox {
 // The worker's end, for one thread.
 class WorkerMailbox {
  public:
-  // Throws as attach_memory() does, and std::invalid_argument where there is no mailbox.
+  // Throws as attach_memory() does, and std::invalid_argument if the address is not that of a
+  // mailbox.
   WorkerMailbox(const SharedAddress& mailbox, const SharedAddress& bell);
 
-  // Sleeps until there is a question that was not answered; returns whether there is.
+  // Sleeps until there is an unanswered question. Returns whether there is one.
   bool wait_ask(Seconds timeout) const;
-  // The oldest question; it stays until it is answered. Throws std::logic_error if there is none.
+  // The oldest unanswered question. Throws std::logic_error if there is none.
   Message question() const;
-  // That question's number.
+  // The number of this question.
   std::uint64_t number() const { return answered_ + 1; }
-  // Answers it, and rings. Throws std::length_error past kAnswerBytes and std::logic_error without
-  // a question.
+  // Answers this question and rings the bell. Throws std::length_error for messages longer than
+  // kAnswerBytes and std::logic_error without a question.
   void answer(std::span<const std::byte> message);
-  // The message that was published last, whole; empty before the first.
+  // The message that was published last, complete; empty before the first.
   Message published() const;
-  // Up to which question rollouts are to end; see Mailbox::stop().
+  // The number of the last question for which the rollout must end; see Mailbox::stop().
   SharedNumber stop() const;
-  // What a recorder counts up with each step, so that the driver sees that something happens.
+  // Incremented by a recorder with each step, so that the driver sees progress.
   SharedNumber steps() const;
 
  private:

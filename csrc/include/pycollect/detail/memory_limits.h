@@ -1,4 +1,4 @@
-// How much memory this process can still take before something stronger than it says no.
+// The amount of memory that this process can still allocate.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +10,17 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 
 struct MemoryLimit {
-  std::int64_t bytes = 0;  // that can still be taken
-  std::string source;      // whose limit that is: "MemAvailable", "the memory cgroup", "RLIMIT_AS"
+  std::int64_t bytes = 0;  // that can still be allocated
+  std::string source;      // the limit's name: "MemAvailable", "the memory cgroup", "RLIMIT_AS"
 };
 
-// The least of: what the machine has available, what the memory cgroups (v1 or v2) of this process
-// leave, and its limits of address space and file size. Linux kills whoever takes more than the
-// first two, so ask before. `root` is where /proc and /sys are looked for.
+// Returns the lowest of several limits: the available memory of the machine, the rest of this
+// process's memory cgroups (v1 or v2), and its limits of address space and file size. Check it
+// before allocating, because Linux kills a process that exceeds one of the first two. `root` is the
+// folder that contains /proc and /sys.
 MemoryLimit available_memory(const std::filesystem::path& root = "/");
 
-// Throws std::length_error, with both numbers, if `bytes` are more than that.
+// Throws std::length_error, with both numbers, if `bytes` exceeds available_memory().
 void check_available(std::int64_t bytes);
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

@@ -1,7 +1,7 @@
-// RecorderLeaves: every leaf of a recorder's layout, by what is written into it and when.
+// RecorderLeaves: the leaves of a recorder's layout, grouped by their contents.
 //
-// What the recorder is told of an environment and its policy is checked against the layout here, at
-// construction; then the leaves are bound to one worker's rows of slab after slab.
+// The constructor checks the description of the environment and its policy against the layout.
+// Afterwards the leaves are bound to the rows of one slab after another.
 #pragma once
 
 #include <cstdint>
@@ -17,19 +17,19 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Not to be copied or moved: `all` points into it.
+// Neither copyable nor movable, because `all` points into it.
 struct RecorderLeaves {
   struct Observation {
     std::optional<LeafRows> root;
     std::optional<LeafRows> next;
     std::optional<LeafRows> current;
-    ConstTensorView view;  // of current
+    ConstTensorView view;  // of `current`
     bool live;
 
-    // The leaf that tells what has to come; none where nothing is recorded of it.
+    // The leaf that determines the expected form; empty if nothing of it is recorded.
     const std::optional<LeafRows>& written() const { return next ? next : current; }
 
-    // What was checked, where the next action is chosen on it; it may lie there already.
+    // Writes a checked value for the next action, unless it is in that memory already.
     void write_current(const ConstTensorView& value, Fit fit) {
       if (!current->is_memory_of(value, fit)) {
         current->write(0, value, fit);
@@ -40,13 +40,13 @@ struct RecorderLeaves {
     std::optional<LeafRows> root;
     std::optional<LeafRows> next;
     LeafRows current;
-    ConstTensorView view;     // of current
-    ConstTensorView initial;  // of the shape of current
+    ConstTensorView view;     // of `current`
+    ConstTensorView initial;  // has the shape of `current`
     Fit initial_fit;
 
     const LeafRows& written() const { return next ? *next : current; }
   };
-  struct Standard {  // reward and flags of an environment that has one of each
+  struct Standard {  // reward and flags of an environment with one of each
     LeafRows reward, done, terminated, truncated;
     std::vector<LeafRows> root_flags;
   };
@@ -56,7 +56,7 @@ struct RecorderLeaves {
     ConstTensorView view;
   };
 
-  // As Recorder's constructor, which says what it throws.
+  // Has the arguments and exceptions of Recorder's constructor.
   RecorderLeaves(const Layout& layout, const std::vector<ObservationSpec>& observation_specs,
                  const std::vector<Key>& output_keys, const RecorderOptions& options,
                  const std::vector<StateSpec>& state_specs,
@@ -66,23 +66,23 @@ struct RecorderLeaves {
   RecorderLeaves(const RecorderLeaves&) = delete;
   RecorderLeaves& operator=(const RecorderLeaves&) = delete;
 
-  // What is written from now on lies in this row of the slab, from that environment on.
+  // Binds the leaves to this row of the slab, starting at this environment.
   void bind(Slab& slab, std::int64_t row, std::int64_t first_env);
-  // What was written since is all there.
+  // Completes all writes since bind().
   void flush();
 
   std::vector<Observation> observations;
-  std::optional<StepSummary> summary;  // of an environment's own rewards and flags
+  std::optional<StepSummary> summary;  // of the environment's own rewards and flags
   std::vector<LeafRows> outputs;
   std::vector<State> states;
   std::optional<Standard> standard;
   std::optional<IsInit> is_init;
   LeafRows ids;
   std::optional<LeafRows> step_count, next_step_count;
-  std::optional<LeafRows> steps_had;  // the caller's memory that is the next root step count
+  std::optional<LeafRows> steps_had;  // the caller's memory for the next step count at the root
   std::optional<LeafRows> version, mask;
-  std::vector<LeafRows> elsewhere;  // what others write, once for each rollout
-  std::vector<LeafRows*> all;       // every leaf of the layout, each once
+  std::vector<LeafRows> elsewhere;  // leaves that other code writes, once per rollout
+  std::vector<LeafRows*> all;       // every leaf of the layout, once
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

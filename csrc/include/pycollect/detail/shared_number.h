@@ -1,4 +1,5 @@
-// SharedNumber: a number that several threads or processes see, and what keeps its memory.
+// SharedNumber: a number that several threads or processes share. The pointer keeps its memory
+// alive.
 #pragma once
 
 #include <atomic>

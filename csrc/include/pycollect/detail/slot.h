@@ -1,12 +1,12 @@
-// Slots: how workers ask a server again and again, and sleep until each answer.
+// Slots: requests of workers to an inference server, and the server's answers.
 //
-// Each worker has one, or one for each group of its environments: two numbers in shared memory, on
-// cache lines of their own, and room for a short message in each direction. Mostly messages are
-// empty: what a question is about lies in other memory that both have mapped, and which belongs to
-// the worker but between question and answer. Who takes a dead worker's place goes on with its
-// slot, and so does a server with all of them.
+// Each worker has one slot, or one per group of its environments. A slot is two numbers in shared
+// memory, on separate cache lines, and space for a short message in each direction. Most messages
+// are empty: the data of a request is in other memory that both processes have mapped. This memory
+// belongs to the server between request and answer, and to the worker otherwise. A replacement of a
+// dead worker continues with its slot; a replacement of a server continues with all of its slots.
 //
-// All workers knock at the one Bell on which their server sleeps. Waits end as a Mailbox's do.
+// All workers knock at the Bell on which their server sleeps. Waits end as described in mailbox.h.
 #pragma once
 
 #include <atomic>
@@ -23,43 +23,44 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// What is longer has to go another way.
+// Longer messages must be sent another way.
 inline constexpr std::size_t kSlotBytes = 496;
 
-// More cannot ask one server.
+// The maximum number of slots of a server.
 inline constexpr std::size_t kMostSlots = 1024;
 
 struct SlotTable;  // in shared memory, see slot.cpp
 struct SlotPage;
 
-// The server's end of all slots, for one thread at a time. Whoever made them may add to them while
-// a server in another process, which has attached them, answers.
+// The server's end of all slots, for one thread at a time. The process that created the slots may
+// add slots while a server in another process, which has attached them, answers.
 class ServerSlots {
  public:
-  // None yet. Throws as share_memory() does.
+  // Creates memory without slots. Throws as share_memory() does.
   ServerSlots();
-  // Another process's. Throws as attach_memory() does, and std::invalid_argument where there are
-  // none.
+  // Attaches the slots of another process. Throws as attach_memory() does, and
+  // std::invalid_argument if the address is not that of slots.
   explicit ServerSlots(const SharedAddress& address);
 
   const SharedAddress& address() const { return *memory_->address(); }
-  // How many there are. They are numbered from 0.
+  // The number of slots. They are numbered from 0.
   std::size_t count() const;
-  // Makes one more, and returns its number. Throws std::length_error past kMostSlots.
+  // Adds a slot and returns its number. Throws std::length_error if there are kMostSlots already.
   std::size_t add();
-  // Those with a question that was not answered, in their order. What follows is about these
-  // questions: who takes a dead worker's place may have asked another one meanwhile.
+  // Returns the slots with an unanswered request, in order. The following methods refer to these
+  // requests: the replacement of a dead worker may have made another one since.
   std::vector<std::size_t> asking();
-  // Those of them whose question is more than an empty message.
+  // The slots among them with a message that is not empty.
   std::vector<std::size_t> with_message() const;
-  // That question, or nothing if the replacement of a dead worker has asked another one. Throws
-  // std::logic_error if asking() found none.
+  // The message of a request, or nothing if the replacement of a dead worker has made another
+  // request. Throws std::logic_error if asking() found none.
   std::optional<Message> question(std::size_t slot) const;
-  // Answers it, with a number beside the message, and wakes the worker. Throws std::length_error
-  // past kSlotBytes and std::logic_error if asking() found none, or it was answered.
+  // Answers a request with a message and a number, and wakes the worker. Throws std::length_error
+  // for messages longer than kSlotBytes, and std::logic_error if asking() found no request or if it
+  // was answered already.
   void answer(std::size_t slot, std::span<const std::byte> message, std::uint64_t note);
-  // Answers all of these with that number and nothing else, or none of them, and wakes their
-  // workers at once; throws likewise.
+  // Answers all of these requests with this number and an empty message, and wakes the workers
+  // together. Throws as answer() does, and then answers none of them.
   void answer_all(std::span<const std::size_t> slots, std::uint64_t note);
 
  private:
@@ -70,22 +71,24 @@ class ServerSlots {
   void wake(std::uint32_t bits);
   std::shared_ptr<Memory> memory_;
   OwningProcess owner_;
-  std::vector<std::uint64_t> found_;  // the number of each slot's question that asking() found
+  // for each slot, the number of the request that asking() found
+  std::vector<std::uint64_t> found_;
 };
 
-// The worker's end of one, for one thread.
+// The worker's end of one slot, for one thread.
 class WorkerSlot {
  public:
-  // Throws as attach_memory() does, and std::invalid_argument where there is no such slot.
+  // Throws as attach_memory() does, and std::invalid_argument if the slot does not exist.
   WorkerSlot(const SharedAddress& slots, std::size_t slot, const SharedAddress& bell);
 
-  // Asks, and knocks, urgently where there is a message. Throws std::length_error past kSlotBytes
-  // and std::logic_error while the question before was not answered.
+  // Makes a request and knocks; the knock is urgent if there is a message. Throws std::length_error
+  // for messages longer than kSlotBytes, and std::logic_error if the previous request was not
+  // answered.
   void ask(std::span<const std::byte> message);
-  // Sleeps until the question is answered; returns whether it is.
+  // Sleeps until the request is answered. Returns whether it is.
   bool wait_answer(Seconds timeout) const;
-  // The answer to the last question, and the number beside it. Throw std::logic_error where it was
-  // not answered.
+  // The message and the number of the last answer. Throw std::logic_error if the request was not
+  // answered.
   Message answer() const;
   std::uint64_t note() const;
 
@@ -99,7 +102,7 @@ class WorkerSlot {
   const std::atomic<std::uint64_t>* answers_;
   std::uint32_t bit_;
   Bell bell_;
-  std::uint64_t asked_ = 0;  // the number of the own last question; 0: none yet
+  std::uint64_t asked_ = 0;  // the number of this object's last request; 0 before the first
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI

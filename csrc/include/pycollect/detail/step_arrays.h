@@ -13,8 +13,9 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::detail {
 
-// An array [P, *shape] per leaf, in the leaves' order: zeros at first, contiguous, each with memory
-// of its own. A view of one is valid while this is there, also after it was moved.
+// One array [P, *shape] per leaf, in the order of the leaves. The arrays are contiguous, in
+// separate memory, and initially zero. Views are valid as long as this object exists, also after it
+// was moved.
 class StepArrays {
  public:
   StepArrays(std::int64_t envs, const std::vector<Leaf>& leaves);

@@ -1,4 +1,4 @@
-// StepSummary: what a step came to, from rewards and flags of an environment's own keys and shapes.
+// StepSummary: reward and end of a step, computed from rewards and flags of any keys and shapes.
 #pragma once
 
 #include <cstddef>
@@ -12,18 +12,18 @@
 
 namespace pycollect::inline PYCOLLECT_ABI {
 
-// Each environment has ended where any of its flags is set, and earned the sum of its rewards.
+// An environment's episode ends if any of its flags is set. Its reward is the sum of its rewards.
 class StepSummary {
  public:
   explicit StepSummary(std::int64_t envs) : envs_(envs) {}
 
-  // The array at that place of a step is a flag or a reward, of this leaf.
+  // The step's array at this position is a flag or a reward with this leaf.
   void add_end(std::size_t place, const LeafRows& leaf);
   void add_reward(std::size_t place, const LeafRows& leaf);
   bool has_ends() const { return !ends_.empty(); }
   bool has_rewards() const { return !rewards_.empty(); }
 
-  // `values` are a step's arrays, [P, *frame] or [*frame], in the shapes of their leaves. Allocates
+  // Reads the arrays of a step, [P, *frame] or [*frame], in the shapes of their leaves. Allocates
   // nothing.
   void read(std::span<const ConstTensorView> values, std::span<double> earned,
             std::span<std::uint8_t> ended);
@@ -31,7 +31,7 @@ class StepSummary {
  private:
   struct Part {
     std::size_t place;
-    std::int64_t count;  // of the numbers of one env
+    std::int64_t count;  // numbers per environment
   };
   Part part(std::size_t place, const LeafRows& leaf) const;
 

@@ -1,4 +1,4 @@
-// SteppedEnvs: an EnvBatch, the memory that it writes into, and the step that records it.
+// SteppedEnvs: an EnvBatch, the memory that it writes, and the recording of its steps.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@
 
 namespace pycollect::inline PYCOLLECT_ABI::detail {
 
-// One thread at a time. What the environments throw passes through.
+// For one thread at a time. Exceptions of the environments are passed on.
 class SteppedEnvs {
  public:
-  // Throws std::invalid_argument where there is no environment in it.
+  // Throws std::invalid_argument if it has no environments.
   explicit SteppedEnvs(std::unique_ptr<AnyEnvBatch> environments);
   SteppedEnvs(const SteppedEnvs&) = delete;
   SteppedEnvs& operator=(const SteppedEnvs&) = delete;
@@ -27,8 +27,8 @@ class SteppedEnvs {
   const std::vector<Leaf>& observation_leaves() const { return observation_leaves_; }
   const std::vector<Leaf>& action_leaves() const { return action_leaves_; }
 
-  // What the environments wrote last, the same memory each time: observations [P, *shape], float64
-  // and bool [P].
+  // The last results of the environments, at the same addresses each time: observations [P,
+  // *shape], reward float64 [P] and flags bool [P].
   std::span<const TensorView> observations() const { return observations_.views(); }
   std::span<const ConstTensorView> seen() const { return seen_; }
   const TensorView& reward() const { return outcomes_[0]; }
@@ -39,8 +39,8 @@ class SteppedEnvs {
   void reset(std::span<const std::uint8_t> mask);
   void step(std::span<const ConstTensorView> actions);
 
-  // For a loop that knows the environments' type, which has to be theirs: their steps are no
-  // virtual calls then.
+  // For a loop that knows the type of the environments, so that steps are not virtual calls. The
+  // type must be right; it is not checked.
   template <EnvBatch B>
   B& as() {
     return static_cast<Wrapped<B>&>(*environments_).batch();
@@ -50,20 +50,20 @@ class SteppedEnvs {
     batch.step(actions, observations(), rewards_, terminated_, truncated_);
   }
 
-  // What the policy gives with each step that is recorded from now on: `outputs` are all of it, the
-  // actions among them. Both must stay until the last step that is recorded with them.
+  // Sets the policy's data for the steps recorded from now on. `outputs` has all outputs, including
+  // the actions. The arrays behind both must exist until the last step with them is recorded.
   void set_policy_data(std::span<const ConstTensorView> outputs,
                        std::span<const ConstTensorView> states = {}) {
     data_.outputs = outputs;
     data_.states = states;
   }
 
-  // Records the step, after which environments whose episode ended are reset. Returns what
-  // Recorder::step does; allocates nothing of its own.
+  // Records the step, then resets the environments with an ended episode. Returns the result of
+  // Recorder::step(). Allocates nothing itself.
   std::int64_t record(Recorder& recorder) { return recorded(recorder, recorder.step(data_)); }
 
-  // The same where the policy writes into arrays that stay: repeat(), due after set_policy_data(),
-  // looks at them once for all steps.
+  // For a policy that writes into the same arrays at each step: repeat(), called after
+  // set_policy_data(), checks them once for all calls of record_again().
   void repeat(Recorder& recorder) { recorder.repeat(data_); }
   std::int64_t record_again(Recorder& recorder) {
     return recorded(recorder, recorder.step_again());
@@ -71,7 +71,7 @@ class SteppedEnvs {
 
  private:
   std::int64_t recorded(Recorder& recorder, std::int64_t due) {
-    if (due != 0 && due != -1) {  // -1: it was stopped, and no environment has ended
+    if (due != 0 && due != -1) {  // -1: the rollout was stopped, and no episode ended
       reset_done(recorder);
     }
     return due;
@@ -82,10 +82,10 @@ class SteppedEnvs {
   std::int64_t envs_;
   std::vector<Leaf> observation_leaves_, action_leaves_;
   StepArrays observations_, outcomes_;
-  std::vector<ConstTensorView> seen_;  // the observations, as who reads them has them
-  std::span<double> rewards_;          // the outcomes, as environments write them
+  std::vector<ConstTensorView> seen_;  // read-only views of the observations
+  std::span<double> rewards_;          // the arrays in `outcomes_`, for the environments
   std::span<std::uint8_t> terminated_, truncated_;
-  StepData data_;  // of all steps: they differ in the policy's part alone
+  StepData data_;  // of all steps; only the policy's part changes
 };
 
 }  // namespace pycollect::inline PYCOLLECT_ABI::detail
