@@ -18,6 +18,8 @@ def named(text: object) -> list[str]:
 
     ``"create_env_fn[0], num_workers: ..."`` gives ``["create_env_fn", "num_workers"]``.
     """
+    if isinstance(text, KeyError) and text.args:
+        (text, *_) = text.args  # str() of a KeyError quotes its text
     head = _HEAD.match(str(text))
     if head is None:
         return []

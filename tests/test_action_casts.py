@@ -23,6 +23,7 @@ from compiled_env_support import LoggedEnvs
 from envs_for_tests import ActedEnv
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
+from raising import refused
 from tensordict.nn import TensorDictModule
 
 from pycollect import MultiSyncDataCollector, SyncDataCollector
@@ -64,8 +65,10 @@ def test_an_action_that_would_wrap_around(way: Way) -> None:
     entries: Any = [entry] * 2 if "env_groups" in way.arguments else entry
     with collecting(way, lambda w: entries, late([-1.0]), frames=2, total_frames=100) as collector:
         assert (collector.next()["action"] == 1).all()
-        with pytest.raises(ValueError, match=r"'action'.*uint8.*-1\.0"):
+        with refused(ValueError, "policy") as caught:
             list(collector)
+        assert "uint8" in str(caught.value)
+        assert "-1.0" in str(caught.value)
 
 
 REFUSED = [
@@ -106,9 +109,10 @@ def test_a_value_that_the_dtype_does_not_hold(
         policy = TensorDictModule(policy, ["observation"], ["action"])
     with (
         SyncDataCollector(entry, policy, frames_per_batch=2) as collector,
-        pytest.raises(ValueError, match=f"'action'.*{space.dtype}"),
+        refused(ValueError, "policy") as caught,
     ):
         collector.next()
+    assert str(space.dtype) in str(caught.value)
 
 
 KEPT = [
@@ -150,9 +154,11 @@ def test_the_entry_of_a_nested_action_is_named(key: str) -> None:
 
     with (
         SyncDataCollector(partial(ActedEnv, space), act, frames_per_batch=2) as collector,
-        pytest.raises(ValueError, match=rf"'action', '{key}'.*1000\.0"),
+        refused(ValueError, "policy") as caught,
     ):
         collector.next()
+    assert repr(key) in str(caught.value)
+    assert "1000.0" in str(caught.value)
 
 
 class IntegerEnvs(LoggedEnvs):
@@ -162,9 +168,10 @@ class IntegerEnvs(LoggedEnvs):
 def test_compiled_environments() -> None:
     with (
         SyncDataCollector(IntegerEnvs(3), constant(200.0), frames_per_batch=6) as collector,
-        pytest.raises(ValueError, match=r"'action'.*int8"),
+        refused(ValueError, "policy") as caught,
     ):
         collector.next()
+    assert "int8" in str(caught.value)
 
 
 def test_a_plan_whose_action_is_cast_is_not_written_again() -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from envs_for_tests import CountingEnv
+from raising import refused
 
 import pycollect
 from pycollect import (
@@ -28,46 +29,49 @@ ENV = CountingEnv
 
 
 @pytest.mark.parametrize(
-    ("create", "words"),
+    ("create", "name", "meant"),
     [
-        (lambda: SyncDataCollector(env=ENV, frames_per_batch=4), "'env'; did you mean 'create_env"),
-        (lambda: SyncDataCollector(ENV, batch_size=4), "'batch_size'; did you mean 'frames_per_b"),
-        (lambda: SyncDataCollector(ENV, num_envs=2, frames_per_batch=4), "'num_envs'.*are a list"),
-        (
-            lambda: AsyncCollector(create_env_fns=ENV),
-            "'create_env_fns'; did you mean 'create_env_fn'",
-        ),
-        (lambda: AsyncCollector(frames_per_batch=4), "AsyncCollector: missing.*'create_env_fn'"),
-        (lambda: AsyncBatchedCollector([ENV], polcy=None), "'polcy'; did you mean 'policy'"),
-        (lambda: AsyncBatchedCollector([ENV], num_workers=2), "'num_workers', which is one of M"),
-        (lambda: Evaluator(envs=ENV), "'envs'; did you mean 'env'"),
-        (lambda: Evaluator(create_env_fn=ENV), "'create_env_fn'; did you mean 'env'"),
-        (lambda: Evaluator(ENV, polcy=None), "'polcy'; did you mean 'policy'"),
+        (lambda: SyncDataCollector(env=ENV, frames_per_batch=4), "env", "'create_env_fn'"),
+        (lambda: SyncDataCollector(ENV, batch_size=4), "batch_size", "'frames_per_batch'"),
+        (lambda: SyncDataCollector(ENV, num_envs=2, frames_per_batch=4), "num_envs", "list"),
+        (lambda: AsyncCollector(create_env_fns=ENV), "create_env_fns", "'create_env_fn'"),
+        (lambda: AsyncCollector(frames_per_batch=4), "create_env_fn", "AsyncCollector"),
+        (lambda: AsyncBatchedCollector([ENV], polcy=None), "polcy", "'policy'"),
+        (lambda: AsyncBatchedCollector([ENV], num_workers=2), "num_workers", "MultiSyncDataColl"),
+        (lambda: Evaluator(envs=ENV), "envs", "'env'"),
+        (lambda: Evaluator(create_env_fn=ENV), "create_env_fn", "'env'"),
+        (lambda: Evaluator(ENV, polcy=None), "polcy", "'policy'"),
     ],
 )
-def test_what_is_meant_is_told(create: Callable[[], Any], words: str) -> None:
-    with pytest.raises(TypeError, match=words):
+def test_what_is_meant_is_told(create: Callable[[], Any], name: str, meant: str) -> None:
+    with refused(TypeError, name) as caught:
         create()
+    assert meant in str(caught.value)
 
 
 def test_a_subclass_tells_what_is_missing() -> None:
     class Own(AsyncCollector):
         pass
 
-    with pytest.raises(TypeError, match="Own: missing a required argument: 'create_env_fn'"):
+    with refused(TypeError, "create_env_fn") as caught:
         Own(frames_per_batch=4)
-    with pytest.raises(TypeError, match=r"Own got an unexpected keyword argument 'argument'$"):
+    assert "Own" in str(caught.value)
+    with refused(TypeError, "argument") as caught:
         Own(argument=4)
+    assert "Own" in str(caught.value)
 
 
 def test_the_only_worker_of_an_async_collector() -> None:
-    with pytest.raises(ValueError, match=r"num_workers: expected None or 1, got 2; .*MultiaSync"):
+    with refused(ValueError, "num_workers") as caught:
         AsyncCollector(ENV, None, num_workers=2, frames_per_batch=4)
+    assert "MultiaSync" in str(caught.value)
 
 
 def test_a_misspelt_argument_of_another_collector_is_told() -> None:
-    with pytest.raises(TypeError, match="did you mean 'inference', which is one of MultiSync"):
+    with refused(TypeError, "inferense") as caught:
         SyncDataCollector(ENV, None, frames_per_batch=4, inferense="central")
+    assert "'inference'" in str(caught.value)
+    assert "MultiSyncDataCollector" in str(caught.value)
 
 
 class Odd:
@@ -177,5 +181,5 @@ def test_an_odd_value_is_accepted_or_refused_by_the_name_of_its_argument(
 def test_arguments_of_asynchronous_batches_are_checked_at_once(
     create: Callable[[Any], Any], argument: str, nothing_starts: None
 ) -> None:
-    with pytest.raises(TypeError, match=f"^{argument}: "):
+    with refused(TypeError, argument):
         create(BASES["AsyncBatchedCollector"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -15,6 +14,7 @@ import torch
 from collect_support import case_name, parity_policy
 from echo_envs import ENTRIES, echo_fns
 from envs_for_tests import CountingEnv, LongDoubleEnv
+from raising import refused
 from tensordict.nn import TensorDictModule
 
 from pycollect import (
@@ -68,99 +68,88 @@ def no_actors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "is_initialized", start)
 
 
-# (argument, value, error, what the text says besides)
-COMMON: list[tuple[str, Any, type[Exception], str]] = [
-    ("create_env_fn", None, TypeError, "callable"),
-    ("create_env_fn", 3, TypeError, "int"),
-    ("create_env_fn", [], ValueError, "empty"),
-    ("create_env_fn", [[]], ValueError, "empty"),
-    ("create_env_fn", [3], TypeError, "int"),
-    ("policy", 3, TypeError, "int"),
-    ("policy", torch.nn.Linear, TypeError, "class"),
-    ("frames_per_batch", 0, ValueError, "0"),
-    ("frames_per_batch", -5, ValueError, "-5"),
-    ("frames_per_batch", None, TypeError, "None"),
-    ("frames_per_batch", 2.5, TypeError, "2.5"),
-    ("frames_per_batch", "6", TypeError, "'6'"),
-    ("frames_per_batch", True, TypeError, "True"),
-    ("total_frames", 1.5, TypeError, "1.5"),
-    ("total_frames", "all", TypeError, "'all'"),
-    ("total_frames", False, TypeError, "False"),
+# (argument, value, error)
+COMMON: list[tuple[str, Any, type[Exception]]] = [
+    ("create_env_fn", None, TypeError),
+    ("create_env_fn", 3, TypeError),
+    ("create_env_fn", [], ValueError),
+    ("create_env_fn", [[]], ValueError),
+    ("create_env_fn", [3], TypeError),
+    ("policy", 3, TypeError),
+    ("policy", torch.nn.Linear, TypeError),
+    ("frames_per_batch", 0, ValueError),
+    ("frames_per_batch", -5, ValueError),
+    ("frames_per_batch", None, TypeError),
+    ("frames_per_batch", 2.5, TypeError),
+    ("frames_per_batch", "6", TypeError),
+    ("frames_per_batch", True, TypeError),
+    ("total_frames", 1.5, TypeError),
+    ("total_frames", "all", TypeError),
+    ("total_frames", False, TypeError),
     *[
-        (name, value, TypeError, re.escape(repr(value)))
+        (name, value, TypeError)
         for name in ("max_frames_per_traj", "init_random_frames")
         for value in (1.5, "3", True, [3])
     ],
-    ("postproc", 3, TypeError, "callable"),
-    ("exploration_type", "sideways", ValueError, "DETERMINISTIC"),
-    ("exploration_type", 3, ValueError, "3"),
-    ("num_threads", 0, ValueError, "0"),
-    ("num_threads", "two", TypeError, "'two'"),
-    ("create_env_kwargs", 3, TypeError, "int"),
-    ("create_env_kwargs", [3, 3], (TypeError, ValueError), "dict"),
-    ("create_env_kwargs", [{}, {}, {}], ValueError, "3"),
+    ("postproc", 3, TypeError),
+    ("exploration_type", "sideways", ValueError),
+    ("exploration_type", 3, ValueError),
+    ("num_threads", 0, ValueError),
+    ("num_threads", "two", TypeError),
+    ("create_env_kwargs", 3, TypeError),
+    ("create_env_kwargs", [3, 3], (TypeError, ValueError)),
+    ("create_env_kwargs", [{}, {}, {}], ValueError),
     *[
-        (name, value, error, text)
+        (name, value, ValueError)
         for name in ("device", "storing_device", "env_device", "policy_device")
-        for value, error, text in (
-            ("nowhere", ValueError, "nowhere"),
-            (2.5, ValueError, "2.5"),
-            (["cpu"] * 3, ValueError, "3"),
-            ([], ValueError, "0"),
-        )
+        for value in ("nowhere", 2.5, ["cpu"] * 3, [])
     ],
     *[  # an actor may have other devices for its environments and its policy
-        (name, value, ValueError, f"{name}: expected a device that is here.*{value}")
+        (name, value, ValueError)
         for name in ("device", "storing_device")
         for value in ("cuda:99", "meta")
     ],
-    ("autoreset_mode", "SOMETIMES", ValueError, "NEXT_STEP"),
-    *[
-        (name, 3, TypeError, "callable")
-        for name in ("init_fn", "pre_collect_hook", "post_collect_hook")
-    ],
-    ("replay_buffer", print, TypeError, "extend"),
-    ("traj_format", "flat", ValueError, "cat"),
-    ("trajs_per_batch", 1.5, TypeError, "1.5"),
+    ("autoreset_mode", "SOMETIMES", ValueError),
+    *[(name, 3, TypeError) for name in ("init_fn", "pre_collect_hook", "post_collect_hook")],
+    ("replay_buffer", print, TypeError),
+    ("traj_format", "flat", ValueError),
+    ("trajs_per_batch", 1.5, TypeError),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "error", "text"), COMMON)
-def test_bad_values_in_process(name: str, value: Any, error: Any, text: str) -> None:
+@pytest.mark.parametrize(("name", "value", "error"), COMMON)
+def test_bad_values_in_process(name: str, value: Any, error: Any) -> None:
     if name == "create_env_kwargs" and value == [3, 3]:
         value = [3]
     if name == "autoreset_mode":
         create = partial(single, create_env_fn=ENTRIES["ignores masks"](0))
     else:
         create = partial(single)
-    with pytest.raises(error, match=text) as caught:
+    with refused(error, name):
         create(**{name: value})
-    assert name in str(caught.value)
 
 
 @pytest.mark.usefixtures("no_actors")
-@pytest.mark.parametrize(("name", "value", "error", "text"), COMMON)
-def test_bad_values_for_actors(name: str, value: Any, error: Any, text: str) -> None:
-    with pytest.raises(error, match=text) as caught:
+@pytest.mark.parametrize(("name", "value", "error"), COMMON)
+def test_bad_values_for_actors(name: str, value: Any, error: Any) -> None:
+    with refused(error, name):
         actors(**{name: value})
-    assert name in str(caught.value)
 
 
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("cls", [MultiSyncDataCollector, MultiaSyncDataCollector])
-@pytest.mark.parametrize(("name", "value", "error", "text"), COMMON)
-def test_bad_values_for_processes(cls: Any, name: str, value: Any, error: Any, text: str) -> None:
-    with pytest.raises(error, match=text) as caught:
+@pytest.mark.parametrize(("name", "value", "error"), COMMON)
+def test_bad_values_for_processes(cls: Any, name: str, value: Any, error: Any) -> None:
+    with refused(error, name):
         processes(cls, **{name: value})
-    assert name in str(caught.value)
 
 
 PROCESSES_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ({"create_env_fn": ENV}, ValueError, "num_workers"),
-    ({"num_workers": 3}, ValueError, "num_workers: expected 2"),
+    ({"num_workers": 3}, ValueError, "num_workers"),
     ({"create_env_fn": ENV, "num_workers": 0}, ValueError, "num_workers"),
     ({"create_env_fn": ENV, "num_workers": "2"}, TypeError, "num_workers"),
-    ({"frames_per_batch": [3]}, ValueError, r"frames_per_batch: .*\(2\), got 1"),
+    ({"frames_per_batch": [3]}, ValueError, "frames_per_batch"),
     ({"frames_per_batch": [3, 0]}, ValueError, "frames_per_batch"),
     ({"frames_per_batch": [3, "4"]}, TypeError, "frames_per_batch"),
     ({"cat_results": 1}, ValueError, "cat_results"),
@@ -168,12 +157,12 @@ PROCESSES_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ({"collector_class": "threads"}, ValueError, "collector_class"),
     ({"num_sub_threads": 0}, ValueError, "num_sub_threads"),
     ({"prefetch": -1}, ValueError, "prefetch"),
-    ({"sync": True}, ValueError, "sync.*the class says it"),
-    ({"num_collectors": 2}, ValueError, "num_collectors.*one entry per worker"),
+    ({"sync": True}, ValueError, "sync"),
+    ({"num_collectors": 2}, ValueError, "num_collectors"),
     (
         {"policy": print, "policy_factory": lambda: print, "weight_updater": dict},
         ValueError,
-        "policy_factory: expected None together with policy",
+        "policy_factory",
     ),
     ({"create_env_fn": [ENV, partial(CountingEnv, threading.Lock())]}, TypeError, "create_env_fn"),
     ({"worker_timeout": 0}, ValueError, "worker_timeout"),
@@ -182,11 +171,11 @@ PROCESSES_OWN: list[tuple[dict[str, Any], Any, str]] = [
 
 
 @pytest.mark.usefixtures("no_processes")
-@pytest.mark.parametrize(("arguments", "error", "text"), PROCESSES_OWN)
+@pytest.mark.parametrize(("arguments", "error", "name"), PROCESSES_OWN)
 def test_bad_values_that_only_processes_have(
-    arguments: dict[str, Any], error: Any, text: str
+    arguments: dict[str, Any], error: Any, name: str
 ) -> None:
-    with pytest.raises(error, match=text):
+    with refused(error, name):
         processes(**arguments)
 
 
@@ -198,7 +187,7 @@ UNEVEN: list[dict[str, Any]] = [{"preemptive_threshold": 0.5}, {"frames_per_batc
 def test_rollouts_that_differ_in_length_cannot_be_joined_env_by_env(
     arguments: dict[str, Any],
 ) -> None:
-    with pytest.raises(ValueError, match="cat_results: expected 'stack' or -1"):
+    with refused(ValueError, "cat_results"):
         processes(create_env_fn=[[ENV] * 2] * 2, cat_results=0, **arguments)
 
 
@@ -207,46 +196,46 @@ def test_rollouts_that_differ_in_length_cannot_be_joined_env_by_env(
 @pytest.mark.parametrize("arguments", UNEVEN)
 def test_nor_those_of_vector_environments(arguments: dict[str, Any]) -> None:
     entry = ENTRIES["vector NEXT_STEP of 3"](0)
-    with pytest.raises(ValueError, match="cat_results: expected 'stack' or -1"):
+    with refused(ValueError, "cat_results"):
         processes(create_env_fn=[entry, entry], cat_results=0, **arguments)
 
 
 STRAGGLERS: list[tuple[dict[str, Any], str]] = [
     *[
-        ({"preemptive_threshold": value}, f"preemptive_threshold: expected .*{value}")
+        ({"preemptive_threshold": value}, "preemptive_threshold")
         for value in (-0.1, 1.5, "half", True, float("nan"))
     ],
-    ({"preemptive_threshold": 0.5, "min_fraction": 2}, "min_fraction: expected .*2"),
-    ({"min_fraction": 0.5}, "min_fraction: expected None without preemptive_threshold"),
+    ({"preemptive_threshold": 0.5, "min_fraction": 2}, "min_fraction"),
+    ({"min_fraction": 0.5}, "min_fraction"),
 ]
 
 
 @pytest.mark.usefixtures("no_actors", "no_processes")
-@pytest.mark.parametrize(("arguments", "text"), STRAGGLERS)
-def test_when_stragglers_are_stopped(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+@pytest.mark.parametrize(("arguments", "name"), STRAGGLERS)
+def test_when_stragglers_are_stopped(arguments: dict[str, Any], name: str) -> None:
+    with refused(ValueError, name):
         processes(**arguments)
-    with pytest.raises(ValueError, match=text):
+    with refused(ValueError, name):
         actors(sync=True, **arguments)
 
 
 @pytest.mark.usefixtures("no_actors", "no_processes")
 def test_who_has_stragglers() -> None:
     for create in (single, actors, partial(processes, MultiaSyncDataCollector)):
-        with pytest.raises(ValueError, match=r"preemptive_threshold.*sync=True"):
+        with refused(ValueError, "preemptive_threshold"):
             create(preemptive_threshold=0.5)
 
 
 @pytest.mark.usefixtures("no_processes")
 @pytest.mark.parametrize("cat_results", [0, -1, "cat"])
 def test_first_come_first_served_joins_nothing(cat_results: Any) -> None:
-    with pytest.raises(ValueError, match="cat_results: expected None or 'stack'"):
+    with refused(ValueError, "cat_results"):
         processes(MultiaSyncDataCollector, cat_results=cat_results)
 
 
 RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ({"create_env_fn": ENV}, ValueError, "num_collectors"),
-    ({"num_collectors": 3}, ValueError, "num_collectors: expected 2"),
+    ({"num_collectors": 3}, ValueError, "num_collectors"),
     ({"create_env_fn": ENV, "num_collectors": 0}, ValueError, "num_collectors"),
     ({"create_env_fn": ENV, "num_collectors": "2"}, TypeError, "num_collectors"),
     ({"num_workers_per_collector": 0}, ValueError, "num_workers_per_collector"),
@@ -256,7 +245,11 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
         ValueError,
         "num_workers_per_collector",
     ),
-    ({"create_env_fn": [CountingEnv()], "num_workers_per_collector": 2}, ValueError, "callables"),
+    (
+        {"create_env_fn": [CountingEnv()], "num_workers_per_collector": 2},
+        ValueError,
+        "num_workers_per_collector",
+    ),
     ({"collector_class": "threads"}, ValueError, "collector_class"),
     (
         {
@@ -266,15 +259,15 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
             "cat_results": -1,
         },
         ValueError,
-        "cat_results: expected 'stack'.*preemptive_threshold",
+        "cat_results",
     ),
     ({"collector_class": 3}, ValueError, "collector_class"),
     ({"collector_class": dict}, ValueError, "collector_class"),
     ({"collector_kwargs": 3}, TypeError, "collector_kwargs"),
     ({"collector_kwargs": [3, 3]}, TypeError, "collector_kwargs"),
-    ({"collector_kwargs": [{}]}, ValueError, r"collector_kwargs.*\(2\), got 1"),
+    ({"collector_kwargs": [{}]}, ValueError, "collector_kwargs"),
     *[
-        ({"collector_kwargs": {name: None}}, ValueError, f"collector_kwargs.*'{name}'")
+        ({"collector_kwargs": {name: None}}, ValueError, "collector_kwargs")
         for name in (
             "create_env_fn",
             "policy",
@@ -286,7 +279,7 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
             "sync",
         )
     ],
-    ({"collector_kwargs": {"max_frames_traj": 3}}, TypeError, "'max_frames_per_traj'"),
+    ({"collector_kwargs": {"max_frames_traj": 3}}, TypeError, "collector_kwargs"),
     ({"collector_kwargs": {"num_threads": 0}}, ValueError, "num_threads"),
     ({"collector_kwargs": [{"init_random_frames": 1}, {}]}, ValueError, "init_random_frames"),
     ({"cat_results": 0}, ValueError, "cat_results"),
@@ -304,9 +297,9 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
     ({"worker_init_timeout": -1.0}, ValueError, "worker_init_timeout"),
     ({"ray_init_config": 3}, TypeError, "ray_init_config"),
     ({"remote_configs": 3}, TypeError, "remote_configs"),
-    ({"remote_configs": [{}]}, ValueError, r"remote_configs.*\(2\), got 1"),
+    ({"remote_configs": [{}]}, ValueError, "remote_configs"),
     *[
-        ({"remote_configs": {name: value}}, ValueError, rf"remote_configs.*({name}|special)")
+        ({"remote_configs": {name: value}}, ValueError, "remote_configs")
         for name, value in (
             ("max_restarts", 1),
             ("max_task_retries", 1),
@@ -319,22 +312,25 @@ RAYS_OWN: list[tuple[dict[str, Any], Any, str]] = [
             ("resources", {"special": "much"}),
         )
     ],
-    ({"policy": threading.Lock().acquire}, TypeError, "policy.*pickle"),
+    ({"policy": threading.Lock().acquire}, TypeError, "policy"),
 ]
 
 
 @pytest.mark.usefixtures("no_actors")
-@pytest.mark.parametrize(("arguments", "error", "text"), RAYS_OWN, ids=case_name)
-def test_bad_values_of_rays_own_arguments(arguments: Any, error: Any, text: str) -> None:
-    with pytest.raises(error, match=text):
+@pytest.mark.parametrize(("arguments", "error", "name"), RAYS_OWN, ids=case_name)
+def test_bad_values_of_rays_own_arguments(arguments: Any, error: Any, name: str) -> None:
+    with refused(error, name) as caught:
         actors(**arguments)
+    entries = arguments.get(name)
+    if isinstance(entries, dict):
+        assert any(key in str(caught.value) for key in (*entries, "special"))
 
 
 @pytest.mark.usefixtures("no_actors")
 def test_an_env_that_does_not_pickle() -> None:
     env = CountingEnv()
     env.lock = threading.Lock()  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match=r"create_env_fn.*pickle"):
+    with refused(TypeError, "create_env_fn"):
         actors(create_env_fn=[env, env])
 
 
@@ -354,15 +350,15 @@ REFUSED = ("interruptor",)
 @pytest.mark.parametrize("create", [single, actors, processes])
 def test_refused_arguments_say_what_to_use(create: Callable[..., None]) -> None:
     for name in REFUSED:
-        with pytest.raises(ValueError, match=rf"{name}.*(use|says)"):
+        with refused(ValueError, name):
             create(**{name: 3})
-    with pytest.raises(ValueError, match="reset_when_done"):
+    with refused(ValueError, "reset_when_done"):
         create(reset_when_done=False)
 
 
 def test_none_is_the_usual_format_of_trajectories() -> None:
     single(traj_format=None)
-    with pytest.raises(ValueError, match="traj_format: expected one of"):
+    with refused(ValueError, "traj_format"):
         single(traj_format="flat")
 
 
@@ -374,27 +370,32 @@ def test_unknown_arguments_name_the_nearest(create: Callable[..., None]) -> None
         ("explore_type", "exploration_type"),
         ("reset_each_iter", "reset_at_each_iter"),
     ):
-        with pytest.raises(TypeError, match=rf"'{name}'.*'{nearest}'"):
+        with refused(TypeError, name) as caught:
             create(**{name: 3})
+        assert repr(nearest) in str(caught.value)
     for strange in ("xyzzy", "learning_rate"):
-        with pytest.raises(TypeError, match=rf"'{strange}'$"):
+        with refused(TypeError, strange) as caught:
             create(**{strange: 3})
+        assert "'" not in str(caught.value)  # no other name is proposed
 
 
 def test_a_misspelt_argument_that_is_required_is_named() -> None:
-    with pytest.raises(TypeError, match="'create_env'; did you mean 'create_env_fn'"):
+    with refused(TypeError, "create_env") as caught:
         SyncDataCollector(create_env=ENV, policy=None, frames_per_batch=4)
-    with pytest.raises(TypeError, match="'frame_per_batch'; did you mean 'frames_per_batch'"):
+    assert "'create_env_fn'" in str(caught.value)
+    with refused(TypeError, "frame_per_batch") as caught:
         MultiSyncDataCollector([ENV], None, frame_per_batch=4)
-    with pytest.raises(TypeError, match=r"'num_workers'.*MultiSyncDataCollector"):
+    assert "'frames_per_batch'" in str(caught.value)
+    with refused(TypeError, "num_workers") as caught:
         SyncDataCollector(ENV, None, num_workers=2)
+    assert "MultiSyncDataCollector" in str(caught.value)
 
 
 def test_whole_floats_are_counts() -> None:
     counts = {"frames_per_batch": 4.0, "total_frames": 8.0, "max_frames_per_traj": 2.0}
     with SyncDataCollector(ENV, None, **counts) as collector:
         assert [td.numel() for td in collector] == [4, 4]
-    with pytest.raises(TypeError, match=r"frames_per_batch: expected an int, got 4\.5"):
+    with refused(TypeError, "frames_per_batch"):
         SyncDataCollector(ENV, None, frames_per_batch=4.5)
 
 
@@ -414,13 +415,14 @@ def test_whole_floats_are_counts_of_environments() -> None:
     with SyncDataCollector([ENV] * 2, None, frames_per_batch=8.0) as collector:
         assert collector.next().shape == (2, 4)
     assert batched([ENV], 2.0) == [[ENV] * 2]
-    with pytest.raises(TypeError, match=r"prefetch: expected an int, got 1\.5"):
+    with refused(TypeError, "prefetch"):
         MultiSyncDataCollector([ENV], None, frames_per_batch=4, prefetch=1.5)
 
 
 def test_ray_has_another_word_for_the_number_of_workers() -> None:
-    with pytest.raises(TypeError, match="'num_workers'; did you mean 'num_collectors'"):
+    with refused(TypeError, "num_workers") as caught:
         actors(num_workers=2)
+    assert "'num_collectors'" in str(caught.value)
 
 
 def test_hints_have_no_effect() -> None:
@@ -456,28 +458,29 @@ def test_counts_in_floating_point_notation() -> None:
         ENV, None, frames_per_batch=6, total_frames=1.2e1, max_frames_per_traj=6.0
     ) as collector:
         assert len(list(collector)) == 2
-    with pytest.raises(TypeError, match=r"total_frames: expected an int, got 2\.5"):
+    with refused(TypeError, "total_frames"):
         single(total_frames=2.5)
 
 
 def test_truncation_where_masks_are_ignored() -> None:
-    with pytest.raises(ValueError, match="max_frames_per_traj"):
+    with refused(ValueError, "max_frames_per_traj"):
         single(create_env_fn=ENTRIES["ignores masks"](0), max_frames_per_traj=3)
 
 
 def test_environments_of_another_kind() -> None:
-    with pytest.raises(TypeError, match="create_env_fn"):
+    with refused(TypeError, "create_env_fn"):
         single(create_env_fn=dict)
-    with pytest.raises(ValueError, match=r"longdouble|float128"):
+    with refused(ValueError, "observation_space"):
         single(create_env_fn=LongDoubleEnv)
-    with pytest.raises(ValueError, match="create_env_kwargs"):
+    with refused(ValueError, "create_env_kwargs"):
         single(create_env_fn=CountingEnv(), create_env_kwargs={"length": 3})
 
 
 def test_a_policy_that_reads_what_is_not_there() -> None:
     policy = TensorDictModule(lambda x: x, ["pixels"], ["action"])
-    with pytest.raises(ValueError, match=r"pixels.*observation"):
+    with refused(ValueError, "policy") as caught:
         single(policy=policy)
+    assert "'pixels'" in str(caught.value)
 
 
 def test_worker_ids() -> None:
@@ -485,10 +488,10 @@ def test_worker_ids() -> None:
         for good in (None, 0, [0], (0,), []):
             collector.update_policy_weights_(worker_ids=good)
         for bad in (1, -1, [0, 3], [False]):
-            with pytest.raises(ValueError, match="worker_ids"):
+            with refused(ValueError, "worker_ids"):
                 collector.update_policy_weights_(worker_ids=bad)
         for bad in ("0", 0.0, [None]):
-            with pytest.raises((TypeError, ValueError), match="worker_ids"):
+            with refused((TypeError, ValueError), "worker_ids"):
                 collector.update_policy_weights_(worker_ids=bad)  # type: ignore[arg-type]
 
 
@@ -496,7 +499,7 @@ def test_worker_ids() -> None:
 def test_seeds(seed: Any) -> None:
     with (
         SyncDataCollector(ENV, None, frames_per_batch=6) as collector,
-        pytest.raises((TypeError, ValueError), match="seed"),
+        refused((TypeError, ValueError), "seed"),
     ):
         collector.set_seed(seed)
 
@@ -516,21 +519,23 @@ def test_seeds(seed: Any) -> None:
     ],
 )
 def test_impossible_resources(config: Any, resource: str) -> None:
-    with pytest.raises(ValueError, match=rf"remote_configs.*{resource}"):
+    with refused(ValueError, "remote_configs") as caught:
         actors(remote_configs=config)
+    assert resource in str(caught.value)
 
 
 @pytest.mark.ray
 def test_more_than_memory_holds() -> None:
     half = psutil.virtual_memory().total // 100  # frames of 50 bytes, of which four rollouts
-    with pytest.raises(ValueError, match=r"take up to \d+ bytes, \d+ can still be taken"):
+    with refused(ValueError, "frames_per_batch", "prefetch"):
         actors(frames_per_batch=half, create_env_fn=[ENV], prefetch=3)
 
 
 @pytest.mark.ray
 def test_a_sync_collector_wants_workers_alike() -> None:
-    with pytest.raises(ValueError, match=r"create_env_fn.*worker 0 .* \[2\], worker 1 \[3\]"):
+    with refused(ValueError, "create_env_fn") as caught:
         actors(create_env_fn=[echo_fns(0, 2), echo_fns(1, 3)], sync=True, frames_per_batch=12)
+    assert "worker 1" in str(caught.value)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 import torch
 from collect_support import MULTI_STACK, Way, collecting, marked
 from echo_envs import echo_fns
+from raising import refused, warned
 from tensordict import TensorDictBase
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
@@ -150,7 +151,7 @@ def test_workers_compile_for_themselves(way: Way) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
 def test_graphs_without_cuda_are_a_warning() -> None:
     with (
-        pytest.warns(UserWarning, match="cudagraph_policy.*no CUDA"),
+        warned("cudagraph_policy"),
         SyncDataCollector(
             echo_fns(0), module(), frames_per_batch=21, cudagraph_policy=True
         ) as collector,
@@ -159,21 +160,24 @@ def test_graphs_without_cuda_are_a_warning() -> None:
     assert torch.equal(td["seen"], td["observation"] + 0.0)
 
 
-BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"compile_policy": 3}, TypeError, "compile_policy.*3"),
-    ({"compile_policy": {"backed": "eager"}}, TypeError, "compile_policy.*backend.*backed"),
-    ({"compile_policy": {"warmup": -1}}, ValueError, "compile_policy.*warmup.*-1"),
-    ({"cudagraph_policy": "yes"}, TypeError, "cudagraph_policy.*'yes'"),
-    ({"cudagraph_policy": {"warmup": 1.5}}, ValueError, "cudagraph_policy.*1.5"),
-    ({"trust_policy": "yes"}, TypeError, "trust_policy.*'yes'"),
-    ({"cudagraph_policy": {"pool": 1}}, TypeError, "cudagraph_policy.*warmup.*pool"),
+BAD: list[tuple[dict[str, Any], type[Exception]]] = [
+    ({"compile_policy": 3}, TypeError),
+    ({"compile_policy": {"backed": "eager"}}, TypeError),
+    ({"compile_policy": {"warmup": -1}}, ValueError),
+    ({"cudagraph_policy": "yes"}, TypeError),
+    ({"cudagraph_policy": {"warmup": 1.5}}, ValueError),
+    ({"trust_policy": "yes"}, TypeError),
+    ({"cudagraph_policy": {"pool": 1}}, TypeError),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "text"), BAD, ids=str)
-def test_what_is_no_way_to_call(arguments: dict[str, Any], error: Any, text: str) -> None:
-    with pytest.raises(error, match=text):
+@pytest.mark.parametrize(("arguments", "error"), BAD, ids=str)
+def test_what_is_no_way_to_call(arguments: dict[str, Any], error: Any) -> None:
+    ((name, value),) = arguments.items()
+    with refused(error, name) as caught:
         SyncDataCollector(echo_fns(0), module(), frames_per_batch=21, **arguments)
+    if isinstance(value, dict):
+        assert next(iter(value)) in str(caught.value)
 
 
 @pytest.mark.parametrize("off", [None, False])

@@ -27,6 +27,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, GateEnv, envs_of
 from envs_for_tests import CountingEnv
+from raising import refused
 from state_support import POLICIES, check_states_follow_the_loop
 from tensordict import TensorDict
 from tensordict.nn import InteractionType, TensorDictModule
@@ -142,9 +143,9 @@ def test_weights_are_live() -> None:
 def test_weights_of_single_workers_are_refused() -> None:
     _, policy = watched()
     with collecting(CENTRAL, ENTRIES["one"], policy, frames=STEPS) as collector:
-        with pytest.raises(ValueError, match="worker_ids: expected all workers"):
+        with refused(ValueError, "worker_ids"):
             collector.update_policy_weights_(worker_ids=[1])
-        with pytest.raises(ValueError, match="policy_or_weights: expected the same weights"):
+        with refused(ValueError, "policy_or_weights"):
             collector.update_policy_weights_({0: policy, 1: policy})
         collector.next()
 
@@ -326,42 +327,43 @@ def test_who_waits_for_the_policy_has_not_stalled(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("arguments", "error", "name"),
     [
-        ({"inference": "here"}, ValueError, "inference: expected None or 'central', got 'here'"),
-        ({"policy": None}, ValueError, "inference: expected None without a policy"),
+        ({"inference": "here"}, ValueError, "inference"),
+        ({"policy": None}, ValueError, "inference"),
         (
             {"policy": None, "policy_factory": [parity_policy] * 2},
             ValueError,
-            "policy_factory: expected one for all workers",
+            "policy_factory",
         ),
         ({"policy_factory": parity_policy}, ValueError, "policy_factory"),
-        ({"policy_device": ["cpu", None]}, ValueError, "policy_device: expected one for all"),
+        ({"policy_device": ["cpu", None]}, ValueError, "policy_device"),
         ({"max_batch_size": 0}, ValueError, "max_batch_size"),
         ({"server_timeout": -1.0}, ValueError, "server_timeout"),
-        ({"inference": None, "min_batch_size": 2}, ValueError, "min_batch_size: expected None"),
+        ({"inference": None, "min_batch_size": 2}, ValueError, "min_batch_size"),
         ({"policy": 3}, TypeError, "policy"),
     ],
     ids=lambda value: str(sorted(value)) if isinstance(value, dict) else "",
 )
 def test_what_is_refused_before_anything_starts(
-    arguments: dict[str, Any], error: type[Exception], message: str
+    arguments: dict[str, Any], error: type[Exception], name: str
 ) -> None:
     arguments = {"policy": parity_policy(), "inference": "central", **arguments}
-    with pytest.raises(error, match=message):
+    with refused(error, name):
         MultiSyncDataCollector([CountingEnv] * 2, frames_per_batch=4, **arguments)
 
 
 @pytest.mark.parametrize("cls", [SyncDataCollector, DistributedDataCollector])
 def test_collectors_that_cannot_say_what_to_use(cls: Any) -> None:
-    with pytest.raises(ValueError, match=r"inference: not an argument of .*MultiSyncDataCollector"):
+    with refused(ValueError, "inference") as caught:
         cls([CountingEnv], parity_policy(), frames_per_batch=4, inference="central")
+    assert "MultiSyncDataCollector" in str(caught.value)
 
 
 def test_workers_that_cannot_open_the_servers_memory_say_so() -> None:
     gone = Memory.share(1).address
     assert gone is not None
-    with pytest.raises(SharedMemoryError, match="inference: expected workers that share memory"):
+    with refused(SharedMemoryError, "inference"):
         SyncDataCollector(CountingEnv, CentralPolicy(gone, 0, gone), frames_per_batch=4)
 
 
@@ -386,7 +388,7 @@ def test_actors_ask_for_no_gpu_that_the_policy_alone_needs(
 
 
 def test_actors_that_have_processes_call_it_there() -> None:
-    with pytest.raises(ValueError, match="collector_class: expected SyncDataCollector with inf"):
+    with refused(ValueError, "collector_class"):
         RayCollector(
             [[CountingEnv] * 2],
             parity_policy(),
@@ -418,10 +420,11 @@ def of_one(observation: torch.Tensor) -> torch.Tensor:
 
 def test_a_policy_that_takes_no_batch_is_refused() -> None:
     with (
-        pytest.raises(ValueError, match=r"'action': expected the shape \[2.*\]"),
+        refused(ValueError, "policy") as caught,
         collecting(CENTRAL, ENTRIES["one"], of_one, frames=4),
     ):
         pass
+    assert "'action'" in str(caught.value)
 
 
 def test_workers_may_come_and_go() -> None:
@@ -429,12 +432,12 @@ def test_workers_may_come_and_go() -> None:
     with collecting(CENTRAL, ENTRIES["one"], policy, frames=6) as collector:
         collector.next()
         collector.add_collectors([ENTRIES["one"](2)])
-        with pytest.warns(UserWarning, match="3 workers from the next batch on"):
+        with pytest.warns(UserWarning, match="3 workers"):
             batch = collector.next()
         assert batch.shape == (3, 4)
-        with pytest.raises(ValueError, match="policy: expected None"):
+        with refused(ValueError, "policy"):
             collector.add_collectors([ENTRIES["one"](3)], policy=policy)
-        with pytest.warns(UserWarning, match="2 workers from the next batch on"):
+        with pytest.warns(UserWarning, match="2 workers"):
             collector.remove_collectors([0])
         batch = collector.next()
     assert batch.shape == (2, 6)

@@ -283,9 +283,9 @@ def test_states_where_workers_come_and_go(apart: FakeDevice) -> None:
     with collecting(CENTRAL, echo_fns, frames=3 * STEPS, **own) as collector:
         check_counts(collector.next())
         collector.add_collectors([echo_fns(2)])
-        with pytest.warns(UserWarning, match="3 workers from the next batch on"):
+        with pytest.warns(UserWarning, match="3 workers"):
             check_counts(collector.next())
-        with pytest.warns(UserWarning, match="2 workers from the next batch on"):
+        with pytest.warns(UserWarning, match="2 workers"):
             collector.remove_collectors([0])
         for _ in range(2):
             check_counts(collector.next())

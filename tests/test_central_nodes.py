@@ -189,7 +189,7 @@ def test_a_server_that_dies_is_replaced_with_the_workers_of_its_node(
             collector.next()
         told = node_server(collector)
         assert told["restarts"] == 1
-        assert "server_died: policy server on node" in told["failure"]
+        assert "server_died" in told["failure"]
         numbers: set[int] = set()
         while numbers != {0, 1}:
             for own in rollouts(way, collector.next()):
@@ -255,7 +255,7 @@ def test_past_the_limit_the_servers_death_is_told(other_node: Any) -> None:
     ) as collector:
         collector.next()
         killed(collector)
-        with pytest.raises(WorkerError, match=r"policy server on node .* died"):
+        with pytest.raises(WorkerError, match="policy server"):
             deque(collector, 0)
 
 
@@ -307,7 +307,7 @@ def test_a_policy_that_cannot_be_built_there_is_the_callers_error(other_node: An
         collecting(RAY_CENTRAL, ENTRIES["one"], frames=STEPS, policy_factory=factory, **MIXED),
     ):
         pass
-    assert "policy server on node" in str(raised.value.__cause__)
+    assert "policy server" in str(raised.value.__cause__)
 
 
 @pytest.mark.slow

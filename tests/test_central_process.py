@@ -27,6 +27,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, GateEnv, TallyEnv, wait_until
 from envs_for_tests import CountingEnv
+from raising import raised, refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from test_central import failing, watched
@@ -120,9 +121,9 @@ def test_weights_are_sent_without_being_told() -> None:
 def test_weights_of_single_workers_are_refused() -> None:
     _, policy = watched()
     with collecting(CENTRAL_ASYNC, ENTRIES["one"], policy, frames=STEPS) as collector:
-        with pytest.raises(ValueError, match="worker_ids: expected all workers"):
+        with refused(ValueError, "worker_ids"):
             collector.update_policy_weights_(worker_ids=[1])
-        with pytest.raises(ValueError, match="expected"):
+        with refused(ValueError, "policy_or_weights"):
             collector.update_policy_weights_({"no such weight": torch.zeros(1)})
         collector.next()
 
@@ -152,7 +153,7 @@ def test_a_server_that_dies_is_replaced_with_its_workers() -> None:
         while server(collector)["restarts"] == 0:
             collector.next()
         assert is_gone(before)
-        assert "policy server died" in server(collector)["failure"]
+        assert "policy server" in server(collector)["failure"]
         assert "SIGKILL" in server(collector)["failure"]
         workers = collector.stats()["workers"]
         assert [own["restarts"] for own in workers.values()] == [1, 1]
@@ -199,7 +200,7 @@ def test_a_question_to_a_worker_whose_server_died(tmp_path: Path) -> None:
         killed(collector)
         wait_until(lambda: is_gone(pid), PATIENCE)
         gate.touch()
-        with pytest.raises(WorkerError, match=r"policy server died: .*, while worker 0 was asked"):
+        with pytest.raises(WorkerError, match="policy server"):
             collector.getattr_env("number")
         collector.next()
 
@@ -273,10 +274,10 @@ def test_past_the_limit_the_servers_death_is_told() -> None:
     with collecting(way, ENTRIES["one"], policy, frames=STEPS, **arguments) as collector:
         collector.next()
         killed(collector)
-        with pytest.raises(WorkerError, match=r"policy server died: .* SIGKILL") as raised:
+        with raised(WorkerError, worker=-1) as caught:
             deque(collector, 0)
-        assert raised.value.worker == -1
-        with pytest.raises(WorkerError, match="policy server died"):
+        assert "SIGKILL" in str(caught.value)
+        with raised(WorkerError, worker=-1):
             collector.next()
 
 
@@ -311,11 +312,11 @@ def test_a_policy_that_cannot_be_built_is_the_callers_error() -> None:
         raise ZeroDivisionError("of the factory")
 
     with (
-        pytest.raises(ZeroDivisionError, match="of the factory") as raised,
+        pytest.raises(ZeroDivisionError, match="of the factory") as caught,
         collecting(CENTRAL_ASYNC, ENTRIES["one"], frames=STEPS, policy_factory=factory),
     ):
         pass
-    assert "policy server raised" in str(raised.value.__cause__)
+    assert "policy server" in str(caught.value.__cause__)
 
 
 def test_what_the_policy_raises_is_the_callers() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import Any
 
 import pytest
 from echo_envs import echo_fns
+from raising import refused
 
 from pycollect import Collector, MultiaSyncDataCollector, MultiSyncDataCollector, RayCollector
 from pycollect.engines.processes.engine import ProcessEngine
@@ -26,45 +26,44 @@ def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 BAD: list[tuple[dict[str, Any], type[Exception], str]] = [
-    *[({"num_collectors": n}, ValueError, "num_collectors: expected.*>= 1") for n in (0, -1)],
-    *[({"num_collectors": n}, TypeError, "num_collectors: expected an int") for n in (True, "2")],
-    ({"num_collectors": 2, "backend": "direct"}, ValueError, "num_collectors: expected at most 1"),
-    ({"sync": False}, ValueError, "sync: expected None without num_collectors"),
-    ({"backend_options": {"prefetch": 1}}, ValueError, "backend_options: expected None without"),
-    ({"num_collectors": 2, "sync": 1}, TypeError, "sync: expected True, False or None, got 1"),
-    *[
-        ({"backend": name}, ValueError, "backend: expected None or one of .*'process', 'ray'")
-        for name in ("thread", "monarch", "no such", 3)
-    ],
+    *[({"num_collectors": n}, ValueError, "num_collectors") for n in (0, -1)],
+    *[({"num_collectors": n}, TypeError, "num_collectors") for n in (True, "2")],
+    ({"num_collectors": 2, "backend": "direct"}, ValueError, "num_collectors"),
+    ({"sync": False}, ValueError, "sync"),
+    ({"backend_options": {"prefetch": 1}}, ValueError, "backend_options"),
+    ({"num_collectors": 2, "sync": 1}, TypeError, "sync"),
+    *[({"backend": name}, ValueError, "backend") for name in ("thread", "monarch", "no such", 3)],
     (
         {"backend": "submitit", "backend_options": {"launcher": "mp"}},
         ValueError,
-        "launcher: expected 'submitit'",
+        "launcher",
     ),
-    ({"backend": ["process"]}, ValueError, "backend: expected None or one of"),
-    ({"num_collectors": 2, "backend_options": 3}, TypeError, "backend_options: expected a dict"),
-    ({"num_collectors": 2, "backend_options": {1: 2}}, TypeError, r"options: expected names .*\[1"),
+    ({"backend": ["process"]}, ValueError, "backend"),
+    ({"num_collectors": 2, "backend_options": 3}, TypeError, "backend_options"),
+    ({"num_collectors": 2, "backend_options": {1: 2}}, TypeError, "backend_options"),
     *[
-        ({"num_collectors": 2, "backend_options": {name: 2}}, ValueError, rf"no \['{name}'\]")
+        ({"num_collectors": 2, "backend_options": {name: 2}}, ValueError, "backend_options")
         for name in ("sync", "num_collectors", "num_workers", "backend_options")
     ],
     *[
-        ({"num_collectors": 2, "backend_options": {name: 2}}, ValueError, rf"beside it.*'{name}'")
+        ({"num_collectors": 2, "backend_options": {name: 2}}, ValueError, "backend_options")
         for name in ("frames_per_batch", "policy")
     ],
-    ({"num_collectors": 2, "backend_options": {"prefetsch": 1}}, TypeError, "'prefetch'"),
-    ({"num_collectors": 3, "create_env_fn": [ENV] * 2}, ValueError, "num_collectors: expected 2"),
-    ({"num_collectors": 2, "create_env_fn": []}, ValueError, "create_env_fn.*empty"),
-    ({"num_collectors": 2, "max_frames": 2}, TypeError, "'max_frames'; did you mean"),
+    ({"num_collectors": 2, "backend_options": {"prefetsch": 1}}, TypeError, "prefetsch"),
+    ({"num_collectors": 3, "create_env_fn": [ENV] * 2}, ValueError, "num_collectors"),
+    ({"num_collectors": 2, "create_env_fn": []}, ValueError, "create_env_fn"),
+    ({"num_collectors": 2, "max_frames": 2}, TypeError, "max_frames"),
     ({"num_collectors": 2, "frames_per_batch": 0}, ValueError, "frames_per_batch"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "error", "text"), BAD, ids=str)
-def test_what_does_not_fit_together(arguments: Any, error: Any, text: str) -> None:
+@pytest.mark.parametrize(("arguments", "error", "name"), BAD, ids=str)
+def test_what_does_not_fit_together(arguments: Any, error: Any, name: str) -> None:
     values = {"create_env_fn": ENV, "policy": None, "frames_per_batch": 6, **arguments}
-    with pytest.raises(error, match=text):
+    with refused(error, name) as caught:
         Collector(**values)
+    if name == "backend_options" and isinstance(arguments[name], dict):
+        assert all(repr(key) in str(caught.value) for key in arguments[name])
 
 
 def test_only_the_class_itself_chooses() -> None:
@@ -73,10 +72,11 @@ def test_only_the_class_itself_chooses() -> None:
 
     with Own(ENV, None, frames_per_batch=6) as collector:
         assert isinstance(collector, Own)
-    with pytest.raises(TypeError, match=r"num_collectors: expected None, got 2.*Own"):
+    with refused(TypeError, "num_collectors") as caught:
         Own(ENV, None, frames_per_batch=6, num_collectors=2)
+    assert "Own" in str(caught.value)
     for cls in (MultiSyncDataCollector, MultiaSyncDataCollector, RayCollector):
-        with pytest.raises(ValueError, match=r"backend: not an argument of .*the class says|says"):
+        with refused(ValueError, "backend"):
             cls([ENV], None, frames_per_batch=6, backend="process")
 
 
@@ -84,7 +84,7 @@ def test_the_signature_is_the_constructors() -> None:
     for cls in (Collector, MultiSyncDataCollector, MultiaSyncDataCollector, RayCollector):
         own = inspect.signature(cls).parameters
         assert list(own) == list(inspect.signature(cls.__init__).parameters)[1:]
-    with pytest.raises(TypeError, match=re.escape("frames_per_batch")):
+    with refused(TypeError, "frames_per_batch"):
         Collector(ENV, None, num_collectors=2)
 
 

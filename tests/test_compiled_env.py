@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from compiled_env_support import DiscreteEnvs, LoggedEnvs, chosen, frames_of
+from raising import refused
 
 import pycollect
 from pycollect import MultiSyncDataCollector, SyncDataCollector
@@ -126,7 +127,7 @@ def test_what_no_module_raises_is_an_error_all_the_same() -> None:
         def _raise(self) -> None:
             pass
 
-    with pytest.raises(RuntimeError, match="threw an exception"):
+    with pytest.raises(RuntimeError, match="module"):
         collected(Silent())
 
 
@@ -157,8 +158,9 @@ def test_actions_of_other_forms_are_brought_into_the_environments() -> None:
 
 
 def test_random_actions_need_a_space() -> None:
-    with pytest.raises(ValueError, match=r"random actions of C\+\+ environments.*action_space"):
+    with refused(ValueError, "policy") as caught:
         collected(LoggedEnvs(), None)
+    assert "action_space" in str(caught.value)
     env = DiscreteEnvs(3)
     (batch,) = collected(env, None, batches=1)
     assert batch["action"].tolist() == [[f.action for f in log] for log in env.log]
@@ -180,21 +182,23 @@ def test_what_is_refused() -> None:
     class Half(LoggedEnvs):
         observation = ((("observation",), "bfloat16", (3,)),)
 
-    here = pycollect.__version__.replace(".", r"\.")
-    for kind, text in (
-        (OtherForm, rf"form 1 .*\(pycollect {here}\), got form 2 \(pycollect 9\.8\.7\); compile"),
-        (OwnKey, "'reward' belongs to the collector"),
-        (NoAction, "with an action, got none"),
-        (OtherSpace, r"action_space: expected a space of .*float32.*, got Discrete\(2\)"),
-        (Half, "dtypes that NumPy has, got bfloat16"),
+    for kind, name, text in (
+        (OtherForm, "create_env_fn", f"(pycollect {pycollect.__version__})"),
+        (OtherForm, "create_env_fn", "(pycollect 9.8.7)"),
+        (OwnKey, "create_env_fn", "'reward'"),
+        (NoAction, "create_env_fn", "action"),
+        (OtherSpace, "action_space", "Discrete(2)"),
+        (Half, "create_env_fn", "bfloat16"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with refused(ValueError, name) as caught:
             make_env_batch(kind())
-    with pytest.raises(ValueError, match="at least 1 environment, got 0"):
+        assert text in str(caught.value)
+    with refused(ValueError, "envs"):
         make_env_batch(LoggedEnvs(0))
-    with pytest.raises(TypeError, match=r"create_env_fn\[0\].*the vector env"):
+    with refused(TypeError, "create_env_fn") as caught:
         make_env_batch([LoggedEnvs])
-    with pytest.raises(ValueError, match="info_keys: expected Gymnasium environments"):
+    assert "[0]" in str(caught.value)
+    with refused(ValueError, "info_keys"):
         make_env_batch(LoggedEnvs, info_keys={("x",): None})
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from collect_support import elsewhere
 from envs_for_tests import PixelEnv
+from raising import refused
 from tensordict import TensorDictBase
 
 from pycollect import DistributedDataCollector, RayCollector
@@ -44,7 +45,7 @@ def test_a_slab_comes_back_as_it_was() -> None:
 
 def test_it_is_refused_where_lz4_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lz4.frame", None)
-    with pytest.raises(ImportError, match="compress needs LZ4: pip install lz4"):
+    with refused(ImportError, "compress"):
         RayCollector([lambda: None], frames_per_batch=5, compress=True)
 
 

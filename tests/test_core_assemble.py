@@ -10,6 +10,7 @@ import pytest
 from arrays_for_tests import DTYPES, filled, laid_out_like, memory_orders
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import refused
 
 from pycollect import _core
 from pycollect._core import Layout, Leaf, Placement, SlabPool, TrajectoryIds
@@ -148,7 +149,7 @@ def test_any_changed_byte_of_a_header_is_refused(data: st.DataObject) -> None:
     rollout[index] ^= data.draw(st.integers(1, 255))
     slab = SlabPool(Placement(layout, 1, 2, 4), 0).acquire()
     slab.array()[:] = 7
-    with pytest.raises(ValueError, match="rollout header: expected"):
+    with pytest.raises(ValueError, match="rollout header"):
         _core.place_rollout(slab, 0, rollout, placement)
     assert (slab.array() == 7).all()
 
@@ -158,18 +159,18 @@ def test_bad_rollouts_are_refused() -> None:
     slab = SlabPool(Placement(layout, 2, 2, 4), 0).acquire()
     placement = Placement(layout, 1, 2, 4)
     good = rollout_of(placement, 0, {("a",): np.ones((2, 4, 3), np.float32)})
-    with pytest.raises(IndexError, match="row: expected 0 to 1, got 2"):
+    with refused(IndexError, "row"):
         _core.place_rollout(slab, 2, good, placement)
-    with pytest.raises(ValueError, match="uint8 array of rank 1"):
+    with refused(ValueError, "rollout"):
         _core.place_rollout(slab, 0, good.view(np.int8), placement)
-    with pytest.raises(ValueError, match="uint8 array of rank 1"):
+    with refused(ValueError, "rollout"):
         _core.place_rollout(slab, 0, np.repeat(good, 2)[::2], placement)
-    with pytest.raises(ValueError, match="expected a slab of bytes"):
+    with pytest.raises(ValueError, match="rollout header"):
         _core.place_rollout(slab, 0, good[:-1], placement)
     other = Placement(Layout([Leaf(("b",), "float32", (3,))]), 1, 2, 4)
-    with pytest.raises(ValueError, match="the batch's layout"):
+    with refused(ValueError, "rollout"):
         _core.place_rollout(slab, 0, good, other)
-    with pytest.raises(ValueError, match="fewer steps"):
+    with refused(ValueError, "rollout"):
         _core.place_rollout(slab, 0, good, Placement(layout, 1, 2, 5))
 
 
@@ -228,13 +229,14 @@ def test_ids_that_go_backwards_are_refused_and_change_nothing() -> None:
     ids.renumber(4, np.array([[2, 3]]))
     state = ids.state()
     bad = np.array([[4, 5, 4]])
-    with pytest.raises(ValueError, match=r"at least 5 in worker 4, env 0, step 2, got 4"):
+    with refused(ValueError, "ids") as caught:
         ids.renumber(4, bad)
+    assert "worker 4, env 0, step 2" in str(caught.value)
     assert bad.tolist() == [[4, 5, 4]]
     assert ids.state() == state
-    with pytest.raises(ValueError, match="expected 1 envs, as before in worker 4, got 2"):
+    with refused(ValueError, "ids"):
         ids.renumber(4, np.zeros((2, 3), np.int64))
-    with pytest.raises(ValueError, match="expected int64 of shape"):
+    with refused(ValueError, "ids"):
         ids.renumber(4, np.zeros((1, 3), np.int32))
-    with pytest.raises(ValueError, match="state: expected"):
+    with refused(ValueError, "state"):
         TrajectoryIds.from_state((1, [(0, [0], [1])]))

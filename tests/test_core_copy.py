@@ -11,6 +11,7 @@ import pytest
 from arrays_for_tests import DTYPES, filled, laid_out, laid_out_like, memory_orders, shapes
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import refused
 
 from pycollect import _core
 
@@ -129,13 +130,13 @@ def test_bfloat16_is_rounded_as_torch_does() -> None:
 
 
 def test_bad_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match=r"expected a source of shape \[2, 3\].*got \[3, 2\]"):
+    with refused(ValueError, "copy"):
         _core.copy(np.zeros((2, 3)), np.zeros((3, 2)))
     read_only = np.zeros(3)
     read_only.flags.writeable = False
-    with pytest.raises(ValueError, match="dst: expected a writable array"):
+    with refused(ValueError, "dst"):
         _core.copy(read_only, np.zeros(3))
-    with pytest.raises(TypeError, match="src: expected"):
+    with refused(TypeError, "src"):
         _core.copy(np.zeros(3), ["a", "b", "c"])
-    with pytest.raises(TypeError, match="dst: expected a numeric dtype"):
+    with refused(TypeError, "dst"):
         _core.copy(np.zeros(3, "M8[s]"), np.zeros(3))

@@ -8,6 +8,7 @@ import signal
 from typing import Any
 
 import pytest
+from raising import refused
 
 from pycollect._core import Bell, Mailbox, WorkerMailbox
 
@@ -97,22 +98,22 @@ def test_an_interrupt_ends_a_wait() -> None:
 def test_sizes_and_counts_are_checked() -> None:
     bell, box = Bell(), Mailbox(1)
     end = WorkerMailbox(box.address, bell.address)
-    with pytest.raises(ValueError, match="expected at most 496 bytes, got 497"):
+    with refused(ValueError, "message"):
         box.ask(b"x" * (Mailbox.ASK_BYTES + 1))
     assert box.ask(b"x" * Mailbox.ASK_BYTES) == 1
-    with pytest.raises(RuntimeError, match="expected at most 1 questions"):
+    with refused(RuntimeError, "ask"):
         box.ask(b"")
-    with pytest.raises(ValueError, match="expected at most 16368 bytes, got 16369"):
+    with refused(ValueError, "message"):
         end.answer(b"x" * (Mailbox.ANSWER_BYTES + 1))
     end.answer(b"x" * Mailbox.ANSWER_BYTES)
-    with pytest.raises(RuntimeError, match="expected a question"):
+    with refused(RuntimeError, "answer"):
         end.answer(b"")
     assert len(box.take_answer()) == Mailbox.ANSWER_BYTES
-    with pytest.raises(RuntimeError, match="expected an answer"):
+    with refused(RuntimeError, "take_answer"):
         box.take_answer()
-    with pytest.raises(ValueError, match="expected at least 1, got 0"):
+    with refused(ValueError, "capacity"):
         Mailbox(0)
-    with pytest.raises(ValueError, match="expected the address of one"):
+    with refused(ValueError, "mailbox"):
         WorkerMailbox(bell.address, bell.address)
 
 

@@ -7,6 +7,7 @@ import pytest
 from arrays_for_tests import DTYPES, batch_shapes, filled, laid_out, laid_out_like, memory_orders
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import refused
 
 from pycollect._core import MultiStepPlan, SplitPlan
 
@@ -94,19 +95,19 @@ def test_sums_are_rounded_once(dtype: str) -> None:
 
 def test_bad_arguments_are_named() -> None:
     split = SplitPlan(np.zeros((2, 3), bool), batch_dims=2)
-    with pytest.raises(ValueError, match="n_steps: expected at least 1, got 0"):
+    with refused(ValueError, "n_steps"):
         MultiStepPlan(split, 0)
     plan = MultiStepPlan(split, 2)
     source = np.zeros((2, 3, 4))
-    with pytest.raises(ValueError, match="targets: expected 1, got 0"):
+    with refused(ValueError, "targets"):
         plan.shift([source], [])
-    with pytest.raises(ValueError, match=r"target 0: expected shape \[2, 3, 4\], got \[2, 3\]"):
+    with pytest.raises(ValueError, match="target 0"):
         plan.sum(0.9, [source], [np.zeros((2, 3))])
-    with pytest.raises(ValueError, match=r"source 0: expected a shape that begins \[2, 3\]"):
+    with pytest.raises(ValueError, match="source 0"):
         plan.shift([np.zeros((3, 2))], [np.zeros((3, 2))])
-    with pytest.raises(ValueError, match=r"target: expected int64 of shape \[2, 3\], got float64"):
+    with refused(ValueError, "target"):
         plan.steps(np.zeros((2, 3)))
-    with pytest.raises(ValueError, match=r"target: expected float32 of shape \[2, 3\]"):
+    with refused(ValueError, "target"):
         plan.discounts(0.9, np.zeros(6, np.float32))
-    with pytest.raises(ValueError, match="target: expected bool"):
+    with refused(ValueError, "target"):
         plan.nonterminal(np.zeros((2, 3)))

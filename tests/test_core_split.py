@@ -7,6 +7,7 @@ import pytest
 from arrays_for_tests import DTYPES, filled, laid_out, laid_out_like, memory_orders
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import refused
 
 from pycollect._core import SplitPlan
 
@@ -145,29 +146,30 @@ def test_nothing_to_split() -> None:
 
 def test_bad_arguments_are_named() -> None:
     done = np.zeros((2, 3), bool)
-    with pytest.raises(ValueError, match="expected done or ids, got neither"):
+    with refused(ValueError, "split"):
         SplitPlan(None, batch_dims=1)
-    with pytest.raises(ValueError, match=r"done: expected bool of shape \[2, 3\]"):
+    with refused(ValueError, "done"):
         SplitPlan(done.astype(np.int8), batch_dims=2)
-    with pytest.raises(ValueError, match=r"ids: expected int64 of shape \[2, 3\].*\[3, 2\]"):
+    with refused(ValueError, "ids") as caught:
         SplitPlan(done, np.zeros((3, 2), np.int64), batch_dims=2)
-    with pytest.raises(ValueError, match="mask: expected bool"):
+    assert "[3, 2]" in str(caught.value)
+    with refused(ValueError, "mask"):
         SplitPlan(done, None, np.zeros((2, 3)), batch_dims=2)
-    with pytest.raises(ValueError, match=r"batch_dims: expected 1 to 2.*got 3"):
+    with refused(ValueError, "batch_dims"):
         SplitPlan(done, batch_dims=3)
-    with pytest.raises(TypeError, match="done: expected a numeric array"):
+    with refused(TypeError, "done"):
         SplitPlan("done", batch_dims=1)
     plan = SplitPlan(done, batch_dims=2)
     source = np.zeros((2, 3))
-    with pytest.raises(ValueError, match="targets: expected 1, got 0"):
+    with refused(ValueError, "targets"):
         plan.flat([source], [])
-    with pytest.raises(ValueError, match=r"target 0: expected shape \[2, 3\], got \[6\]"):
+    with pytest.raises(ValueError, match="target 0"):
         plan.padded([source], [np.zeros(6)])
-    with pytest.raises(ValueError, match=r"source 0: expected a shape that begins \[2, 3\]"):
+    with pytest.raises(ValueError, match="source 0"):
         plan.flat([np.zeros((3, 2))], [np.zeros(6)])
-    with pytest.raises(ValueError, match="target: expected bool"):
+    with refused(ValueError, "target"):
         plan.mask(np.zeros((2, 3)))
     read_only = np.zeros(6)
     read_only.flags.writeable = False
-    with pytest.raises(ValueError, match="targets: expected a writable array"):
+    with refused(ValueError, "targets"):
         plan.flat([source], [read_only])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from raising import refused
 
 from pycollect._core import StepEach
 
@@ -111,9 +112,9 @@ def test_exceptions_pass_through() -> None:
     ("name", "word"), [("reward", "reward"), ("end", "terminated"), ("cut", "truncated")]
 )
 def test_what_is_no_number_is_refused_by_name(name: str, word: str, value: Any) -> None:
-    with pytest.raises(TypeError, match=f"{word}: expected a numeric"):
+    with refused(TypeError, word):
         step_each(step_of(0, **{name: value}))([1])
-    with pytest.raises(ValueError, match=f"{word}: expected one number, got an array of 2"):
+    with refused(ValueError, word):
         step_each(step_of(0, **{name: np.zeros(2)}))([1])
 
 
@@ -143,14 +144,14 @@ def test_the_garbage_collector_may_run_while_one_is_made() -> None:
 
 
 def test_a_step_of_another_length_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected 5 values .* got 4"):
+    with pytest.raises(ValueError, match="5 values"):
         step_each(lambda action: (SHARED, 0.0, False, False))([1])
-    with pytest.raises(TypeError, match=r"expected 5 values .* got NoneType"):
+    with pytest.raises(TypeError, match="NoneType"):
         step_each(lambda action: None)([1])
 
 
 def test_memory_for_other_numbers_of_environments_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected as many as steps, 1"):
+    with refused(ValueError, "convert", "observations"):
         StepEach([step_of(0)], [as_float32], None, np.zeros((2, 2), np.float32))
-    with pytest.raises(ValueError, match="expected as many as steps, 1"):
+    with refused(ValueError, "convert", "observations"):
         StepEach([step_of(0)], [], None, np.zeros((1, 2), np.float32))

@@ -12,6 +12,7 @@ from collect_support import parity_policy
 from echo_envs import echo_fns
 from fake_device import Elsewhere, FakeDevice, place_policies_on
 from gymnasium import spaces
+from raising import refused
 from tensordict.nn import (
     ProbabilisticTensorDictModule,
     ProbabilisticTensorDictSequential,
@@ -256,7 +257,7 @@ def test_outputs_of_another_shape_are_noticed(apart: FakeDevice) -> None:
     policy = TensorDictModule(grows, ["seen"], ["action", "part"])
     with (
         SyncDataCollector([[Keys]], policy, frames_per_batch=10) as collector,
-        pytest.raises(ValueError, match="part"),
+        refused(ValueError, "part"),
     ):
         collector.next()
 
@@ -279,8 +280,9 @@ def test_actions_are_cast_and_checked_on_the_host(
         assert apart.log == ["up 12", "down 68", "host waits"] * 10
         assert td["action"].tolist() == [[step % 2 for step in td["seen"][0, :, 0].int().tolist()]]
         wrong[0] = True
-        with pytest.raises(ValueError, match=r"'action'.*nan"):
+        with refused(ValueError, "policy") as caught:
             collector.next()
+        assert "nan" in str(caught.value)
 
 
 def test_outputs_come_back_only_when_the_device_is_done() -> None:

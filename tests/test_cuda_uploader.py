@@ -7,6 +7,7 @@ import threading
 import pytest
 import torch
 from gpu_support import needs_gpu
+from raising import refused
 
 from pycollect import cuda
 from pycollect._core import Layout, Leaf, Memory, Placement, SlabPool, host_memory
@@ -17,13 +18,13 @@ def test_a_reason_is_given_exactly_where_it_is_not_available() -> None:
 
 
 def test_devices_of_other_kinds_are_refused() -> None:
-    with pytest.raises(ValueError, match="device: expected a CUDA device, got 'cpu'"):
+    with refused(ValueError, "device"):
         cuda.Uploader("cpu")
 
 
 @pytest.mark.skipif(cuda.available(), reason="for machines without a GPU")
 def test_without_a_gpu_the_uploader_says_why() -> None:
-    with pytest.raises(cuda.CudaError, match="CUDA is not available: ") as info:
+    with pytest.raises(cuda.CudaError, match="CUDA") as info:
         cuda.Uploader("cuda")
     assert cuda.why_not() in str(info.value)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -24,12 +25,20 @@ from echo_envs import EchoEnv, echo_fns
 from envs_for_tests import CountingEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
+from raising import refused
 
 from pycollect import AsyncBatchedCollector, Evaluator, MultiSyncDataCollector, SyncDataCollector
 from pycollect.scheme.gym import GymEnvs
 
 WAYS = marked(IN_PROCESS, STACK, ASYNC[2], MULTI_STACK, MULTI_ASYNC[2])
-SAME = r"create_env_fn.*environments \[0, 1\]"
+
+
+@contextmanager
+def refuses_same(*numbers: str) -> Iterator[None]:
+    """Expect an error that names which of the environments are the same one."""
+    with refused(ValueError, "create_env_fn") as caught:
+        yield
+    assert any(own in str(caught.value) for own in numbers or ("[0, 1]",)), caught.value
 
 
 class Same:
@@ -55,7 +64,7 @@ def test_a_list_of_a_worker(way: Way) -> None:
     """Callables that share an environment share a copy of it in each worker."""
     same = Same()
     with (
-        pytest.raises(ValueError, match=SAME),
+        refuses_same(),
         collecting(way, lambda w: [same, same], parity, frames=4),
     ):
         pass
@@ -77,14 +86,14 @@ def _entries() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", _entries())
 def test_every_form(kind: str) -> None:
-    with pytest.raises(ValueError, match=SAME):
+    with refuses_same():
         SyncDataCollector(_entries()[kind], None, frames_per_batch=6)
 
 
 def test_the_places_are_counted_from_0() -> None:
     same = Same()
     entry = [CountingEnv, same, CountingEnv, same, same]
-    with pytest.raises(ValueError, match=r"create_env_fn.*environments \[1, 3, 4\]"):
+    with refuses_same("[1, 3, 4]"):
         SyncDataCollector(entry, None, frames_per_batch=5)
 
 
@@ -101,8 +110,8 @@ def test_groups(kind: str) -> None:
         ],
         "one vector": Same(partial(vector_of, [CountingEnv, CountingEnv])),
     }[kind]
-    numbers = r"\[0, 3\]" if kind == "shared between groups" else r"\[0, (1|2)\]"
-    with pytest.raises(ValueError, match=rf"create_env_fn.*{numbers}"):
+    numbers = ("[0, 3]",) if kind == "shared between groups" else ("[0, 1]", "[0, 2]")
+    with refuses_same(*numbers):
         MultiSyncDataCollector(
             [entry], parity, frames_per_batch=8, inference="central", env_groups=2
         )
@@ -111,7 +120,7 @@ def test_groups(kind: str) -> None:
 @pytest.mark.slow
 def test_a_vector_environment_of_processes_in_two_groups() -> None:
     env = AsyncVectorEnv(echo_fns(0, 2))
-    with pytest.raises(ValueError, match=SAME):
+    with refuses_same():
         SyncDataCollector(lambda: env, parity, frames_per_batch=8, env_groups=2)
 
 
@@ -119,19 +128,19 @@ def test_a_vector_environment_of_processes_in_two_groups() -> None:
 @pytest.mark.slow
 def test_an_async_batched_collector() -> None:
     same = Same()
-    with pytest.raises(ValueError, match=SAME):
+    with refuses_same():
         AsyncBatchedCollector([same] * 4, policy=parity, frames_per_batch=8, envs_per_worker=2)
 
 
 def test_an_evaluator() -> None:
     same = Same()
-    with pytest.raises(ValueError, match=SAME):
+    with refuses_same():
         Evaluator([same, same], None)
 
 
 def test_environments_of_the_scheme() -> None:
     same = Same()
-    with pytest.raises(ValueError, match=SAME):
+    with refuses_same():
         GymEnvs.create_factory(same, num_envs=2)(torch.device("cpu"), 0, 0)
 
 
@@ -161,6 +170,6 @@ def test_workers_have_copies() -> None:
 
 def test_an_environment_that_is_refused_is_closed() -> None:
     same = Same()
-    with pytest.raises(ValueError, match=SAME):
+    with refuses_same():
         SyncDataCollector([same, same], None, frames_per_batch=4)
     assert same.env.closed

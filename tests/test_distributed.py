@@ -32,6 +32,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, PATIENCE, GateEnv, wait_until
 from envs_for_tests import CountingEnv
+from raising import raised, refused
 from test_restarts import check_ledger, endless, kill
 
 from pycollect import (
@@ -55,18 +56,19 @@ def transports(collector: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    "arguments",
     [
-        ({"launcher": "ssh"}, "launcher: expected one of"),
-        ({"backend": "smoke"}, "backend: expected one of"),
-        ({"backend": "mpi"}, "backend: .*'mpi'.*use 'gloo'"),
-        ({"tcp_port": 1 << 16}, "tcp_port: expected a number from 0 to 65535"),
-        ({"slurm_kwargs": {}}, "slurm_kwargs: expected None with the launcher 'mp'"),
-        ({"num_collectors": 3}, "num_collectors: expected 1"),
+        {"launcher": "ssh"},
+        {"backend": "smoke"},
+        {"backend": "mpi"},
+        {"tcp_port": 1 << 16},
+        {"slurm_kwargs": {}},
+        {"num_collectors": 3},
     ],
+    ids=str,
 )
-def test_what_is_refused_before_anything_starts(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(ValueError, match=text):
+def test_what_is_refused_before_anything_starts(arguments: dict[str, Any]) -> None:
+    with refused(ValueError, *arguments):
         DistributedDataCollector([CountingEnv], **{"launcher": "mp", **arguments})
 
 
@@ -78,42 +80,38 @@ def test_ranks_may_take_any_time_to_start(way: Way) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("arguments", "error", "meant"),
     [
-        ({"update_interval": 0}, ValueError, "update_interval: "),
-        ({"sync": True}, ValueError, "sync: .*; it always is: use DistributedDataCollector"),
-        (
-            {"update_after_each_batch": True},
-            ValueError,
-            "update_after_each_batch: .*use update_int",
-        ),
-        ({"visible_devices": [0]}, TypeError, "'visible_devices', which is one of RPCDataColl"),
+        ({"update_interval": 0}, ValueError, ""),
+        ({"sync": True}, ValueError, "DistributedDataCollector"),
+        ({"update_after_each_batch": True}, ValueError, "update_interval"),
+        ({"visible_devices": [0]}, TypeError, "RPCDataCollector"),
     ],
 )
-def test_what_ranks_in_step_do_not_take(arguments: Any, error: Any, text: str) -> None:
-    with pytest.raises(error, match=text):
+def test_what_ranks_in_step_do_not_take(arguments: Any, error: Any, meant: str) -> None:
+    with refused(error, *arguments) as caught:
         DistributedSyncDataCollector([CountingEnv], launcher="mp", **arguments)
+    assert meant in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("arguments", "name", "meant"),
     [
-        ({"update_interval": 3}, "'update_interval', which is one of DistributedSyncDataCollector"),
-        (
-            {"collector_kwargs": {"foo": 1}},
-            "collector_kwargs: SyncDataCollector got an unexpected keyword argument 'foo'",
-        ),
+        ({"update_interval": 3}, "update_interval", "DistributedSyncDataCollector"),
+        ({"collector_kwargs": {"foo": 1}}, "collector_kwargs", "foo"),
         (
             {"collector_kwargs": {"cat_resuts": 1}, "collector_class": "async"},
-            "collector_kwargs: MultiaSyncDataCollector got .*; did you mean 'cat_results'",
+            "collector_kwargs",
+            "'cat_results'",
         ),
-        ({"tcp_port": True}, "tcp_port: expected an int, got True"),
-        ({"tcp_port": "8o"}, "tcp_port: expected an int, got '8o'"),
+        ({"tcp_port": True}, "tcp_port", ""),
+        ({"tcp_port": "8o"}, "tcp_port", ""),
     ],
 )
-def test_what_is_of_another_kind_or_class(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises(TypeError, match=text):
+def test_what_is_of_another_kind_or_class(arguments: dict[str, Any], name: str, meant: str) -> None:
+    with refused(TypeError, name) as caught:
         DistributedDataCollector([CountingEnv], launcher="mp", **arguments)
+    assert meant in str(caught.value)
 
 
 def test_both_generations_of_names() -> None:
@@ -169,8 +167,9 @@ def test_past_the_limit_a_rank_is_named(way: Way) -> None:
     with collecting(way, endless, frames=T, max_worker_restarts=0) as collector:
         collector.next()
         kill(collector, 1)
-        with pytest.raises(WorkerError, match=r"worker 1 died: its process .* ended by SIGKILL"):
+        with raised(WorkerError, worker=1) as caught:
             collector.next()
+        assert "SIGKILL" in str(caught.value)
 
 
 @pytest.mark.processes

@@ -25,6 +25,7 @@ from collect_support import (
 )
 from echo_envs import wait_until
 from envs_for_tests import CountingEnv
+from raising import refused
 from test_ledger import check
 from test_restarts import kill
 
@@ -62,7 +63,7 @@ def numbers(td: Any) -> list[int]:
 
 def changed(collector: Any, change: Callable[[], Any], warning: str) -> list[Any]:
     """The three batches after a change: what was asked for before comes first."""
-    with pytest.warns(UserWarning, match=rf"{warning}.*shape"):
+    with pytest.warns(UserWarning, match=warning):
         return [change(), *itertools.islice(collector, 3)][1:]
 
 
@@ -169,17 +170,19 @@ def test_what_cannot_be_removed_or_added(way: Way) -> None:
     factories = [bias_policy] * 2
     with collecting(way, endless, frames=T, policy_factory=factories) as collector:
         for ids in (5, [0, 7]):
-            with pytest.raises(ValueError, match="worker_ids"):
+            with refused(ValueError, "worker_ids"):
                 collector.remove_collectors(ids)
-        with pytest.raises(ValueError, match="at least one worker"):
+        with refused(ValueError, "worker_ids"):
             collector.remove_collectors([0, 1])
-        with pytest.raises(ValueError, match=r"policy:.*policy_factory"):
+        with refused(ValueError, "policy"):
             collector.add_collectors(endless(2))
-        with pytest.raises(ValueError, match=r"collector_kwargs: 'frames_per_batch'"):
+        with refused(ValueError, "collector_kwargs") as caught:
             collector.add_collectors(endless(2), collector_kwargs={"frames_per_batch": 3})
+        assert "'frames_per_batch'" in str(caught.value)
         own = {"policy_factory": bias_policy}
-        with pytest.raises(ValueError, match=r"create_env_fn.*worker 2 differs"):
+        with refused(ValueError, "create_env_fn") as caught:
             collector.add_collectors([partial(CountingEnv, dtype="float64")], collector_kwargs=own)
+        assert "worker 2" in str(caught.value)
         assert collector.next().shape == (2, T)
 
 
@@ -187,7 +190,7 @@ def test_whoever_is_leaving_has_no_part_in_a_new_seed() -> None:
     with collecting(MULTI_AHEAD, endless, frames=T) as collector:
         collector.next()
         collector.remove_collectors(0)  # of whom one more batch was asked for
-        with pytest.warns(UserWarning, match="1 workers"):
+        with pytest.warns(UserWarning, match="1 worker"):
             assert collector.set_seed(3) == next_seed(3)
         assert numbers(collector.next()) == [1]
 

@@ -28,6 +28,7 @@ from collect_support import (
 from envs_for_tests import CountingEnv
 from gymnasium.envs.registration import WrapperSpec
 from gymnasium.vector import SyncVectorEnv
+from raising import refused
 
 from pycollect import (
     AsyncBatchedCollector,
@@ -83,8 +84,9 @@ def test_several_workers_of_one_id() -> None:
 
 
 def test_an_id_that_nobody_registered_is_refused_before_anything_starts() -> None:
-    with pytest.raises(gymnasium.error.Error, match="PycollectTests/Counting"):
+    with refused(gymnasium.error.Error, "create_env_fn") as caught:
         MultiSyncDataCollector(["PycollectTests/Counting-v9"], None, frames_per_batch=8)
+    assert "PycollectTests/Counting" in str(caught.value)
 
 
 @pytest.mark.parametrize("given", ["env_id_module:PycollectTests/Imported-v0", "CartPole"])
@@ -110,10 +112,12 @@ def test_specs_of_gymnasiums_are_made() -> None:
 
 
 def test_a_module_that_is_not_there_is_told() -> None:
-    with pytest.raises(ImportError, match=r"create_env_fn: .*no_such_module"):
+    with refused(ImportError, "create_env_fn") as caught:
         SyncDataCollector("no_such_module:CartPole-v1", None, frames_per_batch=8)
-    with pytest.raises(ValueError, match=r"create_env_fn: .*':CartPole-v1'"):
+    assert "no_such_module" in str(caught.value)
+    with refused(ValueError, "create_env_fn") as caught:
         SyncDataCollector(":CartPole-v1", None, frames_per_batch=8)
+    assert "':CartPole-v1'" in str(caught.value)
 
 
 @pytest.fixture
@@ -269,8 +273,9 @@ def test_an_environment_that_cannot_be_sent_hinders_those_alone_that_use_it(regi
     gymnasium.register("PycollectTests/Local-v0", entry_point=lambda lock=_NO_PICKLE: CountingEnv())
     with MultiSyncDataCollector([OURS], None, frames_per_batch=8) as collector:
         assert collector.next().numel() == 8
-    with pytest.raises(TypeError, match=r"entry_point of 'PycollectTests/Local-v0'.*pickle"):
+    with refused(TypeError, "create_env_fn") as caught:
         MultiSyncDataCollector([by_lock], None, frames_per_batch=8)
+    assert "'PycollectTests/Local-v0'" in str(caught.value)
 
 
 def test_a_registration_with_an_array_may_be_there_already(registry: Any) -> None:
@@ -280,5 +285,7 @@ def test_a_registration_with_an_array_may_be_there_already(registry: Any) -> Non
 
 
 def test_an_instance_in_a_list_names_the_remedy() -> None:
-    with pytest.raises(TypeError, match=r"create_env_fn\[1\]: .*Known.*give what makes it"):
+    with refused(TypeError, "create_env_fn") as caught:
         SyncDataCollector([OURS, Known()], None, frames_per_batch=8)
+    assert "create_env_fn[1]" in str(caught.value)
+    assert "Known" in str(caught.value)

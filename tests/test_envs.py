@@ -25,6 +25,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import refused
 from torch import nn
 
 from pycollect.envs import make_env_batch
@@ -52,8 +53,9 @@ class TestSingleEnv:
     def test_kwargs_reach_the_callable(self) -> None:
         batch = make_env_batch(CountingEnv, {"number": 4})
         assert batch.reset().tolist() == [4, 0, 0]
-        with pytest.raises(ValueError, match=r"create_env_kwargs: expected None.*'number': 4"):
+        with refused(ValueError, "create_env_kwargs") as caught:
             make_env_batch(CountingEnv(), {"number": 4})
+        assert "'number'" in str(caught.value)
 
     def test_discrete_actions_are_numpy_scalars(self) -> None:
         env = CountingEnv()
@@ -146,20 +148,18 @@ class TestSingleEnv:
 
     @pytest.mark.parametrize(
         ("convert", "came"),
-        [
-            (lambda value: value[:2], r"shape \[3\].*\[2\]"),
-            (lambda value: value.astype(complex), "complex128"),
-        ],
+        [(lambda value: value[:2], "[2]"), (lambda value: value.astype(complex), "complex128")],
     )
     def test_observations_that_do_not_fit_are_an_error(self, convert: Any, came: str) -> None:
         batch = make_env_batch(WrongObservationEnv(convert))
-        with pytest.raises(ValueError, match=f"'observation'.*{came}"):
-            batch.reset()
-        with pytest.raises(ValueError, match=f"'observation'.*{came}"):
-            batch.step(np.array(0))
+        for call in (batch.reset, lambda: batch.step(np.array(0))):
+            with refused(ValueError, "observation") as caught:
+                call()
+            assert "'observation'" in str(caught.value)
+            assert came in str(caught.value)
 
     def test_one_seed_is_expected(self) -> None:
-        with pytest.raises(ValueError, match=r"seeds: expected one per env \(1\), got 2"):
+        with refused(ValueError, "seeds"):
             make_env_batch(CountingEnv()).reset([1, 2])
 
     def test_real_envs(self) -> None:
@@ -221,7 +221,7 @@ class TestCallables:
         batch.reset([8, 9])
         assert [env.seeds for env in made] == [[8], [9]]
         assert [env.lengths for env in made] == [(9,), (9,)]
-        with pytest.raises(ValueError, match=r"expected one per env \(2\), got 1"):
+        with refused(ValueError, "seeds"):
             batch.reset([1])
 
     def test_actions_and_observations_of_nested_spaces(self) -> None:
@@ -247,15 +247,19 @@ class TestCallables:
 
     def test_an_observation_that_does_not_fit_names_the_env(self) -> None:
         batch = make_env_batch([CountingEnv, partial(WrongObservationEnv, lambda value: value[:1])])
-        with pytest.raises(ValueError, match=r"'observation'.*env 1.*got \[1\]"):
+        with refused(ValueError, "observation") as caught:
             batch.reset()
+        assert "env 1" in str(caught.value)
+        assert "'observation'" in str(caught.value)
 
     def test_envs_must_fit_together(self) -> None:
         for other in (DiscreteEnv, partial(CountingEnv, dtype=np.float64)):
-            with pytest.raises(ValueError, match=r"create_env_fn: .*same keys.*env 1"):
+            with refused(ValueError, "create_env_fn") as caught:
                 make_env_batch([CountingEnv, other])
-        with pytest.raises(ValueError, match=r"create_env_fn: .*equal action spaces.*env 1"):
+            assert "env 1" in str(caught.value)
+        with refused(ValueError, "create_env_fn") as caught:
             make_env_batch([CountingEnv, BoxActionEnv])
+        assert "env 1" in str(caught.value)
 
     def test_a_failed_construction_closes_what_it_made(self) -> None:
         first = CountingEnv()
@@ -274,40 +278,43 @@ class ObservationOnlyEnv(CountingEnv):
 class TestBadEntries:
     @pytest.mark.parametrize("entry", [ObservationOnlyEnv, [ObservationOnlyEnv]])
     def test_a_reset_without_an_info(self, entry: Any) -> None:
-        with pytest.raises(TypeError, match=r"reset: expected \(observation, info\), got ndarray"):
+        with refused(TypeError, "reset"):
             make_env_batch(entry).reset()
 
     @pytest.mark.parametrize("entry", [None, 3, {"env": 1}, nn.Linear(3, 1)])
     def test_no_callable(self, entry: Any) -> None:
-        with pytest.raises(TypeError, match=r"create_env_fn: expected a callable.*got"):
+        with refused(TypeError, "create_env_fn"):
             make_env_batch(entry)
 
     @pytest.mark.parametrize("result", [None, "env", CountingEnv])
     def test_a_callable_that_returns_no_env(self, result: Any) -> None:
-        with pytest.raises(TypeError, match=r"create_env_fn: expected .* to return .*it returned"):
+        with refused(TypeError, "create_env_fn"):
             make_env_batch(lambda: result)
-        with pytest.raises(TypeError, match=r"create_env_fn\[1\]: .*it returned"):
+        with refused(TypeError, "create_env_fn") as caught:
             make_env_batch([CountingEnv, lambda: result])
+        assert "[1]" in str(caught.value)
 
     def test_a_list_of_something_else(self) -> None:
-        with pytest.raises(TypeError, match=r"create_env_fn\[0\]: expected a callable"):
-            make_env_batch([CountingEnv()])
-        with pytest.raises(TypeError, match=r"create_env_fn\[1\]: expected a callable"):
-            make_env_batch([CountingEnv, nn.Linear(3, 1)])
-        with pytest.raises(ValueError, match="create_env_fn: expected at least one"):
+        for entries, index in (([CountingEnv()], 0), ([CountingEnv, nn.Linear(3, 1)], 1)):
+            with refused(TypeError, "create_env_fn") as caught:
+                make_env_batch(entries)
+            assert f"[{index}]" in str(caught.value)
+        with refused(ValueError, "create_env_fn"):
             make_env_batch([])
-        with pytest.raises(TypeError, match=r"create_env_fn\[0\]: .*vector env"):
+        with refused(TypeError, "create_env_fn") as caught:
             make_env_batch([lambda: SyncVectorEnv(fns())])
+        assert "[0]" in str(caught.value)
 
     def test_spaces(self) -> None:
         env = LongDoubleEnv()
-        with pytest.raises(ValueError, match="'other'"):
+        with refused(ValueError, "observation_space") as caught:
             make_env_batch(lambda: env)
+        assert "'other'" in str(caught.value)
         assert env.closed == 1
 
     def test_an_instance_that_is_refused_stays_open(self) -> None:
         env = LongDoubleEnv()
-        with pytest.raises(ValueError, match="'other'"):
+        with refused(ValueError, "observation_space"):
             make_env_batch(env)
         assert env.closed == 0
 

@@ -33,6 +33,7 @@ from collect_support import (
 from echo_envs import EchoEnv, echo_fns, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError, RaisingEnv
 from gymnasium.vector import AsyncVectorEnv
+from raising import raised, refused
 from tensordict.nn import TensorDictModule
 
 from pycollect import RayCollector, SyncDataCollector, WorkerError
@@ -152,7 +153,7 @@ def odd_policy(observation: torch.Tensor) -> torch.Tensor:
 def test_exceptions_that_do_not_travel() -> None:
     with (
         collecting(ONE_ACTOR, lambda w: OddEnv, frames=T) as collector,
-        pytest.raises(WorkerError, match="OddError: 1 is odd") as caught,
+        pytest.raises(WorkerError, match="1 is odd") as caught,
     ):
         collector.next()
     assert caught.value.worker == 0
@@ -209,8 +210,9 @@ class Recorded(CountingEnv):
 def test_a_failed_constructor_closes_the_envs(envs: int) -> None:
     Recorded.made.clear()
     policy = TensorDictModule(lambda o: o.clone(), ["observation"], ["other"])
-    with pytest.raises(ValueError, match="action"):
+    with refused(ValueError, "policy") as caught:
         SyncDataCollector([Recorded] * envs, policy, frames_per_batch=4)
+    assert "'action'" in str(caught.value)
     assert [env.closed for env in Recorded.made] == [1] * envs
 
 
@@ -218,7 +220,7 @@ def test_a_failed_constructor_leaves_no_env_process() -> None:
     """The watch over what tests leave behind would fail it."""
     fns = echo_fns(0)
     policy = TensorDictModule(lambda o: o.clone(), ["observation"], ["other"])
-    with pytest.raises(ValueError, match="action"):
+    with refused(ValueError, "policy"):
         SyncDataCollector(lambda: AsyncVectorEnv(fns), policy, frames_per_batch=4)
 
 
@@ -251,16 +253,16 @@ def test_a_killed_actor(way: Way) -> None:
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: is_gone(pid))
         start = time.monotonic()
-        with pytest.raises(WorkerError, match="worker 1 died") as caught:
+        with raised(WorkerError, worker=1) as caught:
             list(collector)
         assert time.monotonic() - start < 30
-        assert caught.value.worker == 1
         assert str(pid) in caught.value.remote_traceback
         told = str(caught.value).splitlines()[0]
+        assert "worker 1" in told
+        assert str(pid) in told
         if way.children:
-            assert f"worker 1 died: its process {pid} was ended by SIGKILL" in told
+            assert "SIGKILL" in told
         else:  # and not what may be done about it
-            assert f"worker 1 died: it was killed, or it crashed (process {pid} on node " in told
             assert "Worker exit type" not in told
             death = caught.value.__cause__
             assert isinstance(death, WorkerDied)
@@ -280,10 +282,10 @@ class ExitingEnv(CountingEnv):
 def test_an_actor_that_exits() -> None:
     with (
         collecting(ONE_ACTOR, lambda w: ExitingEnv, frames=T, max_worker_restarts=1) as collector,
-        pytest.raises(WorkerError, match=r"worker 0 died: .*exit code 37.*replaced 1") as caught,
+        raised(WorkerError, worker=0, incarnation=1) as caught,
     ):
         collector.next()
-    assert (caught.value.worker, caught.value.incarnation) == (0, 1)
+    assert "37" in str(caught.value)
 
 
 def mixed_without_end(worker: int) -> Any:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from envs_for_tests import CountingEnv
 from gymnasium.vector import SyncVectorEnv
+from raising import refused
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 
@@ -126,7 +127,7 @@ def test_one_that_is_busy_may_raise() -> None:
     with Evaluator(partial(Waiting, 0, (3,)), policy(), busy_policy="error") as evaluator:
         going.clear()
         evaluator.trigger_eval()
-        with pytest.raises(RuntimeError, match="an evaluation runs"):
+        with refused(RuntimeError, "trigger_eval"):
             evaluator.trigger_eval()
         going.set()
 
@@ -181,23 +182,23 @@ def test_what_an_environment_raises_is_raised_to_whoever_asks_for_the_result() -
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "words"),
+    ("arguments", "error", "name"),
     [
         ({"num_trajectories": 0}, ValueError, "num_trajectories"),
         ({"busy_policy": "wait"}, ValueError, "busy_policy"),
         ({"backend": "mpi"}, ValueError, "backend"),
-        ({"num_workers": 2}, ValueError, "num_workers: expected 1 with backend='thread'"),
+        ({"num_workers": 2}, ValueError, "num_workers"),
         ({"ray_kwargs": {}}, ValueError, "ray_kwargs"),
         ({"metrics_fn": 3}, TypeError, "metrics_fn"),
         ({"every": 0}, ValueError, "every"),
-        ({"num_collectors": 2}, TypeError, "'num_collectors'; did you mean 'num_workers'"),
-        ({"policy_device": "cpu"}, TypeError, "'policy_device'; did you mean 'device'"),
-        ({"max_frames_per_traj": 3}, TypeError, "'max_frames_per_traj'; did you mean 'max_steps'"),
-        ({"interruptor": 1}, TypeError, "Evaluator got an unexpected.*'interruptor'$"),
+        ({"num_collectors": 2}, TypeError, "num_collectors"),
+        ({"policy_device": "cpu"}, TypeError, "policy_device"),
+        ({"max_frames_per_traj": 3}, TypeError, "max_frames_per_traj"),
+        ({"interruptor": 1}, TypeError, "interruptor"),
         ({"max_steps": "a"}, TypeError, "max_steps"),
-        ({"collector_kwargs": 3}, TypeError, "collector_kwargs: expected a dict"),
+        ({"collector_kwargs": 3}, TypeError, "collector_kwargs"),
         *(
-            ({"collector_kwargs": {name: value}}, ValueError, f"expected no '{name}'; an Eval")
+            ({"collector_kwargs": {name: value}}, ValueError, "collector_kwargs")
             for name, value in {
                 "drop_uncollected": True,
                 "split_trajs": True,
@@ -212,16 +213,20 @@ def test_what_an_environment_raises_is_raised_to_whoever_asks_for_the_result() -
         ),
     ],
 )
-def test_refused(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_refused(arguments: dict[str, Any], error: type[Exception], name: str) -> None:
+    with refused(error, name) as caught:
         Evaluator(Counting, policy(), **arguments)
+    meant = {"num_collectors": "num_workers", "policy_device": "device"}
+    assert meant.get(name, "") in str(caught.value)
+    if isinstance(arguments.get("collector_kwargs"), dict):
+        assert all(repr(key) in str(caught.value) for key in arguments["collector_kwargs"])
 
 
 def test_arguments_without_effect_are_taken() -> None:
     without = {"total_frames": -1, "trajs_per_batch": -1, "postproc": None, "split_trajs": False}
     with Evaluator(Counting, policy(1.0), num_trajectories=2, collector_kwargs=without) as own:
         assert own.evaluate()["eval/num_episodes"] == 2
-    with pytest.raises(ValueError, match="frames_per_batch"):
+    with refused(ValueError, "frames_per_batch"):
         Evaluator(Counting, policy(), frames_per_batch=0)
 
 

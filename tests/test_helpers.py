@@ -12,6 +12,7 @@ import pytest
 import torch
 from collect_support import parity_policy
 from envs_for_tests import CountingEnv
+from raising import refused, warned
 from tensordict import TensorDict
 
 from pycollect import (
@@ -92,28 +93,29 @@ def test_one_callable_is_repeated() -> None:
 
 @pytest.mark.parametrize("make", [sync_sync_collector, sync_async_collector])
 @pytest.mark.parametrize(
-    ("envs", "kwargs", "counts", "message"),
+    ("envs", "kwargs", "counts", "name"),
     [
-        (CountingEnv, None, (None, 2), "num_env_per_collector: .* not a list"),
-        (CountingEnv, None, (2, None), "num_collectors: .* not a list"),
-        ([CountingEnv] * 5, None, (2, 2), "num_collectors: 5 .* 2 for each make 3"),
-        ([CountingEnv] * 5, None, (None, 4), "num_collectors: 5 .* 2 for each make 3"),
-        ([CountingEnv], None, (0, None), "num_env_per_collector.*0"),
-        ([], None, (1, None), "env_fns.*empty"),
-        ([CountingEnv] * 2, [{}], (1, 2), r"env_kwargs.*\(2\), got 1"),
+        (CountingEnv, None, (None, 2), "num_env_per_collector"),
+        (CountingEnv, None, (2, None), "num_collectors"),
+        ([CountingEnv] * 5, None, (2, 2), "num_collectors"),
+        ([CountingEnv] * 5, None, (None, 4), "num_collectors"),
+        ([CountingEnv], None, (0, None), "num_env_per_collector"),
+        ([], None, (1, None), "env_fns"),
+        ([CountingEnv] * 2, [{}], (1, 2), "env_kwargs"),
     ],
 )
 def test_counts_that_do_not_fit(
-    make: Callable[..., Any], envs: Any, kwargs: Any, counts: Any, message: str
+    make: Callable[..., Any], envs: Any, kwargs: Any, counts: Any, name: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refused(ValueError, name):
         make(envs, kwargs, *counts, policy=None)
 
 
 def test_sync_collectors_have_as_many_environments_each() -> None:
-    with pytest.raises(ValueError, match=r"num_env_per_collector.*\[2, 1\]"):
+    with refused(ValueError, "num_env_per_collector") as caught:
         sync_sync_collector([CountingEnv] * 3, None, 2, policy=None)
-    with pytest.raises(TypeError, match="env_kwargs"):
+    assert "[2, 1]" in str(caught.value)
+    with refused(TypeError, "env_kwargs"):
         sync_sync_collector(CountingEnv, 3, 1, 1, policy=None)  # type: ignore[arg-type]
 
 
@@ -228,8 +230,9 @@ def test_any_object_is_a_config_and_stays_as_it_is() -> None:
         delattr(config, name)
     make_collector_onpolicy(CountingEnv, None, config)
     del config.frames_per_batch
-    with pytest.raises(AttributeError, match=r"cfg.*'frames_per_batch'"):
+    with refused(AttributeError, "cfg") as caught:
         make_collector_onpolicy(CountingEnv, None, config)
+    assert "'frames_per_batch'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -245,7 +248,7 @@ def test_any_object_is_a_config_and_stays_as_it_is() -> None:
 )
 def test_bad_values(name: str, value: Any, error: type[Exception]) -> None:
     config = OnPolicyCollectorConfig(**{name: value})
-    with pytest.raises(error, match=name):
+    with refused(error, name):
         make_collector_onpolicy(CountingEnv, None, config)
 
 
@@ -253,10 +256,10 @@ def test_bad_values(name: str, value: Any, error: type[Exception]) -> None:
 def test_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     config = OffPolicyCollectorConfig(pin_memory=True, multi_step=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.warns(UserWarning, match="pin_memory=True.*CUDA") as warned:
+    with warned("pin_memory") as said:
         collector: Any = make_collector_offpolicy(CountingEnv, None, config)
-    assert len(warned) == 1
-    assert warned[0].filename == __file__
+    assert len(said) == 1
+    assert said[0].filename == __file__
     assert type(collector.arguments["postproc"]).__name__ == "MultiStep"
     config.multi_step = False
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -26,6 +26,7 @@ from collect_support import (
 )
 from envs_for_tests import CountingEnv
 from gymnasium import spaces
+from raising import refused, warned
 from torch import nn
 
 from pycollect import MultiSyncDataCollector, SyncDataCollector
@@ -49,7 +50,7 @@ def env_without_name() -> Any:
 def test_a_name_that_an_environment_lacks_in_a_worker_is_explained(way: Way) -> None:
     entry = env_without_name()
     with (
-        pytest.raises(NameError, match=r"'CountingEnv' is not defined: .*pickled by value.*module"),
+        pytest.raises(NameError, match="pickled by value"),
         collecting(way, lambda worker: entry, frames=8) as collector,
     ):
         collector.next()
@@ -61,7 +62,7 @@ def test_a_name_that_a_policy_lacks_in_a_worker_is_explained(way: Way) -> None:
         return eval("torch").zeros(observation.shape[:-1])
 
     with (
-        pytest.raises(NameError, match=r"'torch' is not defined: .*pickled by value"),
+        pytest.raises(NameError, match="pickled by value"),
         collecting(way, lambda worker: CountingEnv, act, frames=8) as collector,
     ):
         collector.next()
@@ -146,10 +147,11 @@ def rows_of_two_rewards() -> Any:
 )
 def test_several_rewards_per_step_name_torchrls_wrapper(way: Way, entry: Any) -> None:
     with (
-        pytest.raises(ValueError, match=r"reward: .*GymWrapper"),
+        refused(ValueError, "reward") as caught,
         collecting(way, lambda worker: entry, frames=8) as collector,
     ):
         collector.next()
+    assert "GymWrapper" in str(caught.value)
 
 
 class Net(nn.Module):
@@ -169,10 +171,11 @@ class Net(nn.Module):
 )
 def test_what_makes_a_policy_names_policy_factory(way: Way, policy: Any) -> None:
     with (
-        pytest.raises((TypeError, ValueError), match=r"policy: .*policy_factory"),
+        refused((TypeError, ValueError), "policy") as caught,
         collecting(way, lambda worker: CountingEnv, policy, frames=8) as collector,
     ):
         collector.next()
+    assert "policy_factory" in str(caught.value)
 
 
 class Texts(gymnasium.Env[Any, Any]):
@@ -191,19 +194,23 @@ class Texts(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize("names", ["mission", "image, mission", "image, direction, mission, more"])
 def test_a_policy_over_tensors_that_asks_for_a_text_is_shown_all_keys(names: str) -> None:
     policy = eval(f"lambda {names}: 0")
-    with pytest.raises(TypeError, match=r"'image', 'direction'.*'mission'.*TensorDict"):
+    with refused(TypeError, "policy") as caught:
         SyncDataCollector(Texts, policy, frames_per_batch=8)
+    for word in ("'image'", "'direction'", "'mission'", "TensorDict"):
+        assert word in str(caught.value)
 
 
 @pytest.mark.processes
 def test_frames_that_workers_do_not_share_equally_speak_of_workers() -> None:
     with (
-        pytest.warns(UserWarning, match="not divisible by the number of workers"),
+        warned("frames_per_batch") as said,
         MultiSyncDataCollector([CountingEnv] * 2, None, frames_per_batch=5),
     ):
         pass
+    assert any("workers" in str(own.message) for own in said)
     with (
-        pytest.warns(UserWarning, match="not divisible by the number of environments"),
+        warned("frames_per_batch") as said,
         SyncDataCollector([[CountingEnv] * 2], None, frames_per_batch=5),
     ):
         pass
+    assert not any("workers" in str(own.message) for own in said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +25,7 @@ from envs_for_tests import CountingEnv, NestedEnv
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 from gymnasium.wrappers import vector as vector_wrappers
+from raising import refused, warned
 
 from pycollect import RayCollector, SyncDataCollector
 from pycollect.envs import make_env_batch
@@ -144,10 +144,11 @@ def test_per_actor(ray_cluster: Any) -> None:
 
 def test_entries_of_last_steps_are_objects() -> None:
     with (
-        pytest.warns(UserWarning, match="info of the first step has no 'end'"),
+        warned("info_keys") as said,
         SyncDataCollector(info_fns(count=2), None, frames_per_batch=16, info_keys=["end"]) as own,
     ):
         td = own.next()
+    assert "'end'" in str(said[0].message)
     done = td["next", "done"][..., 0]
     counts = td["next", "observation"][..., 2]
     for p, t in np.ndindex(*td.batch_size):
@@ -161,12 +162,12 @@ def test_episode_statistics() -> None:
 
     keys = [("episode", "r")]
     with (
-        pytest.warns(UserWarning, match=r"has no \('episode', 'r'\)") as said,
+        warned("info_keys") as said,
         SyncDataCollector(make, None, frames_per_batch=6, info_keys=keys) as collector,
     ):
         td = collector.next()
     assert td["next", "episode", "r"] == [None, None, 6.0, None, None, 6.0]
-    assert str(said[0].message).endswith("info_keys={('episode', 'r'): torch.float32}")
+    assert "info_keys={('episode', 'r'): torch.float32}" in str(said[0].message)
 
 
 def test_what_a_warning_says_to_write_keeps_the_other_entries() -> None:
@@ -175,10 +176,10 @@ def test_what_a_warning_says_to_write_keeps_the_other_entries() -> None:
 
     options: dict[str, Any] = {"frames_per_batch": 6}
     keys = ["steps", ("episode", "r")]
-    with pytest.warns(UserWarning, match="info_keys") as said:
+    with warned("info_keys") as said:
         SyncDataCollector(make, None, info_keys=keys, **options).shutdown()
     words = "info_keys={'steps': None, ('episode', 'r'): torch.float32}"
-    assert str(said[0].message).endswith(words)
+    assert words in str(said[0].message)
     written = {"steps": None, ("episode", "r"): torch.float32}
     with SyncDataCollector(make, None, info_keys=written, **options) as collector:
         td = collector.next()
@@ -232,9 +233,10 @@ def test_an_entry_that_changes_its_form_is_named() -> None:
 
     with (
         SyncDataCollector(Growing, None, frames_per_batch=8, info_keys=["rows"]) as collector,
-        pytest.raises(ValueError, match=r"'rows' to be float64 of shape \[1\].*is \[2\]"),
+        refused(ValueError, "info_keys") as caught,
     ):
         collector.next()
+    assert "'rows'" in str(caught.value)
 
 
 class Telling(CountingEnv):
@@ -288,30 +290,29 @@ def test_numbers_of_python_have_the_dtype_of_torch(value: Any, dtype: torch.dtyp
     assert (said.dtype, said.item()) == (dtype, value)
 
 
-NO_NUMBER = "neither a number nor a numpy array"
-
-
 @pytest.mark.parametrize(
-    ("value", "dtype", "words"),
+    ("value", "dtype", "given", "remedy"),
     [
-        (300, "int8", "got 300 (int), but int8 does not hold 300; ask for another dtype, for "),
-        (300, "int8", "for example info_keys={'x': torch.int64}"),
-        (2**31 + 5, "int32", "got 2147483653 (int), but int32 does not hold 2147483653;"),
-        (-1, "uint8", "but uint8 does not hold -1;"),
-        (2**64 - 1, "int64", "info_keys={'x': torch.uint64}"),
-        (np.array([1, 2**40]), "int32", "but int32 does not hold 1099511627776;"),
-        (1.5, "int32", "got 1.5 (float), but int32 does not hold float64 values;"),
-        (1 + 2j, "float32", "but float32 does not hold complex128 values;"),
-        (torch.tensor(3.0), "float32", f"got tensor(3.) (Tensor), which is {NO_NUMBER}"),
-        ([1, 2], "float32", f"got [1, 2] (list), which is {NO_NUMBER}"),
-        (None, "float32", f"got None (NoneType), which is {NO_NUMBER}"),
-        (2**70, "int64", f"(int), which is {NO_NUMBER}, of a dtype that tensors have"),
+        (300, "int8", "300", "info_keys={'x': torch.int64}"),
+        (2**31 + 5, "int32", "2147483653", "torch.int64"),
+        (-1, "uint8", "-1", "torch.int64"),
+        (2**64 - 1, "int64", "18446744073709551615", "info_keys={'x': torch.uint64}"),
+        (np.array([1, 2**40]), "int32", "1099511627776", "torch.int64"),
+        (1.5, "int32", "float64", "torch.float64"),
+        (1 + 2j, "float32", "complex128", "torch.complex128"),
+        (torch.tensor(3.0), "float32", "tensor(3.)", ""),
+        ([1, 2], "float32", "[1, 2]", ""),
+        (None, "float32", "None", ""),
+        (2**70, "int64", str(2**70), ""),
     ],
 )
-def test_a_value_that_does_not_fit_is_named(value: Any, dtype: str, words: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+def test_a_value_that_does_not_fit_is_named(
+    value: Any, dtype: str, given: str, remedy: str
+) -> None:
+    with refused(ValueError, "info_keys") as caught:
         told(value, {"x": getattr(torch, dtype)})
-    assert str(caught.value).startswith(f"info_keys: expected 'x' to be {dtype} of shape [")
+    for word in ("'x'", dtype, given, remedy):
+        assert word in str(caught.value)
 
 
 @pytest.mark.parametrize("kind", ["one", "list", "SAME_STEP", "NEXT_STEP"])
@@ -332,33 +333,35 @@ def test_an_entry_that_never_comes_is_named_at_an_episodes_end(kind: str) -> Non
     assert ended
     assert said[0].filename == __file__
     words = str(said[0].message)
-    assert "no info had 'episode.r' until an episode's end" in words
-    assert "named by a tuple, for example ('episode', 'r')" in words
+    assert "'episode.r'" in words
+    assert "('episode', 'r')" in words
 
 
 @pytest.mark.parametrize(
-    ("keys", "error", "words"),
+    ("keys", "error", "word"),
     [
-        ("steps", TypeError, "info_keys: expected a list"),
-        ([3], TypeError, "info_keys: expected strings"),
-        (["reward"], ValueError, "info_keys: the key 'reward' belongs to the collector"),
-        (["step_count"], ValueError, "info_keys: the key 'step_count'"),
-        (["a", "a"], ValueError, "info_keys: expected each entry once"),
-        ({"a": "word"}, TypeError, "info_keys: expected a dtype of numbers .* got 'word'"),
-        ({"a": torch.bfloat16}, TypeError, "dtype of numbers that numpy has, got torch.bfloat16"),
-        ({"reward": torch.float32}, ValueError, "info_keys: the key 'reward' belongs"),
-        (["observation"], ValueError, "info_keys: 'observation' is a key of the observation"),
+        ("steps", TypeError, "list"),
+        ([3], TypeError, "3"),
+        (["reward"], ValueError, "'reward'"),
+        (["step_count"], ValueError, "'step_count'"),
+        (["a", "a"], ValueError, "'a'"),
+        ({"a": "word"}, TypeError, "'word'"),
+        ({"a": torch.bfloat16}, TypeError, "torch.bfloat16"),
+        ({"reward": torch.float32}, ValueError, "'reward'"),
+        (["observation"], ValueError, "'observation'"),
     ],
 )
-def test_refused(keys: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
+def test_refused(keys: Any, error: type[Exception], word: str) -> None:
+    with refused(error, "info_keys") as caught:
         SyncDataCollector(InfoEnv, None, frames_per_batch=4, info_keys=keys)
+    assert word in str(caught.value)
 
 
 def test_envs_are_closed_where_it_is_refused() -> None:
     env = NestedEnv()
-    with pytest.raises(ValueError, match="'deep'"):
+    with refused(ValueError, "info_keys") as caught:
         make_env_batch(lambda: env, info_keys={("deep",): None})
+    assert "'deep'" in str(caught.value)
     assert env.closed == 1
 
 
@@ -420,7 +423,7 @@ def test_a_list_that_lacks_infos_is_refused() -> None:
             *rest, infos = super().step(actions)
             return *rest, infos[:-1]
 
-    with pytest.raises(ValueError, match=r"info: expected one dict per environment \(3\).*got 2"):
+    with refused(ValueError, "info"):
         SyncDataCollector(
             lambda: Short(vector("NEXT_STEP")), None, frames_per_batch=9, info_keys=["steps"]
         )

@@ -10,6 +10,7 @@ import torch
 from arrays_for_tests import batch_shapes
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import refused
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from pycollect import MultiStep, split_trajectories
@@ -308,7 +309,7 @@ def test_where_it_looks_can_be_set() -> None:
     step.shift_done, step.done_keys = False, ("over",)
     assert torch.equal(step(td)["next", "over"], td["next", "over"])
     step.done_key = "nothing"
-    with pytest.raises(KeyError, match=r"done_key: expected next\.nothing in the batch"):
+    with refused(KeyError, "done_key"):
         step(td)
 
 
@@ -348,22 +349,26 @@ def test_flags_of_a_frame_end_trajectories_of_their_own(last: tuple[int, ...]) -
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(ValueError, match=r"gamma: expected a number in \(0, 1\], got 0"):
+    with refused(ValueError, "gamma"):
         MultiStep(0, 3)
-    with pytest.raises(ValueError, match="n_steps: expected an integer of at least 1, got 0"):
+    with refused(ValueError, "n_steps"):
         MultiStep(0.9, 0)
     step = MultiStep(0.9, 3)
     td = make((6,), 0)
-    with pytest.raises(ValueError, match="at least one batch dimension"):
+    with refused(ValueError, "tensordict"):
         step(td[0])
-    with pytest.raises(KeyError, match='expected an entry "next"'):
+    with refused(KeyError, "tensordict") as caught:
         step(td.exclude("next"))
-    with pytest.raises(KeyError, match=r"got .*observation\.pixels.*name it by reward_keys"):
+    assert '"next"' in str(caught.value)
+    with refused(KeyError, "reward_keys") as caught:
         step(td.exclude(("next", "reward")))
-    with pytest.raises(KeyError, match=r"expected next\.cost in the batch"):
+    assert "observation.pixels" in str(caught.value)
+    with refused(KeyError, "reward_keys") as caught:
         MultiStep(0.9, 3, reward_keys=["cost"])(td)
-    with pytest.raises(KeyError, match=r"next\.done, or trajectory ids"):
+    assert "next.cost" in str(caught.value)
+    with refused(KeyError, "tensordict") as caught:
         step(td.exclude("collector", *(("next", flag) for flag in FLAGS)))
+    assert "next.done" in str(caught.value)
     td["next", "sparse"] = torch.ones(6, 2).to_sparse()
-    with pytest.raises(TypeError, match=r"sparse: expected a strided tensor, got a tensor"):
+    with refused(TypeError, "sparse"):
         step(td)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from raising import refused
 from tensordict import NonTensorData, TensorDict
 
 from pycollect import split_trajectories
@@ -80,28 +81,29 @@ def test_gradients_pass(layout: torch.layout) -> None:
 def test_without_a_trajectory() -> None:
     td = make([[-1, -1]])
     assert split_trajectories(td, as_nested=torch.jagged).batch_size == (0,)
-    with pytest.raises(ValueError, match="as_nested: expected at least one trajectory, got none"):
+    with refused(ValueError, "as_nested"):
         split_trajectories(td, as_nested=True)
 
 
 def test_a_torch_that_makes_no_jagged_tensors_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.nested, "nested_tensor_from_jagged")
-    with pytest.raises(NotImplementedError, match=r"as_nested: torch .* makes no jagged tensors"):
+    with refused(NotImplementedError, "as_nested"):
         split_trajectories(TensorDict(batch_size=[3]), as_nested=torch.jagged)
 
 
 def test_what_is_no_tensor_is_named() -> None:
     td = make(BATCHES["of one length"])
     td["task"] = NonTensorData("walk", td.batch_size)
-    with pytest.raises(TypeError, match=r"task: expected a tensor of one shape.*td\.exclude"):
+    with refused(TypeError, "task"):
         split_trajectories(td, as_nested=True)
 
 
 def test_a_dtype_that_strided_tensors_cannot_have() -> None:
     td = make(BATCHES["of any length"])
     td["depth"] = td["scalar"].to(torch.uint16)
-    with pytest.raises(TypeError, match=r"as_nested: .*got torch\.uint16; torch\.jagged takes it"):
+    with refused(TypeError, "as_nested") as caught:
         split_trajectories(td, as_nested=True)
+    assert "torch.uint16" in str(caught.value)
     depth = split_trajectories(td, as_nested=torch.jagged)["depth"]
     assert [row.tolist() for row in depth.unbind()] == [[0, 1, 2], [3, 4], [5], [6, 7, 8, 9]]
 
@@ -130,8 +132,9 @@ def test_padding_of_a_leaf_that_needs_a_gradient() -> None:
 def test_a_padding_id_that_the_ids_cannot_hold() -> None:
     td = make(BATCHES["of any length"])
     td[IDS] = td[IDS].to(torch.uint8)
-    for refused in (-2, 256):
-        with pytest.raises(ValueError, match=rf"padding_id: .*torch.uint8.*got {refused}"):
-            split_trajectories(td, padding_id=refused)
+    for value in (-2, 256):
+        with refused(ValueError, "padding_id") as caught:
+            split_trajectories(td, padding_id=value)
+        assert str(value) in str(caught.value)
     assert split_trajectories(td, padding_id=255)[IDS].max() == 255
     assert split_trajectories(td)[IDS].max() == 3  # -1 is nothing that they could hold

@@ -12,6 +12,7 @@ import torch
 from collect_support import parity_policy
 from echo_envs import echo_fns
 from fake_device import Elsewhere, FakeDevice, place_policies_on
+from raising import refused
 from tensordict.nn import (
     InteractionType,
     ProbabilisticTensorDictModule,
@@ -52,7 +53,7 @@ def test_a_driver_that_refuses_the_kernel_is_warned_of_once(
     on_cuda._gather.cache_clear()
     leaves: Any = {("reward",): Leaf()}
     try:
-        with pytest.warns(UserWarning, match="torch's indexing: cuModuleLoadDataEx") as warned:
+        with pytest.warns(UserWarning, match="cuModuleLoadDataEx") as warned:
             found = [on_cuda.on_one_device(leaves) for _ in range(2)]
         assert found == [{}, {}]
         assert len(warned) == 1
@@ -217,7 +218,7 @@ def test_an_input_of_another_shape_is_refused(modes: list[str]) -> None:
     call = CapturedCall(double, warmup=1)
     for _ in range(2):
         call(torch.ones(2))
-    with pytest.raises(ValueError, match=r"expected the torch.float32\[2\] that was captured, got"):
+    with refused(ValueError, "inputs"):
         call(torch.ones(1))
 
 

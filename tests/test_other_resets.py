@@ -20,6 +20,7 @@ from collect_support import (
 )
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from raising import refused
 from torchrl.envs import GymWrapper
 
 from pycollect import SyncDataCollector
@@ -120,7 +121,7 @@ def test_environments_are_seeded_by_their_method_seed(way: Way, entry: Any) -> N
 def test_a_seed_for_an_environment_that_takes_none_is_refused(way: Way, entry: str) -> None:
     with (
         collecting(way, lambda worker: ENTRIES[entry], frames=8) as collector,
-        pytest.raises(TypeError, match=r"^seed: "),
+        refused(TypeError, "seed"),
     ):
         collector.set_seed(5)
 
@@ -171,7 +172,7 @@ class OldLaterReset(WithoutSeed):
 )
 def test_the_old_interface_of_gym_is_refused(entry: Any, method: str) -> None:
     with (
-        pytest.raises((TypeError, ValueError), match=f"the environment's {method}: expected"),
+        pytest.raises((TypeError, ValueError), match=method),
         SyncDataCollector([entry], None, frames_per_batch=16) as collector,
     ):
         collector.next()

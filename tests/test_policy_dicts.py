@@ -25,6 +25,7 @@ from collect_support import (
 from echo_envs import EchoEnv
 from envs_for_tests import NestedEnv
 from gymnasium.vector import SyncVectorEnv
+from raising import refused
 from tensordict import TensorDict
 from torch import nn
 
@@ -171,9 +172,9 @@ def test_states(way: Way, nested: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entries", "words"),
+    ("entries", "named"),
     [
-        ({}, "'action'.*'value'"),
+        ({}, "'action'"),
         ({"action": 0, "done": 1.0}, "'done'"),
         ({"action": 0, "collector": {"traj_ids": 1}}, "'collector'"),
         ({"action": 0, "step_count": 1}, "'step_count'"),
@@ -181,13 +182,14 @@ def test_states(way: Way, nested: bool) -> None:
         ({"action": 0, ("next", "observation"): torch.zeros(3)}, "'next', 'observation'"),
         ({"action": 0, "observation": {"x": 1.0}}, "'observation', 'x'"),
         ({"action": 0, "note": "text"}, "'note'"),
-        ({"action": 0, 3: 1.0}, "got 3"),
+        ({"action": 0, 3: 1.0}, "3"),
     ],
     ids=str,
 )
-def test_what_is_refused(entries: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+def test_what_is_refused(entries: Any, named: str) -> None:
+    with refused(ValueError, "policy") as caught:
         collected(lambda observation: {"value": torch.zeros(1), **entries})
+    assert named in str(caught.value)
 
 
 CHANGES: dict[str, Callable[[dict[str, Any]], Any]] = {

@@ -11,6 +11,7 @@ import pytest
 import torch
 from collect_support import IN_PROCESS, STACK, Way, collecting
 from echo_envs import EchoEnv
+from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -73,10 +74,12 @@ def test_built_in_the_worker_and_updated(way: Way, form: str) -> None:
         for _ in range(2):
             td = collector.next()
         assert seen(td) == {(5.0, 5)}
-        with pytest.raises(ValueError, match="policy_factory"):
+        with refused(ValueError, "policy_or_weights") as caught:
             collector.update_policy_weights_()
-        with pytest.raises(ValueError, match=r"policy_or_weights.*\[4\]"):
+        assert "policy_factory" in str(caught.value)
+        with refused(ValueError, "policy_or_weights") as caught:
             collector.update_policy_weights_(make_constant(1.0, 4))
+        assert "[4]" in str(caught.value)
         assert collector.policy_version == 1
 
 
@@ -98,8 +101,9 @@ def test_workers_with_policies_of_their_own_sizes() -> None:
     with collecting(STACK, entry, frames=T, policy_factory=factories) as collector:
         collector.update_policy_weights_(make_constant(7.0, 4), worker_ids=[1])
         assert [seen(row) for row in collector.next()] == [{(1.0, 0)}, {(7.0, 0)}]
-        with pytest.raises(ValueError, match=r"\[3\].*\[4\]"):
+        with refused(ValueError, "policy_or_weights") as caught:
             collector.update_policy_weights_(make_constant(7.0, 4))
+        assert "[4]" in str(caught.value)
 
 
 @pytest.mark.slow
@@ -154,7 +158,7 @@ def test_its_exception_reaches_the_caller(way: Way) -> None:
 
 @pytest.mark.parametrize("result", [None, 3, nn.Linear])
 def test_it_has_to_return_a_policy(result: Any) -> None:
-    with pytest.raises(TypeError, match="policy_factory: expected it to return"):
+    with refused(TypeError, "policy_factory"):
         SyncDataCollector(EchoEnv, frames_per_batch=T, policy_factory=lambda: result)
 
 
@@ -168,25 +172,25 @@ def actors(**kwargs: Any) -> None:
 
 @pytest.mark.parametrize("create", [single, actors])
 @pytest.mark.parametrize(
-    ("kwargs", "error", "match"),
+    ("kwargs", "error"),
     [
-        ({"policy_factory": [make_constant] * 3}, ValueError, "policy_factory: expected one"),
-        ({"policy_factory": 3}, TypeError, "policy_factory: expected a callable"),
+        ({"policy_factory": [make_constant] * 3}, ValueError),
+        ({"policy_factory": 3}, TypeError),
     ],
 )
-def test_what_is_refused(create: Any, kwargs: Any, error: type[Exception], match: str) -> None:
-    with pytest.raises(error, match=match):
+def test_what_is_refused(create: Any, kwargs: Any, error: type[Exception]) -> None:
+    with refused(error, "policy_factory"):
         create(**kwargs)
 
 
 def test_a_policy_and_a_factory() -> None:
     both = {"policy": make_constant(), "policy_factory": make_constant}
-    with pytest.raises(ValueError, match="policy_factory: expected None together with policy"):
+    with refused(ValueError, "policy_factory"):
         single(**both)
-    with pytest.raises(ValueError, match="policy_factory: expected None together with policy"):
+    with refused(ValueError, "policy_factory"):
         actors(**both, weight_updater=dict)
 
 
 def test_some_actors_without_one() -> None:
-    with pytest.raises(ValueError, match="policy_factory: expected one for every worker"):
+    with refused(ValueError, "policy_factory"):
         actors(collector_kwargs=[{"policy_factory": make_constant}, {}])

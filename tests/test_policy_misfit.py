@@ -10,6 +10,7 @@ import pytest
 import torch
 from envs_for_tests import CountingEnv
 from gymnasium import spaces
+from raising import refused
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 
@@ -49,12 +50,10 @@ class Whole(nn.Module):
 
 @pytest.mark.parametrize("policy", [linear(3), nn.Linear(3, 1), Whole()])
 def test_a_dtype_is_named_with_the_remedy(policy: Any) -> None:
-    words = (
-        r"policy: .*'observation' float64 \[3\].* parameters are float32.*"
-        r"observation_dtype=torch\.float32"
-    )
-    with pytest.raises(RuntimeError, match=words):
+    with refused(RuntimeError, "policy") as caught:
         SyncDataCollector(Doubles, policy, frames_per_batch=4)
+    assert "observation_dtype=torch.float32" in str(caught.value)
+    assert "'observation' float64 [3]" in str(caught.value)
     with SyncDataCollector(
         Doubles, policy, frames_per_batch=4, observation_dtype=torch.float32
     ) as collector:
@@ -62,8 +61,10 @@ def test_a_dtype_is_named_with_the_remedy(policy: Any) -> None:
 
 
 def test_a_shape_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"'observation' float32 \[3\].*1x3 and 4x1") as raised:
+    with refused(RuntimeError, "policy") as raised:
         SyncDataCollector(Doubles, linear(4), frames_per_batch=4, observation_dtype=torch.float32)
+    assert "1x3 and 4x1" in str(raised.value)
+    assert "'observation' float32 [3]" in str(raised.value)
     assert "observation_dtype" not in str(raised.value)
 
 
@@ -79,13 +80,14 @@ def test_an_index_error_of_its_own_is_left_alone() -> None:
     def broken(observation: torch.Tensor) -> torch.Tensor:
         return torch.as_tensor(np.zeros(3)[int(observation.sum()) + 3])
 
-    with pytest.raises(IndexError, match="out of bounds for axis 0 with size 3"):
+    with pytest.raises(IndexError, match="axis 0 with size 3"):
         SyncDataCollector(Doubles, broken, frames_per_batch=4)
 
 
 def test_a_function_of_a_tensordict_that_is_given_a_tensor() -> None:
-    with pytest.raises(RuntimeError, match=r"policy: its first call, with 'observation' float32"):
+    with refused(RuntimeError, "policy") as caught:
         SyncDataCollector(CountingEnv, lambda given: given["observation"], frames_per_batch=4)
+    assert "'observation' float32" in str(caught.value)
 
 
 class Shows(gymnasium.Env[Any, Any]):
@@ -128,7 +130,7 @@ def message(space: spaces.Space[Any], policy: Any, entry: str = "one", **argumen
     """What the collector says when it is built."""
     # A ValueError of torch's stays one.
     errors = (RuntimeError, ValueError)
-    with pytest.raises(errors, match="policy: its first call, with ") as raised:
+    with refused(errors, "policy") as raised:
         SyncDataCollector(
             ENTRIES[entry](lambda: Shows(space)), policy, frames_per_batch=4, **arguments
         )
@@ -184,47 +186,43 @@ def cell() -> TensorDictModule:
 
 
 NAMED = {"observation": FLOAT32}
-TO_THEIRS = "Its parameters are float32, 'observation' not: observation_dtype="
 STATE = {"policy_state": {"h": (4,)}}
-TYPES: dict[str, tuple[Any, Any, dict[str, Any], str, Any]] = {
-    "MultiBinary": (spaces.MultiBinary(3), lambda: linear(3), {}, TO_THEIRS, FLOAT32),
-    "bool": (BOOLS, lambda: linear(3), {}, TO_THEIRS, NAMED),
-    "bool to a module": (BOOLS, lambda: nn.Linear(3, 1), {}, TO_THEIRS, NAMED),
-    "float64 beside others": (beside(DOUBLES), lambda: linear(3), {}, TO_THEIRS, NAMED),
-    "float64 beside others, without in_keys": (beside(DOUBLES), Whole, {}, TO_THEIRS, NAMED),
+TYPES: dict[str, tuple[Any, Any, dict[str, Any], Any]] = {
+    "MultiBinary": (spaces.MultiBinary(3), lambda: linear(3), {}, FLOAT32),
+    "bool": (BOOLS, lambda: linear(3), {}, NAMED),
+    "bool to a module": (BOOLS, lambda: nn.Linear(3, 1), {}, NAMED),
+    "float64 beside others": (beside(DOUBLES), lambda: linear(3), {}, NAMED),
+    "float64 beside others, without in_keys": (beside(DOUBLES), Whole, {}, NAMED),
     "float64 to a norm": (
         DOUBLES,
         lambda: reading(nn.Sequential(nn.LayerNorm(3), nn.Linear(3, 1))),
         {},
-        TO_THEIRS,
         FLOAT32,
     ),
     "uint8 to a convolution": (
         numbers(3, 4, 4, dtype=np.uint8),
         lambda: reading(nn.Sequential(nn.Conv2d(3, 1, 4), nn.Flatten(-3))),
         {},
-        TO_THEIRS,
         FLOAT32,
     ),
     "float32 as indices": (
         numbers(1),
         lambda: reading(nn.Sequential(nn.Embedding(5, 1), nn.Flatten(-2))),
         {},
-        "Indices are int64, 'observation' not: if these are whole numbers, observation_dtype=",
         torch.int64,
     ),
-    "TorchRL's LSTMModule": (DOUBLES, lambda: lstm(3), {}, TO_THEIRS, FLOAT32),
-    "a state of given shape": (DOUBLES, cell, STATE, TO_THEIRS, FLOAT32),
+    "TorchRL's LSTMModule": (DOUBLES, lambda: lstm(3), {}, FLOAT32),
+    "a state of given shape": (DOUBLES, cell, STATE, FLOAT32),
 }
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize("case", TYPES)
 def test_a_remedy_for_types_helps(case: str, entry: str) -> None:
-    space, make_policy, arguments, words, remedy = TYPES[case]
+    space, make_policy, arguments, remedy = TYPES[case]
     policy = make_policy()
     text = message(space, policy, entry, **arguments)
-    assert f"{words}{remedy} casts" in text
+    assert f"observation_dtype={remedy}" in text
     assert "'mask' not" not in text
     assert "'t' not" not in text
     with SyncDataCollector(
@@ -238,13 +236,13 @@ def test_a_remedy_for_types_helps(case: str, entry: str) -> None:
 
 
 def test_an_lstm_of_torchs_is_told_the_remedy() -> None:
-    assert f"{TO_THEIRS}torch.float32" in message(DOUBLES, reading(Layers()), "list")
+    assert "observation_dtype=torch.float32" in message(DOUBLES, reading(Layers()), "list")
 
 
 def test_a_bool_that_was_not_named_is_told_why() -> None:
     text = message(BOOLS, linear(3), observation_dtype=FLOAT32)
-    assert f"{TO_THEIRS}{NAMED} casts" in text
-    assert "bools are cast only where they are named" in text
+    assert f"observation_dtype={NAMED}" in text
+    assert "bools" in text
 
 
 @pytest.mark.parametrize(
@@ -263,7 +261,7 @@ def test_an_error_of_shapes_has_no_remedy_for_types(
 ) -> None:
     text = message(space, policy, entry, **arguments)
     assert "'observation' " in text
-    for other in ("observation_dtype", "policy_state=", "'mask'", "'t'", "Its parameters"):
+    for other in ("observation_dtype", "policy_state=", "'mask'", "'t'"):
         assert other not in text
 
 
@@ -272,8 +270,7 @@ def test_an_error_of_shapes_has_no_remedy_for_types(
 def test_one_integer_is_no_vector(arguments: Any, entry: str) -> None:
     text = message(spaces.Discrete(16), linear(16), entry, **arguments)
     dtype, shape = "float32" if arguments else "int64", {"one": [], "list": [2]}[entry]
-    assert f"'observation' {dtype} {shape}, raised" in text
-    assert "'observation' is one integer per environment and no vector" in text
+    assert f"'observation' {dtype} {shape}" in text
     assert "torch.nn.Embedding" in text
     assert "one-hot" in text
     assert "observation_dtype" not in text
@@ -282,7 +279,6 @@ def test_one_integer_is_no_vector(arguments: Any, entry: str) -> None:
 @pytest.mark.parametrize("entry", ENTRIES)
 def test_one_float_is_no_vector(entry: str) -> None:
     text = message(numbers(), linear(1), entry)
-    assert "'observation' is one number per environment and no vector" in text
     assert "unsqueeze(-1)" in text
 
 

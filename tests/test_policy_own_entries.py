@@ -10,6 +10,7 @@ import pytest
 import torch
 from collect_support import CAT_0, IN_PROCESS, MULTI_0, STEPS, Way, collecting, marked
 from echo_envs import ENTRIES, echo_fns, envs_of
+from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
@@ -87,7 +88,8 @@ def test_what_is_not_there_is_named(key: Any, limit: int | None) -> None:
     """Nobody counts without a limit; ids are given when a batch is delivered."""
     policy = TensorDictModule(by_count, [key], ["action", "seen"])
     with (
-        pytest.raises(ValueError, match=f"policy: it reads .*{key if limit is None else key[-1]}"),
+        refused(ValueError, "policy") as caught,
         collecting(IN_PROCESS, ENTRIES["list"], policy, frames=6, max_frames_per_traj=limit),
     ):
         pass
+    assert (key if limit is None else key[-1]) in str(caught.value)

@@ -7,6 +7,7 @@ from functools import partialmethod
 import pytest
 import torch
 from policy_support import ShapeOnly, assert_follows, assert_same, box, make, observation
+from raising import refused
 from tensordict.nn import NormalParamExtractor, TensorDictModule
 from torch import nn
 
@@ -377,8 +378,9 @@ def test_parameters_that_leave_the_cpu():
     module = chain(nn.Tanh())
     runner, _ = make(module, env_of())
     module.to("meta")
-    with pytest.raises(ValueError, match="meta"):
+    with refused(ValueError, "policy") as caught:
         runner.refresh(8)
+    assert "meta" in str(caught.value)
 
 
 def test_plan_outputs_can_be_recorded():

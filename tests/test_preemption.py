@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from raising import refused
 
 from pycollect._core import Placement, RolloutControl, SharedNumber, Slab, SlabPool, compact
 from pycollect.batch.slab_views import slab_tensors
@@ -112,5 +113,5 @@ def test_workers_follow_each_other_along_time_without_gaps(order: str) -> None:
     expected = np.concatenate([np.arange(1, end + 1) for end in ends])
     for env in range(2):
         np.testing.assert_array_equal(joined["next", "observation"][env, :, 2], expected)
-    with pytest.raises(ValueError, match="target: expected the batch's layout"):
+    with refused(ValueError, "target"):
         compact(SlabPool(Placement(layout, 1, 2, STEPS), 1).acquire(), batch)

@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import pytest
 import torch
+from raising import refused
 from torch import nn
 
 from pycollect._core import Placement, SharedSlabPool, Slab
@@ -249,7 +250,7 @@ def test_a_killed_worker_is_noticed_wherever_one_waits(engine: ProcessEngine) ->
         since = time.monotonic()
         if read == "wait_any":
             assert engine.wait_any([handle], LONG) is handle
-        with pytest.raises(WorkerDied, match=r"worker 3 died: .*SIGKILL") as caught:
+        with pytest.raises(WorkerDied, match="SIGKILL") as caught:
             handle.answer(call) if read == "answer" else handle.rollout()
         assert time.monotonic() - since < LONG / 2
         assert caught.value.worker == 3
@@ -337,8 +338,9 @@ def test_a_worker_that_cannot_be_built_says_why(engine: ProcessEngine) -> None:
 
 
 def test_too_much_for_this_machine_is_refused(engine: ProcessEngine) -> None:
-    with pytest.raises(ValueError, match=r"take up to 1152921504606846976 bytes, \d+ can still"):
+    with refused(ValueError, "frames_per_batch", "prefetch") as caught:
         engine.check_memory(1 << 60, in_place=True)
+    assert "1152921504606846976" in str(caught.value)
 
 
 DRIVER = """

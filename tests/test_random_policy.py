@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import gymnasium
-import pytest
 import torch
 from envs_for_tests import CountingEnv
+from raising import refused
 from tensordict import TensorDict
 
 from pycollect import RandomPolicy, SyncDataCollector
@@ -38,10 +38,10 @@ def test_with_a_spec_its_actions_are_taken() -> None:
 
 
 def test_a_space_is_no_spec() -> None:
-    with pytest.raises(TypeError, match=r"action_spec: .*TorchRL spec.*got Discrete"):
+    with refused(TypeError, "action_spec"):
         RandomPolicy(gymnasium.spaces.Discrete(2))
 
 
 def test_alone_it_needs_a_spec() -> None:
-    with pytest.raises(RuntimeError, match="RandomPolicy: expected an action_spec"):
+    with refused(RuntimeError, "action_spec"):
         RandomPolicy()(TensorDict())

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from collect_support import elsewhere
 from envs_for_tests import CountingEnv
+from raising import refused
 
 from pycollect import DistributedDataCollector
 from pycollect.engines.distributed.address import Invitation, RankAddress
@@ -129,8 +130,9 @@ def test_a_port_that_is_taken_is_an_error_that_names_it() -> None:
         taken.bind((LOOPBACK, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=rf"tcp_address, tcp_port: .*'127.0.0.1', port {port}"):
+        with refused(ValueError, "tcp_address", "tcp_port") as caught:
             DistributedDataCollector([CountingEnv], launcher="mp", tcp_port=port)
+        assert str(port) in str(caught.value)
 
 
 @pytest.mark.processes

@@ -17,6 +17,7 @@ import torch
 from collect_support import ASYNC, CAT_0, CAT_TIME, PATIENCE, STACK, Way, collecting
 from echo_envs import ENTRIES, GateEnv, TallyEnv, echo_fns, wait_until
 from envs_for_tests import CountingEnv, NestedEnv, PixelEnv
+from raising import refused
 
 from pycollect import RayCollector, split_trajectories
 
@@ -167,10 +168,12 @@ def test_async_workers_may_differ() -> None:
 
 @pytest.mark.slow
 def test_sync_workers_of_other_layouts() -> None:
-    with pytest.raises(ValueError, match=r"create_env_fn.*worker 1 differs.*count"):
+    with refused(ValueError, "create_env_fn") as caught:
         RayCollector(
             [CountingEnv, NestedEnv], None, frames_per_batch=6, sync=True, remote_configs=CONFIG
         )
+    assert "count" in str(caught.value)
+    assert "worker 1" in str(caught.value)
 
 
 @pytest.mark.parametrize("way", [CAT_0, CAT_TIME], ids=lambda way: way.name)

@@ -75,6 +75,6 @@ def test_a_node_without_memory() -> None:
         " which exceeds the memory usage threshold of 0.95.\n"
         "Refer to the documentation on how to address the out of memory issue: https://docs.ray.io"
     )
-    assert end_of(error).line == (
-        "its node was low on memory, so that Ray ended it (on node 192.0.2.2)"
-    )
+    line = end_of(error).line
+    assert "memory" in line
+    assert "192.0.2.2" in line

@@ -31,6 +31,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, GateEnv, wait_until
 from envs_for_tests import CountingEnv
+from raising import refused
 from test_process_engine import ParentEnv
 from test_restarts import check_ledger, endless, kill
 from test_stragglers import check_batches, one_straggler
@@ -208,7 +209,7 @@ def test_actors_here_that_cannot_attach_take_the_object_store(
 @pytest.mark.slow
 def test_more_than_the_object_store_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.engines.ray.engine.driver_address", far_away)
-    with pytest.raises(ValueError, match=r"take up to \d+ bytes, the object store has \d+"):
+    with refused(ValueError, "frames_per_batch", "prefetch"):
         RayCollector([CountingEnv], frames_per_batch=40_000_000, prefetch=3, remote_configs=HERE)
 
 
@@ -220,11 +221,11 @@ def test_an_actor_that_cannot_open_the_drivers_memory_says_so(ray_cluster: Any) 
     pid, file, inode, offset, size = mailbox.address
     worker = RayWorker()
     not_it = (pid, file, inode + 1, offset, size)
-    assert "no longer refers to this memory" in worker.serve(node, not_it, bell.address, pid)
+    assert "no longer" in worker.serve(node, not_it, bell.address, pid)
     nobody = (2**22 + 1, file, inode, offset, size)
-    assert "shared memory: open" in worker.serve(node, nobody, bell.address, pid)
-    assert "expected the address of one" in worker.serve(node, bell.address, bell.address, pid)
-    assert worker.serve("other", mailbox.address, bell.address, pid) == "it is on another node"
+    assert "shared memory" in worker.serve(node, nobody, bell.address, pid)
+    assert "address" in worker.serve(node, bell.address, bell.address, pid)
+    assert "another node" in worker.serve("other", mailbox.address, bell.address, pid)
 
 
 # Life and death

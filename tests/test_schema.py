@@ -22,6 +22,7 @@ from collect_support import (
 )
 from echo_envs import EchoEnv, echo_fns
 from envs_for_tests import DiscreteEnv, NestedEnv, PixelEnv
+from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
@@ -231,14 +232,16 @@ def test_outputs_that_are_the_collectors_own(key: Any) -> None:
         lambda o: ((o[..., 2] % 2).long(), o.clone()), ["observation"], ["action", key]
     )
     name = key if isinstance(key, str) else key[-1]
-    with pytest.raises(ValueError, match=name):
+    with refused(ValueError, "policy") as caught:
         collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T).__enter__()
+    assert name in str(caught.value)
 
 
 def test_a_policy_without_an_action() -> None:
     policy = TensorDictModule(lambda o: o.clone(), ["observation"], ["other"])
-    with pytest.raises(ValueError, match="action"):
+    with refused(ValueError, "policy") as caught:
         collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T).__enter__()
+    assert "'action'" in str(caught.value)
 
 
 def test_a_one_hot_action() -> None:
@@ -247,5 +250,6 @@ def test_a_one_hot_action() -> None:
         ["observation"],
         ["action"],
     )
-    with pytest.raises(ValueError, match="one-hot"):
+    with refused(ValueError, "policy") as caught:
         collecting(IN_PROCESS, lambda w: echo_fns(w)[0], policy, frames=T).__enter__()
+    assert "one-hot" in str(caught.value)

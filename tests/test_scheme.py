@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from raising import refused, warned
 from scheme_support import ACTIONS, OBSERVATION, Counting, off_policy, on_policy
 
 from pycollect import scheme
@@ -128,41 +129,44 @@ class TestData:
         data, info = worker.collect_data()
         assert info["ActorVersion"] == {"DataCollection": 3}
         assert not data["Value"][:12].any()
-        with pytest.raises(TypeError, match=r"actor_weights: .*'ActorVersion' and 'ActorWeights'"):
+        with refused(TypeError, "actor_weights") as caught:
             worker.set_weights(weights)
+        assert "'ActorVersion'" in str(caught.value)
         worker.stop()
 
     @pytest.mark.parametrize(
-        ("change", "error", "text"),
+        ("change", "error", "given"),
         [
             (
                 lambda weights: {"w": weights.pop("policy.0.bias"), **weights},
                 ValueError,
-                r"missing: \['policy.0.bias'\], unexpected: \['w'\]",
+                "policy.0.bias",
             ),
             (
                 lambda weights: {**weights, "policy.0.bias": torch.ones(3)},
                 ValueError,
-                r"'policy.0.bias' of shape \(8,\), got \(3,\)",
+                "policy.0.bias",
             ),
-            (list, TypeError, "expected a dict as 'ActorWeights', got list"),
+            (list, TypeError, "'ActorWeights'"),
         ],
     )
     def test_weights_of_another_actor_change_nothing(
-        self, change: Any, error: Any, text: str
+        self, change: Any, error: Any, given: str
     ) -> None:
         worker = worker_of(**on_policy())
         before = {name: weight.clone() for name, weight in worker.get_weights().items()}
         other = change({name: torch.ones_like(weight) for name, weight in before.items()})
-        with pytest.raises(error, match=f"actor_weights: .*{text}"):
+        with refused(error, "actor_weights") as caught:
             worker.set_weights({"ActorVersion": 3, "ActorWeights": other})
+        assert given in str(caught.value)
         assert worker.actor_version == 0
         assert all(
             torch.equal(weight, before[name]) for name, weight in worker.get_weights().items()
         )
         worker.stop()
-        with pytest.raises(error, match=f"initial_weights: .*{text}"):
+        with refused(error, "initial_weights") as caught:
             worker_of(**on_policy(), initial_weights={"ActorVersion": 3, "ActorWeights": other})
+        assert given in str(caught.value)
 
 
 class TestEvaluation:
@@ -184,19 +188,24 @@ class TestEvaluation:
 class TestComponents:
     def test_unknown_names_raise(self) -> None:
         worker = worker_of(**on_policy())
-        with pytest.raises(AttributeError, match="got 'actr'; did you mean 'actor'"):
+        with refused(AttributeError, "component_name") as caught:
             worker.replace_agent_component("actr", lambda device: None)
-        with pytest.raises(AttributeError, match="got 'gama'; did you mean 'gamma'"):
+        assert "'actor'" in str(caught.value)
+        assert "'actr'" in str(caught.value)
+        with refused(AttributeError, "parameter_name") as caught:
             worker.update_algorithm_parameter("gama", 0.5)
-        with pytest.raises(AttributeError, match="got 'size'"):
+        assert "'gamma'" in str(caught.value)
+        assert "'gama'" in str(caught.value)
+        with refused(AttributeError, "parameter_name") as caught:
             worker.update_storage_parameter("size", 5)
-        with pytest.raises(TypeError, match="new_component_factory: expected a callable, got 3"):
+        assert "'size'" in str(caught.value)
+        with refused(TypeError, "new_component_factory"):
             worker.replace_agent_component("actor", 3)
-        with pytest.raises(TypeError, match="num_steps: expected an int, got 'a'"):
+        with refused(TypeError, "num_steps"):
             worker.collect_train_data("a")
-        with pytest.raises(ValueError, match="num_steps: expected an int >= 1, got 0"):
+        with refused(ValueError, "num_steps"):
             worker.collect_train_data(0)
-        with pytest.raises(TypeError, match="listen_to: expected a list of keys, got 'abc'"):
+        with refused(TypeError, "listen_to"):
             worker.collect_data(listen_to="abc")
         worker.update_algorithm_parameter("gamma", 0.5)
         assert worker.algo.gamma == 0.5
@@ -235,12 +244,12 @@ class TestComponents:
         last = first["Observation"][-1].clone()
         closed: list[str] = []
         make = telling_envs(closed)
-        with pytest.raises(ValueError, match=r"expected one that makes 2 training .*, got 1"):
+        with refused(ValueError, "new_component_factory"):
             worker.replace_agent_component("TrainEnvironment", make)
         assert closed == ["closed"]
         assert torch.equal(worker.collect_data()[0]["Observation"][0], last)
         worker.replace_agent_component("envs_train", lambda *place: None)
-        with pytest.raises(ValueError, match=r"expected one that makes 2 training .*, got 1"):
+        with refused(ValueError, "new_component_factory"):
             worker.replace_agent_component("TrainEnvironment", make)
         worker.stop()
 
@@ -256,15 +265,16 @@ class TestComponents:
     @pytest.mark.parametrize(
         ("factory", "lacks"),
         [
-            ("train_envs_factory", "num_envs, reset, step, close, as every VecEnv"),
-            ("actor_factory", "actor_initial_states, .*, as every Actor"),
-            ("algo_factory", "start_steps, update_every, .*, as every Algorithm"),
-            ("storage_factory", "max_size, insert_transition, .*, as every Storage"),
+            ("train_envs_factory", "num_envs"),
+            ("actor_factory", "actor_initial_states"),
+            ("algo_factory", "update_every"),
+            ("storage_factory", "insert_transition"),
         ],
     )
     def test_one_that_lacks_something_is_refused(self, factory: str, lacks: str) -> None:
-        with pytest.raises(TypeError, match=rf"{factory}: .* what has {lacks} .*; it made list"):
+        with refused(TypeError, factory) as caught:
             worker_of(**{**on_policy(), factory: lambda *arguments: [1]})
+        assert lacks in str(caught.value)
 
 
 class TestStopping:
@@ -308,7 +318,7 @@ class TestStopping:
         if ray.is_initialized():
             pytest.skip("another test's Ray is there")
         assert scheme.check_message("sync") is None
-        with pytest.raises(RuntimeError, match=r"expected a process of a Ray cluster; call ray.in"):
+        with pytest.raises(RuntimeError, match="sync"):
             scheme.broadcast_message("sync", b"stop")
 
 
@@ -325,7 +335,7 @@ class TestSets:
         assert info["NumberSamples"] == 24
         workers.stop()
         workers.stop()
-        with pytest.raises(RuntimeError, match="worker 0 has no training environments"):
+        with pytest.raises(RuntimeError, match="worker 0"):
             workers.collect_data()
 
     def test_the_first_of_several_parents_does_not_collect(self) -> None:
@@ -337,19 +347,21 @@ class TestSets:
 
     def test_what_is_refused(self) -> None:
         factories = on_policy()
-        with pytest.raises(TypeError, match="algo_factory: expected a callable, got tuple"):
+        with refused(TypeError, "algo_factory"):
             CWorkerSet(0, 0, **{**factories, "algo_factory": (1, "PPO")})
-        with pytest.raises(TypeError, match="total_parent_workers: expected an int, got 'x'"):
+        with refused(TypeError, "total_parent_workers"):
             CWorkerSet(0, 0, total_parent_workers="x", **factories)
-        with pytest.raises(TypeError, match="index_parent: expected an int, got 'a'"):
+        with refused(TypeError, "index_parent"):
             CWorkerSet(0, "a", **factories)
-        with pytest.raises(ValueError, match="fraction_samples: expected a number from 0 to 1"):
+        with refused(ValueError, "fraction_samples"):
             CWorkerSet(0, 0, fraction_samples=2.0, **factories)
-        with pytest.raises(ValueError, match=r"worker_remote_config: expected .*got \['gpus'\]"):
+        with refused(ValueError, "worker_remote_config") as caught:
             CWorkerSet(0, 0, worker_remote_config={"gpus": 1}, **factories)
-        with pytest.raises(ValueError, match="expected a number >= 0 for 'num_cpus', got 'many'"):
+        assert "gpus" in str(caught.value)
+        with refused(ValueError, "worker_remote_config") as caught:
             CWorkerSet(0, 0, worker_remote_config={"num_cpus": "many"}, **factories)
-        with pytest.raises(RuntimeError, match="expected a worker in a Ray actor; use stop"):
+        assert "'num_cpus'" in str(caught.value)
+        with pytest.raises(RuntimeError, match="terminate_worker"):
             worker_of(**factories).terminate_worker()
 
     def test_the_device_is_the_one_that_was_named(self) -> None:
@@ -357,18 +369,14 @@ class TestSets:
         assert workers.local_worker().device == torch.device("cpu:0") != torch.device("cpu")
         workers.stop()
 
-    @pytest.mark.parametrize(
-        ("device", "text"),
-        [
-            ("tpu?", "expected a device, got 'tpu\\?'"),
-            ("cuda:99", "expected a device that is here, got cuda:99: "),
-        ],
-    )
-    def test_a_device_that_is_not_here_is_refused(self, device: str, text: str) -> None:
-        with pytest.raises(ValueError, match=f"local_device: {text}"):
+    @pytest.mark.parametrize("device", ["tpu?", "cuda:99"])
+    def test_a_device_that_is_not_here_is_refused(self, device: str) -> None:
+        with refused(ValueError, "local_device") as caught:
             CWorkerSet(0, 0, local_device=device, **on_policy())
-        with pytest.raises(ValueError, match=f"device: {text}"):
+        assert device in str(caught.value)
+        with refused(ValueError, "device") as caught:
             CWorker(0, 0, device=device, **on_policy())
+        assert device in str(caught.value)
 
     @pytest.mark.parametrize(("device", "gpus"), [("cpu", None), ("cuda:0", 0.2)])
     def test_a_part_of_a_gpu_is_reserved_where_the_device_is_one(
@@ -382,7 +390,7 @@ class TestSets:
         workers.stop()
 
     def test_memory_of_the_object_store_is_a_warning(self) -> None:
-        with pytest.warns(UserWarning, match="reserves no object_store_memory"):
+        with warned("worker_remote_config"):
             workers = CWorkerSet(
                 0, 0, worker_remote_config={"object_store_memory": 1}, **on_policy()
             )

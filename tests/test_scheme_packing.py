@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from raising import refused
 
 from pycollect.batch.compression import PackedArray
 from pycollect.scheme import Packed, pack, unpack
@@ -65,5 +66,5 @@ def test_both_parts_are_taken_from_a_packed_pair() -> None:
 
 def test_a_frame_of_another_size_is_refused() -> None:
     packed = PackedArray.of(torch.zeros(4000), "pack")
-    with pytest.raises(ValueError, match="expected 4 bytes in a frame of LZ4, got 16000"):
+    with refused(ValueError, "pack"):
         PackedArray(packed.dtype, (1,), 4, packed.data).open("pack")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import raised, refused, warned
 from scheme_support import ACTIONS, OBSERVATION, RESOURCES, on_policy
 
 from pycollect import WorkerError, scheme
@@ -73,7 +74,7 @@ def test_one_ends_by_itself(ray_cluster: Any) -> None:
     assert ray_cluster.get(rollout)[1]["NumberSamples"] == 24  # what was asked before
     with pytest.raises(ray_cluster.exceptions.RayActorError):
         ray_cluster.get(ended)
-    with pytest.raises(WorkerError, match="worker 1 died: "):
+    with raised(WorkerError, worker=1):
         workers.collect_data()
     assert ray_cluster.get(second.collect_data.remote())[1]["NumberSamples"] == 24
     workers.stop()
@@ -82,9 +83,8 @@ def test_one_ends_by_itself(ray_cluster: Any) -> None:
 def test_one_that_was_killed_is_told_of(ray_cluster: Any) -> None:
     with set_of(2) as workers:
         ray_cluster.kill(workers.remote_workers()[1])
-        with pytest.raises(WorkerError, match="worker 2 died: ") as caught:
+        with raised(WorkerError, worker=2):
             workers.collect_data()
-        assert caught.value.worker == 2
 
 
 @pytest.mark.slow
@@ -97,8 +97,9 @@ def test_a_set_that_is_forgotten_leaves_nothing(ray_cluster: Any) -> None:
 def test_what_a_component_raises_is_raised(ray_cluster: Any) -> None:
     workers = set_of(2)
     (first, _) = workers.remote_workers()
-    with pytest.raises(AttributeError, match="got 'gama'"):
+    with refused(AttributeError, "parameter_name") as caught:
         ray_cluster.get(first.update_algorithm_parameter.remote("gama", 1.0))
+    assert "'gama'" in str(caught.value)
     factory = ActorCritic.create_factory(OBSERVATION, ACTIONS, 4)
     ray_cluster.get(first.replace_agent_component.remote("Actor", factory))
     assert ray_cluster.get(first.get_weights.remote())["policy.0.bias"].shape == (4,)
@@ -112,12 +113,12 @@ def test_one_that_cannot_be_made(ray_cluster: Any) -> None:
     def only_here(device: Any, *place: Any) -> Any:
         raise OSError("no display")
 
-    with pytest.raises(WorkerError, match=r"(?s)worker [12] died: .*no display"):
+    with pytest.raises(WorkerError, match="no display"):
         set_of(2, **{**factories, "train_envs_factory": only_here})
 
 
 def test_what_the_cluster_does_not_have(ray_cluster: Any) -> None:
-    with pytest.raises(ValueError, match="worker_remote_config: 100 of CPU are asked for in all"):
+    with refused(ValueError, "worker_remote_config"):
         CWorkerSet(2, 0, worker_remote_config={"num_cpus": 50}, local_device="cpu", **on_policy())
     workers = CWorkerSet(0, 0, local_device="cpu", **on_policy())
     assert workers.remote_config["num_gpus"] is None  # its device is no GPU
@@ -127,7 +128,7 @@ def test_what_the_cluster_does_not_have(ray_cluster: Any) -> None:
 @pytest.mark.slow
 def test_a_class_of_actors(ray_cluster: Any) -> None:
     """The way of the original: the class as Ray's, called by hand."""
-    with pytest.warns(UserWarning, match="object_store_memory"):
+    with warned("worker_remote_config"):
         remote = CWorker.as_remote(num_cpus=1, object_store_memory=1)
     worker = remote.remote(index_worker=1, index_parent=0, device="cpu", **on_policy())
     _, info = ray_cluster.get(worker.collect_data.remote())

@@ -63,7 +63,7 @@ def test_it_is_asked_while_it_serves_and_not_afterwards() -> None:
     assert host.seat(3) == b"\3"
     host.close()
     serving.join(PATIENCE)
-    with pytest.raises(RuntimeError, match="it serves nobody any more"):
+    with pytest.raises(RuntimeError, match="closed"):
         host.seat(3)
 
 
@@ -83,5 +83,5 @@ def test_who_waits_when_it_ends_is_told() -> None:
         asking = pool.submit(host.seat, 3)
         host.close()
         host.attend()
-        with pytest.raises(RuntimeError, match="it serves nobody any more"):
+        with pytest.raises(RuntimeError, match="closed"):
             asking.result(PATIENCE)

@@ -111,5 +111,6 @@ def test_what_each_worker_may_be_told_is_in_every_signature() -> None:
 
 def test_a_call_that_does_not_fit_names_the_class() -> None:
     for cls in (MultiSyncDataCollector, RayCollector):
-        with pytest.raises(TypeError, match=rf"{cls.__name__}: .*'frames_per_batch'"):
+        with pytest.raises(TypeError, match="frames_per_batch") as caught:
             cls([], None)
+        assert cls.__name__ in str(caught.value)

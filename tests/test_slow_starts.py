@@ -16,6 +16,7 @@ import pytest
 from collect_support import ASYNC, MULTI_ASYNC, MULTI_STACK, STACK, Way, marked, parity_policy
 from collect_support import collecting as collecting_by
 from envs_for_tests import CountingEnv
+from raising import raised, refused
 from test_restarts import check_ledger, kill
 
 from pycollect import MultiSyncDataCollector, WorkerError
@@ -40,9 +41,9 @@ def collecting(*envs: Any, limit: float) -> MultiSyncDataCollector:
 
 @pytest.mark.processes
 def test_a_worker_that_does_nothing_is_late() -> None:
-    late = r"worker_init_timeout: workers \[(0, )?1\] did not start within 2 s"
-    with pytest.raises(ValueError, match=late):
+    with refused(ValueError, "worker_init_timeout") as caught:
         collecting(CountingEnv, NeverBuilt, limit=2.0)
+    assert "1]" in str(caught.value)
 
 
 @pytest.mark.processes
@@ -60,9 +61,9 @@ def test_time_in_which_others_had_the_cpu_does_not_count(monkeypatch: pytest.Mon
 @pytest.mark.processes
 def test_what_did_not_count_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pycollect.engines.processes.child.seconds_without_cpu", lambda pid: 1.4)
-    said = r"within 0\.1 s \(beside 1 s for which other programs had the CPU\)"
-    with pytest.raises(ValueError, match=said):
+    with refused(ValueError, "worker_init_timeout") as caught:
         collecting(NeverBuilt, limit=0.1)
+    assert " 1 s" in str(caught.value)
 
 
 class HangsWhenRebuilt(CountingEnv):
@@ -109,10 +110,10 @@ def test_a_replacement_that_hangs_counts_as_a_death(way: Way, tmp_path: Path) ->
         while collector.stats()["workers"][1]["frames"] == before:  # it is built, and goes on
             collector.next()
         kill(collector, 1)
-        with pytest.raises(WorkerError, match=r"worker 1.*worker_init_timeout") as caught:
+        with raised(WorkerError, worker=1) as caught:
             list(islice(collector, 1_000_000))
+        assert "worker_init_timeout" in str(caught.value)
         ledger = check_ledger(collector)
-    assert caught.value.worker == 1
     assert set(ledger["workers"][1]["reasons"]) == {"worker_died"}
     assert ledger["workers"][0]["reasons"] == {}
 

@@ -11,6 +11,7 @@ import torch
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import refused
 
 from pycollect._core import Leaf
 from pycollect.batch.extras import Extra, Kind
@@ -84,8 +85,9 @@ class TestLeaves:
 
     @pytest.mark.parametrize("key", sorted(RESERVED_KEYS))
     def test_reserved_keys_are_refused_at_the_top_only(self, key: str) -> None:
-        with pytest.raises(ValueError, match=f"observation_space: the key '{key}'"):
+        with refused(ValueError, "observation_space") as caught:
             observation_leaves(spaces.Dict({key: BOX}))
+        assert f"'{key}'" in str(caught.value)
         assert observation_leaves(spaces.Dict({"x": spaces.Dict({key: BOX})}))[0].key == ("x", key)
 
     @pytest.mark.parametrize(
@@ -105,8 +107,9 @@ class TestLeaves:
         observation = spaces.Dict({"t": space, "x": BOX})
         assert [leaf.key for leaf in observation_leaves(observation)] == [("x",)]
         assert observation_extras(observation) == (extra,)
-        with pytest.raises(ValueError, match=r"action_space: .*'t'.*TransformAction"):
+        with refused(ValueError, "action_space") as caught:
             action_leaves(observation)
+        assert "'t'" in str(caught.value)
 
     def test_a_space_of_any_other_class_is_an_extra(self) -> None:
         class Mission(gymnasium.Space[str]):
@@ -117,17 +120,20 @@ class TestLeaves:
         assert observation_extras(space) == (Extra(("mission",)),)
 
     def test_other_spaces_are_refused(self) -> None:
-        with pytest.raises(ValueError, match=r"expected Box.*OneOf.*TransformAction"):
+        with refused(ValueError, "action_space") as caught:
             action_leaves(spaces.OneOf((BOX, spaces.Discrete(2))))
-        with pytest.raises(ValueError, match="at least one entry"):
+        assert "OneOf" in str(caught.value)
+        with refused(ValueError, "observation_space"):
             observation_leaves(spaces.Dict({}))
-        with pytest.raises(ValueError, match="at least one entry"):
+        with refused(ValueError, "observation_space") as caught:
             observation_leaves(spaces.Dict({"x": spaces.Tuple(())}))
-        with pytest.raises(ValueError, match=r"expected strings.*7"):
+        assert "'x'" in str(caught.value)
+        with refused(ValueError, "observation_space") as caught:
             observation_leaves(spaces.Dict({7: BOX}))
-        with pytest.raises(ValueError, match="dtype that tensors have"):
+        assert "7" in str(caught.value)
+        with refused(ValueError, "observation_space"):
             observation_leaves(spaces.Box(0, 1, (2,), np.longdouble))
-        with pytest.raises(TypeError, match=r"gymnasium\.Space"):
+        with refused(TypeError, "observation_space"):
             observation_leaves("Box")  # type: ignore[arg-type]
 
     @given(nested_spaces())
@@ -141,10 +147,12 @@ class TestLeaves:
 
     def test_a_missing_entry_is_named(self) -> None:
         flatten = make_flatten(spaces.Dict({"x": BOX, "y": BOX}))
-        with pytest.raises(ValueError, match=r"an entry 'y'.*\['x'\]"):
+        with refused(ValueError, "observation") as caught:
             flatten({"x": np.zeros(3)})
-        with pytest.raises(ValueError, match="an entry 'x'"):
+        assert "'y'" in str(caught.value)
+        with refused(ValueError, "observation") as caught:
             flatten(np.zeros(3))
+        assert "'x'" in str(caught.value)
 
 
 class TestConform:
@@ -165,17 +173,22 @@ class TestConform:
         leaf = Leaf(("x",), "uint8", (2,))
         assert conform(np.array([0, 255]), leaf, (2,)).dtype == np.uint8
         for value in (np.array([0, 256]), np.array([-1, 0]), np.array([0.0, 1.0])):
-            with pytest.raises(ValueError, match=r"'x'.*uint8.*cannot be cast"):
+            with refused(ValueError, "observation") as caught:
                 conform(value, leaf, (2,))
+            assert "uint8" in str(caught.value)
+            assert "'x'" in str(caught.value)
 
     def test_another_shape_or_kind_is_an_error(self) -> None:
-        with pytest.raises(ValueError, match=r"\('x', 'y'\).*shape \[2\].*env 7.*got \[3\]"):
+        with refused(ValueError, "observation") as caught:
             conform(np.zeros(3), self.leaf, (2,), "env 7")
-        with pytest.raises(ValueError, match="complex64"):
+        assert "env 7" in str(caught.value)
+        assert "('x', 'y')" in str(caught.value)
+        with refused(ValueError, "observation") as caught:
             conform(np.zeros(2, np.complex64), self.leaf, (2,))
-        with pytest.raises(ValueError, match="expected float32"):
+        assert "complex64" in str(caught.value)
+        with refused(ValueError, "observation"):
             conform([[1.0], [1.0, 2.0]], self.leaf, (2,))
-        with pytest.raises(ValueError, match=r"got \[\]"):
+        with refused(ValueError, "observation"):
             conform(None, self.leaf, (2,))
 
     @pytest.mark.parametrize("value", [7, np.int32(7), np.array(7), True + 6])
@@ -186,8 +199,9 @@ class TestConform:
 
     @pytest.mark.parametrize("value", [7.0, "7", np.zeros(2, int), None])
     def test_no_scalars(self, value: Any) -> None:
-        with pytest.raises(ValueError, match="'x': expected an integer"):
+        with refused(ValueError, "observation") as caught:
             conform_scalar(value, Leaf(("x",), "int64", ()))
+        assert "'x'" in str(caught.value)
 
 
 INF = np.inf
@@ -284,7 +298,7 @@ class TestActionSampler:
         assert np.array_equal(draw(4)[:, :2], draw(2))
 
     def test_the_number_of_generators_is_checked(self) -> None:
-        with pytest.raises(ValueError, match=r"rng: expected one per env \(3\), got 2"):
+        with refused(ValueError, "rng"):
             ActionSampler(BOX, 3, True).draw(1, [np.random.default_rng(0)] * 2)
 
     @pytest.mark.parametrize(

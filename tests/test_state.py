@@ -28,6 +28,7 @@ from collect_support import (
 from envs_for_tests import CountingEnv, EnvBrokeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from raising import named, refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -194,10 +195,11 @@ def test_a_bad_state_is_refused_and_changes_nothing(way: Way) -> None:
         for change, error in BAD.values():
             bad = deepcopy(good)
             change(bad)
-            with pytest.raises(error, match=r"state_dict|policy_or_weights"):
+            with pytest.raises(error) as caught:
                 collector.load_state_dict(bad)
+            assert named(caught.value) in (["state_dict"], ["policy_or_weights"])
         for bad in (3, "state", None):
-            with pytest.raises(TypeError, match="state_dict"):
+            with refused(TypeError, "state_dict"):
                 collector.load_state_dict(bad)
         assert collector.stats()["batches"] == 1
         assert collector.policy_version == 0

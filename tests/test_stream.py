@@ -29,6 +29,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, TallyEnv, echo_fns, wait_until
 from envs_for_tests import CountingEnv
+from raising import refused, warned
 from tensordict.nn import InteractionType, TensorDictModule
 from tensordict.nn.probabilistic import interaction_type
 
@@ -96,7 +97,7 @@ def test_what_is_shown_of_it(way: Way) -> None:
 
 
 def test_something_is_shown_of_one_whose_arguments_were_wrong() -> None:
-    with pytest.raises(ValueError, match="frames_per_batch") as raised:
+    with refused(ValueError, "frames_per_batch") as raised:
         SyncDataCollector(lambda: CountingEnv(1), None, frames_per_batch=-4)
     frames = [frame.locals["self"] for frame in raised.traceback if "self" in frame.locals]
     shown = [repr(self) for self in frames if isinstance(self, SyncDataCollector)]
@@ -111,7 +112,7 @@ def test_without_an_end(total: int | None) -> None:
             assert td.shape == (T,)
             if number == 50:
                 break
-        with pytest.raises(TypeError, match="total_frames"):
+        with refused(TypeError, "total_frames"):
             len(collector)
         assert collector
         assert collector.total_frames == float("inf")
@@ -127,9 +128,9 @@ def test_total_frames_counts_what_was_collected() -> None:
 
 
 def test_a_batch_is_rounded_up_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="frames_per_batch=10 .* 12 frames") as warned:
+    with warned("frames_per_batch") as caught:
         collector = SyncDataCollector(echo_fns(0), None, frames_per_batch=10, total_frames=24)
-    assert [warning.filename for warning in warned] == [__file__]
+    assert [own.filename for own in caught] == [__file__]
     with collector:
         assert collector.frames_per_batch == 12
         assert len(collector) == 2
@@ -139,11 +140,11 @@ def test_a_batch_is_rounded_up_with_a_warning() -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_shares_are_rounded_up_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="frames_per_batch=7 .* 12 frames") as warned:
+    with warned("frames_per_batch") as caught:
         collector = RayCollector(
             [echo_fns(0, 3), echo_fns(1, 3)], None, frames_per_batch=7, total_frames=13, sync=True
         )
-    assert [warning.filename for warning in warned] == [__file__]
+    assert [own.filename for own in caught] == [__file__]
     with collector:
         assert collector.frames_per_batch == 12
         assert len(collector) == 2

@@ -15,6 +15,7 @@ import pytest
 from collect_support import MULTI_STACK, Way, collecting, is_gone, of_ranks, parity_policy
 from echo_envs import PATIENCE, wait_until
 from envs_for_tests import CountingEnv
+from raising import raised, refused
 from test_restarts import check_ledger, endless, kill
 
 from pycollect import DistributedDataCollector, WorkerError, submitit_delayed_launcher
@@ -71,7 +72,8 @@ def test_a_delayed_launcher_of_the_cluster_debug(local_jobs: dict[str, Any]) -> 
     launcher = submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
     shape, error = launcher(collect_in_a_job)()
     assert shape == (T,)
-    assert "worker 0 cannot be started: its launcher has no more processes" in error
+    assert "worker 0" in error
+    assert "launcher" in error
     own = psutil.Process().children(recursive=True)
     assert not [child for child in own if child.name().startswith("pyc-job")]
 
@@ -85,8 +87,9 @@ def test_a_job_that_dies_is_told_without_contradiction(
     with collecting(way, endless, frames=T, max_worker_restarts=0, **local_jobs) as collector:
         collector.next()
         kill(collector, 1)
-        with pytest.raises(WorkerError, match=r"worker 1 died: .* job .*") as error:
+        with raised(WorkerError, worker=1) as error:
             collector.next()
+        assert "job" in str(error.value)
     assert "RUNNING" not in str(error.value)
 
 
@@ -148,8 +151,9 @@ def test_a_program_that_is_interrupted_goes_on_with_its_ranks(
 def test_a_job_that_fails_says_why(local_jobs: dict[str, Any]) -> None:
     """Before it is a rank, where only its log tells."""
     local_jobs["slurm_kwargs"]["local_setup"] = ["echo out of order >&2", "exit 3"]
-    with pytest.raises(WorkerError, match=r"worker 0 died: its job .* has ended"):
+    with raised(WorkerError, worker=0) as caught:
         DistributedDataCollector([CountingEnv], worker_init_timeout=60, **local_jobs)
+    assert "job" in str(caught.value)
 
 
 def collect_in_a_job() -> tuple[Any, ...]:
@@ -178,7 +182,8 @@ def test_jobs_that_wait_become_ranks(local_jobs: dict[str, Any]) -> None:
     launcher = submitit_delayed_launcher(2, submitit_main_conf=conf, submitit_collection_conf=conf)
     shape, error = launcher(collect_in_a_job)()
     assert shape == (T,)
-    assert "worker 0 cannot be started: its launcher has no more processes" in error
+    assert "worker 0" in error
+    assert "launcher" in error
 
 
 ENDED = """
@@ -245,57 +250,54 @@ def of_session(leader: int) -> list[psutil.Process]:
 
 
 def test_a_delayed_launcher_outside_of_its_program() -> None:
-    with pytest.raises(ValueError, match=r"launcher: .*submitit_delayed_launcher"):
+    with refused(ValueError, "launcher") as caught:
         DistributedDataCollector([CountingEnv], launcher="submitit_delayed")
+    assert "submitit_delayed_launcher" in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("odd", "error", "text"),
+    ("odd", "error", "given"),
     [
-        ({"cluster": "cloud"}, ValueError, "cloud; got {"),
-        ({"timeout": 3}, ValueError, "got {.*'timeout': 3"),
-        ({"timeout_min": "x"}, ValueError, "got {.*'timeout_min': 'x'"),
-        ({"folder": 3}, TypeError, "expected a path as 'folder', got 3"),
-        ({3: 4}, TypeError, "expected names of parameters, got 3"),
+        ({"cluster": "cloud"}, ValueError, "cloud"),
+        ({"timeout": 3}, ValueError, "'timeout': 3"),
+        ({"timeout_min": "x"}, ValueError, "'timeout_min': 'x'"),
+        ({"folder": 3}, TypeError, "'folder'"),
+        ({3: 4}, TypeError, "3"),
         (
             {"local_setup": "ls"},
             TypeError,
-            "expected a list of commands as 'local_setup', got 'ls'",
+            "'local_setup'",
         ),
-        ({"tasks_per_node": 2}, ValueError, "expected 1 for 'tasks_per_node', .* got 2"),
+        ({"tasks_per_node": 2}, ValueError, "'tasks_per_node'"),
     ],
 )
 def test_jobs_that_cannot_be_are_refused(
-    local_jobs: dict[str, Any], odd: Any, error: Any, text: str
+    local_jobs: dict[str, Any], odd: Any, error: Any, given: str
 ) -> None:
     conf = {**local_jobs["slurm_kwargs"], **odd}
-    with pytest.raises(error, match=f"(?s)slurm_kwargs: .*{text}"):
+    with refused(error, "slurm_kwargs") as caught:
         DistributedDataCollector([CountingEnv], launcher="submitit", slurm_kwargs=conf)
-    with pytest.raises(error, match=f"(?s)submitit_main_conf: .*{text}"):
+    assert given in str(caught.value)
+    with refused(error, "submitit_main_conf") as caught:
         submitit_delayed_launcher(1, submitit_main_conf=conf)(dict)()
+    assert given in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"slurm_kwargs": 3}, "slurm_kwargs: expected a dict, got 3"),
-        ({"slurm_kwargs": {}, "launcher": "mp"}, "slurm_kwargs: expected None .*, got {}"),
-    ],
-)
-def test_what_is_told_of_jobs_is_a_dict(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=text):
+@pytest.mark.parametrize("arguments", [{"slurm_kwargs": 3}, {"slurm_kwargs": {}, "launcher": "mp"}])
+def test_what_is_told_of_jobs_is_a_dict(arguments: dict[str, Any]) -> None:
+    with refused((TypeError, ValueError), "slurm_kwargs"):
         DistributedDataCollector([CountingEnv], **arguments)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "text"),
+    ("name", "value"),
     [
-        ({"tcpport": True}, "tcpport: expected an int, got True"),
-        ({"tcpport": "abc"}, "tcpport: expected an int, got 'abc'"),
-        ({"tcpport": 1 << 17}, "tcpport: expected a number from 0 to 65535"),
-        ({"submitit_collection_conf": 3}, "submitit_collection_conf: expected a dict, got 3"),
+        ("tcpport", True),
+        ("tcpport", "abc"),
+        ("tcpport", 1 << 17),
+        ("submitit_collection_conf", 3),
     ],
 )
-def test_a_launcher_of_jobs_that_wait_refuses(arguments: dict[str, Any], text: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=text):
-        submitit_delayed_launcher(1, **arguments)
+def test_a_launcher_of_jobs_that_wait_refuses(name: str, value: Any) -> None:
+    with refused((TypeError, ValueError), name):
+        submitit_delayed_launcher(1, **{name: value})

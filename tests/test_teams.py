@@ -139,7 +139,7 @@ def test_a_process_that_dies_is_replaced_by_its_team() -> None:
         for victim in pids():
             os.kill(victim, signal.SIGKILL)
             wait_until(lambda victim=victim: is_gone(victim))
-        with pytest.raises(WorkerError, match=r"of the processes of worker 1: worker \d died"):
+        with pytest.raises(WorkerError, match="worker 1"):
             collected(team)
 
 

@@ -295,12 +295,12 @@ def test_teams_come_and_go(inner: Inner) -> None:
     with collecting(inner, 1, parity_policy(), sync=True) as collector:
         assert collector.next().shape == (1, *inner.shape)
         (new,) = collector.add_collectors([inner.entries(1)])
-        with pytest.warns(UserWarning, match="2 workers from the next batch on"):
+        with pytest.warns(UserWarning, match="2 workers"):
             td = collector.next()
         assert td.shape[:-1] == (2, *inner.shape[:-1])
         assert td.shape[-1] == -(-T // 2)
         processes = processes_of(collector, 0)
-        with pytest.warns(UserWarning, match="1 workers from the next batch on"):
+        with pytest.warns(UserWarning, match="1 workers"):
             collector.remove_collectors(0)
         assert collector.next().shape == (1, *inner.shape)
         assert list(collector.stats()["workers"]) == [0, new]

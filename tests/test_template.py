@@ -166,7 +166,7 @@ def test_what_would_not_do_is_not_imported(
     if code == "raise SystemExit":  # as any other error: whoever needs it is told
         worker = started(engine, CountingEnv)
     else:
-        with pytest.warns(UserWarning, match="awkward: not imported beforehand"):
+        with pytest.warns(UserWarning, match="awkward"):
             worker = started(engine, CountingEnv)
     assert parent(worker).name() == "pyc-template"
     assert parent(started(engine, CountingEnv)).name() == "pyc-template"  # nobody is told again
@@ -206,7 +206,7 @@ def test_workers_go_on_without_their_template_until_they_are_ended(engine: Proce
     assert parent(other).name() == "pyc-template"
     os.kill(worker.info.pid, signal.SIGKILL)
     call = worker.handle.request("set_seed", [1], 1)
-    with pytest.raises(WorkerDied, match=f"its process {worker.info.pid} is gone"):
+    with pytest.raises(WorkerDied, match=str(worker.info.pid)):
         worker.handle.answer(call)
     worker.handle.kill()
     killed.handle.kill()
@@ -256,7 +256,7 @@ def test_forks_lack_a_module_that_starts_threads_while_it_is_imported(
     (tmp_path / "with_threads.py").write_text(THREADS)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(forking, "_modules", lambda: (*forking._ALWAYS, "with_threads"))
-    with pytest.warns(UserWarning, match="importing with_threads has started a thread"):
+    with pytest.warns(UserWarning, match="with_threads"):
         worker = started(engine, CountingEnv)
     assert parent(worker).name() == "pyc-template"
     assert is_collecting(worker)
@@ -356,7 +356,7 @@ def test_templates_are_few_however_many_modules_start_threads(
         return made[-1]
 
     monkeypatch.setattr(forking, "Template", noted)
-    with pytest.warns(UserWarning, match="not imported beforehand"):
+    with pytest.warns(UserWarning, match="needs_threads"):
         worker = started(engine, CountingEnv)
     assert parent(worker).name() == "pyc-template"
     assert len(made) == forking._MOST_TRIES + 1
@@ -367,7 +367,7 @@ def test_an_import_that_opens_a_gpu_is_reported_once(
 ) -> None:
     (tmp_path / "opens_a_gpu.py").write_text(OPENS_A_GPU.format(device=str(device)))
     monkeypatch.setattr(forking, "_modules", lambda: (*forking._ALWAYS, "opens_a_gpu", "json"))
-    with pytest.warns(UserWarning, match=f"importing opens_a_gpu has opened {device}"):
+    with pytest.warns(UserWarning, match=str(device)):
         worker = started(engine, CountingEnv)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -390,7 +390,7 @@ def test_where_there_can_be_no_fork_workers_are_spawned(
         monkeypatch.setattr(forking, "has_pidfd", lambda: False)
     else:
         monkeypatch.setattr(forking, "MOST_DESCRIPTORS", 3)
-    with pytest.warns(UserWarning, match="spawned instead of forked"):
+    with pytest.warns(UserWarning, match="spawned"):
         worker = started(engine, CountingEnv)
     assert parent(worker) == psutil.Process()
     assert is_collecting(worker)
@@ -420,7 +420,7 @@ def test_a_stopped_template_is_given_up(
     first = started(engine, CountingEnv)
     template = parent(first)
     os.kill(template.pid, signal.SIGSTOP)
-    with pytest.warns(UserWarning, match=rf"fork server \(process {template.pid}\) has not"):
+    with pytest.warns(UserWarning, match=f"process {template.pid}"):
         second = started(engine, CountingEnv, 1)
     await_gone(template.pid)
     assert parent(second).name() == "pyc-template"
@@ -438,7 +438,7 @@ def test_a_stopped_template_is_given_up_if_its_worker_dies(
     os.kill(template.pid, signal.SIGSTOP)
     os.kill(worker.info.pid, signal.SIGKILL)
     wait_until(lambda: worker.handle.is_dead)
-    with pytest.warns(UserWarning, match=rf"fork server \(process {template.pid}\) has not"):
+    with pytest.warns(UserWarning, match=f"process {template.pid}"):
         end = worker.handle.monitor.end()
     assert "is gone" in end.line
     await_gone(template.pid)
@@ -603,8 +603,8 @@ def test_a_program_on_standard_input_has_workers() -> None:
 
 def test_a_program_on_standard_input_has_none_that_are_spawned() -> None:
     ended = collected_on_standard_input("spawn")
-    words = "ValueError: start_method: workers that are spawned import the program's script; "
-    assert words + "expected a file, got <stdin>, a stream" in ended.stderr
+    assert "ValueError: start_method: " in ended.stderr
+    assert "<stdin>" in ended.stderr
 
 
 @pytest.mark.slow

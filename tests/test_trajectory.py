@@ -10,6 +10,7 @@ import torch
 from arrays_for_tests import batch_shapes
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import refused
 from tensordict import LazyStackedTensorDict, TensorDict
 
 from pycollect import split_trajectories
@@ -293,39 +294,41 @@ def test_leaves_that_the_core_does_not_read() -> None:
 
 def test_bad_input_is_named() -> None:
     td = make((2, 6), 6)
-    with pytest.raises(ValueError, match="format: expected"):
+    with refused(ValueError, "format"):
         split_trajectories(td, format="nested")
-    with pytest.raises(ValueError, match=r"as_nested: expected True, False, .*got torch.sparse"):
+    with refused(ValueError, "as_nested"):
         split_trajectories(td, as_nested=torch.sparse_coo)
-    with pytest.raises(ValueError, match="format: expected none beside as_nested, got 'cat'"):
+    with refused(ValueError, "format"):
         split_trajectories(td, as_nested=True, format="cat")
-    with pytest.raises(TypeError, match="padding_id: expected an integer, got True"):
+    with refused(TypeError, "padding_id"):
         split_trajectories(td, padding_id=True)
-    with pytest.raises(ValueError, match="at least one batch dimension"):
+    with refused(ValueError, "rollout_tensordict"):
         split_trajectories(TensorDict({"a": torch.zeros(3)}, []))
-    with pytest.raises(KeyError, match=r"next\.done, or trajectory ids"):
+    with refused(KeyError, "rollout_tensordict") as caught:
         split_trajectories(TensorDict({"a": torch.zeros(3)}, [3]))
-    with pytest.raises(KeyError, match=r"next\.over"):
+    assert "next.done" in str(caught.value)
+    with refused(KeyError, "done_key") as caught:
         split_trajectories(td, done_key="over")
+    assert "next.over" in str(caught.value)
     floats = td.clone()
     floats["collector", "traj_ids"] = torch.zeros(2, 6)
-    with pytest.raises(ValueError, match=r"collector\.traj_ids: expected integers"):
+    with refused(ValueError, "collector.traj_ids"):
         split_trajectories(floats)
     numbers = td.clone()
     numbers["next", "done"] = torch.zeros(2, 6, 1)
-    with pytest.raises(ValueError, match=r"done: expected bool of shape \[2, 6\]"):
+    with refused(ValueError, "done"):
         split_trajectories(numbers)
     foreign = td.exclude("collector")
     foreign["mask"] = torch.zeros(2, 6, 4)
-    with pytest.raises(ValueError, match="mask: expected bool"):
+    with refused(ValueError, "mask"):
         split_trajectories(foreign)
     sparse = td.clone()
     sparse["next", "info"] = torch.eye(6).expand(2, 6, 6).to_sparse()
-    with pytest.raises(TypeError, match=r"next\.info: expected a strided tensor, got a tensor of"):
+    with refused(TypeError, "next.info"):
         split_trajectories(sparse)
 
 
 @pytest.mark.parametrize("given", [torch.zeros(3), {"a": torch.zeros(3)}, None])
 def test_only_tensordicts_are_split(given: Any) -> None:
-    with pytest.raises(TypeError, match="rollout_tensordict: expected a TensorDict, got"):
+    with refused(TypeError, "rollout_tensordict"):
         split_trajectories(given)

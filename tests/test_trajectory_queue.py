@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from operator import itemgetter
 
-import pytest
 import torch
 from arrays_for_tests import batch_shapes  # noqa: F401 (the module loads the profile)
 from hypothesis import given
 from hypothesis import strategies as st
+from raising import refused
 from tensordict import NonTensorStack, TensorDict
 
 from pycollect.trajectories.queue import TrajectoryQueue
@@ -214,25 +214,26 @@ def test_objects_stay_with_their_frames() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    for arguments, text in (
-        ((0,), "trajectories: expected at least 1, got 0"),
-        ((1, "flat"), 'form: expected "padded" or "cat", got \'flat\''),
-        ((1, "cat", -1), "next_id: expected at least 0, got -1"),
+    for arguments, name in (
+        ((0,), "trajectories"),
+        ((1, "flat"), "form"),
+        ((1, "cat", -1), "next_id"),
     ):
-        with pytest.raises(ValueError, match=text):
+        with refused(ValueError, name):
             TrajectoryQueue(*arguments)
     queue = TrajectoryQueue(2)
-    with pytest.raises(KeyError, match=r"next\.done"):
+    with refused(KeyError, "rollout") as caught:
         queue.push(0, rollout([1], [0], [1]).exclude(("next", "done")))
+    assert "next.done" in str(caught.value)
     queue.push(0, rollout([1], [0], [1]))
     other = rollout([1], [0], [1])
     other["next", "frame"] = torch.zeros(1)
     queue.push(1, other)
-    with pytest.raises(ValueError, match=r"next\.frame: expected torch.int64 of shape \[\] in all"):
+    with refused(ValueError, "next.frame"):
         queue.pop()
     assert queue.held == {0: 1, 1: 1}
     queue.clear()
     queue.push(0, rollout([1], [0], [1]))
     queue.push(1, rollout([1], [0], [1]).exclude("observation"))
-    with pytest.raises(ValueError, match="observation: expected in all rollouts or in none"):
+    with refused(ValueError, "observation"):
         queue.pop()

@@ -11,6 +11,7 @@ import torch
 from collect_support import parity_policy
 from echo_envs import EchoEnv, echo_fns
 from fake_device import DEVICE, FakeDevice
+from raising import refused
 
 from pycollect import (
     MultiaSyncDataCollector,
@@ -232,10 +233,11 @@ def test_a_device_that_is_not_here_is_refused_with_the_reason() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is CUDA")
     for name in ("device", "storing_device", "env_device", "policy_device"):
-        with pytest.raises(ValueError, match=rf"{name}: expected a device that is here.*CUDA|cuda"):
+        with refused(ValueError, name):
             uploading(**{"storing_device": None, name: "cuda"})
-        with pytest.raises(ValueError, match=rf"{name}.*meta"):
+        with refused(ValueError, name) as caught:
             uploading(**{"storing_device": None, name: "meta"})
+        assert "meta" in str(caught.value)
 
 
 @pytest.mark.parametrize("engine", ["multi.ProcessEngine", "ray.RayEngine"])
@@ -250,7 +252,7 @@ def test_elsewhere_it_is_refused_before_anything_starts(
     classes: list[Any] = [MultiSyncDataCollector, MultiaSyncDataCollector]
     for make in [RayCollector] if engine == "ray.RayEngine" else classes:
         for name in ("device", "storing_device"):
-            with pytest.raises(ValueError, match=rf"{name}: expected a device that is here.*CUDA"):
+            with refused(ValueError, name):
                 make(
                     [echo_fns(0), echo_fns(1)],
                     parity_policy(),

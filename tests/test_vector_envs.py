@@ -22,6 +22,7 @@ from envs_for_tests import (
 )
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
+from raising import refused, warned
 
 from pycollect.envs import make_env_batch
 
@@ -148,7 +149,7 @@ class TestForeignVectorEnvs:
         for i, row in enumerate(frames(batch, 20)):
             assert len(row) < 20
             expect_counting(row, i)
-        with pytest.raises(RuntimeError, match="reset_done"):
+        with refused(RuntimeError, "reset_done"):
             batch.reset_done(np.ones(count, bool))
 
     def test_a_reset_that_swallows_too_waits_for_a_step_without_an_end(self) -> None:
@@ -170,7 +171,7 @@ class TestForeignVectorEnvs:
         batch.reset()
         for action in actions(batch, 9):
             batch.step(action)
-        with pytest.warns(UserWarning, match="swallow the first step"):
+        with warned("create_env_fn"):
             batch.reset()
 
     def test_one_row_cannot_ignore_a_mask(self) -> None:
@@ -228,7 +229,7 @@ class TestForeignVectorEnvs:
         assert not batch.can_reset
         batch.reset()
         batch.step(np.zeros(3, int))
-        with pytest.raises(RuntimeError, match="reset_done"):
+        with refused(RuntimeError, "reset_done"):
             batch.reset_done(np.array([True, False, False]))
         expect_dense(batch)
 
@@ -239,23 +240,27 @@ class TestForeignVectorEnvs:
 
         batch = make_env_batch(Without(envs(length=9), "SAME_STEP"))
         batch.reset()
-        with pytest.raises(ValueError, match=r"final_obs.*SAME_STEP"):
+        with refused(ValueError, "autoreset_mode") as caught:
             run(batch, 9)
+        assert "final_obs" in str(caught.value)
 
     def test_disabled(self) -> None:
         expect_dense(make_env_batch(CountingVectorEnv(envs(), "DISABLED")))
-        with pytest.raises(ValueError, match=r"DISABLED.*reset_mask"):
+        with refused(ValueError, "create_env_fn") as caught:
             make_env_batch(CountingVectorEnv(envs(), "DISABLED", ignores_mask=True))
+        assert "DISABLED" in str(caught.value)
 
     def test_the_mode_is_asked_for_and_never_guessed(self) -> None:
-        with pytest.raises(ValueError, match=r"autoreset_mode: .*expected NEXT_STEP, SAME_STEP"):
+        with refused(ValueError, "autoreset_mode"):
             make_env_batch(CountingVectorEnv(envs(), None))
         for name in ("NEXT_STEP", "next_step", "NextStep", AutoresetMode.NEXT_STEP):
             expect_dense(make_env_batch(CountingVectorEnv(envs(), None), autoreset_mode=name))
-        with pytest.raises(ValueError, match=r"autoreset_mode: expected NEXT_STEP.*got 'never'"):
+        with refused(ValueError, "autoreset_mode") as caught:
             make_env_batch(CountingVectorEnv(envs(), None), autoreset_mode="never")
-        with pytest.raises(ValueError, match=r"autoreset_mode: expected NEXT_STEP.*got SAME_STEP"):
+        assert "'never'" in str(caught.value)
+        with refused(ValueError, "autoreset_mode") as caught:
             make_env_batch(CountingVectorEnv(envs()), autoreset_mode="SAME_STEP")
+        assert "SAME_STEP" in str(caught.value)
 
     def test_the_shared_metadata_of_vector_env_tells_nothing(
         self, monkeypatch: pytest.MonkeyPatch
@@ -263,7 +268,7 @@ class TestForeignVectorEnvs:
         monkeypatch.setitem(VectorEnv.metadata, "autoreset_mode", AutoresetMode.SAME_STEP)
         env = CountingVectorEnv(envs())
         env.metadata = VectorEnv.metadata
-        with pytest.raises(ValueError, match="does not tell"):
+        with refused(ValueError, "autoreset_mode"):
             make_env_batch(env)
 
     def test_the_probe_is_the_same_in_every_run_and_gives_no_seed(self) -> None:
@@ -289,7 +294,7 @@ class TestForeignVectorEnvs:
         for seed in (7, 8):
             batch.reset([seed, 2, 3])
             assert [one.seeds[-1] for one in env.envs] == [seed] * 3
-        with pytest.raises(ValueError, match="one per env"):
+        with refused(ValueError, "seeds"):
             batch.reset([1])
 
     def test_an_env_that_returns_only_the_rows_it_reset(self) -> None:
@@ -297,13 +302,14 @@ class TestForeignVectorEnvs:
         expect_dense(batch, 20)
 
     def test_the_old_interface_of_envpool(self) -> None:
-        with pytest.raises(ValueError, match="autoreset_mode"):
+        with refused(ValueError, "autoreset_mode"):
             make_env_batch(OldEnvPool(envs()))
         batch = make_env_batch(OldEnvPool(envs()), autoreset_mode="NEXT_STEP")
         batch.reset([1, 2, 3])
         expect_dense(batch, 20)
-        with pytest.raises(ValueError, match="batch_size=2 with num_envs=3"):
+        with refused(ValueError, "create_env_fn") as caught:
             make_env_batch(OldEnvPool(envs(), batch_size=2), autoreset_mode="NEXT_STEP")
+        assert "batch_size=2" in str(caught.value)
 
     def test_shapes_from_a_vector_env_are_checked(self) -> None:
         class Wrong(CountingVectorEnv):
@@ -313,12 +319,12 @@ class TestForeignVectorEnvs:
 
         batch = make_env_batch(lambda: Wrong(envs(count=1), "DISABLED"))
         batch.reset()
-        with pytest.raises(ValueError, match=r"reward: expected shape \[1\].*\[1, 1\]"):
+        with refused(ValueError, "reward"):
             batch.step(np.zeros(1, int))
 
     def test_a_refused_env_is_closed(self) -> None:
         made = envs()
-        with pytest.raises(ValueError, match="autoreset_mode"):
+        with refused(ValueError, "autoreset_mode"):
             make_env_batch(lambda: CountingVectorEnv(made, None))
         assert [env.closed for env in made] == [1, 1, 1]
 
@@ -330,6 +336,6 @@ class TestOverwrittenFinalObservation:
         )
         batch = make_env_batch(env)
         batch.reset()
-        with pytest.warns(UserWarning, match="final_obs") as caught:
+        with warned("create_env_fn") as caught:
             run(batch, 10)
         assert len(caught) == 1

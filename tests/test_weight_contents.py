@@ -26,6 +26,7 @@ from collect_support import (
 )
 from echo_envs import ENTRIES, wait_until
 from envs_for_tests import CountingEnv
+from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -200,8 +201,9 @@ def test_a_state_whose_extra_state_a_module_refuses_changes_nothing(way: Way) ->
         state = collector.state_dict()
         state["policy"]["module.head._extra_state"] = 3  # not a dict
         state["policy"]["module.body.bias"].fill_(7.0)
-        with pytest.raises(ValueError, match=r"module\.head\._extra_state"):
+        with refused(ValueError, "policy_or_weights") as caught:
             collector.load_state_dict(state)
+        assert "module.head._extra_state" in str(caught.value)
         assert policy.module.body.bias != 7.0
         assert collector.stats()["batches"] == 1
         assert collector.next()["observation"][..., 2].max() == 2 * T - 1  # no reset
@@ -323,8 +325,9 @@ def test_a_value_that_cannot_be_sent_is_refused_by_its_name(way: Way) -> None:
     policy = shows()
     with collecting(way, ONE, policy, frames=T, track_policy_version=True) as collector:
         for make, error, name in REFUSED.values():
-            with pytest.raises(error, match=name):
+            with refused(error, "policy_or_weights") as caught:
                 collector.update_policy_weights_(make(shows()))
+            assert name in str(caught.value)
         assert collector.policy_version == 0
         assert seen_modes(next_of_version(collector, 0)) == {(True, True, True)}
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from collect_support import IN_PROCESS, MULTI_STACK, bias_policy, collecting, marked
 from echo_envs import ENTRIES
+from raising import refused, warned
 
 from pycollect import MultiSyncDataCollector
 
@@ -58,10 +59,10 @@ def test_an_updater_is_called_instead() -> None:
         assert updater.calls == [(None, None, {}), ("anything", [3], {"more": 1}), ("init", (5,))]
         assert collector.policy_version == 2
         for name in ("model_id", "weights_dict"):
-            with pytest.raises(ValueError, match=f"{name}: expected None"):
+            with refused(ValueError, name):
                 collector.update_policy_weights_(**{name: {"policy": 3}})
         collector.weight_updater = None
-        with pytest.raises(TypeError, match="'more'"):
+        with pytest.raises(TypeError, match="more"):
             collector.update_policy_weights_(more=1)
 
 
@@ -71,24 +72,24 @@ def test_what_makes_an_updater_and_what_does_not() -> None:
             assert isinstance(collector.weight_updater, Updater)
     bad = partial(collecting, IN_PROCESS, ONE, None, frames=T)
     with (
-        pytest.raises(TypeError, match="weight_updater: expected a WeightUpdaterBase"),
+        refused(TypeError, "weight_updater"),
         bad(weight_updater=3),
     ):
         pass
     with (
-        pytest.raises(TypeError, match=r"weight_updater: expected None together"),
+        refused(TypeError, "weight_updater"),
         bad(weight_updater=Updater(), weight_sync_schemes={}),
     ):
         pass
     with (
-        pytest.raises(TypeError, match=r"weight_updater: .* that returned dict"),
+        refused(TypeError, "weight_updater"),
         bad(weight_updater=dict),
     ):
         pass
     shared = Updater()
     shared.register_collector = lambda collector: None  # type: ignore[method-assign]
     with (
-        pytest.raises(RuntimeError, match="weight_updater: expected one whose `collector`"),
+        refused(RuntimeError, "weight_updater"),
         bad(weight_updater=shared),
     ):
         pass
@@ -107,12 +108,13 @@ def test_an_updater_sends_through_pipes_and_that_is_one_version() -> None:
         assert collector.policy_version == 1
         assert (td["collector", "policy_version"] == 1).all()
         pipe = collector.pipes[0]
-        with pytest.raises(ValueError, match="message: expected"):
+        with refused(ValueError, "message"):
             pipe.send(("something", "else"))
         with pytest.raises(EOFError):
             pipe.recv()
-        with pytest.raises(ValueError, match="unknown"):
+        with refused(ValueError, "policy_or_weights") as caught:
             pipe.send(({"module": {"other": torch.zeros(1)}}, "update"))
+        assert "other" in str(caught.value)
 
 
 class WeightSyncScheme:
@@ -135,9 +137,10 @@ def made(**arguments: Any) -> None:
 
 @pytest.mark.parametrize("name", ["SharedMem", "MultiProcess", "Ray", "RPC", "Distributed"])
 def test_a_scheme_that_only_says_what_carries_the_weights(name: str) -> None:
-    with pytest.warns(UserWarning, match=rf"weight_sync_schemes: {name}.*no effect") as caught:
+    with warned("weight_sync_schemes") as caught:
         made(weight_sync_schemes={"policy": scheme(f"{name}WeightSyncScheme")})
-    assert len(caught) == 1
+    (own,) = caught
+    assert name in str(own.message)
     made(weight_sync_schemes={})
 
 
@@ -151,14 +154,16 @@ def test_a_scheme_that_sends_nothing(way: Any) -> None:
 
 def test_schemes_that_are_refused() -> None:
     bad: list[tuple[Any, type[Exception], str]] = [
-        (3, TypeError, "weight_sync_schemes: expected a dict"),
-        ({"policy": 3}, TypeError, "expected a WeightSyncScheme for 'policy', got int"),
-        ({"value": scheme("RayWeightSyncScheme")}, ValueError, r"'policy' alone, got \['value'\]"),
+        (3, TypeError, "int"),
+        ({"policy": 3}, TypeError, "'policy'"),
+        ({"value": scheme("RayWeightSyncScheme")}, ValueError, "['value']"),
         ({"policy": scheme("RayModuleTransformScheme")}, ValueError, "RayModuleTransformScheme"),
-        ({"policy": scheme("Mine", "mine")}, ValueError, "got Mine, whose own way.*weight_updater"),
+        ({"policy": scheme("Mine", "mine")}, ValueError, "Mine"),
     ]
-    for schemes, error, text in bad:
-        with pytest.raises(error, match=text):
+    for schemes, error, given in bad:
+        with refused(error, "weight_sync_schemes") as caught:
             made(weight_sync_schemes=schemes)
-        with pytest.raises(error, match=text):
+        assert given in str(caught.value)
+        with refused(error, "weight_sync_schemes") as caught:
             MultiSyncDataCollector([ONE(0)], frames_per_batch=4, weight_sync_schemes=schemes)
+        assert given in str(caught.value)

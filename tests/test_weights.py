@@ -12,6 +12,7 @@ import pytest
 import torch
 from collect_support import IN_PROCESS, MULTI_STACK, Way, collecting, marked
 from echo_envs import ENTRIES, GateEnv, TallyEnv, wait_until
+from raising import refused
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
 
@@ -159,26 +160,27 @@ def test_weights_from_elsewhere_stay_until_the_policy_changes() -> None:
 
 
 MISFITS: list[tuple[Any, type[Exception], str]] = [
-    (lambda: constant_policy(size=4), ValueError, r"shape \[3\] for 'module.weight', got \[4\]"),
-    (lambda: torch.nn.Linear(2, 2), ValueError, r"missing.*module.weight.*unknown.*bias"),
+    (lambda: constant_policy(size=4), ValueError, "[4]"),
+    (lambda: torch.nn.Linear(2, 2), ValueError, "bias"),
     (
         lambda: {"module.weight": torch.zeros(3), "more": torch.zeros(3)},
         ValueError,
-        "unknown.*more",
+        "more",
     ),
-    (lambda: {0: {"more": torch.zeros(3)}}, ValueError, "unknown.*more"),
-    (lambda: {0: dict(constant_policy().state_dict()), 7: {}}, ValueError, "policy_or_weights.*7"),
-    (dict, ValueError, "missing"),
-    (lambda: 3, TypeError, "policy_or_weights.*int"),
-    (lambda: {"module.weight": 3, "module.count": 0}, TypeError, "policy_or_weights.*int"),
+    (lambda: {0: {"more": torch.zeros(3)}}, ValueError, "more"),
+    (lambda: {0: dict(constant_policy().state_dict()), 7: {}}, ValueError, "7"),
+    (dict, ValueError, "module.weight"),
+    (lambda: 3, TypeError, "int"),
+    (lambda: {"module.weight": 3, "module.count": 0}, TypeError, "int"),
 ]
 
 
-@pytest.mark.parametrize(("make", "error", "text"), MISFITS)
-def test_weights_that_do_not_fit_in_process(make: Any, error: Any, text: str) -> None:
+@pytest.mark.parametrize(("make", "error", "given"), MISFITS)
+def test_weights_that_do_not_fit_in_process(make: Any, error: Any, given: str) -> None:
     with collecting(IN_PROCESS, ONE, constant_policy(1.0), frames=T) as collector:
-        with pytest.raises(error, match=text):
+        with refused(error, "policy_or_weights") as caught:
             collector.update_policy_weights_(make())
+        assert given in str(caught.value)
         assert collector.policy_version == 0
         assert seen(collector.next()) == {(3.0, 0)}
 
@@ -187,7 +189,7 @@ def test_without_a_policy_there_are_no_weights() -> None:
     with collecting(IN_PROCESS, ONE, None, frames=T) as collector:
         collector.update_policy_weights_()
         collector.update_policy_weights_(torch.nn.Dropout())
-        with pytest.raises(ValueError, match="unknown"):
+        with refused(ValueError, "policy_or_weights"):
             collector.update_policy_weights_(torch.nn.Linear(2, 2))
 
 
@@ -212,9 +214,10 @@ def test_each_worker_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> Non
             td = collector.next()
             assert seen(td) == {(3.0 * version, 3 * version)}
             assert (td[VERSION] == version).all()
-        for make, error, text in MISFITS:
-            with pytest.raises(error, match=text):
+        for make, error, given in MISFITS:
+            with refused(error, "policy_or_weights") as caught:
                 collector.update_policy_weights_(make())
+            assert given in str(caught.value)
         assert collector.policy_version == 3
         set_policy(policy, 12.0)
         collector.update_policy_weights_(worker_ids=1)
@@ -223,7 +226,7 @@ def test_each_worker_has_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> Non
         assert td[VERSION].tolist() == [[3] * T, [4] * T]
         assert collector.policy_lag == {0: 1, 1: 0}
         assert [w["version"] for w in collector.stats()["workers"].values()] == [3, 4]
-        with pytest.raises(ValueError, match="worker_ids"):
+        with refused(ValueError, "worker_ids"):
             collector.update_policy_weights_(worker_ids=[0, 2])
         set_policy(policy, 15.0)
         collector.update_policy_weights_(worker_ids=[0], wait=True)

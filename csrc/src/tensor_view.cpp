@@ -69,7 +69,7 @@ void detail::expect_count(std::size_t numbers, const Dims& shape) {
 
 TensorView TensorView::operator[](std::int64_t i) const {
   if (rank() == 0 || i < 0 || i >= shape[0]) {
-    throw std::out_of_range("index " + std::to_string(i) + " is outside of shape " +
+    throw std::out_of_range("index: " + std::to_string(i) + " is outside of shape " +
                             to_string(shape));
   }
   return {data + i * strides[0], dtype, Dims(shape.from(1)), Dims(strides.from(1)), device};

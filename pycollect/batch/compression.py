@@ -23,7 +23,7 @@ def import_lz4(argument: str) -> ModuleType:
     try:
         import lz4.frame
     except ImportError as error:
-        raise ImportError(f"{argument} needs LZ4: pip install lz4") from error
+        raise ImportError(f"{argument}: LZ4 is not installed; pip install lz4") from error
     frame: ModuleType = lz4.frame
     return frame
 
@@ -45,7 +45,7 @@ def decompress(data: Buffer, size: int, argument: str) -> Buffer:
         return np.array(data)
     opened: bytearray = import_lz4(argument).decompress(data, return_bytearray=True)
     if len(opened) != size:
-        raise ValueError(f"expected {size} bytes in a frame of LZ4, got {len(opened)}")
+        raise ValueError(f"{argument}: expected {size} bytes in a frame of LZ4, got {len(opened)}")
     return np.frombuffer(opened, np.uint8)
 
 

@@ -315,7 +315,7 @@ def _postproc(cfg: Any, first: MultiStep | None) -> Callable[[TensorDictBase], A
         return first
     if not torch.cuda.is_available():
         warn_user(
-            "pin_memory=True: there is no CUDA here, batches lie in ordinary memory",
+            "pin_memory: CUDA is not available; batches are in ordinary memory",
         )
         return first
 

@@ -30,7 +30,7 @@ class Face:
 
     def __getattr__(self, name: str) -> Any:
         if name in _THE_COLLECTORS:
-            raise AttributeError(f"{name}: not of one worker; call the collector's {name}()")
+            raise AttributeError(f"not of one worker; call the collector's {name}()")
         raise AttributeError(f"a worker has no attribute {name!r}")
 
 

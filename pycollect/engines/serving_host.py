@@ -74,7 +74,7 @@ class ServingHost(RemoteWorker):
 
     def _refuse_tasks(self) -> None:
         for future, _ in self._taken_tasks():
-            future.set_exception(self._failure or RuntimeError("it serves nobody any more"))
+            future.set_exception(self._failure or RuntimeError("the inference server is closed"))
 
     def _in_turn(self, task: Callable[[], Any]) -> Any:
         """What a task returns that is done between two rounds, or an ErrorReport. Waits.

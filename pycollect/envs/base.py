@@ -286,7 +286,7 @@ def observation_of(result: Any) -> Any:
     """The observation in what Gymnasium's ``reset`` returned; TypeError where it is another's."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(
-            f"the environment's reset: expected (observation, info), got {type(result).__name__}; "
+            f"reset: expected (observation, info), got {type(result).__name__}; "
             "an environment of Gym's old interface needs a wrapper for Gymnasium's"
         )
     return result[0]

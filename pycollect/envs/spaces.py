@@ -234,7 +234,7 @@ def _read(extra: Extra) -> Callable[[Any], Any]:
             return torch.from_numpy(np.array(value, dtype).reshape(len(value), *feature))
         except (TypeError, ValueError) as error:
             raise ValueError(
-                f"observation {key_name(extra.key)}: expected a sequence of {dtype} "
+                f"observation: {key_name(extra.key)}: expected a sequence of {dtype} "
                 f"{list(feature)}, as the space declares, got {describe(value)}"
             ) from error
 
@@ -273,21 +273,21 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the env"
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"observation {key_name(leaf.key)}: expected {leaf.dtype} {list(shape)}, as the space "
+            f"observation: {key_name(leaf.key)}: expected {leaf.dtype} {list(shape)}, as the space "
             f"of {env} declares, got {describe(value)}"
         ) from error
     if array.shape != shape:
         raise ValueError(
-            f"observation {key_name(leaf.key)}: expected shape {list(shape)}, as the space of "
+            f"observation: {key_name(leaf.key)}: expected shape {list(shape)}, as the space of "
             f"{env} declares, got {list(array.shape)} ({array.dtype})"
         )
     cast = cast_safely(array, leaf.dtype)
     if cast is not None:
         return cast
     raise ValueError(
-        f"observation {key_name(leaf.key)}: expected {leaf.dtype}, as the space of {env} declares, "
-        f"got {array.dtype}, which cannot be cast to it safely; correct the space or convert the "
-        "observation with gymnasium.wrappers.TransformObservation"
+        f"observation: {key_name(leaf.key)}: expected {leaf.dtype}, as the space of {env} "
+        f"declares, got {array.dtype}, which cannot be cast to it safely; correct the space or "
+        "convert the observation with gymnasium.wrappers.TransformObservation"
     )
 
 
@@ -360,7 +360,7 @@ def conform_scalar(value: Any, leaf: Leaf, env: str = "the env") -> int:
         return operator.index(value)
     except TypeError as error:
         raise ValueError(
-            f"observation {key_name(leaf.key)}: expected an integer, as the space of {env} "
+            f"observation: {key_name(leaf.key)}: expected an integer, as the space of {env} "
             f"declares, got {describe(value)}"
         ) from error
 

@@ -345,9 +345,9 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._watch_final = False
         if not rows_differ(final, reset)[rows].any():
             warn_user(
-                f"{self._api.env} in SAME_STEP mode gave a terminal observation (final_obs) that "
-                "equals the reset observation after it. If the env reuses its observation buffer, "
-                "the terminal observation is lost in the vector env and ('next', observation) is "
-                "wrong at each episode's end: use NEXT_STEP or DISABLED, or return a copy from the "
-                "env",
+                f"create_env_fn: {self._api.env} in SAME_STEP mode gave a terminal observation "
+                "(final_obs) that equals the reset observation after it. If the env reuses its "
+                "observation buffer, the terminal observation is lost in the vector env and "
+                "('next', observation) is wrong at each episode's end: use NEXT_STEP or DISABLED, "
+                "or return a copy from the env",
             )

@@ -199,9 +199,9 @@ class VectorApi:
                 return
             self.step(tuple(leaf[0] for leaf in sampler.draw(1, rng)))
         warn_user(
-            f"{self.env} may swallow the first step of some rows after this reset: episodes ended "
-            f"in each of the {_SETTLE_STEPS} steps before it. Use AsyncVectorEnv with "
-            "shared_memory=True, or the autoreset mode DISABLED",
+            f"create_env_fn: {self.env} may swallow the first step of some rows after this reset: "
+            f"episodes ended in each of the {_SETTLE_STEPS} steps before it. Use AsyncVectorEnv "
+            "with shared_memory=True, or the autoreset mode DISABLED",
         )
 
     def _seeded_reset(self, seeds: list[int]) -> Any:

@@ -49,7 +49,7 @@ class RandomPolicy:
         """
         if self.action_spec is None:
             raise RuntimeError(
-                "RandomPolicy: expected an action_spec, or a collector that knows the environment, "
+                "action_spec: expected a TorchRL spec, or a collector that knows the environment, "
                 "got neither"
             )
         drawn = self.action_spec.rand()

@@ -385,11 +385,9 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def __len__(self) -> int:
         """Return the total number of batches, including delivered ones, if every batch is full."""
         if self._flow.queue is not None and self._flow.options.replay_buffer is None:
-            raise TypeError("len() of batches of whole trajectories: it depends on their lengths")
+            raise TypeError("trajs_per_batch: batches of whole trajectories have no len()")
         if self._flow.options.total_frames is None:
-            raise TypeError(
-                f"len() of a {type(self).__name__} without an end: total_frames was not given"
-            )
+            raise TypeError(f"total_frames: not given, so this {type(self).__name__} has no len()")
         return -(-self._flow.options.total_frames // self._source.batch_frames)
 
     # Progress

@@ -79,7 +79,7 @@ class WeightUpdates:
             self._update_by(self._updater, source_of(given, None, None), worker_ids, others)
         elif others:
             name = next(iter(others))
-            raise TypeError(f"update_policy_weights_() got an unexpected keyword argument {name!r}")
+            raise TypeError(f"{name}: not an argument of update_policy_weights_()")
         else:
             source = source_of(given, model_id, weights_dict)
             self._source.weights.update(source, worker_ids, wait)

@@ -145,7 +145,7 @@ class MultiStep(torch.nn.Module):
         td, parcel = without_extras(tensordict)
         source = td.get("next", None)
         if source is None:
-            raise KeyError('expected an entry "next" in the batch, got none')
+            raise KeyError('tensordict: expected an entry "next", got none')
         leaves, _, others = flatten(source)
         refuse(others)
         flags = leaves.get(as_key(self.done_key or "done"))
@@ -171,8 +171,8 @@ class MultiStep(torch.nn.Module):
             found = [key for key in leaves if key[-1] == "reward"]
             if not found:
                 raise KeyError(
-                    'expected a leaf named "reward" under "next", got '
-                    f"{', '.join(map(dotted, leaves)) or 'no leaf'}; name it by reward_keys"
+                    'reward_keys: expected a leaf named "reward" under "next", got '
+                    f"{', '.join(map(dotted, leaves)) or 'no leaf'}; name the reward"
                 )
             return found
         keys = [as_key(key) for key in self.reward_keys]
@@ -187,7 +187,7 @@ class MultiStep(torch.nn.Module):
         ids = td.get(ids_key, None)
         done = self._done(leaves, td.ndim)
         if ids is None and done is None:
-            raise KeyError("expected next.done, or trajectory ids, in the batch, got neither")
+            raise KeyError("tensordict: expected next.done, or trajectory ids, got neither")
         return SplitPlan(
             as_signal(done),
             as_signal(as_int64(ids_key, ids)),

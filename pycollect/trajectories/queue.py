@@ -106,7 +106,7 @@ class TrajectoryQueue:
         under_next = {key[1:]: leaf for key, leaf in chunk.leaves.items() if key[0] == "next"}
         done = any_done(under_next, 1)
         if done is None:
-            raise KeyError("expected next.done in the rollout")
+            raise KeyError("rollout: expected next.done, got none")
         offsets = plan.offsets.tolist()
         complete: list[_Trajectory] = []
         ended = done[plan.offsets[1:] - 1].reshape(-1).tolist()

@@ -323,8 +323,7 @@ def _done(
     if done_key is None and not needed:
         return leaves.get(key) if wanted else None
     if key not in leaves:
-        raise KeyError(
-            f"expected {dotted(key)}"
-            + (", or trajectory ids, in the batch, got neither" if needed else " in the batch")
-        )
+        if done_key is not None:
+            raise KeyError(f"done_key: expected {dotted(key)} in the batch, got none")
+        raise KeyError("rollout_tensordict: expected next.done, or trajectory ids, got neither")
     return leaves[key]

@@ -47,11 +47,11 @@ class ProfileConfig:
     def __post_init__(self) -> None:
         if self.num_rollouts <= self.warmup_rollouts:
             raise ValueError(
-                f"num_rollouts ({self.num_rollouts}) must be greater than warmup_rollouts "
-                f"({self.warmup_rollouts})"
+                f"num_rollouts: expected more than warmup_rollouts ({self.warmup_rollouts}), got "
+                f"{self.num_rollouts}"
             )
         if self.warmup_rollouts < 0:
-            raise ValueError(f"warmup_rollouts must be >= 0, got {self.warmup_rollouts}")
+            raise ValueError(f"warmup_rollouts: expected an int >= 0, got {self.warmup_rollouts}")
         unknown = sorted({name.lower() for name in self.activities} - {"cpu", "cuda"})
         if unknown:
             raise ValueError(f"activities: expected 'cpu' and 'cuda', got {unknown}")

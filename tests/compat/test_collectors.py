@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import warned
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -377,7 +378,7 @@ def test_whole_trajectories_of_torchrls_envs() -> None:
         collector.shutdown()
     endless = mock.ContinuousActionVecMockEnv
     for make in (endless, lambda: SerialEnv(2, endless)):
-        with pytest.warns(UserWarning, match="max_frames_per_traj"):
+        with warned("trajs_per_batch"):
             collector = pycollect.SyncDataCollector(
                 make, None, frames_per_batch=10, total_frames=30, trajs_per_batch=1
             )

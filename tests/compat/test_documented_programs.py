@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from raising import refused
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -401,9 +402,9 @@ def test_a_policy_that_is_elsewhere_is_told_its_weights() -> None:
     policy = linear()
     update_service(service, policy)
     assert torch.equal(service.weights[0]["module", "weight"], policy.module.weight)
-    with pytest.raises(ValueError, match="policy_or_weights: expected a module or weights"):
+    with refused(ValueError, "policy_or_weights"):
         update_service(service, None)
-    with pytest.raises(ValueError, match="policy_factory: expected None together with policy"):
+    with refused(ValueError, "policy_factory"):
         pycollect.RayCollector(
             [linear], policy=service, policy_factory=linear, frames_per_batch=10, sync=True
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from raising import refused
 
 pytest.importorskip("torchrl.collectors")
 
@@ -25,7 +26,7 @@ def test_a_profile_of_the_first_rollouts(home: Any, tmp_path: Path) -> None:
         assert (tmp_path / "trace_0.json").exists()
         if home is pycollect:  # theirs is not called meanwhile
             assert all((td["next", "reward"] == 7).all() for td in batches)
-        with pytest.raises(RuntimeError, match="Cannot enable profiling after iteration"):
+        with pytest.raises(RuntimeError, match="enable_profile"):
             collector.enable_profile()
         collector.disable_profile()
         assert collector.post_collect_hook is write_seven
@@ -52,5 +53,5 @@ def test_a_profile_of_some_workers(tmp_path: Path) -> None:
         collector.disable_profile()  # the trace of what there is
         assert [file.name for file in tmp_path.iterdir()] == ["trace_1.json"]
         assert (collector.next()["next", "reward"] == 7).all()
-    with pytest.raises(ValueError, match="num_rollouts"):
+    with refused(ValueError, "num_rollouts"):
         pycollect.Collector(probed, None, frames_per_batch=2).enable_profile(num_rollouts=1)

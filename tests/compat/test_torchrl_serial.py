@@ -10,6 +10,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from raising import refused
 from tensordict.nn import TensorDictModule
 from test_torchrl_gym import WalkEnv, choices, linear
 from torchrl_support import assert_alike, collect, compare
@@ -307,8 +308,9 @@ def _in_two_places() -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", _in_two_places())
 def test_one_environment_in_two_places(kind: str) -> None:
-    with pytest.raises(ValueError, match=r"create_env_fn.*environments \[0, 1\]"):
+    with refused(ValueError, "create_env_fn") as caught:
         pycollect.SyncDataCollector(_in_two_places()[kind], None, frames_per_batch=4)
+    assert "[0, 1]" in str(caught.value)
 
 
 def test_a_serial_env_copies_an_environment_that_it_gets_twice() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import refused
 from torchrl_support import MAX_STEPS, Make, batched, collect, compare, seeded
 
 import pycollect
@@ -158,8 +159,9 @@ def test_a_key_that_is_taken_away_in_silence_is_named() -> None:
             return next_tensordict.exclude("observation")
 
     make = lambda: TransformedEnv(pendulum(), Forgetful())  # noqa: E731
-    with pytest.raises(ValueError, match=r"'observation' from each step .* there is none"):
+    with refused(ValueError, "create_env_fn") as caught:
         collect(pycollect.Collector, make)
+    assert "'observation'" in str(caught.value)
 
 
 OTHERS: dict[str, Make] = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from raising import refused, warned
 from tensordict import TensorDict, TensorDictParams
 from tensordict.nn import TensorDictModule
 from torch import nn
@@ -292,7 +293,7 @@ SCHEMES = [SharedMemWeightSyncScheme, MultiProcessWeightSyncScheme]
 @pytest.mark.parametrize("given", [True, False])
 def test_schemes_in_process(scheme: Any, given: bool) -> None:
     """There they fail in process, which TorchRL's own example runs into."""
-    with pytest.warns(UserWarning, match=rf"weight_sync_schemes: {scheme.__name__}.*no effect"):
+    with warned("weight_sync_schemes"):
         collector = in_process(pycollect.Collector, weight_sync_schemes={"policy": scheme()})
     collector.policy.module.param.data.fill_(5.0)
     collector.update_policy_weights_(weights() if given else None)
@@ -315,8 +316,9 @@ def test_a_scheme_of_the_users_own_is_refused() -> None:
         pass
 
     assert issubclass(Own, WeightSyncScheme)
-    with pytest.raises(ValueError, match="got Own, whose own way"):
+    with refused(ValueError, "weight_sync_schemes") as caught:
         in_process(pycollect.Collector, weight_sync_schemes={"policy": Own()})
+    assert "Own" in str(caught.value)
 
 
 def sending(scheme: Any) -> None:

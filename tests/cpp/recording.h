@@ -15,6 +15,7 @@
 
 #include "pycollect/recorder.h"
 #include "pycollect/slab_pool.h"
+#include "refused.h"
 
 namespace pycollect::tests {
 

@@ -10,6 +10,7 @@
 #include "pycollect/assemble.h"
 #include "pycollect/copy.h"
 #include "pycollect/thread_pool.h"
+#include "refused.h"
 
 using namespace pycollect;
 
@@ -180,8 +181,7 @@ TEST_CASE("a rollout that does not fit changes nothing") {
     place_rollout(pool, slab.data(), batch, row, bytes, from);
   };
   SUBCASE("a row that is not there") {
-    CHECK_THROWS_WITH_AS(place(good, placement, 2), "row: expected 0 to 1, got 2",
-                         std::out_of_range);
+    CHECK_REFUSED(place(good, placement, 2), "row", std::out_of_range);
     CHECK_THROWS_AS(place(good, placement, -1), std::out_of_range);
   }
   SUBCASE("bytes that are not a rollout") {
@@ -195,9 +195,7 @@ TEST_CASE("a rollout that does not fit changes nothing") {
   SUBCASE("a length past the end, although the checksum is right") {
     Bytes liar = good;
     write_header(liar.data(), placement, 0, {}, Values{5, 6});
-    CHECK_THROWS_WITH_AS(place(liar, placement),
-                         "rollout header: expected valid lengths of 0 to 5, got 6",
-                         std::invalid_argument);
+    CHECK_REFUSED(place(liar, placement), "rollout header", std::invalid_argument);
   }
   SUBCASE("another geometry or layout") {
     const Placement longer(sample(), {1, 2, 6, Order::stack});
@@ -243,9 +241,7 @@ TEST_CASE("ids that no worker can have sent are refused, and nothing changes") {
   const auto view = [&](const Dims& shape) {
     return TensorView::contiguous(values.data(), DType::int64, shape);
   };
-  CHECK_THROWS_WITH_AS(ids.renumber(0, view({2, 2})),
-                       "ids: expected -1, or at least 5 in worker 0, env 1, step 1, got 3",
-                       std::invalid_argument);
+  CHECK_REFUSED(ids.renumber(0, view({2, 2})), "ids", std::invalid_argument);
   CHECK(values == Values{4, 5, 5, 3});
   CHECK_THROWS_AS(ids.renumber(0, view({4, 1})), std::invalid_argument);
   CHECK_THROWS_AS(ids.renumber(0, view({4})), std::invalid_argument);
@@ -362,9 +358,7 @@ TEST_CASE("a batch of stopped rollouts is joined without the cells behind their 
     CHECK_THROWS_AS(compact(pool, larger.data(), other, slab, batch), std::invalid_argument);
     RolloutHeader header = read_header(slab, batch, 2);
     write_header(slab.data(), batch, 2, header, std::vector<std::int64_t>{3, 4});
-    CHECK_THROWS_WITH_AS(compact(pool, target.data(), joined, slab, batch),
-                         "slab: expected one valid length for all envs of row 2, got several",
-                         std::invalid_argument);
+    CHECK_REFUSED(compact(pool, target.data(), joined, slab, batch), "slab", std::invalid_argument);
     write_header(slab.data(), batch, 2, header, std::vector<std::int64_t>{6, 6});
     CHECK_THROWS_AS(compact(pool, target.data(), joined, slab, batch), std::invalid_argument);
   }

@@ -12,6 +12,7 @@
 
 #include "pycollect/copy.h"
 #include "pycollect/thread_pool.h"
+#include "refused.h"
 
 using namespace pycollect;
 
@@ -272,9 +273,8 @@ TEST_CASE("empty arrays, scalars, many dimensions") {
 
 TEST_CASE("what is refused") {
   std::vector<float> a(6), b(6);
-  CHECK_THROWS_WITH_AS(copy(view_of(a, DType::float32, {2, 3}), view_of(b, DType::float32, {3, 2})),
-                       "copy: expected a source of shape [2, 3], as the target's, got [3, 2]",
-                       std::invalid_argument);
+  CHECK_REFUSED(copy(view_of(a, DType::float32, {2, 3}), view_of(b, DType::float32, {3, 2})),
+                "copy", std::invalid_argument);
   TensorView device = view_of(b, DType::float32, {2, 3});
   device.device = {DeviceKind::cuda, 0};
   CHECK_THROWS_AS(copy(view_of(a, DType::float32, {2, 3}), device), std::invalid_argument);

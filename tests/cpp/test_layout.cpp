@@ -5,6 +5,7 @@
 
 #include "pycollect/header.h"
 #include "pycollect/layout.h"
+#include "refused.h"
 
 using namespace pycollect;
 
@@ -41,13 +42,12 @@ TEST_CASE("fingerprints differ by key, type, shape and order") {
 }
 
 TEST_CASE("layouts that cannot be") {
-  CHECK_THROWS_WITH_AS(Layout({}), "leaves: expected at least one, got none",
-                       std::invalid_argument);
+  CHECK_REFUSED(Layout({}), "leaves", std::invalid_argument);
   CHECK_THROWS_AS(Layout({{{}, DType::int8, {}}}), std::invalid_argument);
-  CHECK_THROWS_WITH_AS(Layout({{{"a"}, DType::int8, {}}, {{"a"}, DType::int8, {}}}),
-                       "leaves: a occurs twice", std::invalid_argument);
-  CHECK_THROWS_WITH_AS(Layout({{{"a", "b"}, DType::int8, {}}, {{"a"}, DType::int8, {}}}),
-                       "leaves: a is a leaf, so a.b cannot be one", std::invalid_argument);
+  CHECK_REFUSED(Layout({{{"a"}, DType::int8, {}}, {{"a"}, DType::int8, {}}}), "leaves",
+                std::invalid_argument);
+  CHECK_REFUSED(Layout({{{"a", "b"}, DType::int8, {}}, {{"a"}, DType::int8, {}}}), "leaves",
+                std::invalid_argument);
   CHECK_THROWS_AS(Layout({{{"a"}, DType::int8, {-1}}}), std::invalid_argument);
 }
 
@@ -85,9 +85,7 @@ TEST_CASE("a leaf is seen as [B, P, T, *frame] in both orders") {
 }
 
 TEST_CASE("geometries that cannot be") {
-  CHECK_THROWS_WITH_AS(Placement(sample(), {1, 0, 5, Order::stack}),
-                       "geometry: expected workers, envs and steps >= 1, got [1, 0, 5]",
-                       std::invalid_argument);
+  CHECK_REFUSED(Placement(sample(), {1, 0, 5, Order::stack}), "geometry", std::invalid_argument);
   CHECK_THROWS_AS(Placement(sample(), {1LL << 40, 1LL << 20, 8, Order::stack}), std::length_error);
   const Placement placement(sample(), {2, 1, 1, Order::stack});
   CHECK_THROWS_AS(placement.header_offset(2), std::out_of_range);

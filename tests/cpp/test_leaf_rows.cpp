@@ -11,6 +11,7 @@
 #include "pycollect/copy.h"
 #include "pycollect/detail/leaf_rows.h"
 #include "pycollect/slab_pool.h"
+#include "refused.h"
 
 using namespace pycollect;
 
@@ -158,9 +159,7 @@ TEST_CASE("what does not fit is refused by name") {
   Rows r;
   std::array<float, 4> step{};
   const auto three = TensorView::contiguous(step.data(), DType::float32, {2, 1});
-  CHECK_THROWS_WITH_AS(r.rows.check(three),
-                       "observation: expected float32 of shape [2, 2], got float32 of shape [2, 1]",
-                       std::invalid_argument);
+  CHECK_REFUSED(r.rows.check(three), "observation", std::invalid_argument);
   const auto complex = TensorView::contiguous(step.data(), DType::complex64, {2, 1});
   CHECK_THROWS_AS(r.rows.check(complex), std::invalid_argument);
   std::array<double, 4> wide{};

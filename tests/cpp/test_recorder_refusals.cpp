@@ -62,8 +62,7 @@ TEST_CASE("a begin that is refused opens nothing, and touches no batch that was 
   Delivered r;
   Recorder& recorder = r.recorder;
   SUBCASE("no slab") {
-    CHECK_THROWS_WITH_AS(recorder.begin(nullptr, 0, 0), "slab: expected a slab, got null",
-                         std::invalid_argument);
+    CHECK_REFUSED(recorder.begin(nullptr, 0, 0), "slab", std::invalid_argument);
   }
   SUBCASE("a row that the slab has not") {
     CHECK_THROWS_AS(recorder.begin(r.pool.acquire(), 7, 0), std::out_of_range);
@@ -105,9 +104,7 @@ TEST_CASE("an open rollout is neither dropped nor restarted in silence") {
   r.begin(6);
   r.step(3);
   const std::shared_ptr<Slab> open = r.slab;
-  CHECK_THROWS_WITH_AS(r.recorder.begin(r.pool.acquire(), 0, 0),
-                       "begin: call finish() or abandon() for the open rollout first",
-                       std::logic_error);
+  CHECK_REFUSED(r.recorder.begin(r.pool.acquire(), 0, 0), "begin", std::logic_error);
   CHECK_THROWS_AS(r.restart(90), std::logic_error);
   CHECK(r.recorder.steps_left() == 1);
   CHECK(r.step(4) == 0);
@@ -122,8 +119,7 @@ TEST_CASE("a step of an environment that was not reset is refused by its number"
   r.begin();
   CHECK(r.step(1, {0, 0, 1}, {0, 1, 0}) == 2);
   const std::vector<std::byte> before = bytes_of(*r.slab);
-  CHECK_THROWS_WITH_AS(r.step(2), "step: expected a reset() of env 1 after its episode ended",
-                       std::logic_error);
+  CHECK_REFUSED(r.step(2), "step", std::logic_error);
   CHECK(bytes_of(*r.slab) == before);
   CHECK(r.recorder.frames() == 3);
   r.reset(50);

@@ -111,8 +111,8 @@ TEST_CASE("an address that means something else now is refused") {
   address.bytes = 1;
   address.offset = -whole_pages(1);
   CHECK_THROWS_AS(attach_memory(address), SharedMemoryError);
-  CHECK_THROWS_WITH_AS(attach_memory({getpid(), 987654, 1, 0, 1}),
-                       doctest::Contains("/fd/987654: No such file"), SharedMemoryError);
+  CHECK_THROWS_WITH_AS(attach_memory({getpid(), 987654, 1, 0, 1}), doctest::Contains("987654"),
+                       SharedMemoryError);
 }
 
 TEST_CASE("what memory cannot hold is refused with both numbers") {

@@ -6,6 +6,7 @@
 
 #include "pycollect/detail/checked.h"
 #include "pycollect/tensor_view.h"
+#include "refused.h"
 
 using namespace pycollect;
 
@@ -65,7 +66,7 @@ TEST_CASE("an element of the first dimension") {
   const TensorView second = view[1];
   CHECK(second.data == reinterpret_cast<std::byte*>(&values[3]));
   CHECK(second.shape == Dims{3});
-  CHECK_THROWS_WITH_AS(view[2], "index 2 is outside of shape [2, 3]", std::out_of_range);
+  CHECK_REFUSED(view[2], "index", std::out_of_range);
   CHECK_THROWS_AS(view[-1], std::out_of_range);
   CHECK_THROWS_AS(second[0][0], std::out_of_range);
 }

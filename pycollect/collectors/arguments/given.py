@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
-from pycollect.collectors.arguments.names import check_others, unknown_argument
+from pycollect.collectors.arguments.names import call_error, check_others, unknown_argument
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -63,7 +63,7 @@ def telling(init: F) -> F:
             unknown = [name for name in kwargs if name not in known]
             cls = type(self).__name__
             raise TypeError(
-                unknown_argument(cls, known, unknown[0]) if unknown else f"{cls}: {error}"
+                unknown_argument(cls, known, unknown[0]) if unknown else call_error(cls, error)
             ) from None
         init(self, *args, **kwargs)
 
@@ -108,7 +108,7 @@ def takes(
                     name: value for name, value in kwargs.items() if name not in own.parameters
                 }
                 check_others(cls, own.parameters, unknown)
-                raise TypeError(f"{cls}: {error}") from None
+                raise TypeError(call_error(cls, error)) from None
             init(self, given)
 
         # Where inspect looks for it; a function's type does not know.

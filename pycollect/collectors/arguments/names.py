@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -106,19 +107,25 @@ def unknown_argument(name: str, known: list[str], other: str) -> str:
     if (meant := _MEANT.get(other)) in known:
         hint = f"; did you mean {meant!r}?"
     elif other == "num_envs":
-        hint = "; several environments are a list of callables, or one vector environment"
+        hint = "; pass several environments as a list of callables, or as one vector environment"
     elif other == "num_workers" and "num_collectors" in known:
         hint = (
             "; did you mean 'num_collectors'? MultiSyncDataCollector and MultiaSyncDataCollector "
             "have 'num_workers'"
         )
     elif takers:
-        hint = f", which is one of {takers}"
+        hint = f"; it is an argument of {takers}"
     elif nearest:
         hint = f"; did you mean {nearest[0]!r}?"
     elif others := difflib.get_close_matches(other, _all_arguments(), n=1, cutoff=0.8):
-        hint = f"; did you mean {others[0]!r}, which is one of {_takers(others[0])}?"
-    return f"{name} got an unexpected keyword argument {other!r}{hint}"
+        hint = f"; did you mean {others[0]!r}, an argument of {_takers(others[0])}?"
+    return f"{other}: not an argument of {name}{hint}"
+
+
+def call_error(name: str, error: TypeError) -> str:
+    """Return the text for arguments that `inspect` cannot bind to the signature of a class."""
+    missing = re.fullmatch(r"missing a required (?:keyword-only )?argument: '(\w+)'", str(error))
+    return f"{missing[1]}: {name} requires this argument" if missing else f"{name}: {error}"
 
 
 def _takers(argument: str) -> str:

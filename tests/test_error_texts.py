@@ -1,0 +1,484 @@
+"""Whole sentences of errors and warnings: one per kind of check.
+
+This file alone holds sentences. Every other test checks the class of an error, the argument that it
+names and values that matter, so that a rewritten sentence changes a line here and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from echo_envs import ENTRIES
+from envs_for_tests import BoxActionEnv, CountingEnv, WrongObservationEnv
+from gymnasium import spaces
+from tensordict.nn import TensorDictModule
+
+from pycollect import (
+    AsyncCollector,
+    Collector,
+    DistributedDataCollector,
+    Evaluator,
+    MultiStep,
+    MultiSyncDataCollector,
+    RayCollector,
+    SyncDataCollector,
+)
+from pycollect.__main__ import main
+from pycollect.engines.processes.engine import ProcessEngine
+
+
+@pytest.fixture(autouse=True)
+def nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process is started: these errors come before."""
+
+    def start(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(ProcessEngine, "start", start)
+
+
+def single(**arguments: Any) -> SyncDataCollector:
+    return SyncDataCollector(**{"create_env_fn": CountingEnv, "frames_per_batch": 6, **arguments})
+
+
+def collect(**arguments: Any) -> None:
+    with single(**arguments) as collector:
+        collector.next()
+
+
+def processes(cls: Any = MultiSyncDataCollector, **arguments: Any) -> None:
+    cls(**{"create_env_fn": [CountingEnv] * 2, "frames_per_batch": 6, **arguments})
+
+
+def central(**arguments: Any) -> None:
+    processes(**{"policy": act, "inference": "central", **arguments})
+
+
+def actors(**arguments: Any) -> None:
+    pytest.importorskip("ray")
+    processes(RayCollector, **arguments)
+
+
+ranks = partial(processes, DistributedDataCollector, launcher="mp")
+evaluator = partial(Evaluator, CountingEnv)
+
+
+def act(observation: torch.Tensor) -> torch.Tensor:
+    return (observation[..., 2] % 2).long()
+
+
+def module(out: str = "action", read: str = "observation") -> TensorDictModule:
+    return TensorDictModule(torch.nn.Linear(3, 2), [read], [out])
+
+
+def takes_another_dtype(observation: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("expected scalar type Double but found Float")
+
+
+class Bytes(CountingEnv):
+    """Its action is one byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = spaces.Box(0, 255, (1,), np.uint8)
+
+
+class OldReset(CountingEnv):
+    """Its reset returns what Gym's did."""
+
+    def reset(self, **kwargs: Any) -> Any:
+        return super().reset(**kwargs)[0]
+
+
+class TwoRewards(CountingEnv):
+    """A step returns two rewards."""
+
+    def step(self, action: Any) -> Any:
+        observation, reward, *rest = super().step(action)
+        return observation, np.array([reward, reward], np.float32), *rest
+
+
+class Telling(CountingEnv):
+    """Each info has the same entry."""
+
+    def step(self, action: Any) -> Any:
+        *rest, _ = super().step(action)
+        return *rest, {"x": 300}
+
+
+def update(*weights: Any, policy: Any = None, **arguments: Any) -> None:
+    own = {"policy": policy or module()}
+    with single(create_env_fn=BoxActionEnv, **own) as collector:
+        collector.update_policy_weights_(*weights, **arguments)
+
+
+def with_collector(call: Callable[[Any], Any], **arguments: Any) -> None:
+    with single(**arguments) as collector:
+        call(collector)
+
+
+def after_shutdown() -> None:
+    collector = single()
+    collector.shutdown()
+    collector.next()
+
+
+class Named(CountingEnv):
+    """Its text is always the same."""
+
+    def __str__(self) -> str:
+        return "<Named>"
+
+    __repr__ = __str__
+
+
+same = Named()
+
+# (what is done, class of the error, its whole text)
+ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
+    # Numbers
+    (lambda: single(frames_per_batch=2.5), TypeError, "frames_per_batch: expected an int, got 2.5"),
+    (lambda: single(total_frames=True), TypeError, "total_frames: expected an int, got True"),
+    (
+        lambda: single(frames_per_batch=0),
+        ValueError,
+        "frames_per_batch: expected an int >= 1, got 0",
+    ),
+    (
+        lambda: processes(preemptive_threshold=1.5),
+        ValueError,
+        "preemptive_threshold: expected a number from 0 to 1, or None, got 1.5",
+    ),
+    (
+        lambda: processes(worker_timeout=0),
+        ValueError,
+        "worker_timeout: expected a number of seconds > 0, got 0",
+    ),
+    (
+        lambda: with_collector(lambda own: own.set_seed(-1)),
+        ValueError,
+        "seed: expected an int >= 0, got -1",
+    ),
+    # Other kinds of values
+    (lambda: single(trust_policy="yes"), TypeError, "trust_policy: expected a bool, got 'yes'"),
+    (
+        lambda: single(traj_format="flat"),
+        ValueError,
+        "traj_format: expected one of ['padded', 'cat'], got 'flat'",
+    ),
+    (
+        lambda: single(exploration_type="sideways"),
+        ValueError,
+        "exploration_type: expected one of DETERMINISTIC, RANDOM, MODE, MEAN or "
+        "ExplorationType's member, got 'sideways'",
+    ),
+    (lambda: single(postproc=3), TypeError, "postproc: expected a callable or None, got int"),
+    (
+        lambda: single(replay_buffer=print),
+        TypeError,
+        "replay_buffer: expected an object with extend(), got builtin_function_or_method",
+    ),
+    (
+        lambda: single(policy=torch.nn.Linear),
+        TypeError,
+        "policy: expected a module or a callable, got the class Linear; pass an "
+        "instance, or what makes one as policy_factory",
+    ),
+    (
+        lambda: single(compile_policy={"warmup": -1}),
+        ValueError,
+        "compile_policy: expected an int >= 0 for 'warmup', got -1",
+    ),
+    # Names of arguments
+    (
+        lambda: single(frame_per_batch=6),
+        TypeError,
+        "frame_per_batch: not an argument of SyncDataCollector; did you mean 'frames_per_batch'?",
+    ),
+    (
+        lambda: single(inferense="central"),
+        TypeError,
+        "inferense: not an argument of SyncDataCollector; did you mean 'inference', an "
+        "argument of MultiSyncDataCollector, MultiaSyncDataCollector, RayCollector?",
+    ),
+    (lambda: single(xyzzy=3), TypeError, "xyzzy: not an argument of SyncDataCollector"),
+    (
+        lambda: AsyncCollector(frames_per_batch=4),
+        TypeError,
+        "create_env_fn: AsyncCollector requires this argument",
+    ),
+    (
+        lambda: SyncDataCollector(CountingEnv, None, 6),  # type: ignore[misc]
+        TypeError,
+        "SyncDataCollector: too many positional arguments",
+    ),
+    (
+        lambda: single(inference="central"),
+        ValueError,
+        "inference: not an argument of SyncDataCollector; use MultiSyncDataCollector, "
+        "MultiaSyncDataCollector or RayCollector(inference='central')",
+    ),
+    (
+        lambda: single(reset_when_done=False),
+        ValueError,
+        "reset_when_done: expected True, got False; finished environments are always reset",
+    ),
+    # Devices
+    (
+        lambda: single(storing_device="meta"),
+        ValueError,
+        "storing_device: expected a device that is here, got meta: torch has no devices "
+        "of the type 'meta' that hold data",
+    ),
+    (
+        lambda: processes(storing_device=["cpu"] * 3),
+        ValueError,
+        "storing_device: expected one per worker (2), got 3",
+    ),
+    # Environments
+    (
+        lambda: single(create_env_fn=3),
+        TypeError,
+        "create_env_fn: expected a callable, an id of Gymnasium's, a list of these or "
+        "an environment, got 3 (int)",
+    ),
+    (
+        lambda: single(create_env_fn=[CountingEnv, same]),
+        TypeError,
+        "create_env_fn[1]: expected a callable that makes an environment, got <Named> "
+        "(Named), which is made already; give what makes it, for example lambda: "
+        "gymnasium.make(...), so that each has its own",
+    ),
+    (
+        lambda: single(create_env_fn=int),
+        TypeError,
+        "create_env_fn: expected <class 'int'> to return a gymnasium.Env, a "
+        "gymnasium.vector.VectorEnv, a TorchRL EnvBase or an object of C++ environments "
+        "(python_env.h), it returned 0 (int)",
+    ),
+    (
+        lambda: single(create_env_fn=":CartPole-v1"),
+        ValueError,
+        "create_env_fn: expected an id of Gymnasium's, got ':CartPole-v1': Empty module name",
+    ),
+    (
+        lambda: single(create_env_fn=[lambda: same, lambda: same]),
+        ValueError,
+        "create_env_fn: expected each callable to return an environment of its own, but "
+        "the environments [0, 1] are one object, <Named> (Named); create a new "
+        "environment in each call",
+    ),
+    (
+        lambda: single(create_env_fn=[CountingEnv, BoxActionEnv]),
+        ValueError,
+        "create_env_fn: expected the envs of one list to have equal action spaces, got "
+        "Discrete(2) from env 0 and Box(-1.0, 1.0, (2,), float32) from env 1",
+    ),
+    (
+        lambda: single(create_env_fn=OldReset),
+        TypeError,
+        "reset: expected (observation, info), got ndarray; an environment of Gym's old "
+        "interface needs a wrapper for Gymnasium's",
+    ),
+    (
+        lambda: single(create_env_fn=partial(WrongObservationEnv, lambda value: value[:2])),
+        ValueError,
+        "observation: 'observation': expected shape [3], as the space of the env "
+        "declares, got [2] (float32)",
+    ),
+    (
+        lambda: collect(create_env_fn=TwoRewards),
+        ValueError,
+        "reward: expected one number for each of 1 envs, got shape [2]; for several "
+        "rewards per step, use TorchRL's GymWrapper",
+    ),
+    # Policies
+    (
+        lambda: single(policy=module(read="pixels")),
+        ValueError,
+        "policy: it reads 'pixels', but the environment's observation has the key(s) 'observation'",
+    ),
+    (
+        lambda: single(policy=module("other")),
+        ValueError,
+        "policy: it returns no 'action', which the environment needs; it returns 'other'",
+    ),
+    (
+        lambda: single(policy=lambda other, one: other),
+        ValueError,
+        "policy: Arguments to policy.forward are incompatible with entries in the "
+        "observation: they (other, one) fit the 1 observation key(s) 'observation' "
+        "neither by name nor by position; name its parameters after the keys, or use a "
+        "TensorDictModule with in_keys; a function or class that makes the policy is a "
+        "policy_factory",
+    ),
+    (
+        lambda: single(policy=lambda observation: observation),
+        ValueError,
+        "policy: 'action': expected the shape [], but [3] came",
+    ),
+    (
+        lambda: single(policy=takes_another_dtype),
+        RuntimeError,
+        "policy: its first call, with 'observation' float32 [3], raised: expected "
+        "scalar type Double but found Float",
+    ),
+    (
+        lambda: collect(create_env_fn=Bytes, policy=lambda observation: -torch.ones(1)),
+        ValueError,
+        "policy: 'action': expected values that uint8 (0 to 255), the dtype of the "
+        "action space, holds, got -1.0 (float32); clip the action in the policy",
+    ),
+    # Weights
+    (
+        lambda: update({"no such weight": torch.zeros(1)}),
+        ValueError,
+        "policy_or_weights: expected the names of the collector's policy; missing: "
+        "['module.bias', 'module.weight'], unknown: ['no such weight']",
+    ),
+    # Infos
+    (
+        lambda: single(info_keys=["reward"]),
+        ValueError,
+        "info_keys: the key 'reward' belongs to the collector (reserved: action, "
+        "collector, done, next, reward, step_count, terminated, truncated)",
+    ),
+    (
+        lambda: collect(create_env_fn=Telling, info_keys={"x": torch.int8}),
+        ValueError,
+        "info_keys: expected 'x' to be int8 of shape [], as it was asked for or came in "
+        "the first step, got 300 (int), but int8 does not hold 300; ask for another "
+        "dtype, for example info_keys={'x': torch.int64}",
+    ),
+    # Batches and trajectories
+    (
+        lambda: single(drop_uncollected=True, split_trajs=True),
+        ValueError,
+        "drop_uncollected: expected False together with split_trajs, got True",
+    ),
+    (
+        lambda: single(traj_format="cat"),
+        ValueError,
+        "traj_format: expected 'cat' with trajs_per_batch only, which is not given",
+    ),
+    (lambda: MultiStep(0.9, 0), ValueError, "n_steps: expected an integer of at least 1, got 0"),
+    (
+        lambda: collect(postproc=lambda td: None),
+        TypeError,
+        "postproc: expected it to return the batch, got None",
+    ),
+    # Calls at the wrong time
+    (
+        lambda: with_collector(lambda own: own.start()),
+        RuntimeError,
+        "start: expected a collector with a replay_buffer, which fills",
+    ),
+    (after_shutdown, RuntimeError, "the collector was shut down: no more batches can be collected"),
+    # Several workers
+    (
+        lambda: processes(create_env_fn=CountingEnv),
+        ValueError,
+        "num_workers: expected a number of workers, because create_env_fn is not a list",
+    ),
+    (
+        lambda: Collector(CountingEnv, frames_per_batch=6, sync=False),
+        ValueError,
+        "sync: expected None without num_collectors or another backend than 'direct', got False",
+    ),
+    (
+        lambda: Collector(CountingEnv, frames_per_batch=6, backend="thread"),
+        ValueError,
+        "backend: expected None or one of ['direct', 'process', 'ray', 'rpc', "
+        "'distributed', 'submitit'], got 'thread'",
+    ),
+    (
+        lambda: central(policy=None),
+        ValueError,
+        "inference: expected None without a policy, as random actions are drawn by the "
+        "workers, got 'central'",
+    ),
+    # Other collectors
+    (
+        lambda: evaluator(num_workers=2),
+        ValueError,
+        "num_workers: expected 1 with backend='thread', got 2",
+    ),
+    (
+        lambda: evaluator(collector_kwargs={"total_frames": 30}),
+        ValueError,
+        "collector_kwargs: expected no 'total_frames'; an Evaluator counts whole "
+        "episodes in batches as they are collected, and leaves out cells without a "
+        "frame",
+    ),
+    (
+        lambda: actors(remote_configs={"num_cpus": "two"}),
+        ValueError,
+        "remote_configs: expected a number >= 0 for 'num_cpus', got 'two'",
+    ),
+    (
+        lambda: actors(collector_kwargs={"policy": None}),
+        ValueError,
+        "collector_kwargs: 'policy' belongs to the collector of all workers; pass it there",
+    ),
+    (
+        lambda: ranks(slurm_kwargs={}),
+        ValueError,
+        "slurm_kwargs: expected None with the launcher 'mp', got {}",
+    ),
+    (
+        lambda: ranks(tcp_port=1 << 16),
+        ValueError,
+        "tcp_port: expected a number from 0 to 65535, or None, got 65536",
+    ),
+]
+
+# (what is done, its whole text)
+WARNINGS: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: single(create_env_fn=[CountingEnv] * 2, frames_per_batch=5),
+        "frames_per_batch: 5 is not divisible by the number of environments; batches have 6 frames",
+    ),
+    (
+        lambda: single(create_env_fn=ENTRIES["ignores masks"](0), frames_per_batch=9),
+        "create_env_fn: this vector environment resets a row in the step after its end, "
+        "and not by options={'reset_mask': ...}; the cells of those steps hold no "
+        "frame, ('collector', 'mask') is False there. drop_uncollected=True leaves them "
+        "out; so do the autoreset modes SAME_STEP and DISABLED",
+    ),
+    (
+        lambda: single(info_keys=["absent"]),
+        "info_keys: the info of the first step has no 'absent'; recorded as objects, "
+        "None where an info does not have it. With a dtype it is a tensor, for example "
+        "info_keys={'absent': torch.float32}",
+    ),
+]
+
+
+def name(value: Any) -> str:
+    """Return what a message names first, for the name of its case."""
+    return value.partition(":")[0] if isinstance(value, str) else ""
+
+
+@pytest.mark.parametrize(("call", "error", "text"), ERRORS, ids=name)
+def test_errors(call: Callable[[], Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error) as caught:
+        call()
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(("call", "text"), WARNINGS, ids=name)
+def test_warnings(call: Callable[[], Any], text: str, recwarn: pytest.WarningsRecorder) -> None:
+    call().shutdown()
+    assert text in [str(own.message) for own in recwarn]
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "cpu", "--workers", "0"])
+    (*_, text) = capsys.readouterr().err.splitlines()
+    assert text.endswith(": error: --workers: expected numbers of at least 1, got 0")
