@@ -13,7 +13,6 @@ from pycollect.batch.layout import Key
 from pycollect.policy.program.distributions import (
     CategoricalSampler,
     Sampler,
-    Tensors,
     head_sampler,
     is_exact,
 )
@@ -25,6 +24,7 @@ from pycollect.policy.program.steps import (
     CannotUnwrapError,
     HeadStep,
     Program,
+    Tensors,
     Values,
     other_keys,
     spread,
@@ -207,17 +207,17 @@ def _run(step: CallStep | HeadStep, sample: Tensors | None) -> tuple[_Run, str]:
     plan = _plan(step, sample)
     if plan is not None:
         return _store_spread(plan.run, step), "plan"
-    kind = "opaque"
-    if isinstance(step.function, RecurrentStep | TensorCall):
-        kind = "recurrent" if isinstance(step.function, RecurrentStep) else "head"
+    if isinstance(step.function, TensorCall):
+        return _store(step.function, step), "head"
+    kind = "recurrent" if isinstance(step.function, RecurrentStep) else "opaque"
     return _store_spread(_caller(step), step), kind
 
 
-def _store(sampler: Sampler, step: HeadStep) -> _Run:
+def _store(function: Sampler, step: CallStep | HeadStep) -> _Run:
     in_keys, out_keys = step.in_keys, step.out_keys
 
     def run(values: Values) -> None:
-        outs = sampler(*[values[key] for key in in_keys])
+        outs = function(*[values[key] for key in in_keys])
         values.update(zip(out_keys, outs, strict=True))
 
     return run

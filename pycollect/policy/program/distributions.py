@@ -13,11 +13,10 @@ from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
 from pycollect.devices import CPU, generator_state
-from pycollect.policy.program.steps import CallStep, CannotUnwrapError, HeadStep, show_all
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, HeadStep, Tensors, show_all
 from pycollect.policy.program.tensordict_modules import torchrl_head_forward
 from pycollect.policy.program.undisturbed import undisturbed
 
-Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Sampler: TypeAlias = Callable[..., Tensors]
 
 _RANDOM = InteractionType.RANDOM
@@ -79,7 +78,7 @@ def _as_tuple(out: Any, step: HeadStep) -> Tensors:
 
 
 def is_exact(
-    function: Callable[..., Any],
+    function: Sampler,
     module: nn.Module,
     step: CallStep | HeadStep,
     inputs: Tensors,
@@ -106,7 +105,7 @@ def is_exact(
     with undisturbed(module, device):
         came = function(*(tensor.clone() for tensor in inputs))
         same_stream = all(map(torch.equal, after, _streams(device)))
-    return same_stream and same_bits(expected, came if isinstance(came, tuple) else (came,))
+    return same_stream and same_bits(expected, came)
 
 
 def _streams(device: torch.device) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
-from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, as_key
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, Tensors, as_key
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -55,7 +55,7 @@ class TensorCall:
     def take_over(self, other: TensorCall) -> None:
         """Continue with the values that another function kept for this module's next call."""
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Return the tensors that the module writes."""
         raise NotImplementedError
 
@@ -68,6 +68,7 @@ class QValues(TensorCall):
         if module.action_mask_key is not None:
             raise CannotUnwrapError("a Q-value module with an action mask")
         space = module.action_space
+        self._is_index = space == "categorical"
         self._choose = module.action_func_mapping[space]
         self._value_of = module.action_value_func_mapping.get(space, module._default_action_value)
 
@@ -75,9 +76,12 @@ class QValues(TensorCall):
     def _out_keys(self) -> Any:
         return self.module.out_keys
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Values [*lead, actions]."""
         (values,) = inputs
+        if self._is_index:
+            chosen, index = torch.max(values, -1, keepdim=True)
+            return index.squeeze(-1), values, chosen
         action = self._choose(values)
         return action, values, self._value_of(values, action)
 
@@ -91,15 +95,18 @@ class EpsilonGreedy(TensorCall):
             raise CannotUnwrapError("an epsilon-greedy module with an action mask")
         self._draw = _random_actions(_spec_of(module))
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Action [*lead, *frame]."""
         (action,) = inputs
         if interaction_type() not in _EXPLORING:
-            return action
+            return (action,)
         epsilon = self.module._buffers["eps"]
-        is_random = torch.rand(self.lead, device=epsilon.device) < epsilon
-        drawn = self._draw(action).to(epsilon.device)
-        return torch.where(_widened(is_random, action.ndim), drawn, action)
+        uniform = torch.rand(self.lead, device=epsilon.device)
+        drawn = self._draw(action)
+        if not self.lead and epsilon.device.type == "cpu":
+            return (drawn if uniform.item() < epsilon.item() else action,)
+        is_random = _widened(uniform < epsilon, action.ndim)
+        return (torch.where(is_random, drawn.to(epsilon.device), action),)
 
 
 class GaussianNoise(TensorCall):
@@ -111,15 +118,15 @@ class GaussianNoise(TensorCall):
         if not all(module._buffers[name].is_floating_point() for name in ("mean", "std")):
             raise CannotUnwrapError("a Gaussian noise with integers")
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Action [*lead, *frame]."""
         (action,) = inputs
         if interaction_type() in _EXPLORING:
             own = self.module._buffers
             mean, std = own["mean"].expand(action.shape), own["std"].expand(action.shape)
             noise = torch.normal(mean=mean, std=std).to(action.device)
-            return self._project(action + noise * own["sigma"])
-        return self._project(action) if self.module.safe else action
+            return (self._project(action + noise * own["sigma"]),)
+        return (self._project(action) if self.module.safe else action,)
 
 
 class OrnsteinUhlenbeckNoise(TensorCall):
@@ -140,11 +147,11 @@ class OrnsteinUhlenbeckNoise(TensorCall):
         if isinstance(other, OrnsteinUhlenbeckNoise):
             self._kept = other._kept
 
-    def __call__(self, *inputs: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Action [*lead, *frame], is_init [*lead, 1]."""
         action, is_init = inputs
         if interaction_type() not in _EXPLORING:
-            return self._project(action) if self.module.safe else action
+            return (self._project(action) if self.module.safe else action,)
         process = self.module.ou
         begins = is_init.reshape(self.lead)
         if self._kept is None:
@@ -162,7 +169,7 @@ class OrnsteinUhlenbeckNoise(TensorCall):
         )
         self._kept = noise - process.x0, steps + 1
         action = action + self.module._buffers["eps"] * noise
-        return self._project(action) if self.module.safe else action
+        return (self._project(action) if self.module.safe else action,)
 
 
 _CALLS: dict[str, Callable[[Any, tuple[int, ...]], TensorCall]] = {

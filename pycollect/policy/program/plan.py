@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from tensordict.nn import NormalParamExtractor
 from torch import nn
 
-from pycollect.policy.program.distributions import Tensors, same_bits
+from pycollect.policy.program.distributions import same_bits
+from pycollect.policy.program.steps import Tensors
 from pycollect.policy.program.tensordict_modules import is_plain
 
 Operation: TypeAlias = Callable[[torch.Tensor], Any]
