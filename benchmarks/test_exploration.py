@@ -1,10 +1,10 @@
-"""Epsilon-greedy for CartPole, written in three ways."""
+"""Epsilon-greedy for CartPole: TorchRL's modules and a module of tensors, beside a plain loop."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
-import pytest
+import numpy as np
 import torch
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
@@ -13,6 +13,7 @@ from benchmarks import workloads
 from benchmarks.race import Side
 
 STEPS = 1000
+EPSILON = 0.05
 FRAME_BYTES = 2 * 4 * 4
 """Observation before and after the step."""
 
@@ -24,14 +25,14 @@ def network() -> nn.Sequential:
 
 
 class EpsilonGreedy(nn.Module):
-    """Draw a random action with probability 0.5, else take the best one."""
+    """Draw a random action with probability epsilon, else take the best one."""
 
     epsilon: torch.Tensor
 
     def __init__(self) -> None:
         """Register epsilon as a buffer."""
         super().__init__()
-        self.register_buffer("epsilon", torch.tensor(0.5))
+        self.register_buffer("epsilon", torch.tensor(EPSILON))
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """Actions [...] of values [..., A]."""
@@ -48,19 +49,6 @@ def two_modules() -> Any:
     )
 
 
-class OneModule(EpsilonGreedy):
-    """Exploration that holds the network."""
-
-    def __init__(self) -> None:
-        """Make the network."""
-        super().__init__()
-        self.net = network()
-
-    def forward(self, observation: torch.Tensor) -> torch.Tensor:
-        """Actions [...] of observations [..., 4]."""
-        return super().forward(self.net(observation))
-
-
 def torchrls() -> Any:
     """The modules of TorchRL."""
     from torchrl.data import Categorical
@@ -69,7 +57,9 @@ def torchrls() -> Any:
     values = QValueActor(
         network(), in_keys=["observation"], spec=Categorical(2), action_space="categorical"
     )
-    return TensorDictSequential(values, EGreedyModule(Categorical(2), eps_init=0.5, eps_end=0.5))
+    return TensorDictSequential(
+        values, EGreedyModule(Categorical(2), eps_init=EPSILON, eps_end=EPSILON)
+    )
 
 
 def cartpole() -> gymnasium.Env:
@@ -91,21 +81,76 @@ def ours(policy: Callable[[], Any], envs: int) -> Iterator[int]:
             yield workloads.read(batch)
 
 
-@pytest.mark.parametrize("envs", [1, 8])
-def test_epsilon_greedy(compare: Callable[..., None], envs: int) -> None:
-    """Compare the forms of one policy."""
+def theirs() -> Iterator[int]:
+    """Collector of TorchRL (its SyncDataCollector until 0.12)."""
+    from torchrl.collectors import Collector
+    from torchrl.envs import GymEnv
+
+    collector = Collector(
+        GymEnv("CartPole-v1", categorical_action_encoding=True),
+        torchrls(),
+        frames_per_batch=STEPS,
+        total_frames=workloads.FOREVER,
+    )
+    try:
+        for batch in collector:
+            yield workloads.read(batch)
+    finally:
+        collector.shutdown()
+
+
+def plain_loop() -> Iterator[int]:
+    """The network, an ``if`` for the random action, and preallocated arrays."""
+    env, net, rng = cartpole(), network(), np.random.default_rng(0)
+    observations = np.empty((STEPS, 4), np.float32)
+    actions = np.empty((STEPS,), np.int64)
+    rewards = np.empty((STEPS, 1), np.float32)
+    terminated = np.empty((STEPS, 1), bool)
+    truncated = np.empty((STEPS, 1), bool)
+    arrays = [torch.from_numpy(array) for array in (observations, actions, rewards)]
+    observation, _ = env.reset()
+    while True:
+        with torch.no_grad():
+            for t in range(STEPS):
+                if rng.random() < EPSILON:
+                    action = int(rng.integers(2))
+                else:
+                    action = int(net(torch.from_numpy(observation)).argmax())
+                observations[t] = observation
+                actions[t] = action
+                observation, reward, ended, cut, _ = env.step(action)
+                rewards[t] = reward
+                terminated[t] = ended
+                truncated[t] = cut
+                if ended or cut:
+                    observation, _ = env.reset()
+        workloads.read_tensors(*arrays)
+        yield STEPS
+
+
+def test_epsilon_greedy(compare: Callable[..., None]) -> None:
+    """Compare one environment with a loop by hand and with TorchRL's collector."""
     compare(
-        f"epsilon-greedy: {envs} CartPole, 4-64-2, in process, {STEPS} frames",
+        f"epsilon-greedy: CartPole, 4-64-2, in process, {STEPS} frames",
         [
-            Side("two modules over tensors", ours, {"policy": two_modules, "envs": envs}),
-            Side("one module over tensors", ours, {"policy": OneModule, "envs": envs}),
-            Side(
-                "TorchRL's EGreedyModule",
-                ours,
-                {"policy": torchrls, "envs": envs},
-                needs="torchrl",
-            ),
+            Side("TorchRL's modules", ours, {"policy": torchrls, "envs": 1}, needs="torchrl"),
+            Side("a module over tensors", ours, {"policy": two_modules, "envs": 1}),
+            Side("TorchRL's modules and collector", theirs, needs="torchrl"),
+            Side("plain loop", plain_loop),
         ],
         frame_bytes=FRAME_BYTES,
-        wanted={"one module over tensors": 1.0, "TorchRL's EGreedyModule": 2.0},
+        wanted={"plain loop": 0.9, "TorchRL's modules and collector": 5.0},
+    )
+
+
+def test_epsilon_greedy_in_a_batch(compare: Callable[..., None]) -> None:
+    """Compare the forms of one policy for eight environments."""
+    compare(
+        f"epsilon-greedy: 8 CartPole, 4-64-2, in process, {STEPS} frames",
+        [
+            Side("TorchRL's modules", ours, {"policy": torchrls, "envs": 8}, needs="torchrl"),
+            Side("a module over tensors", ours, {"policy": two_modules, "envs": 8}),
+        ],
+        frame_bytes=FRAME_BYTES,
+        wanted={"a module over tensors": 0.9},
     )

@@ -24,6 +24,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers import vector as wrappers
 from raising import refused, warned
 
+from pycollect import SyncDataCollector
 from pycollect.envs import make_env_batch
 
 
@@ -321,6 +322,37 @@ class TestForeignVectorEnvs:
         batch.reset()
         with refused(ValueError, "reward"):
             batch.step(np.zeros(1, int))
+
+    @pytest.mark.parametrize("stated", ["NEXT_STEP", "DISABLED"])
+    @pytest.mark.parametrize("batched_final", [False, True])
+    def test_a_wrong_autoreset_mode_is_found_at_the_first_end(
+        self, stated: str, batched_final: bool
+    ) -> None:
+        class Wrong(CountingVectorEnv):
+            def step(self, actions: Any) -> Any:
+                self.mode = "SAME_STEP"
+                return super().step(actions)
+
+        env = Wrong(envs(), stated, batched_final=batched_final)
+        collected = []
+        with (
+            SyncDataCollector(lambda: env, None, frames_per_batch=3) as collector,
+            refused(ValueError, "autoreset_mode"),
+        ):
+            for td in collector:
+                collected.append(td)
+        assert not any(td["next", "done"].any() for td in collected)
+
+    def test_a_reward_of_a_step_that_resets_is_refused(self) -> None:
+        class Wrong(CountingVectorEnv):
+            def step(self, actions: Any) -> Any:
+                observation, reward, *rest = super().step(actions)
+                return observation, reward + 1, *rest
+
+        batch = make_env_batch(Wrong(envs(length=4), swallows=True))
+        assert batch.skips_after_done
+        with refused(ValueError, "autoreset_mode"):
+            frames(batch, 9)
 
     def test_a_refused_env_is_closed(self) -> None:
         made = envs()

@@ -147,6 +147,9 @@ class VectorEnvBatch(EnvBatch):
         self._one_action = len(self.action) == 1
         self._closed = False
         self.extras = api.extras
+        self._flatten = make_flatten(api.observation_space)
+        self._watches_mode = True
+        self._resetting: BoolArray | None = None  # rows in the step that resets them
 
     def tap_info(self) -> Callable[[Key], list[Any]]:
         """See `Tapped`."""
@@ -174,6 +177,7 @@ class VectorEnvBatch(EnvBatch):
         An env that takes one int only (CartPoleVectorEnv) is given the first seed; EnvPool takes
         none after its construction, and warns about it.
         """
+        self._resetting = None
         return self._arrays(self._api.reset(seeds))
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
@@ -201,7 +205,44 @@ class VectorEnvBatch(EnvBatch):
         truncated: BoolArray,
         info: Any,
     ) -> tuple[Arrays, Any, Any, Any]:
+        """Raises ValueError if the first end of an episode contradicts the autoreset mode."""
+        if self._watches_mode:
+            self._check_mode(observation, reward, terminated | truncated, info)
         return self._arrays(observation), reward, terminated, truncated
+
+    def _check_mode(self, observation: Leaves, reward: Array, ended: BoolArray, info: Any) -> None:
+        """Check at the first end of an episode that the env does not reset in the same step."""
+        why = ""
+        if self._resetting is not None:
+            self._watches_mode = False
+            if ended[self._resetting].any() or np.any(reward[self._resetting]):
+                why = "gave a reward or an end in the step that should only reset a row"
+        elif ended.any():
+            self._watches_mode = self.skips_after_done
+            self._resetting = ended
+            rows = np.flatnonzero(ended)
+            final = final_observations(info, ended)
+            if final is not None and any(
+                not np.array_equal(leaf[row], value, equal_nan=leaf.dtype.kind == "f")
+                for leaf, values in zip(observation, self._final_leaves(final, rows), strict=True)
+                for row, value in zip(rows, values, strict=True)
+            ):
+                why = "has another observation in info['final_obs'] than it returned"
+        if why:
+            raise ValueError(
+                f"autoreset_mode: {self._api.env} does not reset in the mode that it states, "
+                f"because it {why}; set its metadata['autoreset_mode'] to SAME_STEP"
+            )
+
+    def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
+        """Return, for each leaf, the terminal values of `rows`.
+
+        `final` is an array of P objects, each one env's observation, or one batched observation.
+        """
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            by_row = [self._flatten(final[row]) for row in rows]
+            return list(zip(*by_row, strict=True))
+        return [np.asarray(leaf)[rows] for leaf in self._flatten(final)]
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the rows where `done` is set.
@@ -237,7 +278,6 @@ class SameStepEnvBatch(VectorEnvBatch):
     def __init__(self, api: VectorApi, *, can_reset: bool) -> None:
         super().__init__(api)
         self.can_reset = can_reset
-        self._flatten = make_flatten(api.observation_space)
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._after: Leaves = ()
         self._watch_final = True
@@ -325,16 +365,6 @@ class SameStepEnvBatch(VectorEnvBatch):
             for own, value in zip(values, of_row, strict=True):
                 own[row] = value
         return values
-
-    def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
-        """Return, for each leaf, the terminal values of `rows`.
-
-        `final` is an array of P objects, each one env's observation, or one batched observation.
-        """
-        if isinstance(final, np.ndarray) and final.dtype == object:
-            by_row = [self._flatten(final[row]) for row in rows]
-            return list(zip(*by_row, strict=True))
-        return [np.asarray(leaf)[rows] for leaf in self._flatten(final)]
 
     def _check_overwritten(self, reset: Leaves, final: Leaves, rows: Array) -> None:
         """Warn once if the terminal observation is the reset one, before any that was not.

@@ -12,6 +12,7 @@ import torch
 from pycollect.devices import is_available
 from pycollect.errors import warn_user
 from pycollect.policy.graphs import CapturedCall, GraphPool
+from pycollect.policy.program.exploration import TensorCall
 from pycollect.policy.program.steps import CallStep, Program
 
 Function = Callable[..., Any]
@@ -74,7 +75,8 @@ class Calling:
     def of_calls_alone(self, program: Program) -> bool:
         """Whether a step of the program can be captured as a whole: nothing is drawn in it."""
         return self.graphed is not None and all(
-            isinstance(step, CallStep) for step in program.steps
+            isinstance(step, CallStep) and not isinstance(step.function, TensorCall)
+            for step in program.steps
         )
 
     def of_program(self, program: Program) -> Program:
@@ -82,7 +84,9 @@ class Calling:
         if self.compiled is None and self.graphed is None:
             return program
         steps = tuple(
-            replace(step, function=self.of(step.function)) if isinstance(step, CallStep) else step
+            replace(step, function=self.of(step.function))
+            if isinstance(step, CallStep) and not isinstance(step.function, TensorCall)
+            else step
             for step in program.steps
         )
         return replace(program, steps=steps)

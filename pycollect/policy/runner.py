@@ -25,6 +25,7 @@ from pycollect.policy.outputs import check_output_keys, output_leaves
 from pycollect.policy.own_entries import IS_INIT, STEP_COUNT
 from pycollect.policy.probe import Probe, source_of
 from pycollect.policy.program.compile import Act, assemble
+from pycollect.policy.program.exploration import TensorCall, tensor_calls
 from pycollect.policy.program.plan import Fingerprint
 from pycollect.policy.program.steps import PolicyOutputError, Program, Values, show_all
 from pycollect.policy.program.undisturbed import undisturbed
@@ -94,6 +95,7 @@ class PolicyRunner:
         self._given = PolicyInputs(env, current, extras, counts_steps, beside, cast)
         self._call = TensorDictCall(self._given, self._crossing)
         check_on_device(policy, device)
+        self._tensor_calls: list[TensorCall] = []
         with torch.no_grad():
             self._state_keys = tuple(policy_state or ())
             program = take_apart(policy, env, calling.trusted, self._state_keys)
@@ -109,6 +111,7 @@ class PolicyRunner:
                 places = enumerate(self.states, len(self.outputs))
                 self._crossing.keep({place: state.current for place, state in places})
             self._bind(program)
+        self.forget()  # values kept from the probe
 
     @property
     def is_init(self) -> torch.Tensor | None:
@@ -146,8 +149,10 @@ class PolicyRunner:
         return self._given.are_redrawn
 
     def forget(self) -> None:
-        """Drop what the policy noted for its next call under keys that begin with "_"."""
+        """Drop the values that the policy keeps for its next call, under private keys."""
         self._call.forget()
+        for call in self._tensor_calls:
+            call.forget()
 
     def bring(self, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Copies of tensors of the host where the policy is, in one copy; where it is elsewhere."""
@@ -178,6 +183,9 @@ class PolicyRunner:
     def _bind(self, program: Program | None) -> None:
         """Make `act` for the program, and remember what it rests on."""
         self.slow_path = program is None
+        before, self._tensor_calls = self._tensor_calls, tensor_calls(program)
+        for call, old in zip(self._tensor_calls, before, strict=False):
+            call.take_over(old)
         if program is None:
             self._fingerprint = Fingerprint((), ())
             act, self.reuses_memory = self._act_with_tensordict(), False

@@ -110,11 +110,15 @@ class ExtrasRecorder:
             said = self._said.get(extra.key) or self._absent(extra)
             root[extra.key] = _merged(root.get(extra.key), said)
         following = self._read((*self._env.extras, *self._env.step_extras))
+        # Copies of their own, since batches are the user's to write into.
+        current = {
+            extra.key: [private(value) for value in following[extra.key]]
+            for extra in self._env.extras
+        }
         if self._env.skips_after_done:
             self._leave_out_dummies(root, following, np.asarray(terminated) | truncated)
         self._frames.append((root, following))
-        # Read once more: copies of their own, since batches are the user's to write into.
-        self.current.update(self._read(self._env.extras))
+        self.current.update(current)
 
     def _leave_out_dummies(
         self, root: ExtraValues, following: ExtraValues, ended: BoolArray

@@ -13,10 +13,10 @@ from pycollect.batch.layout import Key
 from pycollect.policy.program.distributions import (
     CategoricalSampler,
     Sampler,
-    Tensors,
     head_sampler,
     is_exact,
 )
+from pycollect.policy.program.exploration import TensorCall
 from pycollect.policy.program.plan import Plan, make_plan
 from pycollect.policy.program.recurrent import RecurrentStep
 from pycollect.policy.program.steps import (
@@ -24,6 +24,7 @@ from pycollect.policy.program.steps import (
     CannotUnwrapError,
     HeadStep,
     Program,
+    Tensors,
     Values,
     other_keys,
     spread,
@@ -50,26 +51,34 @@ def run_plainly(program: Program, values: Values) -> tuple[Program, Samples, Val
         inputs = tuple(values[key] for key in step.in_keys)
         samples[number] = tuple(tensor.detach().clone() for tensor in inputs)
         if isinstance(step, CallStep):
-            _check_recurrent(step, samples[number])
+            _check_exact(step, samples[number])
             out = _caller(step)(*inputs)
             others = other_keys(out, step)
             program, step = program.widened(others), step.widened(others)
             outs = spread(out, step)
         else:
             sampler = head_sampler(step)
-            if not is_exact(sampler, step, samples[number]):
+            if not is_exact(sampler, step.head, step, samples[number]):
                 raise CannotUnwrapError("a distribution that is sampled in another way")
             outs = sampler(*inputs)
         values.update(zip(step.out_keys, outs, strict=True))
     return program, samples, values
 
 
-def _check_recurrent(step: CallStep, inputs: Tensors) -> None:
+def _check_exact(step: CallStep, inputs: Tensors) -> None:
+    """Compare a function that stands for a module with that module."""
     function = step.function
-    if isinstance(function, RecurrentStep) and not function.agrees(
-        step.in_keys, step.out_keys, inputs
-    ):
-        raise CannotUnwrapError("a recurrent module that does something else")
+    if isinstance(function, TensorCall):
+        batch = function.lead
+    elif isinstance(function, RecurrentStep):
+        batch = tuple(inputs[-1].shape[:-1])
+    else:
+        return
+    is_same = is_exact(function, function.module, step, inputs, batch)
+    if isinstance(function, TensorCall):
+        function.forget()
+    if not is_same:
+        raise CannotUnwrapError(f"a {type(function.module).__name__} that does something else")
 
 
 def assemble(
@@ -198,15 +207,17 @@ def _run(step: CallStep | HeadStep, sample: Tensors | None) -> tuple[_Run, str]:
     plan = _plan(step, sample)
     if plan is not None:
         return _store_spread(plan.run, step), "plan"
+    if isinstance(step.function, TensorCall):
+        return _store(step.function, step), "head"
     kind = "recurrent" if isinstance(step.function, RecurrentStep) else "opaque"
     return _store_spread(_caller(step), step), kind
 
 
-def _store(sampler: Sampler, step: HeadStep) -> _Run:
+def _store(function: Sampler, step: CallStep | HeadStep) -> _Run:
     in_keys, out_keys = step.in_keys, step.out_keys
 
     def run(values: Values) -> None:
-        outs = sampler(*[values[key] for key in in_keys])
+        outs = function(*[values[key] for key in in_keys])
         values.update(zip(out_keys, outs, strict=True))
 
     return run
@@ -252,4 +263,4 @@ def _categorical(step: HeadStep, sample: Tensors | None) -> CategoricalSampler |
         return None
     sampler = CategoricalSampler(step, sample[0])
     with set_interaction_type(InteractionType.RANDOM):
-        return sampler if is_exact(sampler, step, sample) else None
+        return sampler if is_exact(sampler, step.head, step, sample) else None

@@ -10,13 +10,13 @@ import torch
 from tensordict import TensorDict
 from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
+from torch import nn
 
 from pycollect.devices import CPU, generator_state
-from pycollect.policy.program.steps import CannotUnwrapError, HeadStep, show_all
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, HeadStep, Tensors, show_all
 from pycollect.policy.program.tensordict_modules import torchrl_head_forward
 from pycollect.policy.program.undisturbed import undisturbed
 
-Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Sampler: TypeAlias = Callable[..., Tensors]
 
 _RANDOM = InteractionType.RANDOM
@@ -77,19 +77,33 @@ def _as_tuple(out: Any, step: HeadStep) -> Tensors:
     return samples
 
 
-def is_exact(sampler: Sampler, step: HeadStep, parameters: Tensors) -> bool:
-    """True if the sampler does what the module does: same bits, and the same random stream after.
+def is_exact(
+    function: Sampler,
+    module: nn.Module,
+    step: CallStep | HeadStep,
+    inputs: Tensors,
+    batch: tuple[int, ...] = (),
+) -> bool:
+    """Return whether a function over tensors does exactly what the module does with a TensorDict.
 
-    Generators are put back. `parameters` are those of a real observation.
+    The outputs must have the same bits, and the random stream must stand at the same place after.
+    Generators are put back.
+
+    Args:
+        function: The function to check.
+        module: The module that it stands for.
+        step: The step whose keys they read and write.
+        inputs: Tensors of a real observation, in the order of the step's keys.
+        batch: Batch size of the TensorDict (default: ()).
     """
-    td = TensorDict(dict(zip(step.in_keys, parameters, strict=True)), batch_size=[])
-    device = parameters[0].device if parameters else CPU
-    with undisturbed(step.head, device):
-        out = step.head(td.clone())
+    td = TensorDict(dict(zip(step.in_keys, inputs, strict=True)), batch_size=batch)
+    device = inputs[0].device if inputs else CPU
+    with undisturbed(module, device):
+        out = module(td.clone())
         expected = tuple(out.get(key) for key in step.out_keys)
         after = _streams(device)
-    with undisturbed(step.head, device):
-        came = sampler(*(parameter.clone() for parameter in parameters))
+    with undisturbed(module, device):
+        came = function(*(tensor.clone() for tensor in inputs))
         same_stream = all(map(torch.equal, after, _streams(device)))
     return same_stream and same_bits(expected, came)
 

@@ -17,7 +17,8 @@ import torch.nn.functional as F
 from tensordict.nn import NormalParamExtractor
 from torch import nn
 
-from pycollect.policy.program.distributions import Tensors, same_bits
+from pycollect.policy.program.distributions import same_bits
+from pycollect.policy.program.steps import Tensors
 from pycollect.policy.program.tensordict_modules import is_plain
 
 Operation: TypeAlias = Callable[[torch.Tensor], Any]
@@ -218,6 +219,7 @@ class Fingerprint:
             children = list(module._modules.values())
             held.append((list(attributes.values()), tensors, children))
             marks.append(int(is_plain(module)))
+            marks.append(len(module._forward_hooks))
             marks.append(id(type(module)))
             marks.extend(map(id, attributes.values()))
             marks.extend(map(id, children))

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 from torch import nn
 
 from pycollect.batch.layout import Key
 from pycollect.policy.program.steps import as_key
-from pycollect.policy.program.undisturbed import undisturbed
 
 _RNN = "torchrl.modules.tensordict_module.rnn"
 _LAYERS = {f"{_RNN}.LSTMModule.forward": "lstm", f"{_RNN}.GRUModule.forward": "gru"}
@@ -57,17 +55,6 @@ class RecurrentStep:
             out.reshape(*batch, -1),
             *(row.transpose(0, 1).reshape(*batch, *row.shape[::2]) for row in nexts),
         )
-
-    def agrees(self, in_keys: tuple[Key, ...], out_keys: tuple[Key, ...], inputs: Any) -> bool:
-        """True if it gives what the module gives on these inputs, bit for bit."""
-        given = {key: tensor.clone() for key, tensor in zip(in_keys, inputs, strict=True)}
-        entries: dict[Any, Any] = dict(given)
-        with undisturbed(self.module):
-            td = self.module(TensorDict(entries, batch_size=inputs[-1].shape[:-1]))
-        with undisturbed(self.module):
-            came = self(*given.values())
-        expected = (td.get(key) for key in out_keys)
-        return all(_equal(a, b) for a, b in zip(came, expected, strict=True))
 
 
 def _direct_call(layer: nn.RNNBase, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -113,8 +100,3 @@ def _rows_first(state: torch.Tensor, envs: int) -> torch.Tensor:
     if state.ndim > 3:
         state = state.flatten(0, -3)
     return state.transpose(0, 1).contiguous()
-
-
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    same = a.shape == b.shape and a.dtype == b.dtype
-    return same and bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())

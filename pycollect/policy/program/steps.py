@@ -17,6 +17,7 @@ from torch import nn
 
 from pycollect.batch.layout import Key, is_delivered
 
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
 Values: TypeAlias = dict[Key, torch.Tensor]
 
 IGNORED: Key = ("_",)  # tensordict's name for an output that nobody wants

@@ -23,6 +23,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from pycollect.batch.layout import Key
+from pycollect.policy.program.exploration import hooks_of_others, tensor_call
 from pycollect.policy.program.recurrent import RecurrentStep, recurrent_keys, recurrent_layer
 from pycollect.policy.program.steps import (
     CallStep,
@@ -42,27 +43,36 @@ _HEAD_METHODS = ("forward", "get_dist", "_dist_sample", "log_prob_key", "dist_sa
 _CALL_METHODS = ("_call_module", "_write_to_tensordict")
 
 
-def unwrap(policy: nn.Module) -> Program:
-    """A TensorDictModule, a sequence of them, or a probabilistic one as a Program.
+def unwrap(policy: nn.Module, lead: tuple[int, ...]) -> Program:
+    """Return a TensorDictModule, a sequence of them, or a probabilistic one as a Program.
 
-    Raises CannotUnwrapError with the reason where only a TensorDict will do.
+    Args:
+        policy: The module.
+        lead: Batch shape of the tensors: () for one environment, (P,) for P of them.
+
+    Raises:
+        CannotUnwrapError: The policy has to be called with a TensorDict.
     """
     watched: list[nn.Module] = []
-    steps = tuple(_steps(policy, watched, None))
+    steps = tuple(_steps(policy, watched, None, lead))
     selected = None
     if isinstance(policy, TensorDictSequential) and policy._select_before_return:
         selected = frozenset(as_key(key) for key in policy.out_keys)
     return Program(steps, selected, tuple(watched))
 
 
-def is_plain(module: nn.Module) -> bool:
-    """True if calling the module runs its class's `forward` and nothing else.
+def is_plain(module: nn.Module, has_hooks: bool | None = None) -> bool:
+    """Return whether a call of the module runs its class's `forward` and nothing else.
 
-    Backward hooks, which see nothing where there are no gradients, do not count.
+    Backward hooks do not count, because policies run without gradients.
+
+    Args:
+        module: The module.
+        has_hooks: Whether it has forward hooks that count. Defaults to ``None``: all count.
     """
     kind = type(module)
     return not (
-        module._forward_hooks
+        (bool(module._forward_hooks) if has_hooks is None else has_hooks)
         or module._forward_pre_hooks
         or "forward" in vars(module)
         or "_call_impl" in vars(module)
@@ -91,18 +101,25 @@ def torchrl_head_forward(head: ProbabilisticTensorDictModule) -> Any:
 
 
 def _steps(
-    module: nn.Module, watched: list[nn.Module], default: InteractionType | None
+    module: nn.Module,
+    watched: list[nn.Module],
+    default: InteractionType | None,
+    lead: tuple[int, ...],
 ) -> Iterable[Step]:
-    """The steps of one member of the family. `default`: interaction type set by an outer module."""
+    """Return the steps of a module; an outer module may set the `default` interaction type."""
     watched.append(module)
+    function = tensor_call(module, lead)
+    if function is not None and is_plain(module, hooks_of_others(module)):
+        watched.extend(part for part in module.modules() if part is not module)
+        return [function.step]
     if not is_plain(module):
         raise CannotUnwrapError(f"{type(module).__name__} has hooks or a forward of its own")
     if isinstance(module, ProbabilisticTensorDictModule):
         return [_head(module, default)]
     if isinstance(module, ProbabilisticTensorDictSequential):
-        return _probabilistic_sequence(module, watched, default)
+        return _probabilistic_sequence(module, watched, default, lead)
     if isinstance(module, TensorDictSequential):
-        return _sequence(module, watched, default)
+        return _sequence(module, watched, default, lead)
     if isinstance(module, TensorDictModule):
         return [_call(module)]
     layer = recurrent_layer(module)
@@ -130,26 +147,30 @@ def _call(module: TensorDictModule) -> CallStep:
 
 
 def _sequence(
-    module: TensorDictSequential, watched: list[nn.Module], default: InteractionType | None
+    module: TensorDictSequential,
+    watched: list[nn.Module],
+    default: InteractionType | None,
+    lead: tuple[int, ...],
 ) -> list[Step]:
     _require_inherited(module, TensorDictSequential, ("forward", "_run_module", "_module_iter"))
-    return _chain(module, module._module_iter(), watched, default)
+    return _chain(module, module._module_iter(), watched, default, lead)
 
 
 def _probabilistic_sequence(
     module: ProbabilisticTensorDictSequential,
     watched: list[nn.Module],
     default: InteractionType | None,
+    lead: tuple[int, ...],
 ) -> list[Step]:
     names = ("forward", "get_dist_params", "det_part", "_last_module", "_module_iter")
     _require_inherited(module, ProbabilisticTensorDictSequential, names)
     if not module._requires_sample:
         raise CannotUnwrapError("a sequence whose samples are outputs of its own modules")
     if module.return_composite:
-        return _chain(module, module._module_iter(), watched, default)
+        return _chain(module, module._module_iter(), watched, default, lead)
     inner = default or module.default_interaction_type
-    steps = _chain(module, [module.det_part], watched, inner)
-    return [*steps, *_steps(module._last_module, watched, default)]
+    steps = _chain(module, [module.det_part], watched, inner, lead)
+    return [*steps, *_steps(module._last_module, watched, default, lead)]
 
 
 def _chain(
@@ -157,6 +178,7 @@ def _chain(
     members: Iterable[nn.Module],
     watched: list[nn.Module],
     default: InteractionType | None,
+    lead: tuple[int, ...],
 ) -> list[Step]:
     if module.inplace is not None or module.partial_tolerant:
         raise CannotUnwrapError("a sequence with inplace or partial_tolerant")
@@ -166,7 +188,7 @@ def _chain(
     for member in members:
         if isinstance(member, TensorDictSequential) and member._select_before_return:
             raise CannotUnwrapError("a sequence in a sequence that selects its outputs")
-        steps.extend(_steps(member, watched, default))
+        steps.extend(_steps(member, watched, default, lead))
     return steps
 
 

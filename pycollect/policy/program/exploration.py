@@ -1,0 +1,261 @@
+"""TorchRL's Q-value and exploration modules as functions over tensors, without a TensorDict.
+
+The classes are recognized by name, so that TorchRL is not imported; a subclass is called with a
+TensorDict. Each function is compared with its module on a first call, see `is_exact`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from tensordict.nn import InteractionType
+from tensordict.nn.probabilistic import interaction_type
+from torch import nn
+
+from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, Tensors, as_key
+
+Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+_PACKAGE = "torchrl.modules.tensordict_module."
+_PROJECTING_HOOK = f"{_PACKAGE}common._forward_hook_safe_action"
+_EXPLORING = (InteractionType.RANDOM, None)
+
+
+class TensorCall:
+    """Base of functions over tensors that stand for a module over TensorDicts.
+
+    Args:
+        module: The module, whose buffers are read at each call.
+        lead: Batch shape of the tensors: () for one environment, (P,) for P of them.
+    """
+
+    extra_in_keys: tuple[str, ...] = ()
+
+    def __init__(self, module: Any, lead: tuple[int, ...]) -> None:
+        self.module = module
+        self.lead = lead
+
+    @property
+    def step(self) -> CallStep:
+        """The call of this function as a step of a program."""
+        in_keys = (*self.module.in_keys, *self.extra_in_keys)
+        return CallStep(self, tuple(map(as_key, in_keys)), tuple(map(as_key, self._out_keys)))
+
+    @property
+    def _out_keys(self) -> Any:
+        return self.module.out_keys[:1]  # others are private, and read by the module alone
+
+    def forget(self) -> None:
+        """Drop the values kept for the next call."""
+
+    def take_over(self, other: TensorCall) -> None:
+        """Continue with the values that another function kept for this module's next call."""
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """Return the tensors that the module writes."""
+        raise NotImplementedError
+
+
+class QValues(TensorCall):
+    """`QValueModule` without an action mask: (values) to (action, values, chosen value)."""
+
+    def __init__(self, module: Any, lead: tuple[int, ...]) -> None:
+        super().__init__(module, lead)
+        if module.action_mask_key is not None:
+            raise CannotUnwrapError("a Q-value module with an action mask")
+        space = module.action_space
+        self._is_index = space == "categorical"
+        self._choose = module.action_func_mapping[space]
+        self._value_of = module.action_value_func_mapping.get(space, module._default_action_value)
+
+    @property
+    def _out_keys(self) -> Any:
+        return self.module.out_keys
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """Values [*lead, actions]."""
+        (values,) = inputs
+        if self._is_index:
+            chosen, index = torch.max(values, -1, keepdim=True)
+            return index.squeeze(-1), values, chosen
+        action = self._choose(values)
+        return action, values, self._value_of(values, action)
+
+
+class EpsilonGreedy(TensorCall):
+    """`EGreedyModule` without an action mask."""
+
+    def __init__(self, module: Any, lead: tuple[int, ...]) -> None:
+        super().__init__(module, lead)
+        if module.action_mask_key is not None:
+            raise CannotUnwrapError("an epsilon-greedy module with an action mask")
+        self._draw = _random_actions(_spec_of(module))
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """Action [*lead, *frame]."""
+        (action,) = inputs
+        if interaction_type() not in _EXPLORING:
+            return (action,)
+        epsilon = self.module._buffers["eps"]
+        uniform = torch.rand(self.lead, device=epsilon.device)
+        drawn = self._draw(action)
+        if not self.lead and epsilon.device.type == "cpu":
+            return (drawn if uniform.item() < epsilon.item() else action,)
+        is_random = _widened(uniform < epsilon, action.ndim)
+        return (torch.where(is_random, drawn.to(epsilon.device), action),)
+
+
+class GaussianNoise(TensorCall):
+    """`AdditiveGaussianModule`."""
+
+    def __init__(self, module: Any, lead: tuple[int, ...]) -> None:
+        super().__init__(module, lead)
+        self._project = _projection(_spec_of(module))
+        if not all(module._buffers[name].is_floating_point() for name in ("mean", "std")):
+            raise CannotUnwrapError("a Gaussian noise with integers")
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """Action [*lead, *frame]."""
+        (action,) = inputs
+        if interaction_type() in _EXPLORING:
+            own = self.module._buffers
+            mean, std = own["mean"].expand(action.shape), own["std"].expand(action.shape)
+            noise = torch.normal(mean=mean, std=std).to(action.device)
+            return (self._project(action + noise * own["sigma"]),)
+        return (self._project(action) if self.module.safe else action,)
+
+
+class OrnsteinUhlenbeckNoise(TensorCall):
+    """`OrnsteinUhlenbeckProcessModule`: (action, is_init) to action. Keeps the noise itself."""
+
+    def __init__(self, module: Any, lead: tuple[int, ...]) -> None:
+        super().__init__(module, lead)
+        self.extra_in_keys = (module.is_init_key,)
+        self._project = _projection(_spec_of(module))
+        self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def forget(self) -> None:
+        """Drop the noise and the number of steps."""
+        self._kept = None
+
+    def take_over(self, other: TensorCall) -> None:
+        """Continue another function's noise."""
+        if isinstance(other, OrnsteinUhlenbeckNoise):
+            self._kept = other._kept
+
+    def __call__(self, *inputs: torch.Tensor) -> Tensors:
+        """Action [*lead, *frame], is_init [*lead, 1]."""
+        action, is_init = inputs
+        if interaction_type() not in _EXPLORING:
+            return (self._project(action) if self.module.safe else action,)
+        process = self.module.ou
+        begins = is_init.reshape(self.lead)
+        if self._kept is None:
+            noise = torch.zeros(action.shape, device=action.device)
+            steps = torch.zeros(self.lead, dtype=torch.long, device=action.device)
+        else:
+            noise, steps = self._kept
+        noise = noise.masked_fill(_widened(begins, noise.ndim), 0) + process.x0
+        steps = steps.masked_fill(begins, 0)
+        sigma = process.current_sigma(_widened(steps, noise.ndim).expand(noise.shape))
+        noise = (
+            noise
+            + process.theta * (process.mu - noise) * process.dt
+            + sigma * math.sqrt(process.dt) * torch.randn_like(noise)
+        )
+        self._kept = noise - process.x0, steps + 1
+        action = action + self.module._buffers["eps"] * noise
+        return (self._project(action) if self.module.safe else action,)
+
+
+_CALLS: dict[str, Callable[[Any, tuple[int, ...]], TensorCall]] = {
+    f"{_PACKAGE}actors.QValueModule": QValues,
+    f"{_PACKAGE}exploration.EGreedyModule": EpsilonGreedy,
+    f"{_PACKAGE}exploration.AdditiveGaussianModule": GaussianNoise,
+    f"{_PACKAGE}exploration.OrnsteinUhlenbeckProcessModule": OrnsteinUhlenbeckNoise,
+}
+
+
+def tensor_call(module: nn.Module, lead: tuple[int, ...]) -> TensorCall | None:
+    """Return the function that stands for a known module, or None for any other class."""
+    kind = type(module)
+    make = _CALLS.get(f"{kind.__module__}.{kind.__qualname__}")
+    return None if make is None else make(module, lead)
+
+
+def tensor_calls(program: Program | None) -> list[TensorCall]:
+    """Return the functions of a program that stand for modules over TensorDicts."""
+    steps = () if program is None else program.steps
+    functions = (step.function for step in steps if isinstance(step, CallStep))
+    return [function for function in functions if isinstance(function, TensorCall)]
+
+
+def hooks_of_others(module: nn.Module) -> bool:
+    """Return whether the module has forward hooks other than TorchRL's projection."""
+    names = (
+        f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', '')}"
+        for hook in module._forward_hooks.values()
+    )
+    return any(name != _PROJECTING_HOOK for name in names)
+
+
+def _widened(tensor: torch.Tensor, ndim: int) -> torch.Tensor:
+    """Return a view with dimensions of size 1 behind the tensor's own, `ndim` in all."""
+    return tensor.reshape(tensor.shape + (1,) * (ndim - tensor.ndim))
+
+
+def _spec_of(module: Any) -> Any:
+    """Return the action's spec."""
+    spec = module._spec
+    if spec is None:
+        raise CannotUnwrapError(f"{type(module).__name__} without a spec")
+    return spec[module.out_keys[0]]
+
+
+def _random_actions(spec: Any) -> Function:
+    """Return a function that draws actions of the shape of its argument, as the spec does."""
+
+    def draw_by_spec(action: torch.Tensor) -> torch.Tensor:
+        own = spec if spec.shape == action.shape else spec.expand(action.shape)
+        drawn: torch.Tensor = own.rand()
+        return drawn
+
+    if type(spec).__name__ == "OneHot":
+        n = spec.space.n
+
+        def draw_one_hot(action: torch.Tensor) -> torch.Tensor:
+            if spec.mask is not None:
+                return draw_by_spec(action)
+            index = torch.randint(n, action.shape[:-1], device=spec.device)
+            return F.one_hot(index, n).to(spec.dtype)
+
+        return draw_one_hot
+    if type(spec).__name__ == "Categorical" and spec.space.n >= 0:
+        n = spec.space.n
+
+        def draw_index(action: torch.Tensor) -> torch.Tensor:
+            if spec.mask is not None:
+                return draw_by_spec(action)
+            return torch.randint(0, n, action.shape, device=spec.device, dtype=spec.dtype)
+
+        return draw_index
+    return draw_by_spec
+
+
+def _projection(spec: Any) -> Function:
+    """Return a function that does the spec's `project` for actions of floats."""
+    kind = type(spec).__name__
+    if kind in ("UnboundedContinuous", "Unbounded"):
+        return lambda action: action
+    if kind not in ("BoundedContinuous", "Bounded"):
+        raise CannotUnwrapError(f"an exploration module with a {kind} spec")
+    low, high = spec.space.low, spec.space.high
+
+    def clamp(action: torch.Tensor) -> torch.Tensor:
+        return torch.clamp(action, low.to(action.device), high.to(action.device))
+
+    return clamp
