@@ -173,9 +173,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             (default: ``None``).
         post_collect_hook: Function that is called with each batch before it is returned (default:
             ``None``).
-        compact_obs: Omit ("next", observation) and ("next", recurrent state), except at the end of
-            a trajectory. They equal the next step's root entries. Rewards and flags are always
-            recorded (default: ``False``).
+        compact_obs: Omit ("next", key) of observations and recurrent states. The next step's root
+            entry is the same, except at the end of a trajectory, whose last observation is lost.
+            Rewards and flags are always recorded (default: ``False``).
         compile_policy: Call the policy through ``torch.compile``. A dict contains its arguments,
             and "warmup": the number of calls before compilation, 1 by default (default: ``None``).
         cudagraph_policy: Replay the policy's modules as CUDA graphs. A dict contains "warmup": the
