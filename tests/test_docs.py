@@ -1,4 +1,4 @@
-"""The pages of docs/ name tests that exist; the example runs."""
+"""The pages of docs/ name tests, files and classes that exist; the example runs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ CONTRACT = (DOCS / "contract.md").read_text()
 COMING = (DOCS / "coming-from-torchrl.md").read_text()
 GPU = (DOCS / "gpu.md").read_text()
 SCHEME = (DOCS / "scheme.md").read_text()
+ARCHITECTURE = (DOCS / "architecture.md").read_text()
+ROOT = DOCS.parent
 NAMED = re.compile(r"`([\w/]+\.py)::([\w:]+)`")
 
 
@@ -82,3 +84,49 @@ def test_the_reference_has_every_public_name() -> None:
     assert set(pycollect.__all__) - aliases <= asked
     assert aliases <= mentioned
     assert {"cpp", "cuda", "scheme", "scheme.gym", "scheme.protocols"} <= asked
+
+
+def in_architecture(pattern: str) -> set[str]:
+    """The names in code style on the architecture page that match a pattern."""
+    return {
+        name for name in re.findall(r"`([^`\n]+)`", ARCHITECTURE) if re.fullmatch(pattern, name)
+    }
+
+
+def test_the_architecture_names_files_that_exist() -> None:
+    bases = (ROOT, ROOT / "pycollect", ROOT / "pycollect/engines/processes", ROOT / "csrc/python")
+    headers = ROOT / "csrc/include/pycollect"
+    named = in_architecture(r"[\w./*]+(/|\.(py|pyi|h|cpp|cu|inc|md))")
+    assert len(named) > 100
+    assert [
+        name for name in named if not any([*base.glob(name)] for base in (*bases, headers))
+    ] == []
+
+
+def test_the_architecture_names_every_folder() -> None:
+    named = in_architecture(r"[\w./]+/")
+    for base, place in ((ROOT / "pycollect", ROOT / "pycollect"), (ROOT / "csrc", ROOT)):
+        folders = {path.parent for path in base.rglob("*") if path.suffix in {".py", ".h", ".cpp"}}
+        expected = {f"{path.relative_to(place)}/" for path in folders - {base}}
+        assert expected - named == set()
+    files = {path.name for path in (ROOT / "pycollect").glob("*.py*")} - {"__init__.py"}
+    assert files - in_architecture(r"\w+\.pyi?") == set()
+
+
+def test_the_architecture_names_classes_and_methods_that_exist() -> None:
+    """Each part of `Class.method`, `function_name` and `CONSTANT` is defined somewhere."""
+    paths = [*(ROOT / "pycollect").rglob("*.py*"), *(ROOT / "csrc").rglob("*.h")]
+    source = "\n".join(path.read_text() for path in [*paths, TESTS / "collect_support.py"])
+    named = in_architecture(r"@?[A-Z]\w+(\.\w+)?|_?[a-z]+_\w+")
+    parts = {part for name in named for part in name.removeprefix("@").split(".")}
+    assert len(parts) > 60
+    defined = set(re.findall(r"\b(?:class|def|struct) (\w+)", source))
+    assigned = set(re.findall(r"\b(\w+)\s*[:=]", source))
+    assert parts - defined - assigned - {"False"} == set()
+
+
+def test_the_architecture_has_the_layers_of_the_linter() -> None:
+    block = re.search(r"layers = \[\n(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.M | re.S)
+    assert block is not None
+    layers = [layer for layer in re.findall(r'"(.*)"', block[1]) if layer != "__main__"]
+    assert " > ".join(layers) in re.sub(r"\s+", " ", ARCHITECTURE)

@@ -207,6 +207,10 @@ def _tables(settings: ServerSettings, policy: ServedPolicy) -> list[Table]:
 
     So all workers' first groups are served while their second ones step, and a seed decides what
     the policy draws; where nobody is waited for, a call is for whichever there are.
+
+    Two tables cannot deadlock: a worker that waits for its first group has asked for both groups,
+    and one that waits for its second group has asked for that. If all wait, the second table is
+    complete.
     """
     options, parts = settings.options, settings.groups
     tables = parts if options.min_batch_size is None else 1

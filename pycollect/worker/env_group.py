@@ -183,6 +183,8 @@ class EnvGroup:
     def _falls_behind(self, alone: bool) -> bool:
         """Whether what ended is left to reset itself, and steps on alone at the rollout's end.
 
+        To reset it at once would cost a second round trip after nearly every step.
+
         Not where extras are kept step by step, for all environments at once; nor where groups ask
         a policy elsewhere in turns, which those steps would break.
         """

@@ -2,6 +2,9 @@
 
 A rank that dies takes no other group with it, and a program that trains with torch.distributed
 has its default group for itself.
+
+Weights are therefore sent to each rank, not broadcast: a broadcast needs a group of all ranks,
+which does not outlive the death of one, and a moment at which all take part.
 """
 
 from __future__ import annotations

@@ -22,6 +22,9 @@ from pycollect.engines.processes.circumstances import circumstances
 from pycollect.engines.processes.template import MESSAGE_BYTES, MOST_DESCRIPTORS, NUMBER
 from pycollect.errors import is_interrupt, warn_user
 
+# multiprocessing's own fork server is not used: it belongs to the program, outlives its workers,
+# and reaps them at once, so that a worker's process id may be reused when its group is killed.
+
 # A template always imports the first. It imports the others, and all modules of this package, if
 # this program has imported them, and the modules of set_forkserver_preload. It leaves out modules
 # that start threads or open a GPU when they are imported.
