@@ -258,8 +258,8 @@ class MultiSyncDataCollector(MultiCollector):
 
     Yields:
         TensorDicts. For B workers, "stack" gives [B, T] or [B, P, T], 0 gives [B*T] or [B*P, T],
-        and -1 gives [B*T] or [P, B*T]. The two newest batches are in shared memory. Older batches
-        that you keep are copied to private memory.
+        and -1 gives [B*T] or [P, B*T]. At most two of the batches that you hold are in shared
+        memory. While you hold both, further batches are copied to private memory.
 
         With `preemptive_threshold` or unequal shares, the rollouts of a batch differ in length.
         "stack" pads them with zeros to the length T of the longest share. Padding has trajectory id
@@ -301,8 +301,9 @@ class MultiaSyncDataCollector(MultiCollector):
         ...: See MultiSyncDataCollector.
 
     Yields:
-        TensorDicts, [T] or [P, T], each from one worker. The two newest batches of each worker are
-        in shared memory. Older batches that you keep are copied to private memory.
+        TensorDicts, [T] or [P, T], each from one worker. At most two of the batches that you hold
+        of each worker are in shared memory. While you hold both, further batches of that worker are
+        copied to private memory.
 
     Raises:
         ValueError: An argument is invalid, or a batch does not fit into memory.

@@ -188,8 +188,8 @@ class RayCollector(LaunchedCollector):
         With `preemptive_threshold`, rollouts may be shorter. "stack" pads them with zeros; padding
         has trajectory id -1, and ("collector", "mask") is true for real frames.
 
-        The two newest batches (async: of each worker) may be in shared memory. Older batches that
-        you keep are copied to private memory.
+        At most two of the batches that you hold (async: of each worker) are in shared memory. While
+        you hold both, further batches are copied to private memory.
 
     Raises:
         TypeError: An argument has the wrong type or an unknown name, or cannot be pickled.
