@@ -100,7 +100,7 @@ def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 def _other_names(expected: Set[str], known: Set[str], came: Set[str]) -> ValueError:
     missing, unknown = sorted(expected - came), sorted(came - known)
     return ValueError(
-        "policy_or_weights: expected the parameter names of the collector's policy; "
+        "policy_or_weights: expected the names of the policy's parameters and buffers; "
         f"missing: {missing or 'none'}, unknown: {unknown or 'none'}"
     )
 
