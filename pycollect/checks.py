@@ -1,4 +1,4 @@
-"""Checks of what users pass: each names the argument, what was expected and what came."""
+"""Checks of arguments; each error names the argument, the expected value and the given one."""
 
 from __future__ import annotations
 
@@ -76,18 +76,24 @@ def _real(value: Any) -> float | None:
 
 
 def check_form(name: str, value: Any, trajs_per_batch: Any) -> str:
-    """How whole trajectories are put together: "padded", also for None, or "cat"."""
+    """Return the layout of whole trajectories: "cat", or "padded", also for None."""
     form: str = check_choice(name, "padded" if value is None else value, ("padded", "cat"))
     if form == "cat" and not check_count("trajs_per_batch", trajs_per_batch):
-        raise ValueError(f"{name}: expected 'cat' with trajs_per_batch only, which is not given")
+        raise ValueError(
+            f"{name}: 'cat' requires trajs_per_batch, got trajs_per_batch={trajs_per_batch!r}; "
+            "pass it, or use 'padded'"
+        )
     return form
 
 
 def check_drop(name: str, value: Any, split_trajs: Any, trajs_per_batch: Any) -> bool:
-    """A flag that goes without what gives batches another shape, whose own mask says the same."""
+    """Return a flag; raise ValueError if it is set with batches of trajectories."""
     other = "split_trajs" if split_trajs else "trajs_per_batch"
     if value and (split_trajs or check_count("trajs_per_batch", trajs_per_batch)):
-        raise ValueError(f"{name}: expected False together with {other}, got {value!r}")
+        raise ValueError(
+            f"{name}: expected False with {other}, got {value!r}; batches of trajectories already "
+            "leave out uncollected cells"
+        )
     return bool(value)
 
 
@@ -105,11 +111,11 @@ def check_callable(name: str, value: Any) -> Any:
 
 
 def check_policy(value: Any) -> Any:
-    """None, a module or a callable."""
+    """Return None, a module or a callable."""
     if isinstance(value, type):
         raise TypeError(
             f"policy: expected a module or a callable, got the class {value.__name__}; pass an "
-            "instance, or what makes one as policy_factory"
+            "instance, or a callable that makes one as policy_factory"
         )
     return check_callable("policy", value)
 
@@ -122,9 +128,11 @@ def check_replay_buffer(name: str, value: Any) -> Any:
 
 
 def check_factory(value: Any, policy: Any) -> Any:
-    """None or a callable that builds a policy; ValueError together with one."""
+    """Return None or a callable that builds a policy; raise ValueError if a policy is given."""
     if value is not None and policy is not None:
-        raise ValueError("policy_factory: expected None together with policy; pass one of the two")
+        raise ValueError(
+            "policy_factory: expected None because policy is given; pass one of the two"
+        )
     return check_callable("policy_factory", value)
 
 
@@ -142,21 +150,21 @@ def check_seed(value: Any) -> int:
 
 
 def check_exploration(name: str, value: Any) -> InteractionType:
-    """One of DETERMINISTIC, RANDOM, MODE, MEAN: the enum's member or its name in any case."""
+    """Return a member of the enum, from a member or its name in any case."""
     allowed = ("DETERMINISTIC", "RANDOM", "MODE", "MEAN")
     kind = value if isinstance(value, str) else getattr(value, "name", None)
     if value is None:
         kind = "RANDOM"
     if not isinstance(kind, str) or kind.upper() not in allowed:
         raise ValueError(
-            f"{name}: expected one of {', '.join(allowed)} or ExplorationType's member, "
-            f"got {value!r}"
+            f"{name}: expected {', '.join(allowed[:-1])} or {allowed[-1]}, as a string or a member "
+            f"of ExplorationType, got {value!r}"
         )
     return InteractionType[kind.upper()]
 
 
 def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
-    """None, a dict, or a list with one dict per worker."""
+    """Return None, a dict, or a list with one dict per worker."""
     if isinstance(value, (list, tuple)):
         if workers is not None and len(value) != workers:
             raise ValueError(
@@ -167,12 +175,13 @@ def check_env_kwargs(value: Any, workers: int | None = None) -> Any:
         return list(value)
     if value is not None and not isinstance(value, Mapping):
         raise TypeError(
-            f"create_env_kwargs: expected a dict or one per worker, got {type(value).__name__}"
+            "create_env_kwargs: expected a dict, or a list with one dict per worker, got "
+            f"{type(value).__name__}"
         )
     for name in value or ():
         if not isinstance(name, str):
             raise TypeError(
-                f"create_env_kwargs: expected names of keyword arguments as keys, got {name!r}"
+                f"create_env_kwargs: expected strings as keys (argument names), got {name!r}"
             )
     return value
 
@@ -193,29 +202,29 @@ def is_one_of(value: Any, choices: Iterable[Any]) -> bool:
 def check_open(closed: bool) -> None:
     """Raise RuntimeError if the collector was shut down."""
     if closed:
-        raise RuntimeError("the collector was shut down")
+        raise RuntimeError("the collector was shut down; create a new one")
 
 
 def no_weights_given() -> ValueError:
-    """What an update without weights raises where the caller has no policy."""
+    """Return the error for an update without weights if the collector has no policy to read."""
     return ValueError(
-        "policy_or_weights: expected a module or weights, got None; policy_factory builds the "
-        "policy in the worker, so that there are none here to take"
+        "policy_or_weights: expected a module or weights, got None; policy_factory built the "
+        "policy, so the collector has no module of yours to read weights from"
     )
 
 
 def check_worker_ids(
     worker_ids: int | Sequence[int] | None, known: Sequence[int], name: str = "worker_ids"
 ) -> list[int]:
-    """The ids as a list, all of `known` for None; ValueError for an unknown one.
+    """Return the ids as a list, all of `known` for None; raise ValueError for an unknown one.
 
     Args:
-        name: of the argument that they came in.
+        name: Name of the argument.
     """
     if worker_ids is None:
         return list(known)
     if not isinstance(worker_ids, int | Sequence) or isinstance(worker_ids, str):
-        raise TypeError(f"{name}: expected an int, several or None, got {worker_ids!r}")
+        raise TypeError(f"{name}: expected an int, a sequence of ints or None, got {worker_ids!r}")
     ids = [worker_ids] if isinstance(worker_ids, int) else list(worker_ids)
     unknown = [index for index in ids if isinstance(index, bool) or index not in known]
     if unknown:

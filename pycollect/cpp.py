@@ -32,6 +32,6 @@ def _installed(name: str) -> Path:
         if found.is_dir():
             return found
     raise FileNotFoundError(
-        f"share/{name}: expected pycollect to be installed (pip install), got the folders "
-        f"{list(pycollect.__path__)}; CMake's add_subdirectory takes a checkout as it is"
+        f"share/{name}: not found in {list(pycollect.__path__)}; install pycollect with pip, or "
+        "use CMake's add_subdirectory with the checkout"
     )

@@ -116,7 +116,7 @@ class Uploader:
             )
         if data.nbytes != target.nbytes:
             raise ValueError(
-                f"target: expected {data.nbytes} bytes, as source has, got {target.nbytes}"
+                f"target: expected {data.nbytes} bytes, the size of source, got {target.nbytes}"
             )
         user = torch.cuda.current_stream(self.device) if stream is None else stream
         target.record_stream(user)

@@ -26,7 +26,7 @@ def is_available(kind: str) -> bool:
 
 
 def named_device(name: str, value: Any) -> torch.device:
-    """The device that an argument of that name tells; ValueError where it is none."""
+    """Return the device in an argument; raise ValueError if it is not a device."""
     try:
         return torch.device(value)
     except (RuntimeError, TypeError, ValueError) as error:
@@ -35,25 +35,25 @@ def named_device(name: str, value: Any) -> torch.device:
 
 
 def check_here(name: str, device: torch.device) -> None:
-    """Raise ValueError where nothing can lie on the device that an argument of that name tells."""
+    """Raise ValueError, with the reason, if the device in an argument is not available here."""
     if reason := why_not(device):
-        raise ValueError(f"{name}: expected a device that is here, got {device}: {reason}")
+        raise ValueError(f"{name}: expected an available device, got {device}: {reason}")
 
 
 def why_not(device: torch.device) -> str:
-    """Why nothing can lie on that device here; empty where it can."""
+    """Return why a device is not available here; an empty string if it is."""
     if device.type == "cpu":
         return ""
     module: Any = getattr(torch, device.type, None)
     if not hasattr(module, "is_available"):
-        return f"torch has no devices of the type {device.type!r} that hold data"
+        return f"torch cannot store data on devices of type {device.type!r}"
     if device.type == "cuda" and torch.version.cuda is None and torch.version.hip is None:
         return f"torch {torch.__version__} was built without CUDA"
     if not module.is_available():
-        return f"torch {torch.__version__} finds no {device.type} device and driver"
+        return f"torch {torch.__version__} found no {device.type} device with a driver"
     count = module.device_count()
     if device.index is not None and device.index >= count:
-        return f"there are {count} devices of that type"
+        return f"the number of {device.type} devices is {count}"
     return ""
 
 

@@ -174,8 +174,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: single(exploration_type="sideways"),
         ValueError,
-        "exploration_type: expected one of DETERMINISTIC, RANDOM, MODE, MEAN or "
-        "ExplorationType's member, got 'sideways'",
+        "exploration_type: expected DETERMINISTIC, RANDOM, MODE or MEAN, as a string or "
+        "a member of ExplorationType, got 'sideways'",
     ),
     (lambda: single(postproc=3), TypeError, "postproc: expected a callable or None, got int"),
     (
@@ -187,7 +187,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         lambda: single(policy=torch.nn.Linear),
         TypeError,
         "policy: expected a module or a callable, got the class Linear; pass an "
-        "instance, or what makes one as policy_factory",
+        "instance, or a callable that makes one as policy_factory",
     ),
     (
         lambda: single(compile_policy={"warmup": -1}),
@@ -232,13 +232,13 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: single(storing_device="meta"),
         ValueError,
-        "storing_device: expected a device that is here, got meta: torch has no devices "
-        "of the type 'meta' that hold data",
+        "storing_device: expected an available device, got meta: torch cannot store "
+        "data on devices of type 'meta'",
     ),
     (
         lambda: processes(storing_device=["cpu"] * 3),
         ValueError,
-        "storing_device: expected one per worker (2), got 3",
+        "storing_device: expected one value per worker (2), got 3",
     ),
     # Environments
     (
@@ -338,8 +338,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: update({"no such weight": torch.zeros(1)}),
         ValueError,
-        "policy_or_weights: expected the names of the collector's policy; missing: "
-        "['module.bias', 'module.weight'], unknown: ['no such weight']",
+        "policy_or_weights: expected the names of the policy's parameters and buffers; "
+        "missing: ['module.bias', 'module.weight'], unknown: ['no such weight']",
     ),
     # Infos
     (
@@ -359,26 +359,32 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: single(drop_uncollected=True, split_trajs=True),
         ValueError,
-        "drop_uncollected: expected False together with split_trajs, got True",
+        "drop_uncollected: expected False with split_trajs, got True; batches of "
+        "trajectories already leave out uncollected cells",
     ),
     (
         lambda: single(traj_format="cat"),
         ValueError,
-        "traj_format: expected 'cat' with trajs_per_batch only, which is not given",
+        "traj_format: 'cat' requires trajs_per_batch, got trajs_per_batch=None; pass it, "
+        "or use 'padded'",
     ),
-    (lambda: MultiStep(0.9, 0), ValueError, "n_steps: expected an integer of at least 1, got 0"),
+    (lambda: MultiStep(0.9, 0), ValueError, "n_steps: expected an int >= 1, got 0"),
     (
         lambda: collect(postproc=lambda td: None),
         TypeError,
-        "postproc: expected it to return the batch, got None",
+        "postproc: expected a function that returns the batch, got one that returned None",
     ),
     # Calls at the wrong time
     (
         lambda: with_collector(lambda own: own.start()),
         RuntimeError,
-        "start: expected a collector with a replay_buffer, which fills",
+        "start: needs a replay buffer to fill; pass replay_buffer to the collector",
     ),
-    (after_shutdown, RuntimeError, "the collector was shut down: no more batches can be collected"),
+    (
+        after_shutdown,
+        RuntimeError,
+        "the collector was shut down; create a new one to collect batches",
+    ),
     # Several workers
     (
         lambda: processes(create_env_fn=CountingEnv),
@@ -388,7 +394,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: Collector(CountingEnv, frames_per_batch=6, sync=False),
         ValueError,
-        "sync: expected None without num_collectors or another backend than 'direct', got False",
+        "sync: expected None with backend='direct', the default without num_collectors, got False",
     ),
     (
         lambda: Collector(CountingEnv, frames_per_batch=6, backend="thread"),
@@ -399,8 +405,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: central(policy=None),
         ValueError,
-        "inference: expected None without a policy, as random actions are drawn by the "
-        "workers, got 'central'",
+        "inference: expected None without a policy, got 'central'; the workers draw "
+        "random actions themselves",
     ),
     # Other collectors
     (
@@ -411,9 +417,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: evaluator(collector_kwargs={"total_frames": 30}),
         ValueError,
-        "collector_kwargs: expected no 'total_frames'; an Evaluator counts whole "
-        "episodes in batches as they are collected, and leaves out cells without a "
-        "frame",
+        "collector_kwargs: cannot contain 'total_frames'; an Evaluator counts whole "
+        "episodes, so it needs unlimited, unmodified batches",
     ),
     (
         lambda: actors(remote_configs={"num_cpus": "two"}),
@@ -423,7 +428,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: actors(collector_kwargs={"policy": None}),
         ValueError,
-        "collector_kwargs: 'policy' belongs to the collector of all workers; pass it there",
+        "collector_kwargs: 'policy' cannot be set for each worker; pass it to the collector itself",
     ),
     (
         lambda: ranks(slurm_kwargs={}),
@@ -441,14 +446,14 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
 WARNINGS: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: single(create_env_fn=[CountingEnv] * 2, frames_per_batch=5),
-        "frames_per_batch: 5 is not divisible by the number of environments; batches have 6 frames",
+        "frames_per_batch: 5 frames cannot be divided equally among the environments; "
+        "batches have 6 frames",
     ),
     (
         lambda: single(create_env_fn=ENTRIES["ignores masks"](0), frames_per_batch=9),
-        "create_env_fn: this vector environment resets a row in the step after its end, "
-        "and not by options={'reset_mask': ...}; the cells of those steps hold no "
-        "frame, ('collector', 'mask') is False there. drop_uncollected=True leaves them "
-        "out; so do the autoreset modes SAME_STEP and DISABLED",
+        "create_env_fn: this vector environment uses NEXT_STEP autoreset; its reset "
+        "steps are no frames, so ('collector', 'mask') is False there. To leave them "
+        "out, use drop_uncollected=True, or the autoreset mode SAME_STEP or DISABLED",
     ),
     (
         lambda: single(info_keys=["absent"]),

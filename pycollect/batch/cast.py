@@ -36,11 +36,11 @@ class ObservationCast:
 
     @classmethod
     def checked(cls, dtype: Any, scale: Any) -> ObservationCast | None:
-        """Check both arguments; None where neither is given.
+        """Check both arguments; return None if neither is given.
 
         Raises:
-            TypeError, ValueError: by the argument's name: no dtype of numbers, no finite number,
-                a scale for integers.
+            TypeError, ValueError: A dtype is not numeric, or a scale is not finite or is given for
+                integers.
         """
         dtypes = _by_key(_DTYPE, dtype, _checked_dtype)
         scales = _by_key(_SCALE, scale, _checked_scale)
@@ -50,11 +50,11 @@ class ObservationCast:
             target = dtypes.get(key, dtypes.get(None))
             factor = scales.get(key, scales.get(None))
             if factor is not None and target is not None and not target.is_floating_point:
-                raise ValueError(f"{_SCALE}: expected a floating {_DTYPE} beside it, got {target}")
+                raise ValueError(f"{_SCALE}: requires a floating-point {_DTYPE}, got {target}")
         return cls(dtypes, scales)
 
     def check_keys(self, leaves: BatchLeaves) -> None:
-        """Raise ValueError for a key that is no observation of the environment's."""
+        """Raise ValueError for a key that is not an observation of the environment."""
         known = [leaf.key for leaf in _observations(leaves.observation)]
         for name, values in ((_DTYPE, self.dtypes), (_SCALE, self.scales)):
             unknown = [key for key in values if key is not None and key not in known]
@@ -136,7 +136,7 @@ def _by_key(name: str, value: Any, check: Callable[[str, Any], Any]) -> _Of:
         if not isinstance(key, str) and not (
             isinstance(key, tuple) and key and all(isinstance(part, str) for part in key)
         ):
-            raise TypeError(f"{name}: expected observation keys, got {key!r}")
+            raise TypeError(f"{name}: expected strings or tuples of strings as keys, got {key!r}")
     return {as_key(key): check(name, item) for key, item in value.items()}
 
 
@@ -144,7 +144,7 @@ def _checked_dtype(name: str, value: Any) -> torch.dtype:
     try:
         dtype = torch_dtype(value if isinstance(value, str) else dtype_name(value))
     except (KeyError, TypeError, ValueError):
-        raise TypeError(f"{name}: expected a dtype of numbers, got {value!r}") from None
+        raise TypeError(f"{name}: expected a numeric dtype, got {value!r}") from None
     if dtype is torch.bool or dtype.is_complex:
         raise ValueError(f"{name}: expected a dtype of real numbers, got {value!r}")
     return dtype

@@ -19,11 +19,11 @@ _WORTH = 0.9  # of its bytes are left at most, or it travels as it is
 
 
 def import_lz4(argument: str) -> ModuleType:
-    """LZ4's frames, or an ImportError that names who asked for them and says how to get them."""
+    """Return LZ4's module; raise ImportError, naming the argument, if it is not installed."""
     try:
         import lz4.frame
     except ImportError as error:
-        raise ImportError(f"{argument}: LZ4 is not installed; pip install lz4") from error
+        raise ImportError(f"{argument}: LZ4 is not installed; run pip install lz4") from error
     frame: ModuleType = lz4.frame
     return frame
 
@@ -40,12 +40,12 @@ def compress(data: Buffer, argument: str) -> Buffer:
 
 
 def decompress(data: Buffer, size: int, argument: str) -> Buffer:
-    """The bytes, so many, that `compress` made this of, in memory of their own."""
+    """Return the `size` bytes that `compress` compressed, in new memory."""
     if data.nbytes == size:  # those that would not have got smaller
         return np.array(data)
     opened: bytearray = import_lz4(argument).decompress(data, return_bytearray=True)
     if len(opened) != size:
-        raise ValueError(f"{argument}: expected {size} bytes in a frame of LZ4, got {len(opened)}")
+        raise ValueError(f"{argument}: expected an LZ4 frame with {size} bytes, got {len(opened)}")
     return np.frombuffer(opened, np.uint8)
 
 

@@ -128,7 +128,7 @@ def per_env(entry: Any, envs: Sequence[int]) -> list[Any]:
 
 
 def pickled_extras(extras: Extras) -> bytes:
-    """The extras of a rollout as they travel; TypeError that names one that does not pickle."""
+    """Return the pickled extras of a rollout; raise TypeError that names a failing one."""
     try:
         data: bytes = cloudpickle.dumps(extras)
         return data
@@ -138,7 +138,7 @@ def pickled_extras(extras: Extras) -> bytes:
                 cloudpickle.dumps(cells)
             except Exception as error:
                 raise TypeError(
-                    f"{dotted(key)}: expected values that pickle, as they leave their process: "
-                    f"{error}"
+                    f"{dotted(key)}: expected values that can be pickled, because they are sent to "
+                    f"another process: {error}"
                 ) from error
         raise

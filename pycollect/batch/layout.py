@@ -53,9 +53,9 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype | np.dtype | type) -> str:
-    """The name that a torch or numpy dtype has in a :class:`Leaf`.
+    """Return the name of a torch or numpy dtype in a :class:`Leaf`.
 
-    Raises ``ValueError`` for a dtype that is not numeric.
+    Raises ``ValueError`` if the dtype is not numeric.
     """
     name = _NAMES.get(dtype) if isinstance(dtype, torch.dtype) else np.dtype(dtype).name
     if name not in _TORCH_DTYPES:

@@ -40,9 +40,9 @@ def _poisons() -> bool:
 
 
 def check_lease(slab: Slab, header: RolloutHeader) -> None:
-    """Raise RuntimeError if a rollout was not written into this very lease of the memory.
+    """Raise RuntimeError if a rollout was not written during this lease of the memory.
 
-    A late writer, or a rollout of an earlier lease, would show here.
+    This detects a late writer, and a rollout of an earlier lease.
     """
     if header.generation != slab.generation:
         raise RuntimeError(

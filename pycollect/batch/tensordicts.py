@@ -59,11 +59,11 @@ def flatten(td: TensorDictBase) -> Parts:
 
 
 def refuse(others: Mapping[Key, Any]) -> None:
-    """Raise TypeError that names the first entry which is no strided tensor."""
+    """Raise TypeError that names the first entry that is not a strided tensor."""
     for key, value in others.items():
         raise TypeError(
             f"{dotted(key)}: expected a strided tensor, got {_describe(value)}; "
-            f"leave it out by td.exclude({key!r})"
+            f"exclude it with td.exclude({key!r})"
         )
 
 
@@ -144,7 +144,7 @@ def meta_keys(
 
 
 def as_int64(key: Key, ids: torch.Tensor | None) -> torch.Tensor | None:
-    """Trajectory ids as the core reads them; ValueError where they are no integers."""
+    """Return trajectory ids for the core; raise ValueError if they are not integers."""
     if ids is None:
         return None
     if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:

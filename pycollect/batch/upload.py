@@ -71,9 +71,9 @@ class DeviceUploader:
         return memory
 
     def pin(self, pool: SharedSlabPool) -> bool:
-        """Whether the device reads slabs that other processes write where they are, from now on.
+        """Pin the slabs that other processes write; return whether that succeeded.
 
-        The first time that the driver refuses is a warning.
+        Warn the first time that the driver refuses.
         """
         try:
             return self._accelerator.pin(pool)
@@ -81,8 +81,8 @@ class DeviceUploader:
             if not self._has_warned:
                 self._has_warned = True
                 warn_user(
-                    "the memory that workers write into could not be pinned, each batch is copied "
-                    f"once more on the host: {error}"
+                    "the workers' shared memory could not be pinned, so each batch is copied once "
+                    f"more on the host: {error}"
                 )
             return False
 

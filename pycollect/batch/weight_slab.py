@@ -100,7 +100,7 @@ def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, A
 def _other_names(expected: Set[str], known: Set[str], came: Set[str]) -> ValueError:
     missing, unknown = sorted(expected - came), sorted(came - known)
     return ValueError(
-        "policy_or_weights: expected the names of the collector's policy; "
+        "policy_or_weights: expected the names of the policy's parameters and buffers; "
         f"missing: {missing or 'none'}, unknown: {unknown or 'none'}"
     )
 
@@ -152,7 +152,7 @@ def _set_extra_state(module: nn.Module, key: str, value: Any) -> None:
         module.set_extra_state(value)
     except Exception as error:
         raise ValueError(
-            f"policy_or_weights: the module refused its extra state {key!r}: "
+            f"policy_or_weights: the policy could not load its extra state {key!r}: "
             f"{type(error).__name__}: {error}"
         ) from error
 
@@ -209,7 +209,7 @@ class WeightSlab:
         return np.concatenate([packed, np.frombuffer(pickle.dumps(weights.extra), np.uint8)])
 
     def unpack(self, buffer: npt.NDArray[np.uint8]) -> Weights:
-        """Return weights in memory of their own; ValueError for a buffer that is too short."""
+        """Return weights in new memory; raise ValueError if the buffer is too short."""
         slab = self._pool.acquire()
         target = slab.array()
         if buffer.nbytes < target.nbytes:

@@ -90,7 +90,7 @@ def weights_from(source: Any) -> Weights:
     for name, value in weights.tensors.items():
         if value.is_meta or value.layout != torch.strided:
             raise ValueError(
-                f"policy_or_weights: {name!r} must be a dense tensor with values, got "
+                f"policy_or_weights: expected a dense tensor with values for {name!r}, got "
                 f"{value.layout} on {value.device}"
             )
     return weights
@@ -164,7 +164,7 @@ def _serialized(key: str, value: Any) -> bytes:
         torch.save(value, file, pickle_module=cloudpickle)
     except Exception as error:
         raise TypeError(
-            f"policy_or_weights: the extra state {key!r} must be picklable to reach workers, got "
+            f"policy_or_weights: expected an extra state {key!r} that can be pickled, got "
             f"{type(value).__name__}: {error}"
         ) from error
     return file.getvalue()
@@ -182,13 +182,13 @@ def opened_extra_state(key: str, serialized: bytes) -> Any:
 
 
 def named_weights(policy: Any) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of a policy by name, detached, sharing memory with the module.
+    """Return parameters and buffers of a policy by name, detached, sharing the module's memory.
 
-    A parameter used in two places appears once. Empty for what is not an nn.Module: a callable
-    object that holds one is not searched. Writing into a tensor changes the module; a module whose
-    parameters are exchanged (`p.data = x`) has to be asked again.
+    A parameter used in two places appears once. The result is empty if the policy is not an
+    nn.Module; the attributes of a callable object are not searched. Writing into a tensor changes
+    the module. After a replacement of a tensor (`p.data = x`), call this again.
 
-    Raises ValueError for a lazy parameter that no call has given a shape yet.
+    Raises ValueError for a lazy parameter that has no shape yet.
     """
     if not isinstance(policy, nn.Module):
         return {}
@@ -196,7 +196,7 @@ def named_weights(policy: Any) -> dict[str, torch.Tensor]:
     for name, tensor in _tensors(policy):
         if is_lazy(tensor):
             raise ValueError(
-                f"policy: expected initialised parameters, but {name!r} has no shape yet; "
+                f"policy: expected initialized parameters, but {name!r} has no shape yet; "
                 "call the policy once first"
             )
         weights[name] = tensor.detach()
@@ -209,7 +209,7 @@ def device_of(policy: Any) -> torch.device | None:
 
 
 def check_on_device(policy: Any, device: torch.device) -> None:
-    """Raise ValueError that names the first parameter or buffer that lies elsewhere."""
+    """Raise ValueError that names the first parameter or buffer on another device."""
     for name, tensor in _tensors(policy):
         if tensor.device != device:
             raise ValueError(

@@ -104,8 +104,8 @@ class NewWorkers:
         given = policy if self.policy is None and not factory else self.policy
         if given is None and remote.built_by_workers and not factory and template.server is None:
             raise ValueError(
-                "policy: expected one, or a policy_factory in collector_kwargs, as the "
-                "collector was made with one policy_factory for each worker"
+                "policy: expected a policy, or a policy_factory in collector_kwargs, got neither; "
+                "each of the collector's workers has its own policy_factory"
             )
         sources, built_by_workers = parse.policy_sources(arguments, given)
         working = devices
@@ -113,8 +113,8 @@ class NewWorkers:
             built_by_workers, working = False, [own.of_stepping for own in devices]
             if self.policy is not None:
                 raise ValueError(
-                    "policy: expected None, as inference='central' calls the collector's policy "
-                    "for all workers"
+                    "policy: expected None because inference='central' calls the collector's "
+                    f"policy for all workers, got {type(self.policy).__name__}"
                 )
             sources = [*template.server.policies(len(entries))]
         plans = parse.worker_plans(

@@ -149,7 +149,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         env_groups: int = 1,
     ) -> None:
         if policy is None and policy_factory is None:
-            raise TypeError("policy: expected one, or a policy_factory, got neither")
+            raise TypeError("policy: expected a policy or a policy_factory, got neither")
         check_backends(transport, backend, env_backend, policy_backend, driver_affinity)
         sizes = {
             "min_batch_size": min_batch_size,

@@ -117,8 +117,8 @@ def check_none_chosen(cls: type, given: Mapping[str, Any]) -> None:
     for name in _SELECTORS:
         if given[name] is not None:
             raise TypeError(
-                f"{name}: expected None, got {given[name]!r}: Collector makes other collectors, "
-                f"{cls.__name__} is made as it is"
+                f"{name}: expected None for {cls.__name__}, got {given[name]!r}; only Collector "
+                "uses this argument, to choose a class"
             )
 
 
@@ -143,27 +143,34 @@ def _surrounding_backend() -> str | None:
 
 
 def _checked_options(value: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `backend_options` as a dict of arguments that were not passed directly too."""
+    """Return `backend_options` as a dict; raise if they repeat an argument of the call."""
     if not isinstance(value, Mapping | None):
         raise TypeError(f"backend_options: expected a dict or None, got {type(value).__name__}")
     options = dict(value or {})
     if unnamed := [key for key in options if not isinstance(key, str)]:
-        raise TypeError(f"backend_options: expected names of arguments, got {unnamed}")
+        raise TypeError(f"backend_options: expected strings as keys, got {unnamed}")
     if reserved := sorted({*_SELECTORS[1:], "num_workers"} & options.keys()):
-        raise ValueError(f"backend_options: expected no {reserved}, which are arguments themselves")
+        raise ValueError(
+            f"backend_options: cannot contain {reserved}; pass num_collectors and sync to Collector"
+        )
     if twice := sorted(options.keys() & given.keys()):
-        raise ValueError(f"backend_options: expected arguments not given beside it, got {twice}")
+        raise ValueError(
+            f"backend_options: {twice} are also arguments of this call; pass each once"
+        )
     return options
 
 
 def _check_direct(count: int | None, sync: Any, options: Any) -> None:
     """Check that there is one collector and no option for workers."""
     if count not in (None, 1):
-        raise ValueError(f"num_collectors: expected at most 1 with backend='direct', got {count}")
+        raise ValueError(
+            f"num_collectors: expected at most 1 with backend='direct', got {count}; use "
+            "backend='process' for more"
+        )
     for name, value in (("sync", sync), ("backend_options", options)):
         if value is not None and not check.is_one_of(value, ({},)):
             raise ValueError(
-                f"{name}: expected None without num_collectors or another backend than 'direct', "
+                f"{name}: expected None with backend='direct', the default without num_collectors, "
                 f"got {value!r}"
             )
 

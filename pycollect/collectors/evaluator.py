@@ -236,8 +236,8 @@ class Evaluator:
             return False
         if self.pending and self._busy_policy == "error":
             raise RuntimeError(
-                "trigger_eval: an evaluation runs; wait() for it, or poll(), or make the Evaluator "
-                "with busy_policy='queue'"
+                "trigger_eval: an evaluation is still running; call wait() first, or use "
+                "busy_policy='queue'"
             )
         given, number = self._weights_now(weights, weights_dict), self._next_step(step)
         result: Future[Metrics] = Future()
@@ -360,7 +360,9 @@ class Evaluator:
 
     def _check_idle(self, method: str) -> None:
         if self._results:
-            raise RuntimeError(f"{method}: expected no result that nobody has had; wait() for it")
+            raise RuntimeError(
+                f"{method}: an earlier result was not returned yet; call wait() first"
+            )
 
     def _weights_now(self, weights: Any, by_model: Any) -> Weights:
         source = source_of({"weights": weights}, None, by_model or None)
@@ -412,24 +414,26 @@ class Evaluator:
 
 def _check_given(done_keys: Any, collector_cls: Any) -> None:
     if not check.is_one_of(done_keys, (_DONE,)):
-        raise ValueError(f"done_keys: expected {_DONE}, by which episodes end, got {done_keys!r}")
+        raise ValueError(
+            f"done_keys: expected {_DONE}, got {done_keys!r}; episodes always end at this flag"
+        )
     if collector_cls is not None:
         raise ValueError(
-            f"collector_cls: expected None, got {collector_cls!r}; backend says where to evaluate"
+            f"collector_cls: expected None, got {collector_cls!r}; choose the place with backend"
         )
 
 
 def _check_kwargs(given: Any) -> None:
-    """Refuse arguments with which whole episodes cannot be counted."""
+    """Refuse arguments that prevent counting whole episodes."""
     if given is not None and not isinstance(given, Mapping):
         raise TypeError(f"collector_kwargs: expected a dict or None, got {type(given).__name__}")
     if unnamed := [name for name in given or () if not isinstance(name, str)]:
-        raise TypeError(f"collector_kwargs: expected names of arguments as keys, got {unnamed}")
+        raise TypeError(f"collector_kwargs: expected strings as keys, got {unnamed}")
     others = [repr(name) for name, is_off in _OFF.items() if not is_off((given or {}).get(name))]
     if others:
         raise ValueError(
-            f"collector_kwargs: expected no {', '.join(others)}; an Evaluator counts whole "
-            "episodes in batches as they are collected, and leaves out cells without a frame"
+            f"collector_kwargs: cannot contain {', '.join(others)}; an Evaluator counts whole "
+            "episodes, so it needs unlimited, unmodified batches"
         )
 
 

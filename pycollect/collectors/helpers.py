@@ -110,8 +110,8 @@ def sync_sync_collector(
     sizes = [len(entry) if isinstance(entry, list) else 1 for entry in entries]
     if len(set(sizes)) > 1:
         raise ValueError(
-            "num_env_per_collector: expected as many environments for each collector of a sync "
-            f"collector, got {sizes}"
+            "num_env_per_collector: a sync collector needs the same number of environments in "
+            f"each worker, got {sizes}"
         )
     arguments = {"frames_per_batch": 200, **kwargs}
     if num_collectors == 1:
@@ -243,8 +243,8 @@ def _entries(
     needed = -(len(envs) // -per_collector)
     if collectors is not None and needed != collectors:
         raise ValueError(
-            f"num_collectors: {len(envs)} environments with {per_collector} for each make "
-            f"{needed} collectors, got {collectors}"
+            f"num_collectors: expected {needed} for {len(envs)} environments, {per_collector} per "
+            f"collector, got {collectors}"
         )
     if per_collector == 1:
         return envs, kwargs
@@ -256,9 +256,13 @@ def _kwargs_of_each(value: EnvKwargs, envs: int) -> list[dict[str, Any]]:
     if value is None or isinstance(value, Mapping):
         return [dict(value or {}) for _ in range(envs)]
     if not isinstance(value, (list, tuple)) or not all(isinstance(own, Mapping) for own in value):
-        raise TypeError(f"env_kwargs: expected a dict or one per environment, got {value!r}")
+        raise TypeError(
+            f"env_kwargs: expected a dict, or a list with one per environment, got {value!r}"
+        )
     if len(value) != envs:
-        raise ValueError(f"env_kwargs: expected one per environment ({envs}), got {len(value)}")
+        raise ValueError(
+            f"env_kwargs: expected one dict per environment ({envs}), got {len(value)}"
+        )
     return [dict(own) for own in value]
 
 
@@ -273,7 +277,7 @@ def _read(cfg: Any, name: str) -> Any:
         return getattr(cfg, name)
     except AttributeError:
         raise AttributeError(
-            f"cfg: expected an attribute {name!r}, got {type(cfg).__name__} without it"
+            f"cfg: expected an attribute {name!r}, but {type(cfg).__name__} has none"
         ) from None
 
 
@@ -315,7 +319,7 @@ def _postproc(cfg: Any, first: MultiStep | None) -> Callable[[TensorDictBase], A
         return first
     if not torch.cuda.is_available():
         warn_user(
-            "pin_memory: CUDA is not available; batches are in ordinary memory",
+            "pin_memory: has no effect, because CUDA is not available",
         )
         return first
 

@@ -333,7 +333,7 @@ class AsyncCollector(MultiaSyncDataCollector):
         if count not in (None, 1):
             raise ValueError(
                 f"num_workers: expected None or 1, got {count}; "
-                "AsyncCollector has one worker, MultiaSyncDataCollector has several"
+                "AsyncCollector has one worker; for several, use MultiaSyncDataCollector"
             )
         super().__init__([create_env_fn], policy, **arguments)
 

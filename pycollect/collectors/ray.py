@@ -219,8 +219,8 @@ class RayCollector(LaunchedCollector):
         self._bell = central.bell
         if kind.team is not None:
             raise ValueError(
-                "collector_class: expected SyncDataCollector with inference='central', as actors "
-                f"that have processes call the policy in these, got {given['collector_class']!r}"
+                "collector_class: expected SyncDataCollector with inference='central', got "
+                f"{given['collector_class']!r}; an actor's processes call the policy themselves"
             )
         return central
 

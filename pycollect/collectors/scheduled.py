@@ -36,7 +36,7 @@ class ScheduledCollector(CollectorBase, Asking, ManyWorkers):
     """
 
     _source: Scheduler
-    _frames_divided_among = "workers, or of the environments of each"
+    _frames_divided_among = "workers and their environments"
 
     def __init__(
         self,

@@ -288,7 +288,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         """
         flow = self._flow
         if flow.queue is not None:
-            raise RuntimeError("rollout: expected a collector without trajs_per_batch; use next()")
+            raise RuntimeError("rollout: not available with trajs_per_batch; use next()")
         with flow.moving:
             flow.check_not_closed()
             return self._within(self._raw)

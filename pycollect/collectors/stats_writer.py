@@ -112,8 +112,8 @@ class _TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(
-                "StatsWriter needs TensorBoard for a folder: pip install tensorboard; "
-                "a file that ends in .csv needs nothing"
+                "StatsWriter needs TensorBoard to write into a folder: pip install tensorboard; "
+                "a path that ends in .csv does not need it"
             ) from error
         self._writer = SummaryWriter(str(path))
 

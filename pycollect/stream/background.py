@@ -60,10 +60,10 @@ class Background:
                 self._thread.start()
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Wait for the call that runs, and make no more. Whether it was running.
+        """Wait for the running call, and make no more calls; return whether one was running.
 
         Raises:
-            TimeoutError: it takes longer than so many seconds; it goes on then.
+            TimeoutError: The call takes longer than `timeout` seconds. The background continues.
         """
         if self.is_current:
             return False
@@ -74,7 +74,10 @@ class Background:
                 self._thread.join(timeout)
                 if self._thread.is_alive():
                     self._stopping.clear()
-                    raise TimeoutError(f"pause: the batch took longer than {timeout} s")
+                    raise TimeoutError(
+                        f"pause: the batch in progress took longer than {timeout} s; the collector "
+                        "was not paused, so call pause() again"
+                    )
             self._thread = None
             return was_running
 
@@ -84,7 +87,7 @@ class Background:
         self.stop()
 
     def check(self) -> None:
-        """Raise what the function raised, once."""
+        """Raise the exception of the function, once."""
         error, self._error = self._error, None
         if error is not None:
             raise without_frames(error)

@@ -385,9 +385,11 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
     def __len__(self) -> int:
         """Return the total number of batches, including delivered ones, if every batch is full."""
         if self._flow.queue is not None and self._flow.options.replay_buffer is None:
-            raise TypeError("trajs_per_batch: batches of whole trajectories have no len()")
+            raise TypeError("trajs_per_batch: a collector of whole trajectories has no len()")
         if self._flow.options.total_frames is None:
-            raise TypeError(f"total_frames: not given, so this {type(self).__name__} has no len()")
+            raise TypeError(
+                f"total_frames: a {type(self).__name__} without total_frames has no len()"
+            )
         return -(-self._flow.options.total_frames // self._source.batch_frames)
 
     # Progress
@@ -593,7 +595,9 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
         """
         self._flow.moving.check_here()
         if self._flow.options.replay_buffer is None:
-            raise RuntimeError("start: expected a collector with a replay_buffer, which fills")
+            raise RuntimeError(
+                "start: needs a replay buffer to fill; pass replay_buffer to the collector"
+            )
         self._flow.check_open()
         self._background.check()
         if not self._background.running:

@@ -75,11 +75,10 @@ def rollouts_of(td: TensorDictBase, batch: Batch) -> Iterator[tuple[int, int, Te
 def finished(
     td: TensorDictBase, options: StreamOptions, host: Mapping[Key, torch.Tensor]
 ) -> TensorDictBase:
-    """What the caller gets: split, without ids where they are not wanted, processed.
+    """Return the batch for the caller: split, without ids if not requested, post-processed.
 
     Args:
-        host: leaves of the batch by key, as far as they are on the host, where trajectories are
-            looked for.
+        host: Entries of the batch that are also in host memory, by key, to find trajectories.
     """
     if options.split_trajs and not options.trajs_per_batch:
         td, _ = split_with_plan(td, "padded", signals=host)
@@ -90,7 +89,9 @@ def finished(
     if options.postproc is not None:
         td = options.postproc(td)
         if td is None:
-            raise TypeError("postproc: expected it to return the batch, got None")
+            raise TypeError(
+                "postproc: expected a function that returns the batch, got one that returned None"
+            )
     return td
 
 

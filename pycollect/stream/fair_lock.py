@@ -39,11 +39,11 @@ class FairLock:
         return os.getpid() == self._process
 
     def check_here(self) -> None:
-        """Raise RuntimeError in a fork of the process that made it."""
+        """Raise RuntimeError in a fork of the process that made the lock."""
         if not self.is_here:
             raise RuntimeError(
-                f"the collector belongs to process {self._process}, from which this one was "
-                "forked; make a collector in this process"
+                f"the collector belongs to process {self._process}, and this process is a fork of "
+                "it; create a new collector in this process"
             )
 
     def __enter__(self) -> None:

@@ -182,35 +182,34 @@ class Flow:
     # What may go on
 
     def check_open(self) -> None:
-        """Raise where the stream cannot go on: it was shut down, or something went wrong."""
+        """Raise if the stream cannot continue, because it was shut down or has failed."""
         check_open(self.closed)
         failure = self.failure or self.failing
         if failure is not None:
             raise without_frames(failure)
 
     def check_not_closed(self) -> None:
-        """Raise where batches cannot be collected any more; another thread may have decided so."""
+        """Raise if the collector was shut down, perhaps by another thread."""
         if self.closed:
-            raise ShutDownError("the collector was shut down: no more batches can be collected")
+            raise ShutDownError("the collector was shut down; create a new one to collect batches")
 
     def check_environment(self, leaves: BatchLeaves, bounded: bool) -> None:
-        """Raise ValueError for observations that are to be cast and that it does not have.
+        """Raise ValueError if an observation to cast is missing.
 
-        And warn where a trajectory might stay open for ever, and of cells without a frame.
+        Warn if a trajectory might never end, and about cells without a frame.
         """
         if self.options.cast is not None:
             self.options.cast.check_keys(leaves)
         if leaves.dummies and not (self._warned_of_dummies or self._leaves_dummies_out):
             self._warned_of_dummies = True
             warn_user(
-                "create_env_fn: this vector environment resets a row in the step after its end, "
-                "and not by options={'reset_mask': ...}; the cells of those steps hold no frame, "
-                "('collector', 'mask') is False there. drop_uncollected=True leaves them out; so "
-                "do the autoreset modes SAME_STEP and DISABLED"
+                "create_env_fn: this vector environment uses NEXT_STEP autoreset; its reset steps "
+                "are no frames, so ('collector', 'mask') is False there. To leave them out, use "
+                "drop_uncollected=True, or the autoreset mode SAME_STEP or DISABLED"
             )
         if self.queue is not None and not bounded and not self._warned_of_bounds:
             self._warned_of_bounds = True
             warn_user(
-                "trajs_per_batch: this environment has no time limit that is known, and a "
-                "trajectory is held in memory until it ends; max_frames_per_traj bounds it"
+                "trajs_per_batch: the environment has no known time limit, and each trajectory is "
+                "kept in memory until it ends; set max_frames_per_traj to limit it"
             )

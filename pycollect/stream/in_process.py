@@ -61,7 +61,9 @@ class OwnStreams:
         """Raise ValueError unless the state fits the worker."""
         check_generators(0, states[0], 0, self._worker.env.num_envs)
         if states[0].policy:
-            raise ValueError("state_dict: 'policies' must be empty for one worker in this process")
+            raise ValueError(
+                "state_dict: expected no 'policies' for a collector without worker processes"
+            )
 
     def resume(self, state: CollectorState) -> None:
         """Take over weights and generators; reset."""
@@ -269,17 +271,18 @@ def _only_worker() -> Sequence[int]:
 
 
 def rows_at(env: EnvGroups, index: Any) -> list[int]:
-    """Which of P environments stand at an index into their batch dimensions.
+    """Return which of P environments an index into their batch dimensions selects.
 
     Raises:
-        RuntimeError: they are no batch, or cannot be reset one by one.
-        IndexError: it is out of their range.
+        RuntimeError: There is no batch of environments, or they cannot be reset one by one.
+        IndexError: The index is out of range.
     """
     if not env.batch_size:
-        raise RuntimeError("index: expected None, as there is one environment alone")
+        raise RuntimeError("index: expected None because there is a single environment")
     if not env.can_reset:
         raise RuntimeError(
-            "index: expected None, as this vector environment is not known to honour reset_mask"
+            "index: expected None because this vector environment may not support "
+            "options={'reset_mask': ...}"
         )
     rows = torch.arange(env.num_envs, device="cpu").view(env.batch_size)
     return sorted(set(rows[index].reshape(-1).tolist()))

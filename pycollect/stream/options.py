@@ -75,6 +75,6 @@ def warn_of_rounding(asked: int, real: int, among: str = "environments") -> None
     """Warn if batches have more frames than requested, because `among` share them equally."""
     if asked != real:
         warn_user(
-            f"frames_per_batch: {asked} is not divisible by the number of {among}; "
+            f"frames_per_batch: {asked} frames cannot be divided equally among the {among}; "
             f"batches have {real} frames"
         )

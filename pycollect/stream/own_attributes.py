@@ -30,10 +30,10 @@ def _check_declared(cls: type, name: str) -> None:
     near = difflib.get_close_matches(name, settable, n=1, cutoff=_NEAR)
     if not near and not cls.__module__.startswith("pycollect."):
         return
-    hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(map(repr, settable))}."
+    hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, settable))}."
     raise AttributeError(
-        f"{cls.__name__} has no attribute {name!r} to set; {hint} A class of yours declares its "
-        "own by an annotation, or begins them with '_'"
+        f"{cls.__name__} has no settable attribute {name!r}; {hint} In your own subclass, annotate "
+        "new attributes or start their names with '_'"
     )
 
 

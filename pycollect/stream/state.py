@@ -26,12 +26,12 @@ class WorkerState:
 
 
 def check_generators(worker: int, state: WorkerState, processes: int, envs: int) -> None:
-    """Raise ValueError unless a state is of a worker of this form.
+    """Raise ValueError unless a state fits a worker with these processes and environments.
 
     Args:
-        processes: of its own; 0: it collects itself.
-        envs: that it steps as a batch. Where processes follow each other along time, each has so
-            many; else they share them.
+        processes: Number of the worker's own processes; 0 if it collects itself.
+        envs: Number of environments in a batch. If rollouts of processes are joined along time,
+            each process has this number; otherwise the processes share them.
     """
     own = state.generators
     if own is None:
@@ -39,16 +39,16 @@ def check_generators(worker: int, state: WorkerState, processes: int, envs: int)
     came = len(own.processes) if isinstance(own, TeamState) else 0
     if came != processes:
         raise ValueError(
-            f"state_dict: expected generators of {processes} processes for worker {worker}, got "
-            f"those of {came}"
+            f"state_dict: expected random generators of {processes} processes for worker {worker}, "
+            f"got those of {came}"
         )
     each = [own] if isinstance(own, GeneratorState) else own.processes
     for state_of_one in each:
         actions = len(state_of_one.actions)
         if actions != envs and actions * processes != envs:
             raise ValueError(
-                f"state_dict: expected generators of the random actions of {envs} environments "
-                f"for worker {worker}, got those of {actions * len(each)}"
+                f"state_dict: expected random generators of {envs} environments for worker "
+                f"{worker}, got those of {actions * len(each)}"
             )
 
 
@@ -107,21 +107,22 @@ class CollectorState:
 
     @classmethod
     def from_dict(cls, source: Any, workers: Iterable[int]) -> CollectorState:
-        """What `to_dict` returned, or a state of TorchRL's.
+        """Return the state from a dict of `to_dict`, or from a state of TorchRL.
 
         Args:
-            workers: the ids that the state must be of.
+            workers: Ids of the collector's workers, which the state must have.
 
         Raises:
-            TypeError: not a dict nor a list of dicts.
-            ValueError: entries are missing, of a wrong kind, or of other workers.
+            TypeError: The source is neither a dict nor a list of dicts.
+            ValueError: Entries are missing, of a wrong type, or of other workers.
         """
         ids = sorted(workers)
         if isinstance(source, Sequence) and not isinstance(source, str):
             return _from_torchrl(list(source), ids)
         if not isinstance(source, Mapping):
             raise TypeError(
-                f"state_dict: expected a dict, or TorchRL's list, got {type(source).__name__}"
+                "state_dict: expected a dict, or TorchRL's list of dicts, got "
+                f"{type(source).__name__}"
             )
         if "format" not in source and "iter" in source:
             return _from_torchrl([source], ids)
@@ -162,14 +163,16 @@ def _weights(source: Mapping[str, Any], name: str, modes: Mapping[str, Any]) -> 
     """Return the weights under that name, with their training modes."""
     own = _mapping({name: {}, **modes}, name)
     if not all(isinstance(key, str) and isinstance(mode, bool) for key, mode in own.items()):
-        raise ValueError(f"state_dict: 'training' must map modules to bools for {name!r}")
+        raise ValueError(
+            f"state_dict: expected a dict of bools in 'training' for {name!r}, got {own}"
+        )
     return replace(weights_from(_mapping(source, name)), modes=own)
 
 
 def _check_names(entry: str, given: Mapping[str, Any], known: Sequence[str]) -> None:
     others = [name for name in given if name not in known]
     if others:
-        raise ValueError(f"state_dict: {entry!r} must only have entries of {known}, got {others}")
+        raise ValueError(f"state_dict: expected keys among {known} in {entry!r}, got {others}")
 
 
 def _count(source: Mapping[str, Any], name: str) -> int:
@@ -193,7 +196,9 @@ def _checked_ledger(source: Mapping[str, Any]) -> dict[str, Any]:
     for worker, account in source.items():
         is_id = isinstance(worker, str) and worker.isdecimal() and worker == str(int(worker))
         if not (is_id and isinstance(account, Mapping)):
-            raise ValueError(f"state_dict: expected accounts by worker in 'ledger', got {worker!r}")
+            raise ValueError(
+                f"state_dict: expected dicts by worker id in 'ledger', got {worker!r}: {account!r}"
+            )
         reasons = _mapping(account, "reasons")
         accounts[worker] = {
             "delivered": _count(account, "delivered"),
@@ -203,10 +208,12 @@ def _checked_ledger(source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_torchrl(sources: Sequence[Any], ids: list[int]) -> CollectorState:
-    """Weights of the first, counters of all: TorchRL keeps no generators and no ids."""
+    """Return weights of the first dict and counters of all; TorchRL has no generators or ids."""
     for source in sources:
         if not (isinstance(source, Mapping) and "iter" in source):
-            raise TypeError("state_dict: expected TorchRL's dicts with an entry 'iter'")
+            raise TypeError(
+                "state_dict: expected dicts with an entry 'iter', as TorchRL makes them"
+            )
     if len(sources) not in (1, len(ids)):
         raise ValueError(
             f"state_dict: expected one dict or one per worker ({len(ids)}), got {len(sources)}"

@@ -13,16 +13,16 @@ _POLICY = "policy"
 
 
 def source_of(given: Mapping[str, Any], model_id: Any, weights_dict: Any) -> Any:
-    """Where an update has its weights from; None: from the collector's policy.
+    """Return the weights of an update; None means the collector's policy.
 
     Args:
-        given: arguments of which one at most may be there, by name.
-        model_id: which model they are of.
-        weights_dict: sources by model, instead of both.
+        given: Arguments by name, of which at most one may be set.
+        model_id: Model of the weights.
+        weights_dict: Weights by model; replaces both.
 
     Raises:
-        ValueError: several of them, or another model than the policy.
-        TypeError: `weights_dict` is no dict.
+        ValueError: Several arguments are set, or the model is not the policy.
+        TypeError: `weights_dict` is not a dict.
     """
     several = {name: value for name, value in given.items() if value is not None}
     if weights_dict is not None:
@@ -30,14 +30,20 @@ def source_of(given: Mapping[str, Any], model_id: Any, weights_dict: Any) -> Any
             raise TypeError(f"weights_dict: expected a dict, got {type(weights_dict).__name__}")
         if model_id is not None or several:
             others = [*several, *(["model_id"] if model_id is not None else [])]
-            raise ValueError(f"weights_dict: expected None together with {', '.join(others)}")
+            raise ValueError(
+                f"weights_dict: expected None because of {', '.join(others)}; pass one"
+            )
         if list(weights_dict) != [_POLICY]:
-            raise ValueError(f"weights_dict: expected 'policy' alone, got {list(weights_dict)}")
+            raise ValueError(
+                f"weights_dict: expected the only key 'policy', got {list(weights_dict)}"
+            )
         return weights_dict[_POLICY]
     if model_id not in (None, _POLICY):
         raise ValueError(f"model_id: expected 'policy', got {model_id!r}")
     if len(several) > 1:
-        raise ValueError(f"{list(several)[-1]}: expected None together with {next(iter(several))}")
+        raise ValueError(
+            f"{list(several)[-1]}: expected None because {next(iter(several))} is given; pass one"
+        )
     return next(iter(several.values()), None)
 
 
@@ -50,13 +56,13 @@ def by_worker(source: Any) -> dict[int, Any] | None:
 
 
 def for_all(source: Any, worker_ids: int | Sequence[int] | None, workers: Sequence[int]) -> Any:
-    """What there is for all workers, where one policy acts for all of them; None: the policy's.
+    """Return the weights for all workers if one policy acts for them; None means the policy's.
 
     Args:
-        workers: their ids.
+        workers: Ids of all workers.
 
     Raises:
-        ValueError: some are to have other weights.
+        ValueError: Different weights are requested for some workers.
     """
     known = sorted(workers)
     ids = check_worker_ids(worker_ids, known)
@@ -65,13 +71,13 @@ def for_all(source: Any, worker_ids: int | Sequence[int] | None, workers: Sequen
         ids = check_worker_ids(list(own), known, "policy_or_weights")
     if len(known) > 1 and sorted(set(ids)) != known:
         raise ValueError(
-            f"worker_ids: expected all workers, as one policy acts for all of them, got {ids}"
+            f"worker_ids: expected all workers because they share one policy, got {ids}"
         )
     if own is None:
         return source
     if len(own) > 1:
         raise ValueError(
-            "policy_or_weights: expected the same weights for all workers, as one policy acts "
-            "for all of them, got a dict by worker id"
+            "policy_or_weights: expected the same weights for all workers because they share one "
+            "policy, got a dict by worker id"
         )
     return own[known[0]]

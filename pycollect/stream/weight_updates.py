@@ -75,7 +75,9 @@ class WeightUpdates:
         if self._updater is not None:
             for name, value in (("model_id", model_id), ("weights_dict", weights_dict)):
                 if value is not None:
-                    raise ValueError(f"{name}: expected None where there is a weight_updater")
+                    raise ValueError(
+                        f"{name}: expected None because the collector has a weight_updater"
+                    )
             self._update_by(self._updater, source_of(given, None, None), worker_ids, others)
         elif others:
             name = next(iter(others))
@@ -132,8 +134,8 @@ class WeightUpdates:
             value.register_collector(self)
             if value.collector is not self:
                 raise RuntimeError(
-                    "weight_updater: expected one whose `collector` is the one it was registered "
-                    f"with, got {value.collector!r}"
+                    "weight_updater: expected its attribute `collector` to be the collector passed "
+                    f"to register_collector(), got {value.collector!r}"
                 )
         self._updater = value
 
@@ -191,7 +193,9 @@ class WeightUpdates:
         source = source_of(given, None, None)
         if self._receivers:
             if source is not None:
-                raise ValueError("policy_or_weights: expected None with weight_recv_schemes")
+                raise ValueError(
+                    "policy_or_weights: expected None because weight_recv_schemes is given"
+                )
             for scheme in self._receivers.values():
                 scheme.receive()
         elif source is not None:

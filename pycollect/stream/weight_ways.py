@@ -46,9 +46,11 @@ class WeightWays:
         track_policy_version: Any,
         worker_idx: Any,
     ) -> WeightWays:
-        """Check each; the errors name the argument. What changes nothing is warned about, once."""
+        """Check each argument, and warn about values that have no effect."""
         if weight_updater is not None and weight_sync_schemes is not None:
-            raise TypeError("weight_updater: expected None together with weight_sync_schemes")
+            raise TypeError(
+                "weight_updater: expected None because weight_sync_schemes is given; pass one"
+            )
         if weight_updater is not None and not callable(weight_updater):
             raise TypeError(
                 "weight_updater: expected a WeightUpdaterBase or a callable that returns one, got "
@@ -66,9 +68,9 @@ class WeightWays:
 
 
 def check_schemes(name: str, value: Any) -> dict[str, Any]:
-    """Weight synchronization schemes of TorchRL, by model."""
+    """Return TorchRL's weight synchronization schemes by model."""
     if not isinstance(value, Mapping | None):
-        raise TypeError(f"{name}: expected a dict by model, got {type(value).__name__}")
+        raise TypeError(f"{name}: expected a dict of schemes by model, got {type(value).__name__}")
     schemes = dict(value or {})
     for model, scheme in schemes.items():
         if not _is_torchrls(scheme, "WeightSyncScheme"):
@@ -79,14 +81,13 @@ def check_schemes(name: str, value: Any) -> dict[str, Any]:
 
 
 def _policy_scheme(schemes: Mapping[str, Any]) -> Any:
-    """The one of the policy, None without one."""
+    """Return the scheme of the policy, or None."""
     others = [model for model in schemes if model != _POLICY]
     if others:
         raise ValueError(
-            f"weight_sync_schemes: expected the model 'policy' alone, got {others}: weights of "
-            "other models are not sent to workers. What is in this process, a replay buffer's "
-            "transform say, can be written to; an environment can load its own in "
-            "pre_collect_hook"
+            f"weight_sync_schemes: expected the only key 'policy', got {others}; other models are "
+            "not sent to workers. Update models in this process directly, and those of an "
+            "environment in pre_collect_hook"
         )
     scheme = schemes.get(_POLICY)
     if scheme is None or _is_torchrls(scheme, "NoWeightSyncScheme"):
@@ -95,12 +96,12 @@ def _policy_scheme(schemes: Mapping[str, Any]) -> Any:
     if own.__name__ not in _SCHEMES or not own.__module__.startswith("torchrl.weight_update"):
         raise ValueError(
             f"weight_sync_schemes: expected one of {', '.join(_SCHEMES)} or NoWeightSyncScheme, "
-            f"got {own.__name__}, whose own way of sending would not be called; pass a "
-            "weight_updater, or the weights to update_policy_weights_()"
+            f"got {own.__name__}, whose methods would not be called; use weight_updater, or pass "
+            "weights to update_policy_weights_()"
         )
     warn_user(
-        f"weight_sync_schemes: {own.__name__} says what carries the weights, which has no effect: "
-        "they travel in shared memory, and in Ray's object store to other nodes"
+        f"weight_sync_schemes: {own.__name__} has no effect; the collector itself chooses how "
+        "weights are sent"
     )
     return scheme
 
@@ -129,7 +130,7 @@ def only_carries(updater: Any) -> bool:
 
 
 def made_updater(value: Any) -> Any:
-    """The updater itself: it, or what it returns when it is called."""
+    """Return the updater, or the updater that a callable returns."""
     if isinstance(value, type) or not hasattr(value, "register_collector"):
         value = value()
         if not hasattr(value, "register_collector"):

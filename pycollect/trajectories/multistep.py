@@ -95,7 +95,7 @@ class MultiStep(torch.nn.Module):
         if not 0 < gamma <= 1:
             raise ValueError(f"gamma: expected a number in (0, 1], got {gamma!r}")
         if n_steps != int(n_steps) or n_steps < 1:
-            raise ValueError(f"n_steps: expected an integer of at least 1, got {n_steps!r}")
+            raise ValueError(f"n_steps: expected an int >= 1, got {n_steps!r}")
         super().__init__()
         self.gamma = float(gamma)
         self.n_steps = int(n_steps)
@@ -172,13 +172,15 @@ class MultiStep(torch.nn.Module):
             if not found:
                 raise KeyError(
                     'reward_keys: expected a leaf named "reward" under "next", got '
-                    f"{', '.join(map(dotted, leaves)) or 'no leaf'}; name the reward"
+                    f"{', '.join(map(dotted, leaves)) or 'no leaf'}; pass reward_keys"
                 )
             return found
         keys = [as_key(key) for key in self.reward_keys]
         for key in keys:
             if key not in leaves:
-                raise KeyError(f"reward_keys: expected next.{dotted(key)} in the batch")
+                raise KeyError(
+                    f"reward_keys: expected an entry next.{dotted(key)} in the batch, got none"
+                )
         return keys
 
     def _segments(self, td: TensorDictBase, leaves: dict[Key, torch.Tensor]) -> SplitPlan:
@@ -187,7 +189,7 @@ class MultiStep(torch.nn.Module):
         ids = td.get(ids_key, None)
         done = self._done(leaves, td.ndim)
         if ids is None and done is None:
-            raise KeyError("tensordict: expected next.done, or trajectory ids, got neither")
+            raise KeyError("tensordict: expected an entry next.done or trajectory ids, got neither")
         return SplitPlan(
             as_signal(done),
             as_signal(as_int64(ids_key, ids)),
@@ -200,7 +202,7 @@ class MultiStep(torch.nn.Module):
             return any_done(leaves, ndim)
         key = as_key(self.done_key)
         if key not in leaves:
-            raise KeyError(f"done_key: expected next.{dotted(key)} in the batch")
+            raise KeyError(f"done_key: expected an entry next.{dotted(key)} in the batch, got none")
         return any_of(leaves[key], ndim)
 
 

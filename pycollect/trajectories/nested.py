@@ -22,12 +22,12 @@ def nested_layout(as_nested: bool | torch.layout) -> torch.layout | None:
     if as_nested not in _LAYOUTS:
         raise ValueError(
             "as_nested: expected True, False, torch.strided or torch.jagged, got "
-            f'{as_nested!r}; a form with offsets and lengths of its own is format="cat"'
+            f'{as_nested!r}; for separate offsets and lengths, use format="cat"'
         )
     if as_nested == torch.jagged and not hasattr(torch.nested, "nested_tensor_from_jagged"):
         raise NotImplementedError(
-            f"as_nested: torch {torch.__version__} makes no jagged tensors of offsets, newer "
-            'versions do; use torch.strided, or format="cat"'
+            f"as_nested: torch {torch.__version__} does not support torch.jagged; use a newer "
+            'version, torch.strided or format="cat"'
         )
     return as_nested
 
@@ -64,7 +64,8 @@ def nested(
         return _applied(flat, jagged, [len(lengths)])
     if not len(lengths):
         raise ValueError(
-            "as_nested: expected at least one trajectory, got none; torch.jagged takes none, too"
+            "as_nested: expected at least one trajectory, got none; use torch.jagged, which also "
+            "supports none"
         )
 
     sizes = lengths.tolist()
@@ -74,8 +75,7 @@ def nested(
             return torch.nested.as_nested_tensor(list(torch.split(leaf, sizes)))
         except NotImplementedError as error:
             raise TypeError(
-                f"as_nested: expected a dtype that torch makes strided nested tensors of, got "
-                f"{leaf.dtype}; torch.jagged takes it"
+                f"as_nested: torch has no strided nested tensors of {leaf.dtype}; use torch.jagged"
             ) from error
 
     return _applied(flat, strided, [len(lengths), longest if longest == shortest else -1])

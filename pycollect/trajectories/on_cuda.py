@@ -122,5 +122,8 @@ def _gather(device: int) -> DeviceGather | None:
     try:
         return DeviceGather(device)
     except CudaError as error:
-        warn_user(f"trajectories on cuda:{device} are put together by torch's indexing: {error}")
+        warn_user(
+            f"trajectories on cuda:{device} are processed by torch indexing, which is slower; the "
+            f"compiled kernel is not available: {error}"
+        )
         return None

@@ -258,13 +258,13 @@ def _joined(pieces: list[_Piece]) -> TensorDict:
             if part.dtype != leaf.dtype or part.shape[1:] != leaf.shape[1:]:
                 raise ValueError(
                     f"{dotted(key)}: expected {leaf.dtype} of shape {list(leaf.shape[1:])} in all "
-                    f"rollouts, got {part.dtype} of shape {list(part.shape[1:])} too"
+                    f"rollouts, got {part.dtype} of shape {list(part.shape[1:])} in another"
                 )
         leaves[key] = torch.cat(parts)
     for of, _, _ in pieces:
         if of.leaves.keys() != first.leaves.keys():
             odd = next(iter(of.leaves.keys() ^ first.leaves.keys()))
-            raise ValueError(f"{dotted(odd)}: expected in all rollouts or in none")
+            raise ValueError(f"{dotted(odd)}: expected this entry in all rollouts or in none")
     td = to_tensordict(leaves, (frames,), first.device)
     restore_nested(td, first.nested, (frames,), 1)
     return td

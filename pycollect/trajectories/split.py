@@ -145,7 +145,9 @@ def split_trajectories(
     layout = nested_layout(as_nested)
     if layout is not None:
         if format != "padded":
-            raise ValueError(f"format: expected none beside as_nested, got {format!r}")
+            raise ValueError(
+                f'format: expected the default "padded" because as_nested is given, got {format!r}'
+            )
         _refuse_extras(td)
         format = "cat"
     result, plan = split_with_plan(
@@ -168,8 +170,8 @@ def _refuse_extras(td: TensorDictBase) -> None:
     extras = without_extras(td)[1].extras
     if extras:
         raise TypeError(
-            f"{dotted(next(iter(extras)))}: expected a tensor of one shape, which a nested tensor "
-            'can be made of; leave it out by td.exclude, or use format="cat"'
+            f"{dotted(next(iter(extras)))}: as_nested needs tensors with the same shape in each "
+            'frame; exclude this entry with td.exclude, or use format="cat"'
         )
 
 
@@ -248,7 +250,7 @@ class _Padded:
         limits = torch.iinfo(ids.dtype)
         if not limits.min <= self.padding_id <= limits.max:
             raise ValueError(
-                f"padding_id: expected a value of {ids.dtype}, which {dotted(key)} has, "
+                f"padding_id: expected a value that fits {ids.dtype}, the dtype of {dotted(key)}, "
                 f"got {self.padding_id}"
             )
         if ids.device.type == "cpu":
@@ -324,6 +326,8 @@ def _done(
         return leaves.get(key) if wanted else None
     if key not in leaves:
         if done_key is not None:
-            raise KeyError(f"done_key: expected {dotted(key)} in the batch, got none")
-        raise KeyError("rollout_tensordict: expected next.done, or trajectory ids, got neither")
+            raise KeyError(f"done_key: expected an entry {dotted(key)} in the batch, got none")
+        raise KeyError(
+            "rollout_tensordict: expected an entry next.done or trajectory ids, got neither"
+        )
     return leaves[key]

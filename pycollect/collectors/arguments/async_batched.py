@@ -22,46 +22,48 @@ _MOST_IN_A_CALL = 64  # environments, as TorchRL's
 def check_backends(
     transport: Any, backend: Any, env_backend: Any, policy_backend: Any, driver_affinity: Any
 ) -> None:
-    """Raise ValueError for what cannot be done; the rest has no effect."""
+    """Raise ValueError for values that are not supported; supported ones have no effect."""
     if not check.is_one_of(transport, (None, "auto", "driver")):
         raise ValueError(
-            "transport: expected None, 'auto' or 'driver', as environments ask through shared "
-            f"memory, got {transport!r}"
+            f"transport: expected None, 'auto' or 'driver', got {transport!r}; environments always "
+            "communicate through shared memory"
         )
     named = {"backend": backend, "env_backend": env_backend, "policy_backend": policy_backend}
     for name, value in named.items():
         if not check.is_one_of(value, _PROCESSES):
             raise ValueError(
-                f"{name}: expected None, 'threading' or 'multiprocessing', as environments and "
-                f"policy are in processes of this machine, got {value!r}; use RayCollector"
+                f"{name}: expected None, 'threading' or 'multiprocessing', got {value!r}; to use "
+                "several machines, use RayCollector"
             )
     if driver_affinity is not None:
         raise ValueError(
-            "driver_affinity: expected None, as nothing beside the caller runs in this process; "
-            f"use os.sched_setaffinity, got {driver_affinity!r}"
+            f"driver_affinity: expected None, got {driver_affinity!r}; to bind this process to "
+            "CPUs, call os.sched_setaffinity"
         )
 
 
 def server_arguments(
     config: Any, devices: Any, device: Any, sizes: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Of the server and of devices, as MultiaSyncDataCollector has them.
+    """Return the arguments of the server and of devices under MultiaSyncDataCollector's names.
 
     Args:
-        config: TorchRL's InferenceServerConfig, or what has its attributes.
-        devices: TorchRL's InferenceDeviceConfig likewise.
-        sizes: min_batch_size, max_batch_size and server_timeout.
+        config: TorchRL's InferenceServerConfig, or an object with its attributes.
+        devices: TorchRL's InferenceDeviceConfig, or an object with its attributes.
+        sizes: Values of min_batch_size, max_batch_size and server_timeout.
     """
     if config is not None and any(value is not None for value in sizes.values()):
-        told = next(name for name, value in sizes.items() if value is not None)
-        raise ValueError(f"server_config: expected None together with {told}")
+        given = next(name for name, value in sizes.items() if value is not None)
+        raise ValueError(f"server_config: expected None because {given} is given; pass one of them")
     if config is not None and not all(hasattr(config, name) for name in _CONFIGURED):
         raise TypeError(
             f"server_config: expected an object with {', '.join(_CONFIGURED)}, such as TorchRL's "
             f"InferenceServerConfig, got {config!r}"
         )
     if devices is not None and device is not None:
-        raise ValueError("device_config: expected None together with device")
+        raise ValueError(
+            "device_config: expected None because device is given; pass one of the two"
+        )
     if config is not None:
         sizes = {
             "max_batch_size": config.max_batch_size,
@@ -83,7 +85,7 @@ def receiver(model: Any, scheme: Any) -> dict[str, Any] | None:
 
 
 def check_version_key(key: Any) -> Any:
-    """None, or the key of the policy version in batches."""
+    """Return None, or the key of the policy version in batches."""
     names = key if isinstance(key, tuple) and key else (key,)
     if key is not None and not all(isinstance(name, str) and name for name in names):
         raise TypeError(
@@ -95,10 +97,10 @@ def check_version_key(key: Any) -> Any:
 def workers_entries(
     create_env_fn: Any, create_env_kwargs: Any, envs_per_worker: int, worker_affinity: Any
 ) -> list[Any]:
-    """The entry of each worker: a callable, or a list of those that it steps."""
+    """Return each worker's entry: a callable, or a list of the callables that it steps."""
     if not isinstance(create_env_fn, (list, tuple)):
         raise TypeError(
-            "create_env_fn: expected a list, one entry per environment, got "
+            "create_env_fn: expected a list with one entry per environment, got "
             f"{type(create_env_fn).__name__}"
         )
     entries = parse.env_entries(create_env_fn, "num_workers", None)
@@ -119,17 +121,23 @@ def _masks(affinity: Any, workers: int) -> Sequence[Sequence[int] | None]:
     is_list = isinstance(affinity, Sequence) and not isinstance(affinity, str | bytes)
     if not callable(affinity) and not is_list:
         raise TypeError(
-            f"worker_affinity: expected a list of CPUs per worker, or a function, got {affinity!r}"
+            "worker_affinity: expected a list with the CPUs of each worker, or a function of the "
+            f"worker's index, got {affinity!r}"
         )
     with naming("worker_affinity"):
         masks = [affinity(n) for n in range(workers)] if callable(affinity) else list(affinity)
     if len(masks) != workers:
-        raise ValueError(f"worker_affinity: expected one per worker ({workers}), got {len(masks)}")
+        raise ValueError(
+            f"worker_affinity: expected one list of CPUs per worker ({workers}), got {len(masks)}"
+        )
     here = os.sched_getaffinity(0)
     for mask in masks:
         is_mask = isinstance(mask, Collection) and len(mask) > 0
         if not is_mask or not all(isinstance(cpu, int) and cpu in here for cpu in mask):
-            raise ValueError(f"worker_affinity: expected some of {sorted(here)}, got {mask!r}")
+            raise ValueError(
+                f"worker_affinity: expected a list of CPUs among {sorted(here)} for each worker, "
+                f"got {mask!r}"
+            )
     return masks
 
 

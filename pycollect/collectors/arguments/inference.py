@@ -80,12 +80,12 @@ class Central:
 
     @classmethod
     def of(cls, given: Given, workers: int, *, sync: bool) -> Central | None:
-        """Check what was given; None where workers call the policy.
+        """Check the arguments; return None if each worker calls the policy itself.
 
-        Where they are sync, this process calls it, else one of its own.
+        For a sync collector, this process calls the policy; otherwise a process of its own does.
 
         Raises:
-            ValueError: what it cannot be combined with, by the name of the argument.
+            ValueError: An argument cannot be combined with central inference.
         """
         options = checked(InferenceOptions, given)
         if not options.central:
@@ -96,8 +96,8 @@ class Central:
         check.check_policy(given["policy"])
         if factory is None and given["policy"] is None:
             raise ValueError(
-                "inference: expected None without a policy, as random actions are drawn by the "
-                "workers, got 'central'"
+                "inference: expected None without a policy, got 'central'; the workers draw random "
+                "actions themselves"
             )
         settings = ServerSettings(
             _patient(options, given, sync),
@@ -194,13 +194,13 @@ def watched(bell: ServingBell | None, engine: E) -> E:
 
 
 def _one_device(given: Mapping[str, Any], workers: int) -> Any:
-    """Where the policy is to be called; None: where it lies."""
+    """Return the device on which the policy is called; None for the policy's own device."""
     each = parse.of_each_worker({name: given[name] for name in parse.ONE_EACH}, workers)
     devices = [check_devices(own).policy_device for own in each]
     if any(device != devices[0] for device in devices):
         raise ValueError(
-            "policy_device: expected one for all workers, as inference='central' calls one policy "
-            f"for all of them, got {[str(device) for device in devices]}"
+            f"policy_device: expected one device, got {[str(device) for device in devices]}; "
+            "inference='central' calls one policy for all workers"
         )
     return devices[0]
 
@@ -209,8 +209,8 @@ def _one_factory(given: Mapping[str, Any]) -> Any:
     factory = given["policy_factory"]
     if isinstance(factory, (list, tuple)):
         raise ValueError(
-            "policy_factory: expected one for all workers, as inference='central' calls one policy "
-            f"for all of them, got {len(factory)}"
+            f"policy_factory: expected one callable, got a list of {len(factory)}; "
+            "inference='central' calls one policy for all workers"
         )
     return factory
 

@@ -29,7 +29,7 @@ class WorkerKind:
 
     @classmethod
     def checked(cls, value: Any) -> WorkerKind:
-        """One of our classes, its name, or one of TorchRL's of that name."""
+        """Return the kind for a collector class, its name, or TorchRL's class of that name."""
         name = value if isinstance(value, str) else getattr(value, "__name__", None)
         if not isinstance(name, str) or name not in _KINDS:
             raise ValueError(
@@ -50,15 +50,15 @@ class WorkerKind:
         return _CLASSES[self.team]
 
     def entries(self, create_env_fn: Any, number: Any, count: Any, name: str) -> list[Any]:
-        """The entry of each worker: what is stepped as a batch, or a list of its processes' ones.
+        """Return the entry of each worker: a batch of environments, or a list with one per process.
 
         Args:
-            number: of workers, where `create_env_fn` is not a list.
-            count: of environments, or of processes, in each.
-            name: of the argument that tells that count.
+            number: Number of workers if `create_env_fn` is not a list.
+            count: Number of environments or processes in each worker.
+            name: Name of the argument with this count.
 
         Raises:
-            ValueError: a list as an entry, and a count beside it.
+            ValueError: An entry is a list, and the count is not 1.
         """
         if self.team is None:
             return batched(parse.env_entries(create_env_fn, "num_collectors", number), count, name)
@@ -66,7 +66,8 @@ class WorkerKind:
         processes = check.check_positive(name, count)
         if processes != 1 and any(isinstance(entry, list) for entry in entries):
             raise ValueError(
-                f"{name}: expected 1 where create_env_fn has lists as entries, got {processes}"
+                f"{name}: expected 1 because create_env_fn contains lists, got {processes}; each "
+                "list has one entry per process"
             )
         return [entry if isinstance(entry, list) else [entry] * processes for entry in entries]
 
@@ -76,22 +77,21 @@ class WorkerKind:
         remote: RemoteOptions,
         arguments: Sequence[Mapping[str, Any]],
     ) -> list[WorkerPlan]:
-        """The plans of workers of this kind, from those of workers that collect themselves.
+        """Return the plans for workers of this kind, made from plans for single collectors.
 
         Args:
-            remote: of the collector of all workers; what concerns deaths holds inside them, too.
-            arguments: of each worker.
+            remote: Options of the outer collector; those about deaths also hold inside workers.
+            arguments: Arguments of each worker.
 
         Raises:
-            ValueError: also where rollouts may be short but are not stacked.
+            ValueError: An argument is invalid, or rollouts may be short but are not stacked.
         """
         if self.team is None:
             return list(plans)
         if remote.preemption is not None and remote.joined != "stack":
             raise ValueError(
-                "cat_results: expected 'stack' where stragglers with processes of their own are "
-                "stopped (preemptive_threshold, collector_class), each of which ends at another "
-                f"step; got {remote.joined}"
+                "cat_results: expected 'stack' with preemptive_threshold and a multi-process "
+                f"collector_class, got {remote.joined}; stopped processes end at different steps"
             )
         result = []
         for plan, own in zip(plans, arguments, strict=True):
@@ -119,7 +119,7 @@ _KINDS = {
 
 
 def _check_team_entry(entry: Any) -> Any:
-    """The entry of each process of a worker, or a list with one per process."""
+    """Return the entry of each process of a worker, or a list with one entry per process."""
     if not isinstance(entry, (list, tuple)):
         return check_entry(entry)
     if not entry:

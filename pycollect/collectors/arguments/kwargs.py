@@ -35,13 +35,18 @@ def batched(
 
 
 def _batched(entry: Any, name: str, envs: int) -> Any:
-    """The entry itself, or so many copies of its callable that are stepped as a batch."""
+    """Return the entry, or `envs` copies of its callable that are stepped as a batch."""
     if envs == 1:
         return entry
     if isinstance(entry, list):
-        raise ValueError(f"{name}: expected 1 where create_env_fn has lists as entries, got {envs}")
+        raise ValueError(
+            f"{name}: expected 1 because create_env_fn contains lists of environments, got {envs}"
+        )
     if not callable(entry):
-        raise ValueError(f"{name}: expected env callables in create_env_fn, got an environment")
+        raise ValueError(
+            f"{name}: expected 1 because create_env_fn contains an environment, got {envs}; pass a "
+            "callable that makes one"
+        )
     return [entry] * envs
 
 
@@ -72,11 +77,12 @@ def merged_arguments(
 
 
 def _check_names(own: Mapping[str, Any], names: Sequence[str], runs: str) -> None:
-    """Refuse keys that are the outer collector's own, and unknown ones."""
+    """Refuse unknown keys, and arguments that only the outer collector has."""
     for name in own:
         if name in _OURS_ALONE:
             raise ValueError(
-                f"collector_kwargs: {name!r} belongs to the collector of all workers; pass it there"
+                f"collector_kwargs: {name!r} cannot be set for each worker; pass it to the "
+                "collector itself"
             )
     others = {name: value for name, value in own.items() if name not in names}
     try:

@@ -22,20 +22,20 @@ HINTS = frozenset(
     }
 )
 
-_STRAGGLERS = "use MultiSyncDataCollector or RayCollector(sync=True): only they wait for stragglers"
+_STRAGGLERS = "use MultiSyncDataCollector or RayCollector(sync=True), which stop slow workers"
 
 _CENTRAL = (
     "use MultiSyncDataCollector, MultiaSyncDataCollector or RayCollector(inference='central')"
 )
 
-# Arguments of TorchRL's, and of other collectors, that have no meaning here, and what to use.
+# Arguments of TorchRL and of other collectors that a class does not have, and what to use instead.
 REFUSED = {
     "interruptor": "use preemptive_threshold",
-    "backend": "the collector's class says where it runs",
-    "num_collectors": "use a list, one entry per worker, and a collector that has several",
-    "sync": "use MultiSyncDataCollector or MultiaSyncDataCollector: the class says it",
+    "backend": "choose another collector class, or use Collector(backend=...)",
+    "num_collectors": "use a collector with several workers, and a list with one entry per worker",
+    "sync": "use MultiSyncDataCollector (sync) or MultiaSyncDataCollector (async)",
     "backend_options": "use ray_init_config and remote_configs",
-    "cat_results": "it joins the rollouts of several workers",
+    "cat_results": "only collectors with several workers join rollouts",
     "preemptive_threshold": _STRAGGLERS,
     "min_fraction": _STRAGGLERS,
     "inference": _CENTRAL,
@@ -45,10 +45,10 @@ REFUSED = {
 }
 
 _IN_STEP = {
-    "sync": "it always is: use DistributedDataCollector, which takes it",
-    "update_after_each_batch": "use update_interval: 1, the default, is after each batch",
+    "sync": "it is always sync; DistributedDataCollector has this argument",
+    "update_after_each_batch": "use update_interval; its default, 1, updates after each batch",
 }
-"""Of those that a collector in step has not, whose ranks are updated by an interval."""
+"""Refused by a collector that updates its ranks at an interval."""
 
 _CLASSES = (
     "SyncDataCollector",
@@ -76,12 +76,12 @@ def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> 
     """Check the keyword arguments that are not in the signature of a collector's class.
 
     Args:
-        name: of the class.
-        known: the arguments that are there.
+        name: Name of the class.
+        known: Names of its arguments.
 
     Raises:
-        ValueError: one of TorchRL's that has no meaning here; the text says what to use.
-        TypeError: an unknown one; the text names the nearest known one.
+        ValueError: An argument of TorchRL or another collector; the text names a replacement.
+        TypeError: An unknown argument; the text names the nearest known one.
     """
     known = list(known)
     refused = {**REFUSED, **_IN_STEP} if "update_interval" in known else REFUSED
@@ -100,7 +100,7 @@ def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> 
 
 
 def unknown_argument(name: str, known: list[str], other: str) -> str:
-    """The text of an error: that class has no such argument; what is meant, where that is known."""
+    """Return the error text for an unknown argument of a class, with a suggestion if possible."""
     nearest = difflib.get_close_matches(other, known, n=1, cutoff=0.6)
     takers = _takers(other)
     hint = ""

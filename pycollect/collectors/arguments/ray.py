@@ -19,13 +19,14 @@ def check_init_config(value: Any) -> dict[str, Any] | None:
 
 
 def check_remote_configs(value: Any, actors: int) -> list[dict[str, Any]]:
-    """One dict of actor options per actor."""
+    """Return one dict of actor options per actor."""
     configs = dict_each("remote_configs", value, actors)
     for config in configs:
         for name in ("max_restarts", "max_task_retries"):
             if name in config:
                 raise ValueError(
-                    f"remote_configs: {name!r} is not taken; the collector replaces workers itself"
+                    f"remote_configs: {name!r} cannot be set; the collector replaces dead workers "
+                    "itself"
                 )
         check_amounts("remote_configs", config)
     return configs

@@ -17,36 +17,36 @@ _KNOWN = (*_DEFAULTS, "_channels")
 
 
 def carrier(given: Mapping[str, Any]) -> Carrier:
-    """Check what says how messages travel; what carries them.
+    """Check the arguments about messages, and return their carrier.
 
     Raises:
-        TypeError, ValueError: an argument is not right, or this torch has no RPC.
+        TypeError, ValueError: An argument is invalid, or this build of torch has no RPC.
     """
     if not rpc.is_available():
         raise ValueError(
-            "RPCDataCollector: this torch is built without torch.distributed.rpc: use "
+            "RPCDataCollector: this build of torch has no torch.distributed.rpc; use "
             "DistributedDataCollector"
         )
     check_backend(given["backend"])
     options = check_tensorpipe_options(given["tensorpipe_options"])
-    # Only now: it cannot be imported where there is no RPC.
+    # Imported late, because the import fails without RPC.
     from pycollect.engines.distributed.rpc_link import RpcCarrier
 
     return RpcCarrier(options)
 
 
 def check_tensorpipe_options(value: Any) -> dict[str, Any]:
-    """All of them, with defaults.
+    """Return all options, with defaults.
 
     Raises:
-        TypeError: no dict.
-        ValueError: an option that is not known, or that TensorPipe refuses.
+        TypeError: The value is not a dict.
+        ValueError: An option is unknown, or TensorPipe refuses it.
     """
     if not isinstance(value, Mapping | None):
         raise TypeError(f"tensorpipe_options: expected a dict or None, got {type(value).__name__}")
     options = {**_DEFAULTS, **(value or {})}
     if unknown := [name for name in options if name not in _KNOWN]:
-        raise ValueError(f"tensorpipe_options: expected some of {list(_KNOWN)}, got {unknown}")
+        raise ValueError(f"tensorpipe_options: expected keys among {list(_KNOWN)}, got {unknown}")
     if flags := [name for name, own in options.items() if isinstance(own, bool)]:
         raise ValueError(
             f"tensorpipe_options: expected no bool for {flags}, got {dict(value or {})}"
@@ -55,19 +55,19 @@ def check_tensorpipe_options(value: Any) -> dict[str, Any]:
         rpc.TensorPipeRpcBackendOptions(**options)
     except (TypeError, RuntimeError) as error:
         text = str(error).partition("\n")[0]
-        raise ValueError(f"tensorpipe_options: TensorPipe refuses {options}: {text}") from error
+        raise ValueError(f"tensorpipe_options: TensorPipe refused {options}: {text}") from error
     return options
 
 
 def check_visible_devices(value: Any, ranks: int) -> None:
-    """Raise TypeError or ValueError if it names no devices of so many ranks; warn of GPUs."""
+    """Raise TypeError or ValueError unless there is one device per rank; warn about GPUs."""
     if value is None:
         return
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise TypeError(f"visible_devices: expected a list or None, got {type(value).__name__}")
     if len(value) != ranks:
         raise ValueError(
-            f"visible_devices: expected one device for each of {ranks} ranks, got {len(value)}"
+            f"visible_devices: expected one device per rank ({ranks}), got {len(value)}"
         )
     try:
         numbers = [("cuda", own) if isinstance(own, int) else (own,) for own in value]
@@ -77,8 +77,8 @@ def check_visible_devices(value: Any, ranks: int) -> None:
         raise ValueError(f"visible_devices: expected devices, got {value!r}: {text}") from error
     if any(own.type != "cpu" for own in devices):
         warnings.warn(
-            "visible_devices: rollouts are carried in host memory; storing_device says on which "
-            "device batches come",
+            "visible_devices: has no effect, because rollouts are sent through host memory; choose "
+            "the device of batches with storing_device",
             UserWarning,
             stacklevel=2,
         )

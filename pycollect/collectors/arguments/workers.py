@@ -33,15 +33,15 @@ def env_entries(
     number: Any,
     check_entry: Callable[[Any], Any] = check_entry,
 ) -> list[Any]:
-    """One entry of `create_env_fn` per worker.
+    """Return one entry of `create_env_fn` per worker.
 
     Args:
-        name: of the argument that tells how many workers there are.
-        number: its value, None if it was not given.
-        check_entry: returns an entry in the form that it has from then on, or raises.
+        name: Name of the argument with the number of workers.
+        number: Value of this argument; None if it was not given.
+        check_entry: Returns an entry in its final form, or raises.
 
     Raises:
-        ValueError: neither a list nor a number, or the list has another length.
+        ValueError: There is neither a list nor a number, or the list has another length.
     """
     count = check.check_positive_or_none(name, number)
     if isinstance(create_env_fn, (list, tuple)):
@@ -63,11 +63,11 @@ def env_entries(
 
 
 def one_each(name: str, value: Any, workers: int) -> list[Any]:
-    """What each worker gets: its own where there is a list, with one for each; else the value."""
+    """Return the value of each worker, from a list with one value per worker or a common value."""
     if not isinstance(value, (list, tuple)):
         return [value] * workers
     if len(value) != workers:
-        raise ValueError(f"{name}: expected one per worker ({workers}), got {len(value)}")
+        raise ValueError(f"{name}: expected one value per worker ({workers}), got {len(value)}")
     return list(value)
 
 
@@ -82,7 +82,7 @@ def frames_of_each(value: Any, workers: int, sync: bool) -> list[int]:
 
 
 def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
-    """As `one_each`, dicts of their own; None is an empty one."""
+    """Return a copied dict per worker, from a dict, a list of dicts or None for empty dicts."""
     each = one_each(name, {} if value is None else value, workers)
     if not all(isinstance(own, Mapping) for own in each):
         raise TypeError(f"{name}: expected a dict or a list of dicts, got {value!r}")
@@ -100,7 +100,7 @@ def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, An
 
 
 def common_values(arguments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the arguments of each worker, those that all have to share; ValueError if they differ."""
+    """Return the arguments that all workers must share; raise ValueError if they differ."""
     first = arguments[0]
     for name in _COMMON:
         with naming(name):
@@ -117,11 +117,11 @@ def common_values(arguments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def policy_sources(
     arguments: Sequence[Mapping[str, Any]], policy: Any, beside: bool = False
 ) -> tuple[list[Any], bool]:
-    """What each worker has its policy from, and whether that is a factory.
+    """Return the policy or policy factory of each worker, and whether they are factories.
 
     Args:
-        policy: goes to workers, unless they have factories.
-        beside: there may be a policy, too, where they have factories.
+        policy: Policy of workers without factories.
+        beside: Accept a policy in addition to factories.
     """
     factories = [own["policy_factory"] for own in arguments]
     for factory in factories:
@@ -132,7 +132,7 @@ def policy_sources(
         return [policy] * len(arguments), False
     if not all(given):
         raise ValueError(
-            f"policy_factory: expected one for every worker, got none for {given.index(False)}"
+            f"policy_factory: expected one per worker, got None for worker {given.index(False)}"
         )
     return factories, True
 
@@ -151,19 +151,19 @@ def check_groups(
     server: int | None = None,
     teams: bool = False,
 ) -> None:
-    """Raise ValueError where a worker cannot have its environments in so many groups.
+    """Raise ValueError if the environments of a worker cannot be divided into these groups.
 
     Args:
-        entry: the worker's.
-        groups: the value of `env_groups`.
-        server: where the policy is called for all workers, how many groups each of them has.
-        teams: the entry is of several processes.
+        entry: Entry of the worker.
+        groups: Value of `env_groups`.
+        server: Number of groups of each worker with central inference; None without it.
+        teams: The entry is a list with one entry per process.
     """
     count = check_env_groups("env_groups", groups)
     if server not in (None, count):
         raise ValueError(
-            f"env_groups: expected {server}, as for the collector itself, with inference='central'"
-            f", where the same group of all workers is served at a time, got {count}"
+            f"env_groups: expected {server}, the collector's own number, got {count}; "
+            "inference='central' serves the same group of all workers together"
         )
     if count == 1:
         return
