@@ -313,7 +313,7 @@ class SameStepEnvBatch(VectorEnvBatch):
             self.observation, result, self._final_leaves(final, rows), strict=True
         ):
             for row, value in zip(rows, values, strict=True):
-                out[row] = conform(value, leaf, leaf.shape, f"env {row}")
+                out[row] = conform(value, leaf, leaf.shape, f"environment {row}")
         if self._watch_final:
             self._check_overwritten(observation, result, rows)
         return result
