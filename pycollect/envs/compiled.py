@@ -107,6 +107,6 @@ class _NoSampler:
     ) -> tuple[npt.NDArray[Any], ...]:
         raise ValueError(
             "policy: random actions cannot be drawn, because the C++ environments have no "
-            "attribute action_space; pass a policy, or set a Gymnasium space as action_space of "
-            "their class"
+            "action_space. Pass a policy, or set the attribute action_space of their class to a "
+            "Gymnasium space"
         )

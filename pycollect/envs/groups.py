@@ -45,7 +45,7 @@ def group_entries(entry: Any, count: int, policy_elsewhere: bool = False) -> lis
     entry = check_entry(entry)
     if is_env(entry):
         raise ValueError(
-            f"env_groups: each group needs its own environments, but create_env_fn is {entry}; use "
+            f"env_groups: each group needs its own environments, but create_env_fn is {entry}. Use "
             f"1, or pass {_SEVERAL if policy_elsewhere else _POSSIBLE}"
         )
     if not isinstance(entry, list):
@@ -54,7 +54,7 @@ def group_entries(entry: Any, count: int, policy_elsewhere: bool = False) -> lis
         return _parts(entry, count)
     if len(entry) != count:
         raise ValueError(
-            f"env_groups: a list of {len(entry)} environments is stepped one by one; use 1, or "
+            f"env_groups: a list of {len(entry)} environments is stepped one by one. Use 1, or "
             f"pass a list of {count}, each {_POSSIBLE}"
         )
     return entry
@@ -64,8 +64,8 @@ def _parts(entry: list[Any], count: int) -> list[Any]:
     """Split a list into parts of nearly equal length; a part of length one is the callable."""
     if len(entry) < count:
         raise ValueError(
-            f"env_groups: {len(entry)} environment per worker cannot be split into {count} groups; "
-            f"use 1, or pass {_SEVERAL}"
+            f"env_groups: {len(entry)} environment per worker cannot be split into {count} groups. "
+            f"Use 1, or pass {_SEVERAL}"
         )
     if len(entry) == count:
         return entry
@@ -150,7 +150,7 @@ def make_groups(
             if not isinstance(entry, (list, tuple)) and not groups[-1].batched:
                 raise ValueError(
                     f"env_groups: one environment per worker ({groups[-1].original}) cannot be "
-                    f"split into {count} groups; use 1, or pass {_SEVERAL}"
+                    f"split into {count} groups. Use 1, or pass {_SEVERAL}"
                 )
         made = EnvGroups(groups)
         check_distinct(made.original)
@@ -167,7 +167,7 @@ def _check_group(groups: Sequence[EnvBatch], policy_elsewhere: bool) -> None:
     if not last.overlaps and not policy_elsewhere:
         raise ValueError(
             f"env_groups: {last.original} steps in the thread that calls the policy, so they "
-            f"cannot overlap; use 1, or pass {_POSSIBLE}"
+            f"cannot overlap. Use 1, or pass {_POSSIBLE}"
         )
     for name in ("observation", "action", "step_only", "extras", "step_extras"):
         expected, came = getattr(first, name), getattr(last, name)

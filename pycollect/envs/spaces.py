@@ -286,7 +286,7 @@ def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the envi
         return cast
     raise ValueError(
         f"observation: {key_name(leaf.key)}: expected {leaf.dtype}, as in the observation space of "
-        f"{env}, got {array.dtype}, which cannot be cast safely; correct the space, or convert the "
+        f"{env}, got {array.dtype}, which cannot be cast safely. Correct the space, or convert the "
         "observation with gymnasium.wrappers.TransformObservation"
     )
 

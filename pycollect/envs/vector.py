@@ -53,7 +53,7 @@ def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:
     if keeps is Finding.VIOLATED:
         raise ValueError(
             f"create_env_fn: {env} has the autoreset mode DISABLED, but its reset with "
-            f"options={{'reset_mask': ...}} raises or resets other rows too; use another mode, or "
+            f"options={{'reset_mask': ...}} raises or resets other rows. Use another mode, or "
             "correct its reset"
         )
     return VectorEnvBatch(api)
