@@ -249,17 +249,17 @@ class TestCallables:
         batch = make_env_batch([CountingEnv, partial(WrongObservationEnv, lambda value: value[:1])])
         with refused(ValueError, "observation") as caught:
             batch.reset()
-        assert "env 1" in str(caught.value)
+        assert "environment 1" in str(caught.value)
         assert "'observation'" in str(caught.value)
 
     def test_envs_must_fit_together(self) -> None:
         for other in (DiscreteEnv, partial(CountingEnv, dtype=np.float64)):
             with refused(ValueError, "create_env_fn") as caught:
                 make_env_batch([CountingEnv, other])
-            assert "env 1" in str(caught.value)
+            assert "environment 1" in str(caught.value)
         with refused(ValueError, "create_env_fn") as caught:
             make_env_batch([CountingEnv, BoxActionEnv])
-        assert "env 1" in str(caught.value)
+        assert "environment 1" in str(caught.value)
 
     def test_a_failed_construction_closes_what_it_made(self) -> None:
         first = CountingEnv()

@@ -244,52 +244,49 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: single(create_env_fn=3),
         TypeError,
-        "create_env_fn: expected a callable, an id of Gymnasium's, a list of these or "
-        "an environment, got 3 (int)",
+        "create_env_fn: expected a callable, a Gymnasium id, a list of these or an "
+        "environment, got 3 (int)",
     ),
     (
         lambda: single(create_env_fn=[CountingEnv, same]),
         TypeError,
-        "create_env_fn[1]: expected a callable that makes an environment, got <Named> "
-        "(Named), which is made already; give what makes it, for example lambda: "
-        "gymnasium.make(...), so that each has its own",
+        "create_env_fn[1]: expected a callable that returns an environment, got the "
+        "environment <Named> (Named); pass for example lambda: gymnasium.make(...)",
     ),
     (
         lambda: single(create_env_fn=int),
         TypeError,
-        "create_env_fn: expected <class 'int'> to return a gymnasium.Env, a "
-        "gymnasium.vector.VectorEnv, a TorchRL EnvBase or an object of C++ environments "
-        "(python_env.h), it returned 0 (int)",
+        "create_env_fn: <class 'int'> returned 0 (int); expected a gymnasium.Env, a "
+        "gymnasium.vector.VectorEnv, a TorchRL EnvBase or C++ environments (python_env.h)",
     ),
     (
         lambda: single(create_env_fn=":CartPole-v1"),
         ValueError,
-        "create_env_fn: expected an id of Gymnasium's, got ':CartPole-v1': Empty module name",
+        "create_env_fn: expected a Gymnasium id, got ':CartPole-v1': Empty module name",
     ),
     (
         lambda: single(create_env_fn=[lambda: same, lambda: same]),
         ValueError,
-        "create_env_fn: expected each callable to return an environment of its own, but "
-        "the environments [0, 1] are one object, <Named> (Named); create a new "
-        "environment in each call",
+        "create_env_fn: environments [0, 1] are the same object, <Named> (Named); create a "
+        "new environment in each call",
     ),
     (
         lambda: single(create_env_fn=[CountingEnv, BoxActionEnv]),
         ValueError,
-        "create_env_fn: expected the envs of one list to have equal action spaces, got "
-        "Discrete(2) from env 0 and Box(-1.0, 1.0, (2,), float32) from env 1",
+        "create_env_fn: the environments of a list must have equal action spaces, got "
+        "Discrete(2) from environment 0 and Box(-1.0, 1.0, (2,), float32) from environment 1",
     ),
     (
         lambda: single(create_env_fn=OldReset),
         TypeError,
-        "reset: expected (observation, info), got ndarray; an environment of Gym's old "
-        "interface needs a wrapper for Gymnasium's",
+        "reset: expected (observation, info), got ndarray; if the environment uses Gym's "
+        "old interface, wrap it for Gymnasium",
     ),
     (
         lambda: single(create_env_fn=partial(WrongObservationEnv, lambda value: value[:2])),
         ValueError,
-        "observation: 'observation': expected shape [3], as the space of the env "
-        "declares, got [2] (float32)",
+        "observation: 'observation': expected shape [3], as in the observation space of "
+        "the environment, got [2] (float32)",
     ),
     (
         lambda: collect(create_env_fn=TwoRewards),
@@ -301,38 +298,39 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: single(policy=module(read="pixels")),
         ValueError,
-        "policy: it reads 'pixels', but the environment's observation has the key(s) 'observation'",
+        "policy: it reads 'pixels', but the keys of the environment's observation are "
+        "'observation'",
     ),
     (
         lambda: single(policy=module("other")),
         ValueError,
-        "policy: it returns no 'action', which the environment needs; it returns 'other'",
+        "policy: expected the output(s) 'action' for the environment, got 'other'",
     ),
     (
         lambda: single(policy=lambda other, one: other),
         ValueError,
         "policy: Arguments to policy.forward are incompatible with entries in the "
-        "observation: they (other, one) fit the 1 observation key(s) 'observation' "
-        "neither by name nor by position; name its parameters after the keys, or use a "
-        "TensorDictModule with in_keys; a function or class that makes the policy is a "
+        "observation: the parameters (other, one) match the 1 key(s) 'observation' "
+        "neither by name nor by position. Name the parameters after the keys, or use a "
+        "TensorDictModule with in_keys; pass a function or class that makes the policy as "
         "policy_factory",
     ),
     (
         lambda: single(policy=lambda observation: observation),
         ValueError,
-        "policy: 'action': expected the shape [], but [3] came",
+        "policy: 'action': expected shape [], got [3]",
     ),
     (
         lambda: single(policy=takes_another_dtype),
         RuntimeError,
-        "policy: its first call, with 'observation' float32 [3], raised: expected "
+        "policy: the first call, with 'observation' float32 [3], raised: expected "
         "scalar type Double but found Float",
     ),
     (
         lambda: collect(create_env_fn=Bytes, policy=lambda observation: -torch.ones(1)),
         ValueError,
-        "policy: 'action': expected values that uint8 (0 to 255), the dtype of the "
-        "action space, holds, got -1.0 (float32); clip the action in the policy",
+        "policy: 'action': uint8 (0 to 255), the dtype of the action space, cannot hold "
+        "-1.0 (float32); clip the action in the policy",
     ),
     # Weights
     (
@@ -345,15 +343,14 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: single(info_keys=["reward"]),
         ValueError,
-        "info_keys: the key 'reward' belongs to the collector (reserved: action, "
+        "info_keys: the key 'reward' is reserved for the collector (reserved keys: action, "
         "collector, done, next, reward, step_count, terminated, truncated)",
     ),
     (
         lambda: collect(create_env_fn=Telling, info_keys={"x": torch.int8}),
         ValueError,
-        "info_keys: expected 'x' to be int8 of shape [], as it was asked for or came in "
-        "the first step, got 300 (int), but int8 does not hold 300; ask for another "
-        "dtype, for example info_keys={'x': torch.int64}",
+        "info_keys: expected int8 of shape [] for 'x', got 300 (int); int8 cannot hold "
+        "300, so pass another dtype, for example info_keys={'x': torch.int64}",
     ),
     # Batches and trajectories
     (
@@ -457,8 +454,8 @@ WARNINGS: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         lambda: single(info_keys=["absent"]),
-        "info_keys: the info of the first step has no 'absent'; recorded as objects, "
-        "None where an info does not have it. With a dtype it is a tensor, for example "
+        "info_keys: the first step's info has no 'absent', so objects are recorded (None "
+        "for missing entries). To record tensors, pass a dtype, for example "
         "info_keys={'absent': torch.float32}",
     ),
 ]

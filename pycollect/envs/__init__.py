@@ -32,8 +32,8 @@ from .vector_api import is_vector_env
 __all__ = ["ActionSampler", "Arrays", "EnvBatch", "check_entry", "make_env_batch"]
 
 _ENVS = (
-    "a gymnasium.Env, a gymnasium.vector.VectorEnv, a TorchRL EnvBase or an object of C++ "
-    "environments (python_env.h)"
+    "a gymnasium.Env, a gymnasium.vector.VectorEnv, a TorchRL EnvBase or C++ environments "
+    "(python_env.h)"
 )
 
 
@@ -47,25 +47,25 @@ def make_env_batch(
     """Make one worker's environments.
 
     Args:
-        create_env_fn: the worker's entry: a callable that returns a `gymnasium.Env` (one env, not
-            batched), a vector env or a TorchRL env; a list of callables that return a
-            `gymnasium.Env` or a TorchRL env each (a batch, also where it is one); such an env
-            itself; or the id of one that is registered, wherever a callable is taken. C++
-            environments of a class that `python_env.h` made are taken as a vector env is.
-        create_env_kwargs: keyword arguments of each callable.
-        autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED, for a vector env that does not tell; of no
-            effect for other envs.
-        info_keys: entries of Gymnasium's info to be recorded, see `with_info`.
-        devices: where TorchRL envs are to step.
+        create_env_fn: The worker's entry. A callable may return a `gymnasium.Env` (not batched), a
+            vector environment, a TorchRL environment or C++ environments of a class from
+            `python_env.h`. A list of callables that each return a `gymnasium.Env` or a TorchRL
+            environment makes a batch, even if the list has one item. The entry may also be an
+            environment. A Gymnasium id may replace any callable.
+        create_env_kwargs: Keyword arguments of each callable.
+        autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED. Used only for a vector environment that
+            does not declare its mode.
+        info_keys: Entries of Gymnasium's info to record, see `with_info`.
+        devices: Devices of TorchRL environments.
 
     Returns:
-        The envs; close it after use. A vector env has been reset.
+        The environments; close them after use. A vector environment has been reset.
 
     Raises:
-        TypeError: the entry, or what a callable returned, is of another kind.
-        ValueError: an empty list, `info_keys` that are the observation's, envs that do not fit
-            together, one env in two places, unsupported spaces, a wrong or missing
-            `autoreset_mode`, kwargs for an env that is made already.
+        TypeError: The entry, or a callable's return value, has the wrong type.
+        ValueError: The list is empty, `info_keys` overlap the observation's keys, environments do
+            not fit together, an environment appears twice, a space is not supported,
+            `autoreset_mode` is wrong or missing, or an environment is passed with kwargs.
     """
     env = _make(create_env_fn, create_env_kwargs, autoreset_mode, devices)
     if not info_keys:
@@ -95,14 +95,13 @@ def _make(
             create_env_fn.update_kwargs(kwargs)  # a batched env of TorchRL that has not started
         elif kwargs:
             raise ValueError(
-                f"create_env_kwargs: expected None with an env that is made already, got {kwargs}"
+                f"create_env_kwargs: expected None if create_env_fn is an environment, got {kwargs}"
             )
         return _wrap(create_env_fn, autoreset_mode, devices)
     env = create_env_fn(**kwargs)
     if not is_env(env):
         raise TypeError(
-            f"create_env_fn: expected {create_env_fn!r} to return {_ENVS}, it returned "
-            f"{describe(env)}"
+            f"create_env_fn: {create_env_fn!r} returned {describe(env)}; expected {_ENVS}"
         )
     try:
         return _wrap(env, autoreset_mode, devices)
@@ -122,8 +121,8 @@ def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices |
         if any(map(is_torchrl_env, envs)):
             if not all(map(is_torchrl_env, envs)):
                 raise TypeError(
-                    "create_env_fn: expected the envs of one list to be all of TorchRL's or none, "
-                    f"got {[type(env).__name__ for env in envs]}"
+                    "create_env_fn: a list cannot mix TorchRL environments with others, got "
+                    f"{[type(env).__name__ for env in envs]}"
                 )
             from .torchrl import make_torchrl_batch
 
@@ -143,14 +142,13 @@ def _check_single(env: Any, fn: Any, i: int) -> None:
         return
     if is_vector_env(env) or is_compiled_env(env):
         raise TypeError(
-            f"create_env_fn[{i}]: expected {fn!r} to return a single gymnasium.Env, since the list "
-            f"is stepped as one batch; it returned the vector env {env}. Give the callable itself, "
-            "without the list"
+            f"create_env_fn[{i}]: a list of environments is stepped one by one, but {fn!r} "
+            f"returned the vector environment {env}; pass the callable itself instead of a list"
         )
     if not isinstance(env, gymnasium.Env):
         raise TypeError(
-            f"create_env_fn[{i}]: expected {fn!r} to return a gymnasium.Env, it returned "
-            f"{describe(env)}"
+            f"create_env_fn[{i}]: {fn!r} returned {describe(env)}; expected a gymnasium.Env or a "
+            "TorchRL EnvBase"
         )
 
 

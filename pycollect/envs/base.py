@@ -250,15 +250,16 @@ class EnvBatch(ABC):
 
 
 SEVERAL_REWARDS = "; for several rewards per step, use TorchRL's GymWrapper"
+_OLD_GYM = "; if the environment uses Gym's old interface, wrap it for Gymnasium"
 
 
 def reset_env(env: Any, seed: Any = None) -> Any:
-    """Reset an environment; its `reset` needs no parameter `seed` unless a seed is given.
+    """Reset an environment, with a seed if one is given.
 
-    If `reset` takes no seed, the environment's method `seed` is called, as in TorchRL.
+    If `reset` has no parameter `seed`, call the environment's method `seed`, as TorchRL does.
 
     Raises:
-        TypeError: a seed is given, and the environment has no such method either.
+        TypeError: A seed is given, but the environment takes none.
     """
     if seed is None:
         return env.reset()
@@ -266,8 +267,8 @@ def reset_env(env: Any, seed: Any = None) -> Any:
         return env.reset(seed=seed)
     if not callable(getattr(env, "seed", None)):
         raise TypeError(
-            f"seed: reset() of {env} has no parameter 'seed', and the environment has no method "
-            "seed(); add the parameter, or do not call set_seed"
+            f"seed: {env} cannot be seeded, because reset() has no parameter 'seed' and there is "
+            "no method seed(); add the parameter, or do not call set_seed"
         )
     env.seed(seed)
     return env.reset()
@@ -283,11 +284,10 @@ def _takes_seed(reset: Any) -> bool:
 
 
 def observation_of(result: Any) -> Any:
-    """The observation in what Gymnasium's ``reset`` returned; TypeError where it is another's."""
+    """Return the observation from the result of ``reset``; TypeError if it is not a pair."""
     if not isinstance(result, tuple | list) or len(result) != 2:
         raise TypeError(
-            f"reset: expected (observation, info), got {type(result).__name__}; "
-            "an environment of Gym's old interface needs a wrapper for Gymnasium's"
+            f"reset: expected (observation, info), got {type(result).__name__}{_OLD_GYM}"
         )
     return result[0]
 
@@ -303,17 +303,17 @@ def step_values(result: Any) -> Any:
         return result
     count = len(result) if isinstance(result, _SEQUENCES) else type(result).__name__
     raise (ValueError if isinstance(count, int) else TypeError)(
-        "the environment's step: expected 5 values (observation, reward, terminated, truncated, "
-        f"info), got {count}"
+        "step: expected 5 values (observation, reward, terminated, truncated, info), got "
+        f"{count}{_OLD_GYM}"
     )
 
 
 def check_seeds(seeds: Sequence[int], count: int) -> list[int]:
-    """Return `seeds` as Python ints, as Gymnasium asks for.
+    """Return `seeds` as Python ints, which Gymnasium requires.
 
     Raises:
-        ValueError: there are not `count` of them.
+        ValueError: The number of seeds is not `count`.
     """
     if len(seeds) != count:
-        raise ValueError(f"seeds: expected one per env ({count}), got {len(seeds)}")
+        raise ValueError(f"seeds: expected one per environment ({count}), got {len(seeds)}")
     return [int(seed) for seed in seeds]

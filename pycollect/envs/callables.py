@@ -32,15 +32,16 @@ class CallablesEnv(EnvBatch):
     """P single envs in this process; the observations [P, *frame] are one buffer, written again.
 
     Args:
-        envs: the envs, of equal action spaces and equal observation leaves.
+        envs: Environments with equal action spaces and equal observation leaves.
 
     Raises:
-        ValueError: no env, or one whose spaces differ from the first one's; unsupported spaces.
+        ValueError: The list is empty, an environment's spaces differ from those of the first one,
+            or a space is not supported.
     """
 
     def __init__(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
         if not envs:
-            raise ValueError("create_env_fn: expected at least one env callable, got an empty list")
+            raise ValueError("create_env_fn: expected at least one callable, got an empty list")
         first = envs[0]
         self.num_envs = len(envs)
         self.batched = True
@@ -52,7 +53,7 @@ class CallablesEnv(EnvBatch):
         self._steps: list[Callable[[Any], Any]] = [env.step for env in envs]
         self._to_action = make_act(first.action_space)
         self._observe = [
-            make_observe(env.observation_space, f"env {i}") for i, env in enumerate(envs)
+            make_observe(env.observation_space, f"environment {i}") for i, env in enumerate(envs)
         ]
         self._buffers = tuple(
             np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in self.observation
@@ -162,12 +163,13 @@ class CallablesEnv(EnvBatch):
             extras = observation_extras(env.observation_space)
             if (own, extras) != (self.observation, observation_extras(envs[0].observation_space)):
                 raise ValueError(
-                    "create_env_fn: expected the envs of one list to have observations of the same "
-                    f"keys, dtypes and shapes, got {envs[0].observation_space} from env 0 and "
-                    f"{env.observation_space} from env {i}"
+                    "create_env_fn: the environments of a list must have observations with equal "
+                    f"keys, dtypes and shapes, got {envs[0].observation_space} from environment 0 "
+                    f"and {env.observation_space} from environment {i}"
                 )
             if env.action_space != self.action_space:
                 raise ValueError(
-                    "create_env_fn: expected the envs of one list to have equal action spaces, got "
-                    f"{self.action_space} from env 0 and {env.action_space} from env {i}"
+                    "create_env_fn: the environments of a list must have equal action spaces, got "
+                    f"{self.action_space} from environment 0 and {env.action_space} from "
+                    f"environment {i}"
                 )

@@ -21,15 +21,15 @@ def is_compiled_env(value: Any) -> bool:
 
 
 class CompiledEnvBatch(EnvBatch):
-    """P environments that a recorder steps itself, without Python; a batch, also if P is 1.
+    """P environments that a recorder steps without Python; a batch even if P is 1.
 
     Args:
-        env: whose object; its environments have been reset.
+        env: Object of the extension module; its environments have been reset.
 
     Raises:
-        ValueError: its module was compiled against another form of the header; no environment, an
-            observation with a key of the collector's own, no action, or an `action_space` of other
-            leaves than the actions'.
+        ValueError: The module was compiled against another version of the header, there is no
+            environment or no action, an observation key is reserved, or `action_space` does not
+            match the action's leaves.
     """
 
     def __init__(self, env: Any) -> None:
@@ -50,15 +50,15 @@ class CompiledEnvBatch(EnvBatch):
         for leaf in self.observation:
             if leaf.key[0] in RESERVED_KEYS:
                 raise ValueError(
-                    f"create_env_fn: the key {leaf.key[0]!r} belongs to the collector (reserved: "
-                    f"{', '.join(sorted(RESERVED_KEYS))}), got it among the C++ environments' "
-                    "observations"
+                    f"create_env_fn: the C++ environments return an observation {leaf.key[0]!r}, "
+                    "but that key is reserved for the collector; rename it (reserved keys: "
+                    f"{', '.join(sorted(RESERVED_KEYS))})"
                 )
         if not self.action:
             raise ValueError("create_env_fn: expected C++ environments with an action, got none")
         if self.action_space is not None and action_leaves(self.action_space) != self.action:
             raise ValueError(
-                f"action_space: expected a space of the C++ environments' actions "
+                "action_space: expected a space with the leaves of the C++ environments' action, "
                 f"{list(self.action)}, got {self.action_space}"
             )
 
@@ -97,7 +97,7 @@ class CompiledEnvBatch(EnvBatch):
 
 
 class _NoSampler:
-    """Says that nobody knows which actions there are."""
+    """Raise an error when random actions are drawn, because the action space is unknown."""
 
     def __init__(self, leaves: tuple[Leaf, ...]) -> None:
         self.leaves = leaves
@@ -106,6 +106,7 @@ class _NoSampler:
         self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
     ) -> tuple[npt.NDArray[Any], ...]:
         raise ValueError(
-            "policy: expected one, since random actions of C++ environments are drawn from the "
-            "attribute action_space of their class, a Gymnasium space, which is missing"
+            "policy: random actions cannot be drawn, because the C++ environments have no "
+            "action_space. Pass a policy, or set the attribute action_space of their class to a "
+            "Gymnasium space"
         )

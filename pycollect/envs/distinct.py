@@ -29,9 +29,8 @@ def check_distinct(envs: Sequence[Any]) -> None:
     same = next((own for own in places.values() if len(own) > 1), None)
     if same is not None:
         raise ValueError(
-            "create_env_fn: expected each callable to return an environment of its own, but the "
-            f"environments {same} are one object, {describe(inner[same[0]])}; create a new "
-            "environment in each call"
+            f"create_env_fn: environments {same} are the same object, "
+            f"{describe(inner[same[0]])}; create a new environment in each call"
         )
 
 

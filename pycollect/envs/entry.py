@@ -15,25 +15,25 @@ from .vector_api import is_vector_env
 
 
 def check_entry(entry: Any) -> Any:
-    """One entry: a callable, a list of callables, or an environment.
+    """Return an entry as a callable, a list of callables, or an environment.
 
-    What is made by Gymnasium, an id or an EnvSpec, becomes a callable.
+    A Gymnasium id or EnvSpec becomes a callable.
 
     Raises:
-        TypeError: something else, or an environment in a list.
-        ValueError: an empty list.
-        gymnasium.error.Error: no environment has that id.
+        TypeError: The entry has another type, or its list contains an environment.
+        ValueError: The list is empty.
+        gymnasium.error.Error: No environment has that id.
     """
     if isinstance(entry, (list, tuple)):
         if not entry:
-            raise ValueError("create_env_fn: expected at least one env callable, got an empty list")
+            raise ValueError("create_env_fn: expected at least one callable, got an empty list")
         return [_checked_item(i, item) for i, item in enumerate(entry)]
     if isinstance(entry, str | EnvSpec):
         return maker("create_env_fn", entry)
     is_policy = isinstance(entry, nn.Module)  # as TorchRL's environments are, too
     if (is_policy or not callable(entry)) and not is_env(entry) and not hasattr(entry, "step"):
         raise TypeError(
-            "create_env_fn: expected a callable, an id of Gymnasium's, a list of these or an "
+            "create_env_fn: expected a callable, a Gymnasium id, a list of these or an "
             f"environment, got {describe(entry)}"
         )
     return entry
@@ -44,14 +44,13 @@ def _checked_item(i: int, item: Any) -> Any:
         return maker(f"create_env_fn[{i}]", item)
     if is_env(item):
         raise TypeError(
-            f"create_env_fn[{i}]: expected a callable that makes an environment, got "
-            f"{describe(item)}, which is made already; give what makes it, for example "
-            "lambda: gymnasium.make(...), so that each has its own"
+            f"create_env_fn[{i}]: expected a callable that returns an environment, got the "
+            f"environment {describe(item)}; pass for example lambda: gymnasium.make(...)"
         )
     if isinstance(item, nn.Module) or not callable(item):
         raise TypeError(
-            f"create_env_fn[{i}]: expected a callable that makes an environment, or an id of "
-            f"Gymnasium's, got {describe(item)}"
+            f"create_env_fn[{i}]: expected a callable that returns an environment, or a Gymnasium "
+            f"id, got {describe(item)}"
         )
     return item
 

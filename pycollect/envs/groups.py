@@ -15,38 +15,38 @@ from .distinct import check_distinct
 from .entry import check_entry, is_env
 
 _POSSIBLE = (
-    "a callable that returns a vector environment which steps elsewhere (Gymnasium's "
-    "AsyncVectorEnv, an EnvPool, ALE's AtariVectorEnv)"
+    "a callable that returns a vector environment with its own processes or threads "
+    "(AsyncVectorEnv, EnvPool, AtariVectorEnv)"
 )
 _SEVERAL = "a list of at least two callables, or a callable that returns a vector environment"
 
 
 def check_env_groups(name: str, value: Any) -> int:
-    """How many groups there are: 1 or 2."""
+    """Return the number of groups, 1 or 2."""
     number = check.check_positive(name, value)
     if number > 2:
         raise ValueError(
-            f"{name}: expected 1, or 2 (one steps while another is acted on), got {number}"
+            f"{name}: expected 1, or 2 to step one group while the policy runs for the other, got "
+            f"{number}"
         )
     return number
 
 
 def group_entries(entry: Any, count: int, policy_elsewhere: bool = False) -> list[Any]:
-    """The entry of each group: of a list its own, else the callable itself for each.
+    """Return the entry of each group: an item or a part of the list, or the one callable.
 
     Args:
-        policy_elsewhere: environments may step in this thread, as the policy is called in another
-            process; a longer list is then cut in `count` parts.
+        policy_elsewhere: Whether the policy runs in another process. Environments may then step in
+            this thread, and a longer list is split into `count` parts.
 
     Raises:
-        ValueError: a list of another length, or an environment that is made already.
+        ValueError: The list has the wrong length, or the entry is an environment.
     """
     entry = check_entry(entry)
     if is_env(entry):
         raise ValueError(
-            "env_groups: expected 1 with an environment that is made already, as each group is one "
-            f"of its own; give {_SEVERAL if policy_elsewhere else _POSSIBLE}, which is called for "
-            f"each group; got {entry}"
+            f"env_groups: each group needs its own environments, but create_env_fn is {entry}. Use "
+            f"1, or pass {_SEVERAL if policy_elsewhere else _POSSIBLE}"
         )
     if not isinstance(entry, list):
         return [entry] * count
@@ -54,18 +54,18 @@ def group_entries(entry: Any, count: int, policy_elsewhere: bool = False) -> lis
         return _parts(entry, count)
     if len(entry) != count:
         raise ValueError(
-            "env_groups: expected 1 with environments that are stepped one after the other in one "
-            f"process, or a list of {count}, each {_POSSIBLE}; got a list of {len(entry)}"
+            f"env_groups: a list of {len(entry)} environments is stepped one by one. Use 1, or "
+            f"pass a list of {count}, each {_POSSIBLE}"
         )
     return entry
 
 
 def _parts(entry: list[Any], count: int) -> list[Any]:
-    """A list in parts of which none has two more than another; single callables by themselves."""
+    """Split a list into parts of nearly equal length; a part of length one is the callable."""
     if len(entry) < count:
         raise ValueError(
-            f"env_groups: expected 1 with {len(entry)} environment in a worker, or {_SEVERAL}, got "
-            f"{count}"
+            f"env_groups: {len(entry)} environment per worker cannot be split into {count} groups. "
+            f"Use 1, or pass {_SEVERAL}"
         )
     if len(entry) == count:
         return entry
@@ -131,15 +131,14 @@ def make_groups(
     """Make one worker's environments.
 
     Args:
-        entry: the worker's; see `group_entries`.
-        count: of the groups.
-        make: makes the environments of one of these entries.
-        policy_elsewhere: see `group_entries`.
+        entry: Entry of the worker; see `group_entries`.
+        count: Number of groups.
+        make: Makes the environments of one group's entry.
+        policy_elsewhere: See `group_entries`.
 
     Raises:
-        ValueError: several groups of environments that step in this thread while the policy is
-            called in it, too, or that are not alike; or one environment alone; or one environment
-            in two places.
+        ValueError: If there are several groups: they step in the thread that calls the policy, they
+            are not alike, there is only one environment, or an environment appears twice.
     """
     if count == 1:
         return EnvGroups([make(entry)])
@@ -150,8 +149,8 @@ def make_groups(
             _check_group(groups, policy_elsewhere)
             if not isinstance(entry, (list, tuple)) and not groups[-1].batched:
                 raise ValueError(
-                    f"env_groups: expected 1 with one environment in a worker, or {_SEVERAL}, got "
-                    f"{groups[-1].original}"
+                    f"env_groups: one environment per worker ({groups[-1].original}) cannot be "
+                    f"split into {count} groups. Use 1, or pass {_SEVERAL}"
                 )
         made = EnvGroups(groups)
         check_distinct(made.original)
@@ -163,17 +162,17 @@ def make_groups(
 
 
 def _check_group(groups: Sequence[EnvBatch], policy_elsewhere: bool) -> None:
-    """Check the last of them."""
+    """Check the last group."""
     first, last = groups[0], groups[-1]
     if not last.overlaps and not policy_elsewhere:
         raise ValueError(
-            f"env_groups: expected 1, or {_POSSIBLE}, got {last.original}, during whose steps "
-            "nothing else can be done"
+            f"env_groups: {last.original} steps in the thread that calls the policy, so they "
+            f"cannot overlap. Use 1, or pass {_POSSIBLE}"
         )
     for name in ("observation", "action", "step_only", "extras", "step_extras"):
         expected, came = getattr(first, name), getattr(last, name)
         if came != expected:
             raise ValueError(
-                "create_env_fn: expected groups of environments that are alike, their "
-                f"{name}s differ: {expected} and {came}"
+                f"create_env_fn: the environments of all groups must be alike, but {name!r} "
+                f"differs: {expected} and {came}"
             )

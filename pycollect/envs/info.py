@@ -57,22 +57,28 @@ class Tap:
 
 
 def check_info_keys(value: Any) -> InfoKeys:
-    """`info_keys` as key paths, with dtypes where it is a dict.
+    """Return `info_keys` as key paths, with their dtypes if it is a dict.
 
     Raises:
-        TypeError: no sequence of strings, or of tuples of strings, and no dict from these to
-            dtypes of numbers.
-        ValueError: a key that belongs to the collector, or one twice.
+        TypeError: `info_keys` is neither a sequence of strings or tuples of strings, nor a dict
+            from these to numeric dtypes.
+        ValueError: A key is reserved for the collector, or overlaps another key.
     """
     if value is None:
         return {}
     if isinstance(value, str) or not isinstance(value, Sequence | Mapping):
-        raise TypeError(f"info_keys: expected a list of keys, or a dict to dtypes, got {value!r}")
+        raise TypeError(
+            f"info_keys: expected a list of keys, or a dict from keys to dtypes, got {value!r}"
+        )
     keys: dict[Key, str | None] = {}
     for name in value:
         key = _checked_key(name)
-        if any(_overlap(key, other) for other in keys):
-            raise ValueError(f"info_keys: expected each entry once, got {key_name(key)} again")
+        other = next((other for other in keys if _overlap(key, other)), None)
+        if other is not None:
+            raise ValueError(
+                f"info_keys: expected keys that do not overlap, got {key_name(other)} and "
+                f"{key_name(key)}"
+            )
         keys[key] = _checked_dtype(value[name]) if isinstance(value, Mapping) else None
     return keys
 
@@ -83,7 +89,7 @@ def _checked_key(name: Any) -> Key:
         raise TypeError(f"info_keys: expected strings or tuples of strings, got {name!r}")
     if key[0] in RESERVED_KEYS:
         raise ValueError(
-            f"info_keys: the key {key[0]!r} belongs to the collector (reserved: "
+            f"info_keys: the key {key[0]!r} is reserved for the collector (reserved keys: "
             f"{', '.join(sorted(RESERVED_KEYS))})"
         )
     return key
@@ -96,7 +102,7 @@ def _checked_dtype(value: Any) -> str | None:
         return str(np.dtype(dtype_name(value)))  # bfloat16 is torch's alone
     except (KeyError, TypeError, ValueError):
         raise TypeError(
-            f"info_keys: expected a dtype of numbers that numpy has, got {value!r}"
+            f"info_keys: expected a numeric dtype that numpy supports, got {value!r}"
         ) from None
 
 
@@ -105,28 +111,31 @@ def _overlap(a: Key, b: Key) -> bool:
 
 
 def with_info(env: EnvBatch, keys: InfoKeys) -> EnvBatch:
-    """The env with entries of its info as `step_only` leaves and `step_extras`.
+    """Return the environment with entries of its info as `step_only` leaves and `step_extras`.
 
-    One step, with a random action, shows what they are; whoever uses the env resets it afterwards.
-    Numbers, and arrays of numbers, become leaves (Python's floats float32, its complex numbers
-    complex64, like torch's), and so does what has a dtype, a scalar unless that step shows a shape;
-    anything else, and what that step did not show, extras, with a warning for the latter. A leaf is
-    zero where an info has none, with a warning if none has had it when an episode first ends.
+    One step with a random action shows the form of the entries; reset the environment afterwards.
+    Numbers and arrays of numbers become leaves. Python's floats become float32 and its complex
+    numbers complex64, as in torch. An entry with a requested dtype also becomes a leaf, a scalar if
+    that step does not have it. All other entries become extras; if the step does not have one, a
+    warning is shown.
+
+    A leaf is zero if an info does not have it. If no info has had it when the first episode ends, a
+    warning is shown.
 
     Raises:
-        ValueError: an environment of TorchRL, or a key that the observation has too.
+        ValueError: The environment's infos cannot be read, or the observation has the same key.
     """
     if not hasattr(env, "tap_info"):
         raise ValueError(
-            "info_keys: expected Gymnasium environments; TorchRL's read their info by "
-            "set_info_dict_reader()"
+            "info_keys: expected Gymnasium environments; for TorchRL environments, call "
+            "set_info_dict_reader() instead"
         )
     taken = [leaf.key for leaf in env.observation] + [extra.key for extra in env.extras]
     for key in keys:
         if any(_overlap(key, other) for other in taken):
             raise ValueError(
-                f"info_keys: {key_name(key)} is a key of the observation, which has "
-                f"{', '.join(map(key_name, taken))}"
+                f"info_keys: {key_name(key)} overlaps a key of the observation; keys of the "
+                f"observation: {', '.join(map(key_name, taken))}"
             )
     return InfoEnv(env, keys)
 
@@ -167,9 +176,9 @@ class InfoEnv(EnvBatch):
         if objects:
             told = {**keys, **dict.fromkeys(objects, "float32")}
             warn_user(
-                f"info_keys: the info of the first step has no {_names(objects)}; recorded as "
-                "objects, None where an info does not have it. With a dtype it is a tensor, for "
-                f"example {_argument(told)}"
+                f"info_keys: the first step's info has no {_names(objects)}, so objects are "
+                "recorded (None for missing entries). To record tensors, pass a dtype, for example "
+                f"{_argument(told)}"
             )
         return [_entry(key, values, keys[key]) for key, values in found.items()]
 
@@ -224,15 +233,15 @@ class InfoEnv(EnvBatch):
         return self._with(observation, values), reward, terminated, truncated
 
     def _look_for_unseen(self, ended: bool) -> None:
-        """Warn, once, of what no info had until an episode `ended`: many are told only then."""
+        """Warn once about keys that no info had when an episode `ended`: many appear only then."""
         self._unseen = [
             key for key in self._unseen if all(value is NOTHING for value in self._read(key))
         ]
         if ended and self._unseen:
             warn_user(
-                f"info_keys: no info had {_names(self._unseen)} until an episode's end; recorded "
-                "as zeros while there is none. Is it written as the environment does? What lies "
-                "in a dict of the info is named by a tuple, for example ('episode', 'r')"
+                f"info_keys: no info had {_names(self._unseen)} up to the end of an episode, so "
+                "zeros are recorded; check the spelling. Name an entry of a nested dict by a "
+                "tuple, for example ('episode', 'r')"
             )
             self._unseen = []
 
@@ -312,13 +321,13 @@ def _conform(value: Any, leaf: Leaf) -> Array:
     array = _as_array(value)
     if array is None:
         why = (
-            "which is neither a number nor a numpy array, of a dtype that tensors have; convert it "
-            "in the environment or in a wrapper"
+            "convert it in the environment or in a wrapper to a number or a numpy array of a dtype "
+            "that torch supports"
         )
     elif array.shape != leaf.shape:
         why = (
-            f"whose shape is {list(array.shape)}; an entry keeps the shape that the first step "
-            "shows, and is one number where that does not have it"
+            f"its shape {list(array.shape)} differs from that of the first step, which is [] if "
+            "that step has no such entry"
         )
     else:
         cast = cast_safely(array, leaf.dtype)
@@ -326,8 +335,8 @@ def _conform(value: Any, leaf: Leaf) -> Array:
             return cast
         why = _why_not_cast(array, leaf)
     raise ValueError(
-        f"info_keys: expected {key_name(leaf.key)} to be {leaf.dtype} of shape {list(leaf.shape)}, "
-        f"as it was asked for or came in the first step, got {describe(value)}, {why}"
+        f"info_keys: expected {leaf.dtype} of shape {list(leaf.shape)} for {key_name(leaf.key)}, "
+        f"got {describe(value)}; {why}"
     )
 
 
@@ -336,6 +345,6 @@ def _why_not_cast(array: Array, leaf: Leaf) -> str:
     if array.dtype.kind in "iub":  # another kind of integers: some values are lost, not all
         what = str(array[array != array.astype(leaf.dtype)][0])
     return (
-        f"but {leaf.dtype} does not hold {what}; ask for another dtype, for example "
+        f"{leaf.dtype} cannot hold {what}, so pass another dtype, for example "
         f"{_argument({leaf.key: dtype_name(array.dtype)})}"
     )

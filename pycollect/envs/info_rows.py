@@ -46,19 +46,19 @@ def final_observations(info: Any, ended: BoolArray) -> Any:
 
 
 def rows_of(info: Any, key: Key, envs: int) -> list[Any]:
-    """An entry of a vector env's info, a value per env.
+    """Return an entry of a vector environment's info, one value per row.
 
-    A row has none if Gymnasium's mask of the entry ("_" and its name) is False.
+    A row has no entry if Gymnasium's mask ("_" and the entry's name) is False.
     An info may also be a list of dicts, as DictInfoToList and SuperSuit return it.
 
     Raises:
-        ValueError: a list that does not have one info per env.
+        ValueError: The list does not have one info per row.
     """
     if is_list(info):
         if len(info) != envs:
             raise ValueError(
-                f"info: expected one dict per environment ({envs}) in the list that the vector "
-                f"environment returns, got {len(info)}"
+                f"info: expected a list with one dict per environment ({envs}) from the vector "
+                f"environment, got {len(info)}"
             )
         return [entry_of(own, key) for own in info]
     there = np.ones(envs, np.bool_)

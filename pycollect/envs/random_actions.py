@@ -60,7 +60,9 @@ class ActionSampler:
             lead = (steps, self._num_envs) if self._batched else (steps,)
             return tuple(draw(lead, rng) for draw in self._draws)
         if len(rng) != self._num_envs:
-            raise ValueError(f"rng: expected one per env ({self._num_envs}), got {len(rng)}")
+            raise ValueError(
+                f"rng: expected one per environment ({self._num_envs}), got {len(rng)}"
+            )
         columns = [[draw((steps,), own) for draw in self._draws] for own in rng]
         if not self._batched:
             return tuple(columns[0])

@@ -140,8 +140,8 @@ class _Later:
         """The value; TypeError if it could not be pickled."""
         if isinstance(self.data, str):
             raise TypeError(
-                f"create_env_fn: {self.name} cannot be pickled ({self.data}), so workers do not "
-                "have it; register the environment in a module that workers import, or in init_fn"
+                f"create_env_fn: {self.name} cannot be pickled for workers ({self.data}); register "
+                "the environment in a module that workers import, or in init_fn"
             )
         with _keeping_registrations():
             return cloudpickle.loads(self.data)

@@ -16,21 +16,21 @@ from .registrations import of_main
 
 
 def maker(name: str, what: str | EnvSpec) -> Callable[..., gymnasium.Env[Any, Any]]:
-    """A callable that makes that environment wherever it is called.
+    """Return a callable that makes a registered environment, in any process.
 
     Args:
-        name: of the argument that it came in.
-        what: its id, or its spec.
+        name: Name of the argument, for errors.
+        what: Id or spec of the environment.
 
     Raises:
-        gymnasium.error.Error: there is none of that id; the text names the nearest.
-        ImportError, TypeError, ValueError: the module in front of it is not to be had, or none.
+        gymnasium.error.Error: No environment has that id; the message suggests similar ids.
+        ImportError, TypeError, ValueError: The module in ``module:id`` cannot be imported.
     """
     try:
         spec = what if isinstance(what, EnvSpec) else _spec(what)
         return partial(gymnasium.make, replace(spec, entry_point=of_main(spec.entry_point)))
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
-        raise type(error)(f"{name}: expected an id of Gymnasium's, got {what!r}: {error}") from None
+        raise type(error)(f"{name}: expected a Gymnasium id, got {what!r}: {error}") from None
 
 
 def _spec(env_id: str) -> EnvSpec:

@@ -146,12 +146,12 @@ def make_act(space: Space) -> Callable[[Any], Any]:
     )
 
 
-def make_observe(space: Space, env: str = "the env") -> Callable[[Any], Any]:
-    """Return the function from what one env returns to `Arrays`: checked, cast where that is safe.
+def make_observe(space: Space, env: str = "the environment") -> Callable[[Any], Any]:
+    """Return a function that checks and casts one environment's observation to `Arrays`.
 
     Args:
-        space: the observation space of one env.
-        env: how error messages name it.
+        space: Observation space of one environment.
+        env: Name of the environment in error messages.
     """
     leaves = observation_leaves(space)
     if not leaves:

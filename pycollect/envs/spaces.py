@@ -42,17 +42,17 @@ _FEW = 16  # Python compares fewer numbers faster than numpy
 def leaf_spaces(space: Space, root: Key, what: str) -> tuple[tuple[Leaf, Space], ...]:
     """Return the leaves of `space` below the key `root`, each with its own space.
 
-    Those without a fixed shape and numeric dtype are not among them, see `extra_spaces`.
+    Spaces without a fixed shape and numeric dtype are left out, see `extra_spaces`.
 
     Args:
-        space: a Box, Discrete, MultiDiscrete or MultiBinary, or a nest of Dict and Tuple of them.
-        root: the key of `space` itself.
+        space: A Box, Discrete, MultiDiscrete or MultiBinary, or a nest of Dict and Tuple of them.
+        root: Key of `space`.
         what: "observation_space" or "action_space", for error messages.
 
     Raises:
-        ValueError: an empty Dict or Tuple, a Dict key that is no string, a dtype that tensors do
-            not have.
-        TypeError: `space` is no Gymnasium space.
+        ValueError: A Dict or Tuple is empty, a Dict key is not a string, or torch does not support
+            a dtype.
+        TypeError: `space` is not a Gymnasium space.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         children = _children(space, root, what)
@@ -67,7 +67,7 @@ def _children(
 ) -> list[tuple[Key, Space]]:
     if not space.spaces:
         raise ValueError(
-            f"{what}: expected at least one entry in {key_name(root)}, got the empty {space}"
+            f"{what}: expected at least one entry at {key_name(root)}, got the empty {space}"
         )
     if isinstance(space, spaces.Tuple):
         return [((*root, str(i)), child) for i, child in enumerate(space.spaces)]
@@ -75,7 +75,7 @@ def _children(
         if not isinstance(key, str):
             raise ValueError(
                 f"{what}: expected strings as keys of a Dict space, got {key!r} in {space}; "
-                "rename it with gymnasium.wrappers.TransformObservation"
+                "rename it with a wrapper"
             )
     return [((*root, key), child) for key, child in space.spaces.items()]
 
@@ -93,7 +93,7 @@ def _leaf(space: Space, key: Key, what: str) -> Leaf:
         name = dtype_name(space.dtype)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{what}: expected a dtype that tensors have, got {space.dtype} in {space} "
+            f"{what}: expected a dtype that torch supports, got {space.dtype} in {space} "
             f"at {key_name(key)}"
         ) from error
     return Leaf(key, name, tuple(int(n) for n in space.shape or ()))
@@ -123,15 +123,15 @@ def observation_leaves(space: Space) -> tuple[Leaf, ...]:
     """Return the leaves of an env's observation space, in the space's order.
 
     Raises:
-        ValueError: a top-level key is one of `RESERVED_KEYS`; and as `leaf_spaces`.
+        ValueError: A top-level key is in `RESERVED_KEYS`, or `leaf_spaces` raises.
     """
     root = _observation_root(space)
     leaves = tuple(leaf for leaf, _ in leaf_spaces(space, root, "observation_space"))
     for key in [entry.key for entry in leaves] + [e.key for e in observation_extras(space)]:
         if key[0] in RESERVED_KEYS:
             raise ValueError(
-                f"observation_space: the key {key[0]!r} belongs to the collector (reserved: "
-                f"{', '.join(sorted(RESERVED_KEYS))}), got it in {space}; rename it with a wrapper"
+                f"observation_space: the key {key[0]!r} of {space} is reserved for the collector; "
+                f"rename it with a wrapper (reserved keys: {', '.join(sorted(RESERVED_KEYS))})"
             )
     return leaves
 
@@ -149,7 +149,7 @@ def action_leaves(space: Space) -> tuple[Leaf, ...]:
     """Return the leaves of an env's action space: ("action",), or ("action", k, ...) when nested.
 
     Raises:
-        ValueError: as `leaf_spaces`; a space whose values have no fixed shape and numeric dtype.
+        ValueError: A space has no fixed shape and numeric dtype, or `leaf_spaces` raises.
     """
     for extra, own in extra_spaces(space, ("action",), "action_space"):
         raise ValueError(
@@ -161,12 +161,12 @@ def action_leaves(space: Space) -> tuple[Leaf, ...]:
 
 
 def make_flatten(space: Space, extras: bool = False) -> Callable[[Any], tuple[Any, ...]]:
-    """Return the function from a value of `space` (or a batch of it) to its entries in leaf order.
+    """Return a function from a value of `space` (or a batch of it) to its entries in leaf order.
 
-    The function raises ValueError where an entry that the space has is missing.
+    The function raises a ValueError if an entry of the space is missing.
 
     Args:
-        extras: the entries of `extra_spaces`, not those of `leaf_spaces`.
+        extras: Return the entries of `extra_spaces` instead of those of `leaf_spaces`.
     """
     if isinstance(space, spaces.Dict | spaces.Tuple):
         named = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
@@ -195,8 +195,8 @@ def _flatten_children(
                 entry = value[index]
             except (KeyError, IndexError, TypeError) as error:
                 raise ValueError(
-                    f"observation: expected an entry {name!r}, which the space declares, "
-                    f"got {describe(value)}"
+                    f"observation: expected the entry {name!r} of the observation space, got "
+                    f"{describe(value)}"
                 ) from error
             flat.extend(child(entry))
         return tuple(flat)
@@ -235,7 +235,7 @@ def _read(extra: Extra) -> Callable[[Any], Any]:
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"observation: {key_name(extra.key)}: expected a sequence of {dtype} "
-                f"{list(feature)}, as the space declares, got {describe(value)}"
+                f"{list(feature)}, as in the observation space, got {describe(value)}"
             ) from error
 
     return read
@@ -257,37 +257,37 @@ def _builder(space: Space) -> Callable[[Any], Any]:
     return next
 
 
-def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the env") -> Array:
+def conform(value: Any, leaf: Leaf, shape: tuple[int, ...], env: Any = "the environment") -> Array:
     """Return `value` as an array of the leaf's dtype and of `shape`, see `cast_safely`.
 
     Args:
-        value: what the env returned: array, scalar or sequence.
-        leaf: what its space declares.
-        shape: `leaf.shape`, with the batch dimension before it for a batch.
-        env: who returned it: said in error messages alone, since `str` of one may take long.
+        value: Array, scalar or sequence from the environment.
+        leaf: Leaf of the observation space.
+        shape: `leaf.shape`, after the batch dimension if there is one.
+        env: The environment, or its name. Formatted only for an error, because `str` may be slow.
 
     Raises:
-        ValueError: another shape, or a dtype that cannot be cast.
+        ValueError: The shape differs, or the dtype cannot be cast safely.
     """
     try:
         array = np.asarray(value)
     except ValueError as error:
         raise ValueError(
-            f"observation: {key_name(leaf.key)}: expected {leaf.dtype} {list(shape)}, as the space "
-            f"of {env} declares, got {describe(value)}"
+            f"observation: {key_name(leaf.key)}: expected {leaf.dtype} {list(shape)}, as in the "
+            f"observation space of {env}, got {describe(value)}"
         ) from error
     if array.shape != shape:
         raise ValueError(
-            f"observation: {key_name(leaf.key)}: expected shape {list(shape)}, as the space of "
-            f"{env} declares, got {list(array.shape)} ({array.dtype})"
+            f"observation: {key_name(leaf.key)}: expected shape {list(shape)}, as in the "
+            f"observation space of {env}, got {list(array.shape)} ({array.dtype})"
         )
     cast = cast_safely(array, leaf.dtype)
     if cast is not None:
         return cast
     raise ValueError(
-        f"observation: {key_name(leaf.key)}: expected {leaf.dtype}, as the space of {env} "
-        f"declares, got {array.dtype}, which cannot be cast to it safely; correct the space or "
-        "convert the observation with gymnasium.wrappers.TransformObservation"
+        f"observation: {key_name(leaf.key)}: expected {leaf.dtype}, as in the observation space of "
+        f"{env}, got {array.dtype}, which cannot be cast safely. Correct the space, or convert the "
+        "observation with gymnasium.wrappers.TransformObservation"
     )
 
 
@@ -333,8 +333,8 @@ def action_cast(leaf: Leaf, given: np.dtype[Any]) -> Callable[[Array], Array]:
                 continue
             span = "" if keeps_infinity else f" ({below + 1} to {above - 1})"
             raise ValueError(
-                f"policy: {key_name(leaf.key)}: expected values that {dtype}{span}, the dtype of "
-                f"the action space, holds, got {value} ({given}); clip the action in the policy"
+                f"policy: {key_name(leaf.key)}: {dtype}{span}, the dtype of the action space, "
+                f"cannot hold {value} ({given}); clip the action in the policy"
             )
 
     return cast
@@ -350,24 +350,24 @@ def _limits(dtype: np.dtype[Any]) -> tuple[float, float]:
     return int(np.iinfo(dtype).min) - 1, int(np.iinfo(dtype).max) + 1
 
 
-def conform_scalar(value: Any, leaf: Leaf, env: str = "the env") -> int:
+def conform_scalar(value: Any, leaf: Leaf, env: str = "the environment") -> int:
     """Return an integer observation of shape () as a Python int.
 
     Raises:
-        ValueError: `value` is no integer (a numpy scalar or array of shape () is one).
+        ValueError: `value` is not an integer, integer numpy scalar or integer array of shape ().
     """
     try:
         return operator.index(value)
     except TypeError as error:
         raise ValueError(
-            f"observation: {key_name(leaf.key)}: expected an integer, as the space of {env} "
-            f"declares, got {describe(value)}"
+            f"observation: {key_name(leaf.key)}: expected an integer, as in the observation space "
+            f"of {env}, got {describe(value)}"
         ) from error
 
 
 def key_name(key: Key) -> str:
-    """A key as its user writes it, for messages: a string, or a tuple of several."""
-    return repr(key[0] if len(key) == 1 else key) if key else "the top"
+    """Return a key for messages as users write it: a string, or a tuple if it is nested."""
+    return repr(key[0] if len(key) == 1 else key) if key else "the top level"
 
 
 def describe(value: Any) -> str:

@@ -21,19 +21,20 @@ from .vector_api import Autoreset, Leaves, VectorApi, parse_autoreset, rows_diff
 
 
 def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:
-    """Return the EnvBatch of a vector env, for the mode in which it resets rows that ended.
+    """Return the EnvBatch of a vector environment, according to its autoreset mode.
 
-    A bare SyncVectorEnv is switched to DISABLED. Under wrappers it is not, since they may go by the
-    mode that it had when they were made; a masked reset right after the end does the same there.
-    Other envs are probed, for some steps from an own generator, and are freshly reset afterwards.
+    A bare SyncVectorEnv is switched to DISABLED. A wrapped one is not, because wrappers may depend
+    on the mode that it had when they were made; a masked reset right after the end has the same
+    effect. Other environments are stepped with random actions to probe them, and then reset.
 
     Args:
-        env: the vector env; it belongs to the EnvBatch from now on.
-        autoreset_mode: the mode of an env that does not tell its own: Gymnasium's enum, or a name.
+        env: The vector environment, which belongs to the EnvBatch from now on.
+        autoreset_mode: Mode of an environment that does not declare one: Gymnasium's enum, or a
+            name.
 
     Raises:
-        ValueError: the mode is neither told nor given, or given and told differently; an env in
-            DISABLED mode that ignores `reset_mask`; spaces or sizes that are not supported.
+        ValueError: The mode is unknown or contradicts the declared one, an environment in DISABLED
+            mode ignores `reset_mask`, or a space or size is not supported.
     """
     mode = _read_mode(env, autoreset_mode)
     api = VectorApi(env)
@@ -51,8 +52,9 @@ def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:
         return SameStepEnvBatch(api, can_reset=can_reset)
     if keeps is Finding.VIOLATED:
         raise ValueError(
-            f"create_env_fn: expected a vector env in autoreset mode DISABLED to honour "
-            f"options={{'reset_mask': ...}}, got {env}, which resets other rows too (or raises)"
+            f"create_env_fn: {env} has the autoreset mode DISABLED, but its reset with "
+            f"options={{'reset_mask': ...}} raises or resets other rows. Use another mode, or "
+            "correct its reset"
         )
     return VectorEnvBatch(api)
 
@@ -61,13 +63,13 @@ def _read_mode(env: Any, given: Any) -> Autoreset:
     told, asked = told_autoreset(env), parse_autoreset(given, "autoreset_mode")
     if told is None and asked is None:
         raise ValueError(
-            f"autoreset_mode: {env} does not tell how it resets (metadata['autoreset_mode']), and "
-            "that is not guessed: expected NEXT_STEP, SAME_STEP or DISABLED, got None"
+            "autoreset_mode: expected NEXT_STEP, SAME_STEP or DISABLED, got None; the mode is "
+            f"required because {env} has no metadata['autoreset_mode']"
         )
     if told is not None and asked is not None and told is not asked:
         raise ValueError(
-            f"autoreset_mode: expected {told.name}, which {env} tells in its metadata, or None, "
-            f"got {asked.name}"
+            f"autoreset_mode: expected None or {told.name}, the mode that {env} declares, got "
+            f"{asked.name}"
         )
     return told or asked  # type: ignore[return-value]
 
@@ -251,7 +253,7 @@ class VectorEnvBatch(EnvBatch):
             RuntimeError: the env `skips_after_done`.
         """
         if self.skips_after_done:
-            raise RuntimeError("reset_done: this vector env does not reset single rows")
+            raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         return self._arrays(self._api.reset_rows(done))
 
     def close(self) -> None:
@@ -328,7 +330,7 @@ class SameStepEnvBatch(VectorEnvBatch):
         if not rest.any():
             return self._arrays(self._after)
         if not self.can_reset:
-            raise RuntimeError("reset_done: this vector env does not reset single rows")
+            raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         merged = tuple(np.array(leaf) for leaf in self._after)
         for leaf, fresh in zip(merged, self._api.reset_rows(rest), strict=True):
             leaf[rest] = fresh[rest]
@@ -341,8 +343,8 @@ class SameStepEnvBatch(VectorEnvBatch):
         if final is None:
             keys = list(info[rows[0]] if isinstance(info, list | tuple) else info)
             raise ValueError(
-                f"autoreset_mode: expected info['final_obs'] from {self._api.env} in SAME_STEP "
-                f"mode where an episode ends, got the keys {keys}"
+                f"autoreset_mode: expected info['final_obs'] from {self._api.env} at the end of an "
+                f"episode in SAME_STEP mode, got the keys {keys}"
             )
         if self.extras:
             self._final_extras = self._true_next_extras(final, rows)
@@ -351,7 +353,7 @@ class SameStepEnvBatch(VectorEnvBatch):
             self.observation, result, self._final_leaves(final, rows), strict=True
         ):
             for row, value in zip(rows, values, strict=True):
-                out[row] = conform(value, leaf, leaf.shape, f"env {row}")
+                out[row] = conform(value, leaf, leaf.shape, f"environment {row}")
         if self._watch_final:
             self._check_overwritten(observation, result, rows)
         return result
@@ -367,17 +369,16 @@ class SameStepEnvBatch(VectorEnvBatch):
         return values
 
     def _check_overwritten(self, reset: Leaves, final: Leaves, rows: Array) -> None:
-        """Warn once if the terminal observation is the reset one, before any that was not.
+        """Warn once if the first terminal observation equals the reset observation.
 
-        Gymnasium 1.4.0 keeps a reference to the env's observation: where the env writes the next
-        one into the same memory, the terminal one is lost before it arrives here.
+        Gymnasium 1.4.0 keeps a reference to the environment's observation. If the environment
+        reuses the memory for the next one, the terminal observation is lost.
         """
         self._watch_final = False
         if not rows_differ(final, reset)[rows].any():
             warn_user(
-                f"create_env_fn: {self._api.env} in SAME_STEP mode gave a terminal observation "
-                "(final_obs) that equals the reset observation after it. If the env reuses its "
-                "observation buffer, the terminal observation is lost in the vector env and "
-                "('next', observation) is wrong at each episode's end: use NEXT_STEP or DISABLED, "
-                "or return a copy from the env",
+                f"create_env_fn: final_obs of {self._api.env} equals the reset observation after "
+                "it, so ('next', observation) may be wrong at the end of episodes. If the "
+                "environment reuses its observation buffer, return a copy, or use the autoreset "
+                "mode NEXT_STEP or DISABLED",
             )

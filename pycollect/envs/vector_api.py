@@ -46,10 +46,10 @@ class Autoreset(enum.Enum):
 
 
 def parse_autoreset(value: Any, argument: str) -> Autoreset | None:
-    """Return the mode that `value` names: None, Gymnasium's enum, or its name or value, any case.
+    """Return the mode for `value`: None, Gymnasium's enum, or its name or value in any case.
 
     Raises:
-        ValueError: none of these; the text names `argument`.
+        ValueError: `value` is not a mode; the message starts with `argument`.
     """
     if value is None:
         return None
@@ -165,15 +165,17 @@ class VectorApi:
 
     def _check_sizes(self) -> None:
         if self.num_envs < 1:
-            raise ValueError(f"create_env_fn: expected num_envs of at least 1, got {self.env}")
+            raise ValueError(
+                f"create_env_fn: expected num_envs >= 1, got {self.num_envs} from {self.env}"
+            )
         config = getattr(self.env, "config", None)
         batch_size = config.get("batch_size") if isinstance(config, dict) else None
         if batch_size is None:
             batch_size = getattr(getattr(self.env, "unwrapped", self.env), "batch_size", None)
         if isinstance(batch_size, int) and batch_size not in (0, self.num_envs):
             raise ValueError(
-                "create_env_fn: expected a vector env that steps all of its envs at once, got "
-                f"batch_size={batch_size} with num_envs={self.num_envs}; leave batch_size out"
+                "create_env_fn: expected a vector environment that steps all rows at once, got "
+                f"batch_size={batch_size} with num_envs={self.num_envs}; omit batch_size"
             )
 
     def reset(self, seeds: Sequence[int] | None = None) -> Leaves:
@@ -199,9 +201,9 @@ class VectorApi:
                 return
             self.step(tuple(leaf[0] for leaf in sampler.draw(1, rng)))
         warn_user(
-            f"create_env_fn: {self.env} may swallow the first step of some rows after this reset: "
-            f"episodes ended in each of the {_SETTLE_STEPS} steps before it. Use AsyncVectorEnv "
-            "with shared_memory=True, or the autoreset mode DISABLED",
+            f"create_env_fn: {self.env} may skip the first step of some rows after this reset, "
+            f"because an episode ended in each of the {_SETTLE_STEPS} steps before it. Use "
+            "AsyncVectorEnv with shared_memory=True, or the autoreset mode DISABLED",
         )
 
     def _seeded_reset(self, seeds: list[int]) -> Any:
@@ -381,7 +383,7 @@ def _takes_ids(env: Any) -> bool:
 
 
 def _ids_of(name: str, info: Any, asked: Array) -> Array:
-    """The rows that came, in their order; ValueError where others were asked for."""
+    """Return the rows of the result in their order; ValueError if they are not those `asked`."""
     ids = np.asarray(info["env_id"]) if "env_id" in info else asked
     if not np.array_equal(np.sort(ids), asked):
         raise ValueError(f"{name}: expected the rows {asked.tolist()}, got {ids.tolist()}")

@@ -68,7 +68,7 @@ class Calling:
                 "pass policy_device"
             )
         warn_user(
-            "cudagraph_policy: there is no CUDA here, the policy is called as it is",
+            "cudagraph_policy: ignored, because CUDA is not available",
         )
         return replace(self, graphed=None)
 

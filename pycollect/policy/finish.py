@@ -100,8 +100,8 @@ def _caster(leaf: Leaf, raw: torch.dtype) -> Callable[[torch.Tensor], torch.Tens
     def cast_tensor(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dtype is not raw:
             raise PolicyOutputError(
-                f"policy: {show(leaf.key)}: expected {raw}, as at construction, "
-                f"but {tensor.dtype} came"
+                f"policy: {show(leaf.key)}: expected {raw}, as in its first call, got "
+                f"{tensor.dtype}"
             )
         return torch.from_numpy(cast((tensor if is_known else tensor.float()).numpy()))
 
@@ -116,8 +116,8 @@ def _shaper(
     def reshape(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.shape != raw:
             raise PolicyOutputError(
-                f"policy: {show(leaf.key)}: expected the shape {list(raw)}, as at construction, "
-                f"but {list(tensor.shape)} came"
+                f"policy: {show(leaf.key)}: expected shape {list(raw)}, as in its first call, got "
+                f"{list(tensor.shape)}"
             )
         return tensor.reshape(shape)
 

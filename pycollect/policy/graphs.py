@@ -138,8 +138,8 @@ class CapturedCall:
         for mine, value in zip(self._inputs, given, strict=True):
             if mine.shape != value.shape or mine.dtype != value.dtype:  # copy_ would broadcast
                 raise ValueError(
-                    f"inputs: expected the {mine.dtype}{list(mine.shape)} that was captured, got "
-                    f"{value.dtype}{list(value.shape)}"
+                    f"inputs: expected {mine.dtype}{list(mine.shape)}, as in the captured call, "
+                    f"got {value.dtype}{list(value.shape)}"
                 )
             mine.copy_(value)
         return tree_map_only(torch.Tensor, torch.clone, self._captured())

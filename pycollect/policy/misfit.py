@@ -1,4 +1,4 @@
-"""What a policy's first call fails of, in the words of who wrote neither policy nor environment."""
+"""Explain why a policy's first call failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_FORM = {
     ),
     ValueError: re.compile(r"^RNN input dtype|Expected \w+ to be \dD|got input size"),
 }
-"""What torch's errors say where dtypes or shapes do not fit."""
+"""Patterns of torch's errors about dtypes and shapes."""
 
 _OF_TYPES = re.compile(r"dtype|\btypes?\b|a long tensor|tensors used as indices", re.IGNORECASE)
 _OF_INDICES = re.compile(r"\bind(ex|ices)\b", re.IGNORECASE)
@@ -60,11 +60,11 @@ class Failure(NamedTuple):
     """Why a policy's first call raised.
 
     Attributes:
-        raised: by the policy.
-        told: an error that says what the policy was given, where torch did not take that; a
-            ValueError for one, else a RuntimeError.
-        is_of_observation: torch did not take the dtypes of observations, and of nothing else.
-        is_of_state: torch did not take the dtype of a state.
+        raised: The policy's exception.
+        told: Error that also lists the policy's inputs, if torch refused one: a ValueError if
+            `raised` is one, else a RuntimeError.
+        is_of_observation: Whether torch refused the dtypes of observations only.
+        is_of_state: Whether torch refused the dtype of a state.
     """
 
     raised: Exception
@@ -76,11 +76,11 @@ class Failure(NamedTuple):
 def failure(
     error: Exception, policy: Any, read: Mapping[Key, torch.Tensor], inputs: PolicyInputs
 ) -> Failure:
-    """What is known of an error of a policy's first call.
+    """Return the explanation of an error of a policy's first call.
 
     Args:
-        read: those of the policy's inputs that it may have read, by key.
-        inputs: all of them.
+        read: Inputs that the policy may have read, by key.
+        inputs: All inputs of the policy.
     """
     words = _OF_FORM.get(type(error))
     if words is None or not words.search(str(error)):
@@ -90,7 +90,7 @@ def failure(
         f"{show(key)} {_name(tensor.dtype)} {list(tensor.shape)}" for key, tensor in read.items()
     )
     told = (ValueError if isinstance(error, ValueError) else RuntimeError)(
-        f"policy: its first call, with {', '.join(forms) or 'no tensors'}, raised: "
+        f"policy: the first call, with {', '.join(forms) or 'no tensors'}, raised: "
         f"{str(error).rstrip('.')}{misfit.remedy()}"
     )
     states = {state.leaf.key for state in inputs.states}
@@ -136,7 +136,7 @@ class _Misfit:
         return near or odd
 
     def remedy(self) -> str:
-        """What to do about it, as further sentences; empty where that is not known."""
+        """Return further sentences on how to correct the error; empty if that is unknown."""
         numbers = self._numbers()
         cast = [key for key in self.odd if key not in numbers and self._can_be_cast(key)]
         return self._of_numbers(numbers) + (self._of_types(cast) if cast else "")
@@ -163,31 +163,31 @@ class _Misfit:
         dtypes = {leaf.key: torch_dtype(leaf.dtype) for leaf in self._inputs.env.observation}
         kind = "floats" if self._own is None else _name(self._own)
         return "".join(
-            f". {show(key)} is one integer per environment and no vector: let the policy embed it "
-            f"(torch.nn.Embedding) or one-hot encode it, as {kind}"
+            f". {show(key)} is one integer per environment, not a vector; embed it in the policy "
+            f"(torch.nn.Embedding), or one-hot encode it as {kind}"
             if _is_integer(dtypes[key])
-            else f". {show(key)} is one number per environment and no vector: let the policy give "
-            "it a dimension (unsqueeze(-1))"
+            else f". {show(key)} is one number per environment, not a vector; add a dimension in "
+            "the policy (unsqueeze(-1))"
             for key in keys
         )
 
     def _of_types(self, keys: list[Key]) -> str:
         if self._is_of_indices:
             return (
-                f". Indices are int64, {show_all(keys)} not: if these are whole numbers, "
-                f"{self._cast(keys, torch.int64)} casts what it reads, and the batch, to them; "
-                "other numbers are for layers such as torch.nn.Linear"
+                f". Indices must be int64, but {_are(keys)} not; to cast whole numbers for the "
+                f"policy and in the batch, pass {self._cast(keys, torch.int64)}. For other "
+                "numbers, use a layer such as torch.nn.Linear"
             )
         assert self._own is not None  # else none is odd
         bools = any(self._read[key].dtype == torch.bool for key in keys)
         return (
-            f". Its parameters are {_name(self._own)}, {show_all(keys)} not: "
-            f"{self._cast(keys, self._own)} casts what it reads, and the batch, to theirs"
-            f"{'; bools are cast only where they are named' if bools else ''}"
+            f". The policy's parameters are {_name(self._own)}, but {_are(keys)} not; to cast for "
+            f"the policy and in the batch, pass {self._cast(keys, self._own)}"
+            f"{' (bools are only cast if they are named)' if bools else ''}"
         )
 
     def _cast(self, keys: list[Key], dtype: torch.dtype) -> str:
-        """The argument that casts these observations and no others."""
+        """Return the argument that casts exactly these observations."""
         alike = {
             key
             for key, tensor in self._inputs.observation.items()
@@ -197,6 +197,10 @@ class _Misfit:
             return f"observation_dtype=torch.{_name(dtype)}"
         named = ", ".join(f"{show(key)}: torch.{_name(dtype)}" for key in keys)
         return f"observation_dtype={{{named}}}"
+
+
+def _are(keys: list[Key]) -> str:
+    return f"{show_all(keys)} {'is' if len(keys) == 1 else 'are'}"
 
 
 def _parameter_dtype(policy: Any) -> torch.dtype | None:

@@ -20,24 +20,21 @@ _RESERVED_ROOTS = RESERVED_KEYS - {"action", "reward"}
 
 
 def check_inputs(keys: Iterable[Key], env: EnvBatch) -> None:
-    """Check that the environment gives every key that the policy reads.
-
-    Raises ValueError that names what is not there.
-    """
+    """Raise ValueError if the environment does not return every key that the policy reads."""
     have = {leaf.key for leaf in env.observation}
     missing = [key for key in keys if key not in have]
     if missing:
         raise ValueError(
-            f"policy: it reads {show_all(missing)}, but the environment's observation has the "
-            f"key(s) {show_all(have)}"
+            f"policy: it reads {show_all(missing)}, but the keys of the environment's observation "
+            f"are {show_all(have)}"
         )
 
 
 def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
-    """Check names only, before any call. An observation may be written, but for the flags.
+    """Check the policy's output keys before its first call.
 
-    Raises ValueError for keys that the collector writes, or the environment under "next", and for
-    keys of which one lies inside another.
+    A policy may write observations, except flags. Raises ValueError if the collector writes a key,
+    if the environment writes it under "next", or if one key is nested inside another.
     """
     delivered = [key for key in keys if is_delivered(key)]
     observation = {leaf.key for leaf in env.observation}
@@ -45,8 +42,8 @@ def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
     taken = [key for key in delivered if _is_taken(key, observation | extras, extras, env)]
     if taken:
         raise ValueError(
-            f"policy: the output key(s) {show_all(taken)} are written by the collector; "
-            "use other out_keys, or names that start with '_' for what only the policy reads"
+            f"policy: the collector itself writes the output key(s) {show_all(taken)}; use other "
+            "out_keys, or the prefix '_' for entries that only the policy reads"
         )
     observation |= extras
     everything = {*delivered, *observation}
@@ -56,7 +53,7 @@ def check_output_keys(keys: Iterable[Key], env: EnvBatch) -> None:
         if parent or inner:
             raise ValueError(
                 f"policy: the output key {show(key)} and the key {show(parent or inner or key)} "
-                "cannot both be in a batch, as one lies inside the other"
+                "cannot both be in a batch, because one is nested inside the other; rename one"
             )
 
 
@@ -70,17 +67,16 @@ def _is_taken(key: Key, shown: set[Key], extras: set[Key], env: EnvBatch) -> boo
 def output_leaves(
     values: Mapping[Key, torch.Tensor], env: EnvBatch, device: torch.device = CPU
 ) -> tuple[Leaf, ...]:
-    """The leaves to record, in the order of `values`: what a first call of the policy returned.
+    """Return the leaves to record, in the order of `values`, the outputs of a first call.
 
-    An action's leaf is the environment's own, but of the policy's dtype where the environment says
-    so. Raises ValueError naming the key, what was expected
-    and what came, for missing actions, wrong shapes, and dtypes that cannot be recorded.
+    An action's leaf is the environment's, unless the environment takes the policy's dtype and
+    shape. Raises ValueError for missing actions, wrong shapes and dtypes that cannot be recorded.
     """
     missing = [leaf.key for leaf in env.action if leaf.key not in values]
     if missing:
         raise ValueError(
-            f"policy: it returns no {show_all(missing)}, which the environment needs; "
-            f"it returns {show_all(values)}"
+            f"policy: expected the output(s) {show_all(missing)} for the environment, got "
+            f"{show_all(values)}"
         )
     actions = {leaf.key: leaf for leaf in env.action}
     leaves = []
@@ -95,11 +91,10 @@ def output_leaves(
 
 def _check_kind(key: Key, tensor: torch.Tensor, device: torch.device) -> None:
     if tensor.layout is not torch.strided:
-        raise ValueError(f"policy: {show(key)}: expected a dense tensor, but {tensor.layout} came")
+        raise ValueError(f"policy: {show(key)}: expected a dense tensor, got {tensor.layout}")
     if tensor.device != device:
         raise ValueError(
-            f"policy: {show(key)}: expected a tensor on {_name(device)}, but one on "
-            f"{tensor.device} came"
+            f"policy: {show(key)}: expected a tensor on {_name(device)}, got one on {tensor.device}"
         )
 
 
@@ -112,8 +107,8 @@ def _leaf(key: Key, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
     if shape[: len(batch)] != batch:
         expected = ", ".join(map(str, batch))
         raise ValueError(
-            f"policy: {show(key)}: expected the shape [{expected}, ...], one row per env, "
-            f"but {list(shape)} came"
+            f"policy: {show(key)}: expected shape [{expected}, ...], one row per environment, got "
+            f"{list(shape)}"
         )
     try:
         name = dtype_name(tensor.dtype)
@@ -123,13 +118,12 @@ def _leaf(key: Key, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
 
 
 def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
-    """How an action is recorded: where the environment casts actions, as its space has it, else as
-    it came, which the environment makes out itself.
+    """Return the leaf with which an action is recorded.
+
+    If the environment casts actions, it is the action space's leaf, else the policy's.
     """
     if tensor.is_complex() and not torch_dtype(leaf.dtype).is_complex:
-        raise ValueError(
-            f"policy: {show(leaf.key)}: expected {leaf.dtype}, but {tensor.dtype} came"
-        )
+        raise ValueError(f"policy: {show(leaf.key)}: expected {leaf.dtype}, got {tensor.dtype}")
     if not env.casts_actions:
         own = _leaf(leaf.key, tensor, env)
         return Leaf(own.key, leaf.dtype, own.shape) if _is_unknown_to_arrays(tensor, env) else own
@@ -139,13 +133,10 @@ def _action_leaf(leaf: Leaf, tensor: torch.Tensor, env: EnvBatch) -> Leaf:
     space = _space_at(env.action_space, leaf.key)
     if isinstance(space, spaces.Discrete) and came == (*env.batch_size, int(space.n)):
         raise ValueError(
-            f"policy: {show(leaf.key)}: expected an index of shape {list(expected)} for "
-            f"{space}, but {list(came)} came; Gymnasium's Discrete does not take one-hot "
-            "actions, use argmax(-1)"
+            f"policy: {show(leaf.key)}: expected an index of shape {list(expected)} for {space}, "
+            f"got {list(came)}; convert one-hot actions with argmax(-1)"
         )
-    raise ValueError(
-        f"policy: {show(leaf.key)}: expected the shape {list(expected)}, but {list(came)} came"
-    )
+    raise ValueError(f"policy: {show(leaf.key)}: expected shape {list(expected)}, got {list(came)}")
 
 
 def fits(came: tuple[int, ...], leaf: Leaf, batch: tuple[int, ...]) -> bool:

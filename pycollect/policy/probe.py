@@ -69,10 +69,10 @@ class Probe:
         self._call = call
 
     def run(self, program: Program | None, forms: Forms) -> Probed:
-        """Call the policy, with its states in each of their forms until one fits.
+        """Call the policy with each form of its states until one fits.
 
-        Raises what the policy raises, with what it was given where torch did not take that;
-        ValueError if no form fits, or for outputs that cannot be.
+        Raises the policy's own error; if torch refused an input's dtype or shape, an error that
+        also lists the inputs. Raises ValueError if no form fits, or if an output is not supported.
         """
         failures: list[Failure] = []
         try:
@@ -150,7 +150,7 @@ class Probe:
         return Probed(None, values, extras, {})
 
     def _extras_among(self, entries: Mapping[Key, Any]) -> tuple[Extra, ...]:
-        """The outputs that are no leaves: objects, tensors of changing shapes, parts of nodes."""
+        """Return the outputs that are not leaves: objects, ragged tensors and nodes."""
         extras = [
             Extra(key, Kind.OBJECT if value is not None else Kind.RAGGED)
             for key, value in entries.items()
@@ -159,19 +159,19 @@ class Probe:
         keys = {extra.key for extra in extras}
         odd = [leaf.key for leaf in self._env.action if leaf.key in keys]
         if odd:
-            raise ValueError(f"policy: expected tensors, but {show_all(odd)} hold other data")
+            raise ValueError(f"policy: expected tensors for {show_all(odd)}, got other data")
         nodes = [extra for extra in self._env.action_extras if extra.kind is Kind.NODE]
         own = [extra.key for extra in self._env.action_extras if extra.kind is not Kind.NODE]
         missing = [key for key in own if key not in entries]
         if missing:
             raise ValueError(
-                f"policy: it returns no {show_all(missing)}, which the environment needs; "
-                f"it returns {show_all(entries)}"
+                f"policy: expected the output(s) {show_all(missing)} for the environment, got "
+                f"{show_all(entries)}"
             )
         return (*extras, *nodes)
 
     def _check_passed_on(self, values: Values, extras: Iterable[Extra]) -> None:
-        """Check what the policy writes; a state that it did not announce would be lost silently."""
+        """Check the policy's output keys; a state that it does not declare would be lost."""
         nexts = {state.next_key for state in self._inputs.states}
         said = (extra.key for extra in extras if extra.kind is not Kind.NODE)
         written = (*values, *said)
@@ -182,9 +182,9 @@ class Probe:
         unknown = [key for key in others if key[0] == "next" and key[1:] not in values]
         if unknown and self._reads(unknown, values):
             raise ValueError(
-                f"policy: it writes {show(unknown[0])} and does not say whether it reads "
-                f"{show(unknown[0][1:])}: give policy_state={{{show(unknown[0][1:])}: shape}}, or "
-                "the policy in_keys and out_keys"
+                f"policy: it writes {show(unknown[0])}, but does not declare that it reads "
+                f"{show(unknown[0][1:])}; pass policy_state={{{show(unknown[0][1:])}: shape}}, or "
+                "give the policy in_keys and out_keys"
             )
 
     def _reads(self, nexts: Iterable[Key], values: Values) -> bool:
@@ -205,9 +205,9 @@ def _refusal(failures: Sequence[Failure], forms: Forms) -> Exception:
         return telling.told or telling.raised
     first = failures[0].raised
     error = ValueError(
-        f"policy: the shape of its state(s) {show_all(forms)} was not found; with "
-        f"{[list(own[0].shape) for own in forms.values()]} it came to this: {first}; "
-        "give policy_state={key: shape}"
+        f"policy: the shape of its state(s) {show_all(forms)} is unknown; pass "
+        "policy_state={key: shape}. The first call, with the shape(s) "
+        f"{[list(own[0].shape) for own in forms.values()]}, raised: {first}"
     )
     error.__cause__ = first
     return error
@@ -237,9 +237,8 @@ def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
 def _check_next(key: Key, given: torch.Tensor, value: torch.Tensor) -> None:
     if value.shape != given.shape or value.dtype != given.dtype:
         raise ValueError(
-            f"policy: its state {show(key)} was given as {given.dtype} "
-            f"{list(given.shape)} and came back as {value.dtype} {list(value.shape)}; "
-            "expected the same"
+            f"policy: its state {show(key)} must keep its dtype and shape, {given.dtype} "
+            f"{list(given.shape)}, but it returned {value.dtype} {list(value.shape)}"
         )
 
 

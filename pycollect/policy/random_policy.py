@@ -49,8 +49,8 @@ class RandomPolicy:
         """
         if self.action_spec is None:
             raise RuntimeError(
-                "action_spec: expected a TorchRL spec, or a collector that knows the environment, "
-                "got neither"
+                "action_spec: RandomPolicy has no spec to draw from; pass action_spec, or pass the "
+                "policy to a collector"
             )
         drawn = self.action_spec.rand()
         if isinstance(drawn, TensorDictBase):  # a spec of several actions

@@ -72,9 +72,9 @@ class RandomRunner:
         self.act: Callable[[], tuple[Row, ...]] = self._showing(self._draw_next)
 
     def refresh(self, steps: int) -> None:
-        """The next `steps` steps, at least one, are to come; earlier draws that are left go.
+        """Draw the actions of the next `steps` steps (>= 1) and drop unused earlier ones.
 
-        Raises ValueError where random actions have not the form in which the policy's are recorded.
+        Raises ValueError if random actions differ in shape from the policy's recorded actions.
         """
         if self._has_other_shapes:
             self._check_shapes()
@@ -88,9 +88,9 @@ class RandomRunner:
             own = self._env.action[place] if reshapes and place is not None else leaf
             if not fits(leaf.shape, own, ()):
                 raise ValueError(
-                    f"init_random_frames: expected a policy that gives {show(leaf.key)} in the "
-                    f"shape {list(own.shape)} of the environment's spec, as random actions have "
-                    f"it, its own is {list(leaf.shape)}"
+                    f"init_random_frames: random actions have the shape {list(own.shape)} of the "
+                    f"environment's spec, but the policy returns {show(leaf.key)} of shape "
+                    f"{list(leaf.shape)}; return the spec's shape"
                 )
 
     def forget(self) -> None:

@@ -210,14 +210,16 @@ class PolicyRunner:
         unread = [key for key in program.read if key not in known]
         if unread:
             raise PolicyOutputError(
-                f"policy: it read {show_all(known)} at construction, now also {show_all(unread)}"
+                f"policy: it reads {show_all(unread)}, but in its first call it only read "
+                f"{show_all(known)}"
             )
         wanted = self._wanted()
         written = {key for key in program.written if is_delivered(key) or key in wanted}
         written.update(key for key in self._carried.values() if key in self._carried)
         if set(wanted) != written:
             raise PolicyOutputError(
-                f"policy: it returned {show_all(wanted)} at construction, now {show_all(written)}"
+                f"policy: it returned {show_all(wanted)} in its first call, but now "
+                f"{show_all(written)}; always return the same keys"
             )
 
     def _act_of(self, program: Program) -> tuple[Act, bool]:
@@ -318,14 +320,13 @@ def make_policy_runner(
     """
     if policy is None:
         if policy_state:
-            raise ValueError("policy_state: expected a policy with states, but policy is None")
+            raise ValueError("policy_state: policy=None has no states; omit policy_state")
         return RandomRunner(env, rng)
     if isinstance(policy, PolicyElsewhere):
         return policy.runner(env, current, policy_state, counts_steps, calling, cast)
     if not callable(policy) or isinstance(policy, type):
         raise TypeError(
-            "policy: expected a TensorDictModule, an nn.Module, a callable or None, "
-            f"but {policy!r} came"
+            f"policy: expected a TensorDictModule, an nn.Module, a callable or None, got {policy!r}"
         )
     return PolicyRunner(
         policy,
@@ -348,6 +349,7 @@ def build(factory: Callable[[], Any]) -> Any:
     policy = factory()
     if not callable(policy) or isinstance(policy, type):
         raise TypeError(
-            f"policy_factory: expected it to return a module or a callable, but {policy!r} came"
+            f"policy_factory: expected a function that returns a module or a callable, but it "
+            f"returned {policy!r}"
         )
     return policy

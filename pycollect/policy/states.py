@@ -103,19 +103,20 @@ class StateForms:
     def find(
         self, read: Iterable[Key] | None, written: Iterable[Key], env: EnvBatch
     ) -> dict[Key, Sequence[Form]]:
-        """The states of a policy that reads and writes these keys, with their possible forms.
+        """Return the states of a policy that reads and writes these keys, with possible forms.
 
         Args:
-            read: None where the policy does not say; its states are those of `policy_state` then.
+            read: ``None`` if the policy does not declare it; its states are then those of
+                `policy_state`.
 
-        Raises ValueError that names a state whose shape cannot be found.
+        Raises ValueError if the shape of a state is unknown.
         """
         keys = self._keys(read, set(written), {leaf.key for leaf in env.observation})
         unknown = [key for key in self._given if key not in keys]
         if unknown:
             raise ValueError(
-                f"policy_state: {show(unknown[0])} is no state of the policy, which would read it "
-                f"and write {show(('next', *unknown[0]))}"
+                f"policy_state: {show(unknown[0])} is not a state of the policy; a state is read "
+                f"as {show(unknown[0])} and written as {show(('next', *unknown[0]))}"
             )
         return {key: self._forms(key) for key in keys}
 
@@ -139,8 +140,8 @@ class StateForms:
         if primed is not None:
             if given is not None and _shape_of(given) != primed.shape:
                 raise ValueError(
-                    f"policy_state: expected the shape {list(primed.shape)} of the policy's primer "
-                    f"for {show(key)}, got {list(_shape_of(given))}"
+                    f"policy_state: expected shape {list(primed.shape)} for {show(key)}, as in the "
+                    f"policy's primer, got {list(_shape_of(given))}"
                 )
             return [primed]
         if given is not None:
@@ -149,14 +150,14 @@ class StateForms:
         if not forms:
             hint = f" ({self._failures[0]})" if self._failures else ""
             raise ValueError(
-                f"policy: it reads {show(key)} and passes it on as {show(('next', *key))}, but the "
-                f"shape of this state is not known{hint}; give policy_state={{{show(key)}: shape}}"
+                f"policy: the shape of its state {show(key)} (written as {show(('next', *key))}) "
+                f"is unknown{hint}; pass policy_state={{{show(key)}: shape}}"
             )
         return forms
 
 
 def check_policy_state(value: Any) -> Mapping[Any, Any] | None:
-    """None, or shapes or tensors by key; TypeError or ValueError for anything else."""
+    """Return ``None``, or shapes or tensors by key; TypeError or ValueError for other values."""
     if value is None:
         return None
     if not isinstance(value, Mapping):

@@ -92,9 +92,8 @@ class TensorDictCall:
             came = {key for key in new if is_delivered(key) or key in expected}
             if came != expected:
                 raise PolicyOutputError(
-                    f"policy: expected the output key(s) {show_all(wanted)}, as at construction; "
-                    f"{show_all(came - expected)} came in addition, "
-                    f"{show_all(expected - came)} is missing"
+                    f"policy: expected the output key(s) {show_all(wanted)}, as in its first call; "
+                    f"missing: {show_all(expected - came)}, unexpected: {show_all(came - expected)}"
                 )
             self.said = read_values(out, extras, batch)
             values = [found[key] if key in found else out.get(key) for key in wanted]
@@ -106,11 +105,11 @@ class TensorDictCall:
 
 
 def returned(policy: Callable[..., Any], td: TensorDictBase) -> TensorDictBase:
-    """The TensorDict that the policy returns; PolicyOutputError for anything else."""
+    """Call the policy and return its TensorDict; PolicyOutputError if it returns another type."""
     out = policy(td)
     if not isinstance(out, TensorDictBase):
         raise PolicyOutputError(
-            f"policy: expected the TensorDict back, but a {type(out).__name__} came"
+            f"policy: expected it to return the TensorDict, got a {type(out).__name__}"
         )
     return out
 

@@ -83,18 +83,18 @@ class GeneratorState:
 
     @classmethod
     def from_plain(cls, plain: Any, place: str = "generators") -> GeneratorState:
-        """Return the state that `plain` described.
+        """Return the state that `plain` describes.
 
         Args:
             plain: Any value.
-            place: Names the entry of the collector's state, for errors.
+            place: Name of the entry in the collector's state, for errors.
 
         Raises:
-            ValueError: An entry is missing, or no generator takes it.
+            ValueError: An entry is missing or invalid.
         """
         if not isinstance(plain, Mapping):
             raise ValueError(
-                f"state_dict: {place} must be a dict of generator states, got "
+                f"state_dict: expected a dict of generator states in {place}, got "
                 f"{type(plain).__name__}"
             )
         values = {}
@@ -103,7 +103,7 @@ class GeneratorState:
                 values[name] = read(plain[name])
             except _REFUSALS as error:
                 raise ValueError(
-                    f"state_dict: {place}, {name!r} must be the state of a generator: "
+                    f"state_dict: expected the state of a generator in {place}, {name!r}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
         return cls(**values)
@@ -363,10 +363,12 @@ class _Numpy(NamedTuple):
 
     @classmethod
     def of(cls, state: Any) -> _Numpy:
-        """In that state, with a bit generator of its own; ValueError where it is none."""
+        """Return a generator in that state; ValueError if it names no bit generator."""
         kind = getattr(np.random, state["bit_generator"], None)
         if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
-            raise ValueError(f"expected a bit generator's name, got {state['bit_generator']!r}")
+            raise ValueError(
+                f"expected the name of a bit generator, got {state['bit_generator']!r}"
+            )
         bits = kind()
         legacy = np.random.RandomState(bits)
         legacy.set_state(state)

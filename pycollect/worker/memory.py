@@ -15,7 +15,7 @@ from pycollect.envs.base import Arrays, EnvBatch
 
 
 def placement_of(leaves: BatchLeaves, envs: int, steps: int) -> Placement:
-    """Where a rollout lies; ValueError with both numbers if this machine cannot hold one."""
+    """Return the placement of a rollout; ValueError if it is larger than this machine's memory."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         placement = Placement(leaves.layout(), 1, envs, steps)
@@ -23,8 +23,8 @@ def placement_of(leaves: BatchLeaves, envs: int, steps: int) -> Placement:
         raise ValueError(f"frames_per_batch: {envs * steps} frames: {error}") from None
     if placement.bytes > memory:
         raise ValueError(
-            f"frames_per_batch: {envs * steps} frames take {placement.bytes} bytes, this machine "
-            f"has {memory}"
+            f"frames_per_batch: {envs * steps} frames take {placement.bytes} bytes, but this "
+            f"machine has {memory}; use a smaller frames_per_batch"
         )
     return placement
 

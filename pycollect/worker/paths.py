@@ -10,11 +10,12 @@ _PART = re.compile(r"\[([^\]]+)\]|([^.\[\]]+)")
 
 
 def resolved(start: Any, path: str) -> Any:
-    """What stands at "policy.module[0].weight" or "env.specs['action']" from `start` on.
+    """Return the value at a path from `start`, for example "policy.module[0].weight".
 
     Raises:
-        AttributeError: there is no such attribute; it names the path up to there.
-        KeyError, IndexError: no such entry.
+        AttributeError: An attribute is missing; the message starts with the path up to it.
+        KeyError, IndexError: An entry is missing.
+        TypeError: `path` is not a non-empty string.
     """
     if not isinstance(path, str) or not path:
         raise TypeError(f"attr: expected a path like 'env.action_spec', got {path!r}")
@@ -39,16 +40,16 @@ def _index(entry: str) -> int | str:
 
 
 def called(start: Any, path: str, *args: Any, **kwargs: Any) -> Any:
-    """What the function at a path returns; the value there, where it is none and nothing is given.
+    """Call the function at a path; without arguments, return a value that is not callable.
 
     Raises:
-        ValueError: arguments for what cannot be called.
+        ValueError: Arguments are given, but the value is not callable.
     """
     value = resolved(start, path)
     if callable(value):
         return value(*args, **kwargs)
     if args or kwargs:
-        raise ValueError(f"{path}: expected something to call, got {type(value).__name__}")
+        raise ValueError(f"{path}: expected a callable, got {type(value).__name__}")
     return value
 
 
@@ -57,13 +58,13 @@ def calls(
     list_of_kwargs: Sequence[Mapping[str, Any]] | None,
     workers: int | None,
 ) -> list[tuple[Sequence[Any], Mapping[str, Any]]]:
-    """The arguments of each call of `map_fn`, none where none are given.
+    """Return the arguments of each call of `map_fn`.
 
     Args:
-        workers: how many calls there are; None: as many as are given, one where none are.
+        workers: Number of calls. ``None`` means the length of the lists, or 1 without lists.
 
     Raises:
-        ValueError: the lists are of other lengths.
+        ValueError: The lengths of the lists differ from each other or from `workers`.
     """
     given = [entries for entries in (list_of_args, list_of_kwargs) if entries is not None]
     count = len(given[0]) if given else workers or 1
@@ -76,8 +77,7 @@ def calls(
         )
     if workers is not None and count != workers:
         raise ValueError(
-            f"list_of_args, list_of_kwargs: Expected {workers} argument entries, one for each "
-            f"worker, got {count}"
+            f"list_of_args, list_of_kwargs: expected one entry per worker ({workers}), got {count}"
         )
     return list(zip(args, kwargs, strict=True))
 
@@ -85,10 +85,10 @@ def calls(
 def mapped(
     start: Any, path: str, each: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
 ) -> list[Any]:
-    """What the function at a path returns for each of these arguments.
+    """Call the function at a path with each of these arguments and return the results.
 
     Raises:
-        AttributeError: it is no function.
+        AttributeError: The value at the path is not callable.
     """
     function: Callable[..., Any] = resolved(start, path)
     if not callable(function):

@@ -98,15 +98,15 @@ class Worker:
         envs = self.env.groups
         if cut and not self.env.can_reset:
             raise ValueError(
-                "max_frames_per_traj: expected an environment whose sub-environments can be reset "
-                "one by one, but this vector environment is not known to honour reset_mask"
+                "max_frames_per_traj: this vector environment is not known to support reset_mask, "
+                "so single rows cannot be reset; use another environment, or a list of callables"
             )
         cuts = [0 if cut and env.truncate_after(cut) else cut for env in envs]
         if options.set_truncated and not all(map(_can_truncate, envs)):
             raise ValueError(
-                "set_truncated: expected an environment with a flag 'truncated', this one has "
-                f"{[dotted(leaf.key) for leaf in envs[0].observation]}; call add_truncated_keys() "
-                "on it"
+                "set_truncated: expected an environment with a flag 'truncated', got "
+                f"{[dotted(leaf.key) for leaf in envs[0].observation]}; call its "
+                "add_truncated_keys()"
             )
         with self._settings():
             self.groups = tuple(
@@ -363,13 +363,15 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _place_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
-    """Where the policy is to be called; ValueError where that is nowhere."""
+    """Return the device that the policy is called on; ValueError if it is not available."""
     if isinstance(policy, PolicyElsewhere):
         return CPU
     device = devices.policy_device or device_of(policy) or env.device
     reason = why_not(device)
     if reason:
-        raise ValueError(f"policy: expected parameters on a device, got {device}: {reason}")
+        raise ValueError(
+            f"policy: expected parameters on an available device, got {device}: {reason}"
+        )
     return indexed(device)
 
 

@@ -168,13 +168,12 @@ class TorchRLEnv(EnvBatch):
         """Append a StepCounter, as TorchRL's collectors do.
 
         Raises:
-            ValueError: the env counts steps already.
+            ValueError: The environment already counts steps.
         """
         if has_step_count(self._env):
             raise ValueError(
-                "max_frames_per_traj: expected an environment without an entry 'step_count', "
-                "which is added beside each done; leave the environment's StepCounter away, or "
-                "max_frames_per_traj"
+                "max_frames_per_traj: adds the entry 'step_count', but the environment already has "
+                "one; omit max_frames_per_traj, or remove the environment's StepCounter"
             )
         self._env = TransformedEnv(self._env, StepCounter(max_steps=frames))
         self._read_specs()

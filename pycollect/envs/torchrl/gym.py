@@ -127,13 +127,12 @@ def _as_it_is(leaf: Leaf) -> None:
 
 
 def _from_one_hot(n: int, leaf: Leaf) -> Take:
-    """Where the greatest of the numbers is, cut to integers; that of a single number is 0."""
+    """Return a function from an action to the index of its maximum, after a cast to integers."""
     if leaf.shape[-1:] != (n,):
         warn_user(
-            f"policy: 'action': expected a one-hot vector of shape [{n}], {list(leaf.shape)} came: "
-            "TorchRL's GymEnv takes the greatest along the last dimension, so that an index is "
-            "the action 0 whatever it is; GymEnv(..., categorical_action_encoding=True) takes "
-            "indices"
+            f"policy: 'action': expected a one-hot vector of shape [{n}], got {list(leaf.shape)}; "
+            "TorchRL's GymEnv applies argmax, so every index becomes action 0. For indices, use "
+            "GymEnv(..., categorical_action_encoding=True)"
         )
     is_whole = np.dtype(leaf.dtype).kind in "biu"
     if len(leaf.shape) < 2:

@@ -74,33 +74,33 @@ def _indices(n: int, device: torch.device) -> torch.Tensor:
 
 
 def check_device(env: EnvBase) -> None:
-    """Raise ValueError for an env on a device that is not here."""
+    """Raise ValueError if the environment's device is not available."""
     reason = why_not(env.device) if env.device is not None else ""
     if reason:
         raise ValueError(
-            f"create_env_fn: expected an environment on a device that is here, got {env.device}: "
+            f"create_env_fn: expected an environment on an available device, got {env.device}: "
             f"{reason}"
         )
 
 
 def check_root(td: TensorDictBase, leaves: tuple[Leaf, ...]) -> None:
-    """Raise ValueError for a leaf that the env's reset does not give as its spec says."""
+    """Raise ValueError if a leaf of the environment's reset does not match its spec."""
     for leaf in leaves:
         value = td.get(leaf.key, None)
         shape = (*td.batch_size, *leaf.shape)
         if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape:
             came = list(value.shape) if isinstance(value, torch.Tensor) else value
             raise ValueError(
-                f"create_env_fn: expected {dotted(leaf.key)!r} of shape {list(shape)}, as the "
-                f"environment's spec says, its reset gave {came}"
+                f"create_env_fn: expected shape {list(shape)} for {dotted(leaf.key)!r}, as in the "
+                f"environment's spec, but reset returned {came}"
             )
 
 
 def observation_leaves(env: EnvBase) -> tuple[Leaf, ...]:
-    """What the env shows after a reset and after a step: observations, then its flags.
+    """Return the leaves of a reset and of a step: observations, then flags.
 
     Raises:
-        ValueError: a key that belongs to the collector.
+        ValueError: A key is reserved for the collector.
     """
     batch = env.batch_size
     leaves = (*spec_leaves(env.observation_spec, batch), *spec_leaves(env.full_done_spec, batch))
@@ -108,9 +108,9 @@ def observation_leaves(env: EnvBase) -> tuple[Leaf, ...]:
     for key in [leaf.key for leaf in leaves] + [extra.key for extra in extras]:
         if key[0] in _COLLECTORS:
             raise ValueError(
-                f"create_env_fn: the key {key[0]!r} belongs to the collector, got "
-                f"{dotted(key)!r} among the observations of {type(env).__name__}; rename it "
-                "with torchrl.envs.RenameTransform"
+                f"create_env_fn: {type(env).__name__} has an observation {dotted(key)!r}, but the "
+                f"key {key[0]!r} is reserved for the collector; rename it with "
+                "torchrl.envs.RenameTransform"
             )
     return leaves
 
@@ -171,8 +171,8 @@ def _entry(key: Key, spec: Any, batch: torch.Size) -> Leaf | Extra:
         return Extra(key)
     if shape[: len(batch)] != batch:
         raise ValueError(
-            f"create_env_fn: expected the spec of {dotted(key)!r} to begin with the environment's "
-            f"batch size {list(batch)}, got the shape {list(shape)}"
+            f"create_env_fn: the shape of the spec of {dotted(key)!r} must start with the "
+            f"environment's batch size {list(batch)}, got {list(shape)}"
         )
     own = tuple(shape[len(batch) :])
     if any(extent < 0 for extent in own):

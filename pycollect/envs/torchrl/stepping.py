@@ -195,9 +195,9 @@ def _entry_of(td: Any, name: Any) -> Any:
     value = td.get(name, None)
     if value is None:
         raise ValueError(
-            f"create_env_fn: expected {dotted(as_key(name))!r} from each step and reset of the "
-            "environment, as its specs say, there is none; a transform that takes it away has to "
-            "say so, in transform_observation_spec or transform_fake_tensordict"
+            f"create_env_fn: a step or reset did not return {dotted(as_key(name))!r}, an entry of "
+            "the environment's specs. A transform that removes an entry must also override "
+            "transform_observation_spec or transform_fake_tensordict"
         )
     return value
 

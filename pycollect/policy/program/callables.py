@@ -15,13 +15,13 @@ from pycollect.policy.own_entries import IS_INIT
 from pycollect.policy.program.steps import CallStep, Program, show_all
 
 _TENSORDICT_NAMES = ("td", "tensordict")
-# In the words of TorchRL's error, whose programs may look for them.
+# TorchRL's wording, because programs may search for it.
 _MISFIT = "policy: Arguments to policy.forward are incompatible with entries in the observation"
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 class PolicyInputError(TypeError, ValueError):
-    """A policy over tensors does not fit the observation. TorchRL has a TypeError for that."""
+    """A policy's parameters do not fit the observation; also a TypeError, as in TorchRL."""
 
 
 def wants_tensordict(policy: Any) -> bool:
@@ -81,19 +81,19 @@ def _match(
     positional = [p for p in named if p.kind in _POSITIONAL]
     if len(unknown) < len(required):
         raise PolicyInputError(
-            f"{_MISFIT}: {', '.join(map(repr, unknown))} are no observation keys; "
-            f"the environment has {show_all(observation)}; bind other arguments by "
-            f"functools.partial, or in a policy_factory{_of_extras(extras)}"
+            f"{_MISFIT}: {', '.join(map(repr, unknown))} not found among the keys "
+            f"{show_all(observation)}. Bind other arguments with functools.partial, or in a "
+            f"policy_factory{_of_extras(extras)}"
         )
     if len(required) <= len(observation) <= len(positional) and all(
         p.kind in _POSITIONAL for p in named if p.default is p.empty
     ):
         return observation, None
     raise PolicyInputError(
-        f"{_MISFIT}: they ({', '.join(p.name for p in named) or 'none'}) fit the "
-        f"{len(observation)} observation key(s) {show_all(observation)} neither by name nor by "
-        "position; name its parameters after the keys, or use a TensorDictModule with in_keys; a "
-        f"function or class that makes the policy is a policy_factory{_of_extras(extras)}"
+        f"{_MISFIT}: the parameters ({', '.join(p.name for p in named) or 'none'}) match the "
+        f"{len(observation)} key(s) {show_all(observation)} neither by name nor by position. Name "
+        "the parameters after the keys, or use a TensorDictModule with in_keys; pass a function or "
+        f"class that makes the policy as policy_factory{_of_extras(extras)}"
     )
 
 
@@ -101,8 +101,8 @@ def _of_extras(extras: Sequence[Key]) -> str:
     if not extras:
         return ""
     return (
-        f"; the environment also shows {show_all(extras)}, which is no tensor, so only a policy "
-        "that takes the TensorDict can read it"
+        f". Only a policy that takes the TensorDict can read {show_all(extras)}, because it is "
+        "not a tensor"
     )
 
 

@@ -28,7 +28,7 @@ class CannotUnwrapError(Exception):
 
 
 class PolicyOutputError(ValueError):
-    """A policy returned something else than what it returned, or was asked for, at construction."""
+    """A policy's output is not supported, or differs from that of its first call."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def show(key: Key) -> str:
 
 
 def show_all(keys: Any) -> str:
-    """Several keys for an error text; 'none' for no keys."""
+    """Return keys for an error message, separated by commas; "none" if there are no keys."""
     return ", ".join(show(key) for key in keys) or "none"
 
 
@@ -206,8 +206,8 @@ def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
         out = _as_tuple(out, step)
     if len(out) != len(keys):
         raise PolicyOutputError(
-            f"policy: expected {len(keys)} output(s), for the key(s) {show_all(keys)}, "
-            f"but {len(out)} came"
+            f"policy: expected {len(keys)} output(s), for the key(s) {show_all(keys)}, got "
+            f"{len(out)}"
         )
     return tuple(_as_tensor(o, key, step.lenient) for o, key in zip(out, keys, strict=True))
 
@@ -235,12 +235,13 @@ def _all_of(entries: Mapping[Key, Any], keys: tuple[Key, ...]) -> tuple[Any, ...
     missing = [key for key in keys if key not in entries]
     if missing:
         raise PolicyOutputError(
-            f"policy: it returned no {show_all(missing)}; it returned {show_all(entries)}"
+            f"policy: expected the output(s) {show_all(missing)}, got {show_all(entries)}"
         )
     if len(entries) > len(keys):
         others = [key for key in entries if key not in keys]
         raise PolicyOutputError(
-            f"policy: it returned {show_all(others)}, but only {show_all(keys)} at construction"
+            f"policy: it returned {show_all(others)}, but in its first call only {show_all(keys)}; "
+            "always return the same keys"
         )
     return tuple([entries[key] for key in keys])
 
@@ -263,8 +264,8 @@ def _as_tensor(value: Any, key: Key, lenient: bool) -> Any:
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        hint = "; a function or class that makes the policy is a policy_factory"
+        hint = "; pass a function or class that makes the policy as policy_factory"
         raise PolicyOutputError(
-            f"policy: expected a tensor for {show(key)}, but a {type(value).__name__} came"
+            f"policy: expected a tensor for {show(key)}, got a {type(value).__name__}"
             f"{hint if callable(value) else ''}"
         ) from error
