@@ -186,7 +186,7 @@ class Copies:
         tensors = _tensors(slab)
         queued, waited = self._both(lambda: way.upload(slab, tensors))
         way.close()
-        more = f"{1e6 * (waited - self._waited):.0f} us more than a copy where each is waited for"
+        more = f"{1e6 * (waited - self._waited):.0f} us more than a copy if each is waited for"
         note = f"{note}; {more}" if note else more
         return Row(name, slab.bytes / 1e6, queued, limit=PINNED_COPY, note=note)
 
