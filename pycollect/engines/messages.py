@@ -218,8 +218,8 @@ def _explain_missing_name(error: BaseException) -> None:
     if module is None or vars(module) is not frame.f_globals:
         error.args = (
             f"{error}: the class or function that uses this name is defined in the script or "
-            "inside a function, so it was pickled without the name. Define it at the top level of a "
-            "module that workers can import, or import the name inside the method",
+            "inside a function, so it was pickled without the name. Define it at the top level "
+            "of a module that workers can import, or import the name inside the method",
         )
 
 

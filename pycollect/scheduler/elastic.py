@@ -156,6 +156,5 @@ class Membership:
         self.batch_frames = sum(worker.info.frames for worker in workers)
         self.prepare_slabs()
         shape = self._assembly.shape([worker.info for worker in workers])
-        warn_user(
-            f"from the next batch on, {len(workers)} workers collect batches of shape {shape}"
-        )
+        count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+        warn_user(f"from the next batch on, batches come from {count} and have shape {shape}")

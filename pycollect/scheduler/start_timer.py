@@ -37,9 +37,9 @@ class StartTimer:
         if late:
             raise ValueError(
                 f"worker_init_timeout: workers {[worker.index for worker in late]} did not start "
-                f"within {self._limit:g} s{_not_counted(max(map(_delay, late)))}. Increase it, "
-                "free memory and other resources, or put the program's script, which workers import, "
-                'under if __name__ == "__main__":'
+                f"within {self._limit:g} s{_not_counted(max(map(_delay, late)))}. "
+                "Increase it, free memory and other resources, or put the program's script, which "
+                'workers import, under if __name__ == "__main__":'
             )
 
     def overdue(self, worker: WorkerRecord) -> str:
