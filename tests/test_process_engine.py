@@ -423,7 +423,7 @@ def test_a_script_that_starts_processes_while_it_is_imported_is_told(tmp_path: P
     )
     last = result.stderr.strip().splitlines()[-1]
     assert "WorkerError: worker 0" in last
-    assert 'put it under if __name__ == "__main__":' in last
+    assert 'if __name__ == "__main__":' in last
 
 
 def test_no_descriptor_is_left() -> None:

@@ -91,7 +91,7 @@ def conf_in(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.processes
-@pytest.mark.filterwarnings("ignore:every user can rename")
+@pytest.mark.filterwarnings("ignore:folder")
 def test_other_users_cannot_open_the_files_of_jobs(open_folder: Path) -> None:
     conf = {**conf_in(open_folder), "folder": str(open_folder)}
     with DistributedDataCollector(
@@ -104,7 +104,7 @@ def test_other_users_cannot_open_the_files_of_jobs(open_folder: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:every user can rename")
+@pytest.mark.filterwarnings("ignore:folder")
 def test_other_users_cannot_open_the_files_of_delayed_jobs(open_folder: Path) -> None:
     conf = conf_in(open_folder)
     launcher = submitit_delayed_launcher(1, submitit_main_conf=conf, submitit_collection_conf=conf)

@@ -300,7 +300,7 @@ def test_teams_come_and_go(inner: Inner) -> None:
         assert td.shape[:-1] == (2, *inner.shape[:-1])
         assert td.shape[-1] == -(-T // 2)
         processes = processes_of(collector, 0)
-        with pytest.warns(UserWarning, match="1 workers"):
+        with pytest.warns(UserWarning, match="1 worker"):
             collector.remove_collectors(0)
         assert collector.next().shape == (1, *inner.shape)
         assert list(collector.stats()["workers"]) == [0, new]

@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
             package for module, package in program.needs.items() if find_spec(module) is None
         ]
         if lacking:
-            print(f"{program.title}: left out, not installed: {', '.join(lacking)}", flush=True)
+            print(f"{program.title}: skipped, not installed: {', '.join(lacking)}", flush=True)
             continue
         result = run(name, rounds=asked.rounds, seconds=asked.turn, smoke=asked.smoke)
         wrong += len(result.wrong)

@@ -65,11 +65,13 @@ class Comparison:
     def _compare(self, trajectory: int, total: float, length: int, last: TensorDictBase) -> None:
         self.episodes += 1
         collected = [total, length, checksum(last["observation"].numpy())]
-        told = [last[key].item() for key in STATISTICS]
+        recorded = [last[key].item() for key in STATISTICS]
         # A batch has float32 rewards; Gymnasium sums in float64.
-        same_return = np.isclose(total, told[0], rtol=1e-4, atol=1e-3)
-        if not same_return or collected[1:] != told[1:]:
-            self.wrong.append(f"trajectory {trajectory}: {collected}, its environment: {told}")
+        same_return = np.isclose(total, recorded[0], rtol=1e-4, atol=1e-3)
+        if not same_return or collected[1:] != recorded[1:]:
+            self.wrong.append(
+                f"trajectory {trajectory}: collected {collected}, environment recorded {recorded}"
+            )
 
 
 def compared(program: Program) -> Comparison:
@@ -86,8 +88,8 @@ def compared(program: Program) -> Comparison:
             if found.episodes >= program.episodes:
                 return found
     raise RuntimeError(
-        f"{program.title}: {found.episodes} episodes ended in {_MOST_BATCHES} batches, "
-        f"{program.episodes} were wanted"
+        f"{program.title}: only {found.episodes} of {program.episodes} episodes ended in "
+        f"{_MOST_BATCHES} batches"
     )
 
 

@@ -214,7 +214,10 @@ PROGRAMS: dict[str, Program] = {
         steps=128,
         episodes=300,
         needs={"envpool": "envpool"},
-        left_out={"TorchRL": "its GymWrapper takes no EnvPool, its EnvPool wrapper none of 1.2"},
+        left_out={
+            "TorchRL": "its GymWrapper does not accept EnvPool, and its EnvPool wrapper does not "
+            "support version 1.2"
+        },
         of_loop=1.3,
     ),
 }

@@ -1,4 +1,4 @@
-"""Tables of the results, to read and to store."""
+"""Tables of the results."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ MORE_PACKAGES = ("ale-py", "mujoco", "envpool", "stable-baselines3")
 
 INTRODUCTION = (
     "# Real programs\n\n"
-    "Written by the command below each table; [what it does](../../examples/real/README.md). "
-    "Frames per CPU-second count the CPU time of a side's process and of all below it, so that "
-    "other programs on the machine matter little; *ours / it* is the median over the rounds, with "
-    "the lowest and the highest. A plain loop is what one writes by hand: the same environment and "
-    "network, arrays that are made once. Environment and network alone are their calls, with "
-    "actions that were drawn before: nothing is drawn, and nothing kept."
+    "The command below each table wrote it; [what it does](../../examples/real/README.md). "
+    "Frames per CPU-second count the CPU time of a side's process and its descendants, so other "
+    "programs on the machine matter little. *ours / it* is pycollect's rate divided by the side's: "
+    "the median over the rounds, with the lowest and the highest. A plain loop steps the same "
+    "environment and network by hand, with preallocated arrays. *Environment and network alone* "
+    "makes only their calls, with actions drawn in advance, and stores nothing."
 )
 
 HEADINGS = ("side", "frames/CPU-second", "ours / it", "wanted", "frames/s", "ours / it, frames/s")
@@ -30,8 +30,8 @@ HEADINGS = ("side", "frames/CPU-second", "ours / it", "wanted", "frames/s", "our
 
 def section(result: Result, figures: bool = True) -> str:
     """Return one program's part of the page."""
-    said = (
-        "all as their environment tells them"
+    verdict = (
+        "all as recorded by their environment"
         if not result.wrong
         else f"{len(result.wrong)} WRONG: " + "; ".join(result.wrong)
     )
@@ -39,7 +39,7 @@ def section(result: Result, figures: bool = True) -> str:
     times = {row.side: row.cpu_ratio for row in result.rows}
     parts = [
         f"## {PROGRAMS[result.name].title}",
-        f"Episodes compared: {result.episodes}, {said}. Load: {before:.1f} to {after:.1f}.",
+        f"Episodes compared: {result.episodes}, {verdict}. Load: {before:.1f} to {after:.1f}.",
         aligned([HEADINGS, *map(_cells, result.rows)]) if figures else "",
         _most_of(times) if figures else "",
         *(f"{side} is left out: {why}." for side, why in result.left_out.items()),
@@ -52,7 +52,7 @@ def _most_of(times: dict[str, float]) -> str:
     if not times.keys() >= {ALONE, TORCHRL}:
         return ""
     most = times[TORCHRL] / times[ALONE]
-    return f"{ALONE[0].upper()}{ALONE[1:]} do {short(most)} times what TorchRL does."
+    return f"{ALONE[0].upper()}{ALONE[1:]} reach {short(most)} times the rate of TorchRL."
 
 
 def _cells(row: Row) -> tuple[str, ...]:

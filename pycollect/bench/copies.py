@@ -1,4 +1,4 @@
-"""The single steps of a batch's way to a device, beside plain copies of as many bytes."""
+"""The steps that move a batch to a device, compared with plain copies of the same size."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ class Material:
 
     @property
     def megabytes(self) -> float:
-        """Of a batch."""
+        """Size of a batch in 10^6 bytes."""
         return self.batch.bytes / 1e6
 
 
 def host_rows(sizes: Sizes, material: Material) -> list[Row]:
-    """What needs no device."""
+    """Return the rows that need no device."""
     source = np.ones(material.batch.bytes, np.uint8)
     target = np.ones(material.batch.bytes, np.uint8)
     copy = median_seconds(lambda: np.copyto(target, source), sizes.seconds, CPU)
@@ -101,7 +101,7 @@ def host_rows(sizes: Sizes, material: Material) -> list[Row]:
 
 
 def device_rows(sizes: Sizes, material: Material, device: torch.device, why_not: str) -> list[Row]:
-    """What needs a device; rows without figures where there is none."""
+    """Return the rows that need a device; without one, they have no figures."""
     if why_not:
         return [missing(name, why_not) for name in _ON_A_DEVICE]
     way = DeviceUploader(accelerator(device))
@@ -186,7 +186,7 @@ class Copies:
         tensors = _tensors(slab)
         queued, waited = self._both(lambda: way.upload(slab, tensors))
         way.close()
-        more = f"{1e6 * (waited - self._waited):.0f} us more than a copy where each is waited for"
+        more = f"{1e6 * (waited - self._waited):.0f} us more than a copy if each is waited for"
         note = f"{note}; {more}" if note else more
         return Row(name, slab.bytes / 1e6, queued, limit=PINNED_COPY, note=note)
 

@@ -1,4 +1,4 @@
-"""The kernel that moves trajectories, for frames of several widths, beside torch's indexing."""
+"""The kernel that moves trajectories, compared with torch's indexing, by width of frames."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Width:
     """The frames of one leaf.
 
     Attributes:
-        name: what such frames are.
+        name: Description of the frames.
         dtype: of their items.
         items: in a frame.
     """
@@ -58,10 +58,10 @@ WIDTHS = (
 
 
 class Case:
-    """A leaf in rows of 1000 frames, whose trajectories of 81 to 119 frames are padded.
+    """A leaf with rows of 1000 frames; its trajectories of 81 to 119 frames get padded.
 
     Args:
-        bytes: of the leaf, about.
+        bytes: Approximate size of the leaf.
     """
 
     def __init__(self, width: Width, bytes: float, device: torch.device) -> None:
@@ -120,7 +120,7 @@ def _row(name: str, case: Case, seconds: float | None, peer: str | None, note: s
 
 
 def _host_row(runs: int, sizes: Sizes, device: torch.device, reason: str) -> Row:
-    """How long the host is held up where its stream has tens of milliseconds before it."""
+    """Measure how long a call blocks the host if its stream has tens of milliseconds of work."""
     name = f"gather of {runs} trajectories, host's time on a busy stream"
     if reason:
         return missing(name, reason)

@@ -48,7 +48,7 @@ def measure(
         raise ValueError(f"--workers: expected numbers of at least 1, got {min(processes)}")
     for side in sides:
         if side not in SIDES:
-            raise ValueError(f"--sides: expected some of {', '.join(SIDES)}; got {side!r}")
+            raise ValueError(f"--sides: expected names from {', '.join(SIDES)}; got {side!r}")
     sides = sides or (QUICK_SIDES if quick else tuple(SIDES))
     # More than caches hold: a batch of 260 MB; 128 MB that are split, 256 MB that are gathered.
     sizes = Sizes(4608, 1_000_000, 256e6, QUICK_SECONDS if quick else SECONDS)

@@ -38,7 +38,7 @@ def _load(device: torch.device) -> Row:
     """Measure the first load of the kernel; call it before anything else loads it."""
     torch.empty(1, device=device)
     seconds = seconds_of(lambda: DeviceGather(device.index), device)
-    note = "compiled by the driver; with CUDA_CACHE_DISABLE=1 certainly, else where it has none"
+    note = "compiled by the driver unless cached; CUDA_CACHE_DISABLE=1 disables the cache"
     return Row(_LOAD, seconds=seconds, note=note)
 
 

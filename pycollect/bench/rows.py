@@ -22,10 +22,10 @@ class Row:
         ratio: This rate divided by the limit's.
         peer: Name of the row in which TorchRL or plain torch does the same work.
         times: This rate divided by the peer's. Without bytes and frames, the peer's time divided by
-            this one's.
+            this row's.
         hidden: Share of the copies' time that overlapped with a learner's work.
         frames: Number of frames in one round.
-        note: Why there is no figure, or a remark on the figures.
+        note: Why figures are missing, or a remark on them.
     """
 
     name: str

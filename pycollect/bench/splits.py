@@ -108,7 +108,7 @@ def _torchrls(sizes: Sizes, device: torch.device) -> Row:
     from torchrl.collectors.utils import split_trajectories as split
 
     theirs: Any = split
-    theirs(_batch(_ROW, device))  # what is loaded by the first call
+    theirs(_batch(_ROW, device))  # the first call loads modules
     td = _batch(sizes.split_frames, device)
     seconds = seconds_of(lambda: theirs(td), device)
     return Row(

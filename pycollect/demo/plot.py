@@ -43,7 +43,7 @@ def drawn(run: Run, title: str) -> Any:
     figure.suptitle(title, x=0.02, ha="left", fontsize=13)
     if all(isnan(point.mean_return) for point in run.points):
         panels = [figure.subplots()]
-        figure.supxlabel("No episode has ended, so that there is no return to show", fontsize=10)
+        figure.supxlabel("No episode ended, so there is no return to show", fontsize=10)
     else:
         panels = [*figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))]
         _draw_returns(panels[0], run)

@@ -39,7 +39,7 @@ def _verdict(run: Run) -> str:
         return f"Solved: the mean return passed {target:g}."
     if target is None:
         return "The frame budget is used up."
-    return f"The frame budget is used up, the mean return did not pass {target:g}."
+    return f"The frame budget is used up, but the mean return did not pass {target:g}."
 
 
 def _times(run: Run) -> list[str]:

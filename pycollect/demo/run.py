@@ -18,7 +18,10 @@ from pycollect.demo.train import Run, train
 def run(parser: argparse.ArgumentParser, args: argparse.Namespace) -> int:
     """Run the demo; return the exit code: 0, or 130 after Ctrl-C."""
     if args.backend == "single" and args.workers not in (None, 1):
-        parser.error("--workers: --backend single is one worker; use --envs-per-worker")
+        parser.error(
+            f"--workers: expected 1 with --backend single, got {args.workers}; "
+            "use --envs-per-worker"
+        )
     missing = missing_extra(args.env, args.backend)
     if missing is not None:
         parser.error(missing)

@@ -137,11 +137,12 @@ def look_at(env_id: str, make_env: EnvFactory) -> Spaces:
     pixels = len(shape) == 3 and min(shape[1:]) >= 36 and observation.dtype == np.uint8
     if not (isinstance(observation, Box) and (vector or pixels)):
         raise ValueError(
-            "the demo's PPO reads float32 vectors, or uint8 frames [C, H, W] of at least "
-            f"36x36; {env_id} has {observation}"
+            "the demo supports float32 vectors and uint8 frames [C, H, W] of at least 36x36, but "
+            f"observations of {env_id} are {observation}"
         )
     if not (isinstance(action, Discrete) and action.start == 0):
         raise ValueError(
-            f"the demo's PPO takes Discrete actions counted from 0; {env_id} has {action}"
+            "the demo supports Discrete actions that start at 0, but actions of "
+            f"{env_id} are {action}"
         )
     return Spaces(shape, int(action.n))

@@ -1,4 +1,4 @@
-"""What a worker elsewhere shows of itself to whoever asks it by name."""
+"""Read-only attributes of a remote worker, which callers ask for by name."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import cloudpickle
 
-# What moves the stream: a worker that did it by itself would not be where the collector thinks.
+# These advance or reset collection, so a worker may not run them without its collector.
 _THE_COLLECTORS = frozenset(
     [
         "async_shutdown",
@@ -26,23 +26,25 @@ _THE_COLLECTORS = frozenset(
 
 
 class Face:
-    """Names that read. It says what is not there."""
+    """Base of the readable attributes; explains names that it lacks."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _THE_COLLECTORS:
-            raise AttributeError(f"not of one worker; call the collector's {name}()")
+            raise AttributeError(
+                f"{name}: not available on a single worker; call {name}() of the collector"
+            )
         raise AttributeError(f"a worker has no attribute {name!r}")
 
 
 def answered(face: Face, question: bytes) -> bytes:
-    """What a method of the face returns, pickled.
+    """Call a method of the face and return its pickled result.
 
     Args:
-        question: its name, positional and keyword arguments, pickled.
+        question: The method's name, positional and keyword arguments, pickled.
 
     Raises:
-        TypeError: that does not pickle.
-        Exception: what the method raises.
+        TypeError: The result cannot be pickled.
+        Exception: Raised by the method.
     """
     method, args, kwargs = cloudpickle.loads(question)
     value = getattr(face, method)(*args, **kwargs)
@@ -51,6 +53,6 @@ def answered(face: Face, question: bytes) -> bytes:
     except Exception as error:
         asked = ", ".join(map(repr, args))
         raise TypeError(
-            f"{method}({asked}): expected a value that pickles, got {type(value).__name__}: {error}"
+            f"{method}({asked}): returned a {type(value).__name__} that cannot be pickled: {error}"
         ) from error
     return data

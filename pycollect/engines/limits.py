@@ -1,4 +1,4 @@
-"""Errors of the operating system that name the limit which was reached."""
+"""Errors that name the operating system's limit that was reached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REACHED = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM)
 
 @contextmanager
 def limits_named(what: str) -> Iterator[None]:
-    """Raise a LimitError that names the limit if this fails because a limit is reached.
+    """Raise a LimitError that names the limit if the block fails because a limit is reached.
 
     Other errors pass unchanged.
 
@@ -34,7 +34,7 @@ def limits_named(what: str) -> Iterator[None]:
 
 
 def _number(error: BaseException) -> int | None:
-    """The number of the limit's error; the core and torch pass it on as text alone."""
+    """Return the error number of a limit, or ``None``; the core and torch report it as text."""
     if isinstance(error, OSError):
         return error.errno if error.errno in _REACHED else None
     if isinstance(error, MemoryError):
@@ -60,4 +60,4 @@ def _limit(number: int) -> str:
             f"RLIMIT_NPROC ({allowed}) or pids.max of the control group: no further process or "
             "thread can start; use fewer workers, end some processes or raise the limit (ulimit -u)"
         )
-    return "memory: the system has too little; free some"
+    return "memory: the system has run out; free some memory"

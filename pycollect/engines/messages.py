@@ -176,9 +176,9 @@ class ErrorReport:
 
     @property
     def original(self) -> BaseException:
-        """What was raised; a RuntimeError that tells it where that does not survive pickling."""
+        """The raised exception, or a RuntimeError with its text if it cannot be unpickled."""
         error = self._loaded() or RuntimeError(self.text)
-        error.__cause__ = RuntimeError(f"raised elsewhere:\n{self.remote_traceback}")
+        error.__cause__ = RuntimeError(f"raised in another process:\n{self.remote_traceback}")
         return error
 
     def _loaded(self) -> BaseException | None:
@@ -217,8 +217,8 @@ def _explain_missing_name(error: BaseException) -> None:
     module = sys.modules.get(frame.f_globals.get("__name__", ""))
     if module is None or vars(module) is not frame.f_globals:
         error.args = (
-            f"{error}: the class or function that uses it was defined in the script or inside a "
-            "function, so it was pickled by value, without that name; define it at the top level "
+            f"{error}: the class or function that uses this name is defined in the script or "
+            "inside a function, so it was pickled without the name. Define it at the top level "
             "of a module that workers can import, or import the name inside the method",
         )
 
@@ -253,7 +253,7 @@ class Rollout:
 
 
 def pickled(name: str, value: Any) -> bytes:
-    """The value, pickled for another process; TypeError that names the argument if it cannot."""
+    """Pickle a value for another process; raise TypeError with the argument's name on failure."""
     try:
         data: bytes = cloudpickle.dumps(value)
     except Exception as error:
@@ -262,11 +262,11 @@ def pickled(name: str, value: Any) -> bytes:
 
 
 def _unsent(name: str, error: Exception) -> TypeError:
-    text = f"{name}: expected something that can be pickled, to be sent to a worker: {error}"
+    text = f"{name}: cannot be pickled to be sent to a worker: {error}"
     if "through inheritance" in str(error):
         text += (
-            "; values and locks of multiprocessing reach processes of this machine alone: use "
-            "MultiSyncDataCollector or MultiaSyncDataCollector for environments that share them"
+            "; processes can share multiprocessing's values and locks only on one machine, so use "
+            "MultiSyncDataCollector or MultiaSyncDataCollector"
         )
     return TypeError(text)
 

@@ -1,4 +1,4 @@
-"""How the process of a worker ended, as its collector tells it."""
+"""How the process of a worker ended."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pycollect.errors import WorkerDied
 
 @dataclass(frozen=True)
 class ProcessEnd:
-    """How it ended.
+    """The end of a worker's process.
 
     Attributes:
-        line: in a line.
-        account: all that is known of it.
-        error: by which that is known, unless it was just raised: it would be kept by what it keeps.
+        line: One line that describes the end.
+        account: Everything that is known about the end.
+        error: Exception that reported the end, or ``None`` if it is being raised right now: a
+            stored one would keep its own frames alive.
     """
 
     line: str
@@ -23,7 +24,7 @@ class ProcessEnd:
     error: BaseException | None = None
 
     def death_of(self, spec: WorkerSpec) -> WorkerDied:
-        """The death of the worker that was there."""
+        """Return the error for the worker that ran in the process."""
         text = f"{spec.name} died: {self.line}"
         death = WorkerDied(text, spec.index, spec.incarnation, self.account)
         death.__cause__ = self.error

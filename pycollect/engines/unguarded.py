@@ -54,7 +54,7 @@ def check_not_importing() -> None:
     is_worker = _is_worker or hasattr(process.current_process(), "_inheriting")
     thread = threading.current_thread()
     if _is_worker and (thread in _importers or (_builder is not None and thread is not _builder)):
-        raise RuntimeError(_refusal(f"thread {thread.name!r} of a module"))
+        raise RuntimeError(_refusal(f"a module that started the thread {thread.name!r}"))
     imported, importing = "", False
     frame = sys._getframe(1)
     while frame is not None:
@@ -69,6 +69,6 @@ def check_not_importing() -> None:
 
 def _refusal(origin: str) -> str:
     return (
-        f"the {origin} starts workers because a worker process imports it; move that code into a "
-        'function, or put it under if __name__ == "__main__":'
+        f"{origin} would start workers in each worker process that imports it; move that code "
+        'into a function, or put it under if __name__ == "__main__":'
     )

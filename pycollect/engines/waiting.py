@@ -129,13 +129,14 @@ def check_available(needed: int) -> None:
     """Raise ValueError if that many bytes of rollouts in flight cannot be shared."""
     limit, source = available_memory()
     if needed > limit:
-        raise too_many_bytes(needed, f"{limit} can still be taken ({source})")
+        raise too_many_bytes(needed, f"only {limit} are available ({source})")
 
 
 def too_many_bytes(needed: int, there: str) -> ValueError:
-    """What rollouts in flight raise that take so many bytes, of which less are there."""
+    """Return the error for rollouts in flight that need more bytes than are available."""
     return ValueError(
-        f"frames_per_batch, prefetch: rollouts in flight take up to {needed} bytes, {there}"
+        f"frames_per_batch, prefetch: rollouts in flight need up to {needed} bytes, but {there}; "
+        "reduce frames_per_batch or prefetch"
     )
 
 

@@ -38,7 +38,7 @@ class CentralPolicy(PolicyElsewhere):
 
     def __call__(self, *inputs: Any) -> Any:
         """It is asked through `runner`."""
-        raise NotImplementedError("policy: it is called centrally, not in the workers")
+        raise NotImplementedError("policy: called in the inference server, not in workers")
 
     def of_group(self, place: int) -> CentralPolicy:
         """Each group of the worker's environments asks through a slot of its own."""
@@ -60,8 +60,8 @@ class CentralPolicy(PolicyElsewhere):
             slot = WorkerSlot(self._slots, self._slot, self._bell)
         except SharedMemoryError as error:
             raise SharedMemoryError(
-                "inference: expected workers that share memory with whoever calls the policy for "
-                f"them, which is on the same machine; use inference=None here: {error}"
+                "inference: 'central' needs shared memory between workers and the inference server "
+                f"of their machine; use inference=None: {error}"
             ) from error
         batch = (env.num_envs,) if env.batched else ()
         first = {key: own if batch else own[None] for key, own in current.items()}

@@ -33,20 +33,20 @@ class EnvForm:
 
     @classmethod
     def of(cls, env: EnvBatch) -> EnvForm:
-        """The form of a worker's environments.
+        """Return the form of a worker's environments.
 
         Raises:
-            NotImplementedError: what it shows or takes is not all tensors on the host.
+            NotImplementedError: An observation or action is not a tensor on the host.
         """
         extras = [extra.key for extra in (*env.extras, *env.action_extras)]
         if extras:
             raise NotImplementedError(
-                "inference: expected environments whose observations and actions are tensors of "
-                f"fixed shapes, but {show_all(extras)} came, of other data; use inference=None"
+                "inference: 'central' needs observations and actions that are tensors of fixed "
+                f"shapes, but {show_all(extras)} are other data; use inference=None"
             )
         if env.staying:
             raise NotImplementedError(
-                "inference: expected environments on the CPU, but these step on "
+                "inference: 'central' needs environments on the CPU, but these are on "
                 f"{env.device}; use inference=None"
             )
         return cls(

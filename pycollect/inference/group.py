@@ -231,20 +231,20 @@ def _numbers_answers(runner: PolicyRunner) -> bool:
 
 
 def _check_runner(runner: Any) -> None:
-    """Refuse what a policy does that only one worker's calls could be given."""
+    """Refuse policies that cannot act for several workers."""
     if not isinstance(runner, PolicyRunner):
         raise ValueError(
-            "inference: expected a policy that reads observations, this one draws random actions; "
-            "use inference=None"
+            "inference: 'central' needs a policy that reads observations, but this one draws "
+            "random actions; use inference=None"
         )
     if runner.extra_outputs:
         names = [extra.key for extra in runner.extra_outputs]
         raise NotImplementedError(
-            f"inference: expected a policy that returns tensors, but {names} hold other data; use "
-            "inference=None"
+            f"inference: 'central' needs a policy that returns tensors, but {names} hold other "
+            "data; use inference=None"
         )
     if runner.redraws:
         raise NotImplementedError(
-            "inference: expected states that begin alike in every trajectory, but the policy's "
-            "primer draws them; use inference=None"
+            "inference: 'central' needs the same initial state for every trajectory, but the "
+            "policy's primer draws it at random; use inference=None"
         )

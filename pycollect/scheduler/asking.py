@@ -130,8 +130,8 @@ class Asking:
                 environments; it returns zeros with the shape of one worker's rollout.
         """
         raise NotImplementedError(
-            f"{type(self).__name__}.fake_tensordict: the environments are in other processes; use "
-            "Collector(...).fake_tensordict() with one of them"
+            f"{type(self).__name__}.fake_tensordict: the environments run in other processes; call "
+            "fake_tensordict() of a Collector with one of these environments"
         )
 
     def _ask_first(self, method: str, attr: str) -> Any:

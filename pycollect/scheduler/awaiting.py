@@ -159,20 +159,20 @@ class Awaiting:
         except WorkerDied as death:
             self._group.replace(worker, death, "worker_died")
             raise WorkerError(
-                f"{death}, while it was asked; it is replaced",
+                f"{death}, before it answered a call; it is being replaced",
                 death.worker,
                 death.incarnation,
                 death.remote_traceback,
             ) from death
 
     def _replaced(self, worker: WorkerRecord) -> Exception:
-        """What is raised where a worker was replaced that was asked."""
+        """Return the error for a worker that was replaced before it answered a call."""
         if self._servers.have_failed(worker.failure):
-            text = f"{worker.failure}, while worker {worker.index} was asked; it is replaced"
+            text = f"worker {worker.index} was replaced before it answered a call: {worker.failure}"
             return WorkerError(text, worker.index, worker.incarnation - 1, "")
         return TimeoutError(
-            f"worker {worker.index}: expected an answer within worker_timeout "
-            f"({self._options.timeout} s); it is replaced"
+            f"worker {worker.index} did not answer a call within {self._options.timeout} s "
+            "(worker_timeout); it is being replaced"
         )
 
     def _has_answered(self, worker: WorkerRecord, call: Any) -> bool:
@@ -236,7 +236,7 @@ class Awaiting:
 
 
 class _Silence:
-    """Says once who is awaited, when that takes long."""
+    """Warns once about the awaited workers if no rollout arrives for a long time."""
 
     def __init__(self, workers: Sequence[WorkerRecord]) -> None:
         self._workers = workers
@@ -244,15 +244,16 @@ class _Silence:
         self._warned = False
 
     def look(self) -> None:
-        """Nothing has come yet."""
+        """Warn if it is time to; call this while nothing has arrived."""
         if not self._warned and time.monotonic() - self._since >= _SILENCE_SECONDS:
             self._warned = True
             indices = [worker.index for worker in self._workers]
-            warn_user(f"no rollout for {_SILENCE_SECONDS:.0f} s; waiting for workers {indices}")
+            seconds = f"{_SILENCE_SECONDS:.0f} s"
+            warn_user(f"no rollout arrived for {seconds}; still waiting for workers {indices}")
 
 
 def _end_of(worker: WorkerRecord, text: str, cause: Exception | None = None) -> WorkerDied:
-    """What is known of a worker that the collector itself gives up."""
+    """Return the error for a worker that the collector itself ends."""
     end = WorkerDied(text, worker.index, worker.incarnation, str(cause or ""))
     end.__cause__ = cause
     return end

@@ -117,8 +117,8 @@ class Membership:
             ids = check_worker_ids(worker_ids, staying)
             if len(set(ids)) == len(staying):
                 raise ValueError(
-                    f"worker_ids: expected at least one worker to stay, got all of them: {ids}; "
-                    "stop_remote_collectors() ends them all"
+                    f"worker_ids: at least one worker must stay, got all of them: {ids}; use "
+                    "stop_remote_collectors() to end all workers"
                 )
             for worker in self._group.of(ids):
                 worker.leaving = True
@@ -156,4 +156,5 @@ class Membership:
         self.batch_frames = sum(worker.info.frames for worker in workers)
         self.prepare_slabs()
         shape = self._assembly.shape([worker.info for worker in workers])
-        warn_user(f"{len(workers)} workers from the next batch on: batches are of shape {shape}")
+        count = f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+        warn_user(f"from the next batch on, batches come from {count} and have shape {shape}")

@@ -35,13 +35,13 @@ class HookSender:
             alone: to these only; else also to those that are to come.
 
         Raises:
-            TypeError: it does not pickle.
+            TypeError: The hook cannot be pickled.
         """
         try:
             pickled = cloudpickle.dumps(hook)
         except Exception as error:
             raise TypeError(
-                f"{name}: expected a function that pickles, as it goes to the workers: {error}"
+                f"{name}: cannot be pickled to be sent to the workers: {error}"
             ) from error
         self._serial += 1
         sent = {name: (self._serial, self._put(pickled))}

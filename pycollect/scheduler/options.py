@@ -20,7 +20,7 @@ def check_joined(name: str, value: Any, sync: bool) -> str | int | None:
     if not sync:
         if value not in (None, "stack"):
             raise ValueError(
-                f"{name}: expected None or 'stack' where workers are not sync, got {value!r}"
+                f"{name}: expected None or 'stack' for an async collector, got {value!r}"
             )
         return None
     choice: str | int = check.check_choice(
@@ -33,9 +33,8 @@ def check_uneven(joined: str | int | None, uneven: bool, batched: bool) -> None:
     """Raise ValueError if rollouts of different lengths cannot be joined."""
     if uneven and batched and joined == 0:
         raise ValueError(
-            "cat_results: expected 'stack' or -1 where workers step a batch of environments and "
-            "their rollouts may differ in length (preemptive_threshold, frames_per_batch as a "
-            "list), got 0"
+            "cat_results: expected 'stack' or -1, got 0; rollouts of several environments may "
+            "differ in length with preemptive_threshold or a list of frames_per_batch"
         )
 
 
@@ -72,14 +71,14 @@ class Preemption:
         if threshold is None:
             if min_fraction:
                 raise ValueError(
-                    "min_fraction: expected None without preemptive_threshold, which says when "
-                    f"workers are stopped; got {min_fraction!r}"
+                    "min_fraction: expected None without preemptive_threshold, got "
+                    f"{min_fraction!r}; pass both or neither"
                 )
             return None
         if not sync:
             raise ValueError(
-                f"preemptive_threshold: expected None without sync=True, got {threshold!r}; async "
-                "collectors wait for nobody: use sync=True"
+                f"preemptive_threshold: expected None for an async collector, got {threshold!r}; "
+                "async collectors never wait for slow workers"
             )
         least = 0.0 if min_fraction is None else min_fraction
         return cls(

@@ -144,7 +144,7 @@ class Scheduler:
     def collect(self) -> None:
         """See :meth:`Source.collect`. The slabs of the batch are free for others then."""
         if not self.group.present:
-            raise RuntimeError("all workers were stopped: add_collectors() before the next batch")
+            raise RuntimeError("all workers were stopped; call add_collectors() first")
         self._top_up(max(self._options.ahead, 1))
         if self._options.sync:
             self._collect_round()
@@ -339,8 +339,8 @@ class Scheduler:
             chosen = self.group.present
         elif self._options.sync and flow.ledger.in_flight:
             raise RuntimeError(
-                "reset_idx: expected all workers, as rollouts of all are in flight; use "
-                "prefetch=0 to reset some"
+                "reset_idx: expected all workers, because prefetched rollouts of all are in "
+                "flight; use prefetch=0 to reset only some"
             )
         for worker in chosen:
             flow.lose_worker(worker.index, worker.frames_in_flight, "reset")
@@ -393,10 +393,10 @@ class Scheduler:
         return {**stats_of(self._flow, self.group), **self._servers.report()}
 
     def check_close_env(self, close_env: bool) -> None:
-        """Environments end with their workers."""
+        """Raise RuntimeError unless `close_env` is true, because environments end with workers."""
         if not close_env:
             raise RuntimeError(
-                "close_env: expected True, as the environments end with the workers they are in"
+                "close_env: expected True, got False; environments always close with their workers"
             )
 
     def close(self, timeout: float | None = None, close_env: bool = True) -> None:

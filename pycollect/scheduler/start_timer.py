@@ -37,17 +37,16 @@ class StartTimer:
         if late:
             raise ValueError(
                 f"worker_init_timeout: workers {[worker.index for worker in late]} did not start "
-                f"within {self._limit:g} s{_beside(max(map(_delay, late)))}; memory or other "
-                "resources are in use, their environments take longer to build, or the program's "
-                "script, which they import, does its work outside of "
-                'if __name__ == "__main__":'
+                f"within {self._limit:g} s{_not_counted(max(map(_delay, late)))}. "
+                "Increase it, free memory and other resources, or put the program's script, which "
+                'workers import, under if __name__ == "__main__":'
             )
 
     def overdue(self, worker: WorkerRecord) -> str:
-        """The reason why a late replacement is given up."""
+        """Return the reason for giving up a late replacement."""
         return (
-            f"{worker.plan.spec.name} was restarted and not built within {self._limit:g} s "
-            f"(worker_init_timeout{_beside(_delay(worker))}): its environment or policy takes "
+            f"{worker.plan.spec.name} was restarted, but not built within {self._limit:g} s "
+            f"(worker_init_timeout){_not_counted(_delay(worker))}; its environment or policy takes "
             "longer to build, or hangs"
         )
 
@@ -60,7 +59,7 @@ def _delay(worker: WorkerRecord) -> float:
     return 0.0 if worker.starting is None else worker.starting.cpu_delay
 
 
-def _beside(seconds: float) -> str:
+def _not_counted(seconds: float) -> str:
     if seconds < 1:
         return ""
-    return f" (beside {seconds:.0f} s for which other programs had the CPU)"
+    return f", not counting {seconds:.0f} s in which other programs used the CPU"

@@ -174,7 +174,7 @@ class Team:
         try:
             batch = self._processes.rollout(random, control or RolloutControl())
         except WorkerError as error:
-            text = f"of the processes of worker {self.index}: {error}"
+            text = f"a process of worker {self.index} failed: {error}"
             raise WorkerError(text, self.index, self.incarnation, error.remote_traceback) from error
         header = join_rollouts(slab, row, batch.slab, self.index, self.incarnation, self._sequence)
         self._sequence += 1

@@ -69,8 +69,8 @@ class PolicyUpdates:
             self._group.weights.check(weights, self._group.present)
         elif self._group.weights.newest:
             raise ValueError(
-                "state_dict: expected weights, as the workers were given some, got none: it was "
-                "made while they had those that their policy_factory had built"
+                "state_dict: expected policy weights, got none; it was saved before the workers "
+                "first received weights, so load it before update_policy_weights_()"
             )
 
     def update(self, source: Any, worker_ids: int | Sequence[int] | None, wait: bool) -> None:

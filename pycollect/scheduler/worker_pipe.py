@@ -30,7 +30,7 @@ class WorkerPipe:
     def recv(self) -> tuple[None, str]:
         """(None, "updated") for each message; EOFError where nothing was sent."""
         if not self._answers:
-            raise EOFError("nothing was sent that could be answered")
+            raise EOFError("no message to acknowledge; call send() first")
         return self._answers.popleft()
 
     def poll(self, timeout: float | None = 0.0) -> bool:

@@ -78,9 +78,9 @@ class WorkerGroup:
 
     @property
     def in_order(self) -> list[WorkerRecord]:
-        """Those that are there by id; RuntimeError where there are none."""
+        """Present workers by id; raises RuntimeError if there are none."""
         if not self.present:
-            raise RuntimeError("all workers were stopped: there is nobody to ask")
+            raise RuntimeError("all workers were stopped; call add_collectors() first")
         return sorted(self.present, key=lambda worker: worker.index)
 
     def ids(self) -> list[int]:
@@ -259,7 +259,7 @@ class WorkerGroup:
             for request in worker.requests:
                 worker.handle.submit(request)
         except LimitError as error:
-            text = f"{worker.plan.spec.name} was not given its weights and requests: {error}"
+            text = f"{worker.plan.spec.name} could not receive weights and requests: {error}"
             raise WorkerDied(text, worker.index, worker.incarnation, "") from error
         self._end_idle_servers()  # it may be on another node now
 
@@ -334,7 +334,7 @@ def _take_handle(worker: WorkerRecord) -> None:
 
 
 def _with_words(death: WorkerDied, text: str, words: str) -> WorkerError:
-    """The error that tells the caller of a death, with what the worker logged last."""
+    """Return the error for a death, with the worker's last log lines."""
     return WorkerError(
         f"{text}\nits last log lines:\n{words}" if words else text,
         death.worker,
@@ -344,14 +344,14 @@ def _with_words(death: WorkerDied, text: str, words: str) -> WorkerError:
 
 
 def check_alike(infos: Mapping[int, WorkerInfo]) -> None:
-    """Raise ValueError if workers of a sync collector deliver different things."""
+    """Raise ValueError if rollouts of a sync collector's workers differ in form."""
     (first, reference), *others = infos.items()
     for index, info in others:
         if info.batch_size != reference.batch_size:
             raise ValueError(
-                "create_env_fn: expected environments alike in all workers of a sync collector; "
-                f"worker {first} has the batch size {list(reference.batch_size)}, "
-                f"worker {index} {list(info.batch_size)}"
+                "create_env_fn: expected the same number of environments in all workers of a sync "
+                f"collector; the batch size is {list(reference.batch_size)} in worker {first} and "
+                f"{list(info.batch_size)} in worker {index}"
             )
         ours: tuple[Leaf | Extra, ...] = (
             *reference.leaves.layout().leaves,

@@ -240,8 +240,8 @@ class CWorker(Worker):
         """Store that many steps; return means of episode numbers, and whether it ended early."""
         if not self.envs_train:
             raise RuntimeError(
-                f"worker {self.index_worker} has no training environments; where there are remote "
-                "workers, they collect"
+                f"worker {self.index_worker} has no training environments; if there are remote "
+                "workers, call their methods instead"
             )
         least = Preemption(1.0, self.fraction_samples).min_steps(steps)
         stop = StopListener(listen_to)
@@ -298,7 +298,9 @@ class CWorker(Worker):
             RuntimeError: The worker has no test environments.
         """
         if not self.envs_test:
-            raise RuntimeError(f"worker {self.index_worker} has no test environments")
+            raise RuntimeError(
+                f"worker {self.index_worker} has no test environments; pass test_envs_factory"
+            )
         self.actor.eval()
         mean = mean_return(self.algo, self.actor, self.envs_test, self.algo.num_test_episodes)
         self.actor.train()
@@ -397,8 +399,8 @@ class CWorker(Worker):
         if self._num_envs not in (None, number):
             envs.close()
             raise ValueError(
-                f"new_component_factory: expected one that makes {self._num_envs} training "
-                f"environments, as many as there were, got {number}"
+                f"new_component_factory: expected {self._num_envs} training environments, as "
+                f"before, got {number}"
             )
         self._num_envs = number
 

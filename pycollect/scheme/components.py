@@ -47,8 +47,9 @@ def check_made(factory: str, component: Any, protocol: type) -> Any:
     lacks = [name for name in members if not hasattr(component, name)]
     if lacks:
         raise TypeError(
-            f"{factory}: expected it to make what has {', '.join(lacks)}, as every "
-            f"{protocol.__name__} of pycollect.scheme; it made {type(component).__name__}"
+            f"{factory}: expected to return an object with all members of "
+            f"pycollect.scheme.{protocol.__name__}, got {type(component).__name__} without "
+            f"{', '.join(lacks)}"
         )
     return component
 
@@ -70,5 +71,5 @@ def unknown(argument: str, name: str, known: Collection[str]) -> AttributeError:
     """Return the error for an unknown name."""
     near = difflib.get_close_matches(name, known, 1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    few = f" of {sorted(known)}" if len(known) < 12 else ""
-    return AttributeError(f"{argument}: expected a known name{few}, got {name!r}{hint}")
+    expected = f"one of {sorted(known)}" if len(known) < 12 else "a known name"
+    return AttributeError(f"{argument}: expected {expected}, got {name!r}{hint}")

@@ -36,8 +36,8 @@ def broadcast_message(key: str, message: bytes | str) -> None:
     store = _store()
     if store is None:
         raise RuntimeError(
-            f"broadcast_message({key!r}): expected a process of a Ray cluster; call ray.init() "
-            "first, or make a CWorkerSet of several workers"
+            f"broadcast_message({key!r}): this process is not connected to a Ray cluster; call "
+            "ray.init() first, or make a CWorkerSet of several workers"
         )
     value = message.encode() if isinstance(message, str) else message
     store._internal_kv_put(key, value, overwrite=True, namespace=_NAMESPACE)
@@ -76,7 +76,7 @@ def _store() -> Any:
 
 def _checked_keys(keys: Any) -> tuple[str, ...]:
     if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
-        raise TypeError(f"listen_to: expected a list of keys, got {keys!r}")
+        raise TypeError(f"listen_to: expected a list of strings, got {keys!r}")
     return tuple(keys)
 
 

@@ -57,7 +57,7 @@ class Worker:
             The result of ``ray.remote`` for this class.
         """
         if object_store_memory is not None:
-            warn_user("object_store_memory: Ray reserves none for actors any more; it is ignored")
+            warn_user("object_store_memory: ignored, because Ray no longer reserves it for actors")
         options = {
             "num_cpus": num_cpus,
             "num_gpus": num_gpus,
@@ -92,7 +92,7 @@ class Worker:
             RuntimeError: The worker is not a Ray actor.
         """
         if not self.is_remote:
-            raise RuntimeError("terminate_worker: expected a worker in a Ray actor; use stop()")
+            raise RuntimeError("terminate_worker: this worker is not a Ray actor; call stop()")
         import_ray().actor.exit_actor()
 
     def get_node_ip(self) -> str:
@@ -144,14 +144,14 @@ def resolved_weights(name: str, weights: Any) -> Any:
 def check_weights(name: str, weights: Any, own: Mapping[str, Any]) -> None:
     """Raise TypeError or ValueError if names or shapes of weights differ from `own`."""
     if not isinstance(weights, Mapping):
-        raise TypeError(f"{name}: expected a dict as {WEIGHTS!r}, got {type(weights).__name__}")
+        raise TypeError(f"{name}: expected a dict for {WEIGHTS!r}, got {type(weights).__name__}")
     missing, unexpected = (
         sorted(one.keys() - other.keys(), key=str)
         for one, other in ((own, weights), (weights, own))
     )
     if missing or unexpected:
         raise ValueError(
-            f"{name}: expected the weights that the actor has in {WEIGHTS!r}; missing: {missing}, "
+            f"{name}: expected the actor's weights in {WEIGHTS!r}; missing: {missing}, "
             f"unexpected: {unexpected}"
         )
     for key, value in own.items():

@@ -191,11 +191,14 @@ def _remote_config(given: Mapping[str, Any], local_device: Any) -> dict[str, Any
         raise TypeError(f"{argument}: expected a dict, got {type(given).__name__}")
     known = {*default_remote_config, "resources"}
     if not known >= set(given):
-        raise ValueError(f"{argument}: expected {sorted(known)}, got {sorted(map(str, given))}")
+        raise ValueError(
+            f"{argument}: expected keys from {sorted(known)}, got {sorted(map(str, given))}"
+        )
     check_amounts(argument, given)
     if given is not default_remote_config and given.get("object_store_memory") is not None:
         warn_user(
-            f"{argument}: Ray reserves no object_store_memory for actors any more; it is ignored"
+            f"{argument}: 'object_store_memory' is ignored, because Ray no longer reserves it for "
+            "actors"
         )
     config = {**default_remote_config, **given, "object_store_memory": None}
     return (
@@ -211,7 +214,7 @@ def _await(ready: dict[Any, int]) -> None:
     while ready:
         done, _ = ray.wait(list(ready), timeout=_STILL_SECONDS)
         if not done:
-            warn_user(f"workers {sorted(ready.values())} are not made yet; still waiting for them")
+            warn_user(f"workers {sorted(ready.values())} are not built yet; still waiting for them")
         for reference in done:
             index = ready.pop(reference)
             try:

@@ -149,11 +149,11 @@ class RankCaller:
     def is_gone(self) -> bool:
         """Whether its process is gone, or the connection broken. Does not wait."""
         if self._lost is None and self._link is None and self._monitor.is_over:
-            self._lose("it has not connected")
+            self._lose("it never connected")
         return self._lost is not None
 
     def loss(self, error: Exception) -> ProcessEnd | None:
-        """How the process ended, where a call raised that it is lost."""
+        """Return how the process ended if a call raised RankLostError, else ``None``."""
         if not isinstance(error, RankLostError):
             return None
         if not self._has_ended():

@@ -132,8 +132,8 @@ def current_board() -> Board:
     """Return the board of this main job; raise ValueError in other processes."""
     if not _BOARDS:
         raise ValueError(
-            "launcher: expected another one than 'submitit_delayed' outside of a function that "
-            "was decorated with submitit_delayed_launcher"
+            "launcher: 'submitit_delayed' works only inside a function decorated with "
+            "submitit_delayed_launcher; decorate the main function or pass another launcher"
         )
     return _BOARDS[-1]
 
@@ -149,7 +149,8 @@ class BoardLauncher:
         left = self._board.left()
         if new > left:
             raise ValueError(
-                f"num_jobs: {new} workers are asked for, of {self._board.places} jobs {left} wait"
+                f"num_jobs: {new} workers were requested, but only {left} of {self._board.places} "
+                "jobs are waiting; increase num_jobs or use fewer workers"
             )
 
     def launch(
@@ -169,7 +170,7 @@ class WaitingJobMonitor(JobWatch):
 
     def end(self) -> ProcessEnd:
         """Return that the job has ended; the reason is unknown here."""
-        end = f"job {self.native} of those that waited has ended"
+        end = f"its waiting job (number {self.native}) has ended"
         return ProcessEnd(end, end)
 
     def last_words(self) -> str:

@@ -105,7 +105,10 @@ class DistributedEngine:
         meeting = self._rendezvous.invite(rank, invitation)
         process = self._launcher.launch(meeting.address, f"pycollect-worker-{spec.index}", options)
         if process is None:
-            text = f"worker {spec.index} cannot be started: its launcher has no more processes"
+            text = (
+                f"worker {spec.index} cannot be started: its launcher has no waiting job left; "
+                "increase num_jobs"
+            )
             raise WorkerError(text, spec.index, spec.incarnation, "")
         monitor = RankMonitor(process, meeting)
         self._monitors[:] = [*(own for own in self._monitors if not own.was_ended), monitor]

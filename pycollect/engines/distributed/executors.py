@@ -27,37 +27,37 @@ DEFAULT_FOLDER = "log_test"
 
 
 def import_submitit() -> Any:
-    """The package submitit, or an ImportError that says how to get it."""
+    """Import submitit; raise ImportError with the install command if it is missing."""
     try:
         import submitit
     except ImportError as error:
         raise ImportError(
-            "launcher: 'submitit' needs the package submitit: pip install submitit; "
-            "'mp' starts processes of this machine without it"
+            "launcher: 'submitit' needs the package submitit; run `pip install submitit`, or pass "
+            "launcher='mp' to start processes on this machine"
         ) from error
     return submitit
 
 
 def check_job_parameters(name: str, value: Any) -> Mapping[str, Any]:
-    """What is told of jobs, as far as it can be checked without submitit.
+    """Check the parameters of jobs, as far as possible without submitit.
 
     Raises:
-        TypeError: no dict of strings to values, or no path as "folder".
-        ValueError: a job of several tasks.
+        TypeError: The value is not a dict with string keys, or a parameter has a wrong type.
+        ValueError: A job would have several nodes or tasks.
     """
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}: expected a dict, got {value!r}")
     folder = value.get("folder", DEFAULT_FOLDER)
     if not isinstance(folder, str | os.PathLike):
-        raise TypeError(f"{name}: expected a path as 'folder', got {folder!r}")
+        raise TypeError(f"{name}: expected a path for 'folder', got {folder!r}")
     for key, own in value.items():
         if not isinstance(key, str):
-            raise TypeError(f"{name}: expected names of parameters, got {key!r}")
+            raise TypeError(f"{name}: expected strings as parameter names, got {key!r}")
         if key.endswith("setup") and (isinstance(own, str) or not isinstance(own, Sequence)):
-            raise TypeError(f"{name}: expected a list of commands as {key!r}, got {own!r}")
+            raise TypeError(f"{name}: expected a list of commands for {key!r}, got {own!r}")
         if key.endswith(("nodes", "tasks_per_node")) and own not in (None, 1):
             raise ValueError(
-                f"{name}: expected 1 for {key!r}, as each job is one rank, got {own!r}"
+                f"{name}: expected 1 for {key!r}, because each job is one rank, got {own!r}"
             )
     return value
 
@@ -90,11 +90,11 @@ def executor_of(name: str, parameters: Mapping[str, Any] | None) -> Any:
 
 
 def private_folder(folder: Path) -> Path:
-    """Make a folder in this one that only this user can open.
+    """Create a subfolder that only this user can open.
 
-    Files of jobs hold the secret of a run, and run as code when they are unpickled; submitit
-    writes them with the modes that the umask leaves. Placeholders of submitit's, such as "%j",
-    stay the last parts of the path.
+    Job files hold the secret of a run, and run as code when they are unpickled. Submitit creates
+    them with modes that follow the umask. Submitit's placeholders, such as "%j", stay the last
+    parts of the path.
     """
     fixed = import_submitit().core.utils.JobPaths.get_first_id_independent_folder(folder)
     for part in reversed([fixed, *fixed.parents]):
@@ -102,8 +102,8 @@ def private_folder(folder: Path) -> Path:
         mode = part.stat().st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
             warn_user(
-                f"every user can rename the entries of {str(part)!r}, and so replace the files of "
-                "jobs, which run as code; choose a folder that only you can write"
+                f"folder: every user can replace job files in {str(part)!r}, and these files run "
+                "as code; choose a folder that only you can write to"
             )
     return Path(tempfile.mkdtemp(prefix="pycollect-", dir=fixed)) / folder.relative_to(fixed)
 

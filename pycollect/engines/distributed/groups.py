@@ -23,20 +23,20 @@ BACKENDS = ("gloo", "nccl", "mpi", "ucc")
 
 
 def check_backend(name: Any) -> str:
-    """A backend that can carry messages here.
+    """Return the name of a backend that can carry messages.
 
     Raises:
-        ValueError: it is none, this torch is built without it, or it cannot.
+        ValueError: The name is unknown, torch was built without it, or it cannot carry messages.
     """
     if not isinstance(name, str) or name not in BACKENDS:
         raise ValueError(f"backend: expected one of {list(BACKENDS)}, got {name!r}")
     backend = str(name)
     if not dist.is_available() or not getattr(dist, f"is_{backend}_available")():
-        raise ValueError(f"backend: this torch is built without {backend!r}: use 'gloo'")
+        raise ValueError(f"backend: this torch was built without {backend!r}; use 'gloo'")
     if backend in ("nccl", "mpi"):
         raise ValueError(
-            f"backend: expected 'gloo' or 'ucc', got {backend!r}: rollouts lie in host memory, "
-            "which NCCL does not send, and MPI's ranks cannot come one by one"
+            f"backend: expected 'gloo' or 'ucc', got {backend!r}; NCCL cannot send rollouts from "
+            "host memory, and MPI cannot add ranks one by one"
         )
     return backend
 

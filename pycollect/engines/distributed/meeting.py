@@ -87,7 +87,7 @@ class Meeting(Store):
         """Set a value for both ends."""
         self._values[key] = value
         if not self._joined.wait(self.address.timeout):
-            raise TimeoutError(f"the rank {self.address.rank!r} has not connected")
+            raise TimeoutError(f"rank {self.address.rank!r} did not connect in time")
         if self._failure is not None:
             raise without_frames(self._failure)
         self._send(key, value)
@@ -150,7 +150,7 @@ class Meeting(Store):
                 raise without_frames(self._failure)
             left = deadline - time.monotonic()
             if left <= 0 or not self._joined.wait(left):
-                text = f"the rank {self.address.rank!r} and its driver did not connect in time"
+                text = f"rank {self.address.rank!r} and its driver did not connect in time"
                 raise TimeoutError(text)
             if self._failure is None:
                 self._receive(max(left, 0.0))
@@ -176,7 +176,7 @@ class Meeting(Store):
         while len(self._received) >= _HEAD.size:
             size, signed = _HEAD.unpack_from(self._received)
             if size > _MOST_BYTES:
-                raise ForgedError(f"a message of {size} bytes is announced")
+                raise ForgedError(f"a message of {size} bytes exceeds the limit of {_MOST_BYTES}")
             end = _HEAD.size + size
             if len(self._received) < end:
                 return
@@ -209,7 +209,7 @@ def meet(address: RankAddress) -> tuple[Meeting, Invitation]:
         except (OSError, ForgedError) as error:
             meeting.close()
             if time.monotonic() > deadline:
-                text = f"no driver admits {address}: {error}"
+                text = f"no driver accepted {address}: {error}"
                 raise TimeoutError(text) from error
             time.sleep(_RETRY_SECONDS)
 

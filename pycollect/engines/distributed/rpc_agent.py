@@ -82,7 +82,7 @@ class SignedPickler:
         if self._protects():
             data, given = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
             if not any(is_signed(given, key, data) for key in self.trusted):
-                raise ForgedError("a message of RPC is not signed by a process of this collector")
+                raise ForgedError("an RPC message is not signed by a process of this collector")
         return _TORCHS_PICKLER.deserialize(data, tensors)
 
 
@@ -170,7 +170,7 @@ class RpcAgent:
         while self._last_id in taken:
             self._last_id -= 1
         if self._last_id < 0:
-            raise RuntimeError(f"RPC has called {_IDS} ranks from this agent, and has no more ids")
+            raise RuntimeError(f"the RPC agent has used all its {_IDS} ids of ranks")
         return self._last_id
 
     def call(

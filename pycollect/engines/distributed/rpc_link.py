@@ -109,13 +109,13 @@ class DriverLink:
         except RuntimeError as error:
             raise LinkBrokenError(str(error)) from error
         if parts is None:
-            raise LinkBrokenError("the rank has closed it")
+            raise LinkBrokenError("the rank has closed the connection")
         return value_of(parts, self._other)
 
     def close(self) -> None:
         """Call it no more, and wake whoever waits for it. Idempotent."""
         if self._closing.acquire(blocking=False):  # kept for good
-            self._came.put("it is closed")
+            self._came.put("the connection is closed")
             AGENT.part(self._rank)
             AGENT.leave()
 

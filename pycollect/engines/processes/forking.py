@@ -132,7 +132,7 @@ class Template:
         try:
             with theirs, _no_template():
                 if len(everything) > MOST_DESCRIPTORS:
-                    raise OSError(f"no message carries {len(everything)} descriptors")
+                    raise OSError(f"one message cannot carry {len(everything)} file descriptors")
                 socket.send_fds(self._control, [name.encode()], everything)
             pid = self.read_number(ours)
             if pid < 0:
@@ -166,7 +166,7 @@ class Template:
             self._kill()
             if is_interrupt(error):
                 raise
-            raise TemplateError(f"the fork server has failed: {error}") from error
+            raise TemplateError(f"the fork server failed: {error}") from error
 
     def _kill(self) -> None:
         """Kill it, and the workers that it has forked without an answer; others go on."""
@@ -180,10 +180,10 @@ class Template:
         self.process.wait()
 
     def _await(self, message_of: socket.socket) -> None:
-        """Wait until there is a message, or the template has ended.
+        """Wait until a message has arrived or the fork server has ended.
 
         Raises:
-            TimeoutError: It uses no CPU time, or takes too long.
+            TimeoutError: The fork server uses no CPU time, or takes too long.
         """
         poll = select.poll()
         poll.register(message_of, select.POLLIN)
@@ -194,8 +194,9 @@ class Template:
             moved = moved if used == before else now
             if now - moved > _STILL_SECONDS or now - began > _BUSY_SECONDS:
                 warn_user(
-                    f"the fork server (process {self.process.pid}) has not answered for "
-                    f"{now - began:.0f} s and is killed; worker processes start in another way"
+                    f"the fork server (process {self.process.pid}) did not answer for "
+                    f"{now - began:.0f} s and was killed; workers start from a new fork server or "
+                    "are spawned"
                 )
                 raise TimeoutError(f"it did not answer for {now - began:.0f} s")
 
@@ -228,9 +229,9 @@ class Templates:
             TemplateError: there can be none, or its forks could not do what a new process can.
         """
         if getattr(sys, "frozen", False):
-            raise TemplateError("this program is frozen")
+            raise TemplateError("this program is frozen into an executable")
         if not has_pidfd():
-            raise TemplateError("this system has no file descriptors of processes (pidfd)")
+            raise TemplateError("this system does not support process file descriptors (pidfd)")
         with self.asking, _no_template():
             self._left = [template for template in self._left if not template.is_over]
             here, current = (circumstances(), are_filtered()), self._current
@@ -274,8 +275,8 @@ class Templates:
         self.leave()
         template = self.ready()
         warn_user(
-            f"{', '.join(names)}: not imported beforehand for worker processes, which could not be "
-            f"forked then: {error}. Each worker that needs it imports it, which may take seconds."
+            f"{', '.join(names)}: not preloaded in the fork server, because workers could not be "
+            f"forked afterwards: {error}. Each worker imports it itself, which may take seconds."
         )
         return template
 

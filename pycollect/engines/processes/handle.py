@@ -319,12 +319,12 @@ class MailboxHandle:
         self._answers.pop(number, None)
 
     def _end(self) -> ProcessEnd:
-        """How the process ended, with a hint if it ended before it was built."""
+        """Return how the process ended, with a hint if the worker was never built."""
         end = self.monitor.end()
         if self._taken == 0 and end.line.endswith("exit code 1") and not self.monitor.last_words():
             line = (
-                f"{end.line} before it was built. Workers import the program's script: if that "
-                'makes a collector, put it under if __name__ == "__main__":'
+                f"{end.line} before it was built. Workers import the program's script, so create "
+                'the collector under if __name__ == "__main__":'
             )
             end = replace(end, line=line)
         return end

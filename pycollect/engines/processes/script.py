@@ -1,4 +1,4 @@
-"""The program's script, which worker processes import as multiprocessing has it."""
+"""The program's script, which multiprocessing imports in spawned processes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def preparation(name: str) -> dict[str, Any]:
 
 
 def check_spawned(name: str) -> None:
-    """Refuse a program that new interpreters cannot import, as multiprocessing has them do.
+    """Refuse a program whose script new interpreters cannot import.
 
     Raises:
-        ValueError: it was read from a stream.
+        ValueError: The script was read from a stream.
     """
     if stream := _stream(spawn.get_preparation_data(name)):
         raise ValueError(
-            "start_method: workers that are spawned import the program's script; expected a file, "
-            f"got {os.path.basename(stream)}, a stream; write the program to a file"
+            "start_method: spawned workers import the program's script, but it was read from the "
+            f"stream {os.path.basename(stream)}; write the program to a file"
         )
 
 

@@ -88,7 +88,7 @@ def _report_spawning(reason: str) -> None:
         return
     _reported.add(reason)
     warn_user(
-        "Worker processes are spawned instead of forked. Each imports all its modules, which takes "
-        f"seconds, and shares no memory with the others. The reason: {reason}. Remove the reason, "
-        "or pass start_method='spawn' to keep spawning without this warning."
+        "start_method: workers are spawned instead of forked, so each spends seconds on imports "
+        f"and needs its own memory for them: {reason}. Remove the cause, or pass "
+        "start_method='spawn' to silence this warning."
     )

@@ -305,10 +305,10 @@ def _why_not(opened_by: dict[str, str], started_by: dict[str, str]) -> tuple[str
     os.waitpid(pid, 0)
     for file in sorted(_gpu_files()):
         module = opened_by.get(file, "")
-        return f"{_import_of(module)} has opened {file}, and no fork can use an opened GPU", module
+        return f"{_import_of(module)} opened {file}, and a fork cannot use an opened GPU", module
     for thread, name in _threads().items():
         module = started_by.get(thread, "")
-        return f"{_import_of(module)} has started a thread ({name!r}), which forks lack", module
+        return f"{_import_of(module)} started a thread ({name!r}), which forks would lack", module
     return "", ""
 
 

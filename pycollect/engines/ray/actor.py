@@ -91,7 +91,7 @@ def _kill(ray: Any, handle: Any) -> None:
 
 
 def end_of(error: BaseException) -> ProcessEnd:
-    """How an actor's process ended, which process on which node, by what Ray raises then."""
+    """Return how an actor's process ended, and its pid and node, from Ray's exception."""
     text = _COLOURS.sub("", str(error))
     pid, node = _PID.search(text), _NODE.search(text)
     places = [pid and f"process {pid[1]}", node and f"on node {node[1]}"]
@@ -101,9 +101,9 @@ def end_of(error: BaseException) -> ProcessEnd:
 
 
 def _cause(kind: str, text: str) -> str:
-    """Why it ended: in Ray's text, beside paragraphs on what a reader may do about it."""
+    """Extract the cause from Ray's text, which also contains paragraphs of advice."""
     if kind == "OutOfMemoryError":
-        return "its node was low on memory, so that Ray ended it"
+        return "Ray killed it because its node was low on memory"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     last = lines[-1] if lines else kind
     _, of_process, detail = last.partition("Worker exit detail: ")

@@ -33,7 +33,9 @@ def driver_address(ray: Any, bell: SharedBell | None) -> DriverAddress:
     Raises:
         SharedMemoryError: they cannot ring it.
     """
-    why_not = shared_memory_why_not() or ("" if has_pidfd() else "there are no pidfds here")
+    why_not = shared_memory_why_not()
+    if not why_not and not has_pidfd():
+        why_not = "this system does not support process file descriptors (pidfd)"
     if why_not and bell is not None:
         raise SharedMemoryError(why_not)
     own = bell or (ThreadBell() if why_not else Bell())

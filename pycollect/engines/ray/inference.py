@@ -20,10 +20,10 @@ def is_inference_service(policy: Any) -> bool:
 def client_factories(
     service: Any, policy_factory: Any, workers: int
 ) -> list[Callable[[], ServedPolicy]]:
-    """One factory per worker, each of a client of its own.
+    """Return one policy factory per worker, each with its own client.
 
     Raises:
-        ValueError: a `policy_factory` beside the service.
+        ValueError: A `policy_factory` was also passed.
     """
     if policy_factory is not None:
         raise ValueError("policy_factory: expected None together with policy; pass one of the two")
@@ -42,15 +42,15 @@ class ServedPolicy:
 
 
 def update_service(service: Any, weights: Any) -> None:
-    """Give the service's policy new weights.
+    """Send new weights to the service's policy.
 
     Raises:
-        ValueError: no weights: the service alone has the policy.
+        ValueError: No weights were passed; the service has the only copy of the policy.
     """
     if weights is None:
         raise ValueError(
-            "policy_or_weights: expected a module or weights, got None; the policy is in "
-            "another actor, which has to be told what its weights are"
+            "policy_or_weights: expected a module or weights, got None; the policy runs in "
+            "another actor, so pass its new weights"
         )
     if isinstance(weights, nn.Module):
         weights = TensorDict.from_module(weights).data

@@ -1,4 +1,4 @@
-"""What actors reserve, beside what the cluster has."""
+"""Resources that actors reserve, compared with those of the cluster."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _GIB = 1024**3
 
 
 def check_amounts(argument: str, options: Mapping[str, Any]) -> None:
-    """Raise ValueError where what an actor is to reserve is not a number >= 0.
+    """Raise ValueError unless all amounts that an actor reserves are numbers >= 0.
 
     Args:
-        argument: is named in the error.
-        options: of one actor.
+        argument: Name of the argument, for the error.
+        options: Options of one actor.
     """
     custom = options.get("resources")
     if not isinstance(custom, Mapping | None):
@@ -29,11 +29,11 @@ def check_amounts(argument: str, options: Mapping[str, Any]) -> None:
 
 
 def check_resources(argument: str, options: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ValueError that names a resource of which the cluster has too little in total.
+    """Raise ValueError if the cluster has too little of a resource in total.
 
     Args:
-        argument: is named in the error.
-        options: of each actor.
+        argument: Name of the argument, for the error.
+        options: Options of each actor.
     """
     total = import_ray().cluster_resources()
     wanted: dict[str, float] = {}
@@ -43,9 +43,9 @@ def check_resources(argument: str, options: Sequence[Mapping[str, Any]]) -> None
     for name, amount in wanted.items():
         if amount > total.get(name, 0.0):
             raise ValueError(
-                f"{argument}: {_amount(name, amount)} of {name} are asked for in all "
-                f"(actors: {len(options)}), the cluster has "
-                f"{_amount(name, total.get(name, 0.0))}"
+                f"{argument}: all actors ({len(options)}) together need {name}: "
+                f"{_amount(name, amount)}, but the cluster has "
+                f"{_amount(name, total.get(name, 0.0))}; reserve less or use fewer workers"
             )
 
 

@@ -12,13 +12,13 @@ from pycollect.engines.unguarded import check_not_importing
 
 
 def import_ray() -> Any:
-    """Ray, or an ImportError that says how to get it."""
+    """Import Ray; raise ImportError with the install command if it is missing."""
     try:
         import ray
     except ImportError as error:
         raise ImportError(
-            "workers in Ray actors need Ray: pip install ray; SyncDataCollector, and a CWorkerSet "
-            "of one worker, collect in this process without it"
+            "workers in Ray actors need the package ray; run `pip install ray`. Without it, use "
+            "SyncDataCollector, MultiSyncDataCollector or a CWorkerSet of one worker"
         ) from error
     return ray
 

@@ -46,8 +46,8 @@ class GymEnvs:
         if self._env.skips_after_done or not self._env.batched or self._env.own_flags:
             self._env.close()
             raise ValueError(
-                "entry: expected callables in a list, or a vector environment of Gymnasium whose "
-                f"rows can be reset one by one, got {entry!r}"
+                "entry: expected a list of callables, or a Gymnasium vector environment whose rows "
+                f"can be reset one by one, got {entry!r}"
             )
         self._device = device
         self._seed = seed

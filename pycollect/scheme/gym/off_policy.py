@@ -68,7 +68,7 @@ class TransitionStorage:
             RuntimeError: The storage is full.
         """
         if len(self._steps) == self.max_size:
-            raise RuntimeError(f"size: expected room for another step, it is {self.max_size}")
+            raise RuntimeError(f"size: all {self.max_size} steps are used; pass a larger size")
         after, done = sample[OBS2], sample[DONE2]
         for place, info in enumerate(sample[INFO]):
             if "episode" in info:
