@@ -291,7 +291,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: collect(create_env_fn=TwoRewards),
         ValueError,
-        "reward: expected one number for each of 1 envs, got shape [2]; for several "
+        "reward: expected one number for each of 1 environments, got shape [2]; for several "
         "rewards per step, use TorchRL's GymWrapper",
     ),
     # Policies

@@ -7,7 +7,7 @@ namespace pycollect::python {
 namespace {
 
 std::string wanted(std::size_t count) {
-  return "the environment's step: expected " + std::to_string(count) +
+  return "step: expected " + std::to_string(count) +
          " values (observation, reward, terminated, truncated, info), got ";
 }
 

@@ -31,7 +31,8 @@ void convert_flat(const char* name, const ConstTensorView& view, const TensorVie
   const std::int64_t n = target.shape[0];
   if (view.count() != n || (view.rank() > 0 && n > 1 && view.shape[0] != n)) {
     throw std::invalid_argument(std::string(name) + ": expected one number for each of " +
-                                std::to_string(n) + " envs, got shape " + to_string(view.shape) +
+                                std::to_string(n) + " environments, got shape " +
+                                to_string(view.shape) +
                                 (std::string_view(name) == "reward" ? kSeveralRewards : ""));
   }
   copy(TensorView::contiguous(target.data, target.dtype, view.shape), view);
