@@ -344,7 +344,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         lambda: single(info_keys=["reward"]),
         ValueError,
         "info_keys: the key 'reward' is reserved for the collector (reserved keys: action, "
-        "collector, done, next, reward, step_count, terminated, truncated)",
+        "collector, done, next, reward, terminated, truncated)",
     ),
     (
         lambda: collect(create_env_fn=Telling, info_keys={"x": torch.int8}),

@@ -343,7 +343,7 @@ def test_an_entry_that_never_comes_is_named_at_an_episodes_end(kind: str) -> Non
         ("steps", TypeError, "list"),
         ([3], TypeError, "3"),
         (["reward"], ValueError, "'reward'"),
-        (["step_count"], ValueError, "'step_count'"),
+        (["terminated"], ValueError, "'terminated'"),
         (["a", "a"], ValueError, "'a'"),
         ({"a": "word"}, TypeError, "'word'"),
         ({"a": torch.bfloat16}, TypeError, "torch.bfloat16"),

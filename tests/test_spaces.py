@@ -17,7 +17,7 @@ from pycollect._core import Leaf
 from pycollect.batch.extras import Extra, Kind
 from pycollect.envs.random_actions import ActionSampler
 from pycollect.envs.spaces import (
-    RESERVED_KEYS,
+    RESERVED_OBSERVATIONS,
     action_leaves,
     conform,
     conform_scalar,
@@ -83,7 +83,7 @@ class TestLeaves:
         leaves = observation_leaves(spaces.Tuple((BOX, spaces.Discrete(2))))
         assert [leaf.key for leaf in leaves] == [("0",), ("1",)]
 
-    @pytest.mark.parametrize("key", sorted(RESERVED_KEYS))
+    @pytest.mark.parametrize("key", sorted(RESERVED_OBSERVATIONS))
     def test_reserved_keys_are_refused_at_the_top_only(self, key: str) -> None:
         with refused(ValueError, "observation_space") as caught:
             observation_leaves(spaces.Dict({key: BOX}))

@@ -261,7 +261,10 @@ RecorderLeaves::RecorderLeaves(const Layout& layout,
   }
   version = rows.number_if_any({"collector", "policy_version"}, DType::int64);
   mask = rows.number_if_any({"collector", "mask"}, DType::boolean);
-  if (!summary) {
+  const bool is_observed =
+      std::any_of(observation_specs.begin(), observation_specs.end(),
+                  [](const ObservationSpec& spec) { return spec.key == Key{"step_count"}; });
+  if (!summary && !is_observed) {
     step_count = rows.number_if_any({"step_count"}, DType::int64);
     next_step_count = rows.number_if_any({"next", "step_count"}, DType::int64);
   }

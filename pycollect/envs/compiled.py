@@ -12,7 +12,7 @@ from pycollect._core import CompiledEnv, Leaf
 
 from .base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
 from .single import close_quietly
-from .spaces import RESERVED_KEYS, action_leaves
+from .spaces import RESERVED_OBSERVATIONS, action_leaves
 
 
 def is_compiled_env(value: Any) -> bool:
@@ -48,11 +48,11 @@ class CompiledEnvBatch(EnvBatch):
 
     def _check_leaves(self) -> None:
         for leaf in self.observation:
-            if leaf.key[0] in RESERVED_KEYS:
+            if leaf.key[0] in RESERVED_OBSERVATIONS:
                 raise ValueError(
                     f"create_env_fn: the C++ environments return an observation {leaf.key[0]!r}, "
                     "but that key is reserved for the collector; rename it (reserved keys: "
-                    f"{', '.join(sorted(RESERVED_KEYS))})"
+                    f"{', '.join(sorted(RESERVED_OBSERVATIONS))})"
                 )
         if not self.action:
             raise ValueError("create_env_fn: expected C++ environments with an action, got none")

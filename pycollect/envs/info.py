@@ -15,7 +15,7 @@ from pycollect.errors import warn_user
 
 from .base import Arrays, BoolArray, EnvBatch, Sampler
 from .info_rows import NOTHING
-from .spaces import RESERVED_KEYS, Array, cast_safely, describe, key_name
+from .spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe, key_name
 
 InfoKey: TypeAlias = str | tuple[str, ...]
 AskedInfo: TypeAlias = Sequence[InfoKey] | Mapping[InfoKey, torch.dtype | None]
@@ -87,10 +87,10 @@ def _checked_key(name: Any) -> Key:
     key = (name,) if isinstance(name, str) else name
     if not isinstance(key, tuple) or not key or not all(isinstance(k, str) for k in key):
         raise TypeError(f"info_keys: expected strings or tuples of strings, got {name!r}")
-    if key[0] in RESERVED_KEYS:
+    if key[0] in RESERVED_OBSERVATIONS:
         raise ValueError(
             f"info_keys: the key {key[0]!r} is reserved for the collector (reserved keys: "
-            f"{', '.join(sorted(RESERVED_KEYS))})"
+            f"{', '.join(sorted(RESERVED_OBSERVATIONS))})"
         )
     return key
 

@@ -32,7 +32,10 @@ RESERVED_KEYS = frozenset(
         "truncated",
     }
 )
-"""Top-level keys of a batch that an observation may not use (CONTRACT.md, section 4)."""
+"""Top-level keys of a batch that belong to the collector."""
+
+RESERVED_OBSERVATIONS = RESERVED_KEYS - {"step_count"}
+"""Top-level keys that an observation may not use; "step_count" only with `max_frames_per_traj`."""
 
 _NUMERIC = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 _NESTS = (spaces.Dict, spaces.Tuple)
@@ -123,15 +126,16 @@ def observation_leaves(space: Space) -> tuple[Leaf, ...]:
     """Return the leaves of an env's observation space, in the space's order.
 
     Raises:
-        ValueError: A top-level key is in `RESERVED_KEYS`, or `leaf_spaces` raises.
+        ValueError: A top-level key is in `RESERVED_OBSERVATIONS`, or `leaf_spaces` raises.
     """
     root = _observation_root(space)
     leaves = tuple(leaf for leaf, _ in leaf_spaces(space, root, "observation_space"))
     for key in [entry.key for entry in leaves] + [e.key for e in observation_extras(space)]:
-        if key[0] in RESERVED_KEYS:
+        if key[0] in RESERVED_OBSERVATIONS:
             raise ValueError(
                 f"observation_space: the key {key[0]!r} of {space} is reserved for the collector; "
-                f"rename it with a wrapper (reserved keys: {', '.join(sorted(RESERVED_KEYS))})"
+                "rename it with a wrapper (reserved keys: "
+                f"{', '.join(sorted(RESERVED_OBSERVATIONS))})"
             )
     return leaves
 

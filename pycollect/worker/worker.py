@@ -101,6 +101,8 @@ class Worker:
                 "max_frames_per_traj: this vector environment is not known to support reset_mask, "
                 "so single rows cannot be reset; use another environment, or a list of callables"
             )
+        if cut:
+            _check_step_count_is_free(envs)
         cuts = [0 if cut and env.truncate_after(cut) else cut for env in envs]
         if options.set_truncated and not all(map(_can_truncate, envs)):
             raise ValueError(
@@ -377,3 +379,16 @@ def _place_of(policy: Any, devices: Devices, env: EnvBatch) -> torch.device:
 
 def _can_truncate(env: EnvBatch) -> bool:
     return not env.own_flags or any(leaf.key[-1] == "truncated" for leaf in env.observation)
+
+
+def _check_step_count_is_free(envs: Sequence[EnvBatch]) -> None:
+    """Refuse environments with an entry "step_count", which the collector would add."""
+    for env in envs:
+        keys = [leaf.key for leaf in (*env.observation, *env.step_only)]
+        keys += [extra.key for extra in (*env.extras, *env.step_extras)]
+        if not env.own_flags and any(key[0] == "step_count" for key in keys):
+            raise ValueError(
+                "max_frames_per_traj: the environment has an entry 'step_count' of its own, which "
+                "this argument would add; rename the entry with a wrapper, or limit the episodes "
+                "with gymnasium.wrappers.TimeLimit"
+            )

@@ -105,9 +105,10 @@ class Recorder {
   // `outputs` are the keys of the policy's outputs. `is_init`, bool [P, 1] or [1], is memory of the
   // caller; the recorder sets it to whether the next step is the first of a trajectory, and records
   // it as a leaf. `step_count`, int64 [P, 1] or [1], is memory of the caller for the number of
-  // steps so far in the current trajectory; the layout must have this leaf. `elsewhere` are the
-  // keys of leaves that other code writes into the slab after finish(); the recorder only clears
-  // their uncollected cells.
+  // steps so far in the current trajectory; the layout must have this leaf. The recorder counts
+  // steps if the layout has the leaf "step_count" and no observation has that key. `elsewhere` are
+  // the keys of leaves that other code writes into the slab after finish(); the recorder only
+  // clears their uncollected cells.
   //
   // Throws std::invalid_argument, which names the leaf, if the layout lacks a leaf that the
   // contract requires, or has one that nothing writes.
