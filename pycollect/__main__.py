@@ -21,7 +21,9 @@ _EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in the arguments; return the exit code, 130 after Ctrl-C."""
     parser = _parser()
-    args = parser.parse_args(arguments)
+    args, unknown = parser.parse_known_args(arguments)
+    if unknown:  # with the usage of the command, not of the whole program
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     if args.tell is not None:
         try:
             print(args.tell())
@@ -48,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         ("--include-dir", include_dir, "print the folder of the C++ headers"),
     ):
         tells.add_argument(name, action="store_const", const=tell, dest="tell", help=text)
-    parser.set_defaults(run=lambda _: parser.print_help())
+    parser.set_defaults(run=lambda _: parser.print_help(), parser=parser)
     commands = parser.add_subparsers(metavar="command")
     add_demo(commands)
     add_bench(commands)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from tensordict.nn import InteractionType
+from torch import nn
 
 
 def check_integer(name: str, value: Any) -> int:
@@ -132,6 +133,11 @@ def check_factory(value: Any, policy: Any) -> Any:
     if value is not None and policy is not None:
         raise ValueError(
             "policy_factory: expected None because policy is given; pass one of the two"
+        )
+    if isinstance(value, nn.Module):
+        raise TypeError(
+            f"policy_factory: expected a function that returns a policy, got a module "
+            f"({type(value).__name__}); pass the module as policy"
         )
     return check_callable("policy_factory", value)
 

@@ -43,6 +43,17 @@ def test_without_a_command_there_is_help(
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_an_unknown_option_shows_the_usage_of_its_command(
+    command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*command, "--unknown"])
+    text = capsys.readouterr().err
+    assert text.startswith(f"usage: {' '.join(['python -m pycollect', *command])} [-h]")
+    assert text.endswith("unrecognized arguments: --unknown\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_examples_are_taken(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*command, "--help"])

@@ -190,6 +190,12 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         "instance, or a callable that makes one as policy_factory",
     ),
     (
+        lambda: single(policy_factory=torch.nn.Linear(3, 2)),
+        TypeError,
+        "policy_factory: expected a function that returns a policy, got a module (Linear); pass "
+        "the module as policy",
+    ),
+    (
         lambda: single(compile_policy={"warmup": -1}),
         ValueError,
         "compile_policy: expected an int >= 0 for 'warmup', got -1",
@@ -215,7 +221,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: SyncDataCollector(CountingEnv, None, 6),  # type: ignore[misc]
         TypeError,
-        "SyncDataCollector: too many positional arguments",
+        "SyncDataCollector: too many positional arguments; pass them by name, for example "
+        "frames_per_batch=1000",
     ),
     (
         lambda: single(inference="central"),
@@ -449,7 +456,7 @@ WARNINGS: list[tuple[Callable[[], Any], str]] = [
     (
         lambda: single(create_env_fn=ENTRIES["ignores masks"](0), frames_per_batch=9),
         "create_env_fn: this vector environment uses NEXT_STEP autoreset; its reset "
-        "steps are no frames, so ('collector', 'mask') is False there. To leave them "
+        "steps are not frames, so ('collector', 'mask') is False there. To leave them "
         "out, use drop_uncollected=True, or the autoreset mode SAME_STEP or DISABLED",
     ),
     (

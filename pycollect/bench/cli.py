@@ -35,7 +35,7 @@ def add_command(commands: Any) -> None:
     text = "measure the speed of collectors on this machine"
     examples = _CPU_EXAMPLES + _GPU_EXAMPLES
     parser = _with_examples(commands, "bench", text, text.capitalize() + ".", examples)
-    parser.set_defaults(run=lambda _: parser.print_help())
+    parser.set_defaults(run=lambda _: parser.print_help(), parser=parser)
     benches = parser.add_subparsers(metavar="benchmark")
     _add_cpu(benches)
     _add_gpu(benches)
@@ -117,7 +117,7 @@ def _add_common(parser: argparse.ArgumentParser, measure: _Measure) -> None:
         "--quick", action="store_true", help="use small sizes; takes less than a minute"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results as JSON")
-    parser.set_defaults(run=partial(run, parser, measure), plot=None)
+    parser.set_defaults(run=partial(run, parser, measure), parser=parser, plot=None)
 
 
 def _cpu(args: argparse.Namespace) -> Iterable[list[Row]]:

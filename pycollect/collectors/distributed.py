@@ -189,9 +189,9 @@ class DistributedSyncDataCollector(DistributedDataCollector):
         ...: See DistributedDataCollector.
 
     Yields:
-        TensorDicts. For B ranks, "stack" gives [B, T] or [B, P, T], 0 gives [B*T] or [B*P, T], and
-        -1 gives [B*T] or [P, B*T]. If ranks have W sync processes, [W, T] or [W, P, T] replaces [T]
-        or [P, T].
+        TensorDicts. For B ranks, `cat_results` "stack" gives [B, T] or [B, P, T], 0 gives [B*T] or
+        [B*P, T], and -1 gives [B*T] or [P, B*T]. If ranks have W sync processes, [W, T] or
+        [W, P, T] replaces [T] or [P, T].
 
         With `preemptive_threshold`, rollouts may be shorter. "stack" pads them with zeros; padding
         has trajectory id -1, and ("collector", "mask") is true for real frames.

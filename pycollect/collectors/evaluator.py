@@ -63,7 +63,9 @@ class Evaluator:
     TorchRL environment are frozen.
 
     Args:
-        env: The environments: one worker's entry of `create_env_fn`, as for collectors.
+        env: Anything that a collector accepts for one worker: an environment, a callable that
+            returns one, a Gymnasium id, or a list of callables or ids. With several workers, each
+            makes its own environments from it.
         policy: A policy, as for collectors. It is copied, so the original may be trained meanwhile.
             An evaluation uses its weights at the time of the call. ``None`` without a
             `policy_factory` samples random actions (default: ``None``).

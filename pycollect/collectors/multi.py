@@ -257,9 +257,9 @@ class MultiSyncDataCollector(MultiCollector):
         ...: See SyncDataCollector.
 
     Yields:
-        TensorDicts. For B workers, "stack" gives [B, T] or [B, P, T], 0 gives [B*T] or [B*P, T],
-        and -1 gives [B*T] or [P, B*T]. At most two of the batches that you hold are in shared
-        memory. While you hold both, further batches are copied to private memory.
+        TensorDicts. For B workers, `cat_results` "stack" gives [B, T] or [B, P, T], 0 gives [B*T]
+        or [B*P, T], and -1 gives [B*T] or [P, B*T]. At most two of the batches that you hold are in
+        shared memory. While you hold both, further batches are copied to private memory.
 
         With `preemptive_threshold` or unequal shares, the rollouts of a batch differ in length.
         "stack" pads them with zeros to the length T of the longest share. Padding has trajectory id

@@ -181,9 +181,9 @@ class RayCollector(LaunchedCollector):
         ...: See MultiSyncDataCollector.
 
     Yields:
-        TensorDicts. If async, [T] or [P, T]. If sync with B workers, "stack" gives [B, T] or [B, P,
-        T], 0 gives [B*T] or [B*P, T], and -1 gives [B*T] or [P, B*T]. If workers have W sync
-        processes, [W, T] or [W, P, T] replaces [T] or [P, T].
+        TensorDicts. If async, [T] or [P, T]. If sync with B workers, `cat_results` "stack" gives
+        [B, T] or [B, P, T], 0 gives [B*T] or [B*P, T], and -1 gives [B*T] or [P, B*T]. If workers
+        have W sync processes, [W, T] or [W, P, T] replaces [T] or [P, T].
 
         With `preemptive_threshold`, rollouts may be shorter. "stack" pads them with zeros; padding
         has trajectory id -1, and ("collector", "mask") is true for real frames.

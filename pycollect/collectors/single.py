@@ -124,12 +124,12 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             longer list is cut in two (default: 1).
         info_keys: Entries of Gymnasium's ``info`` to record under "next": strings, or tuples for
             nested dicts. A number or numeric array in the first step becomes a tensor, which is
-            zero in steps without that entry. Other entries become NonTensorData, ``None`` in steps
-            without them. So do entries that the first step lacks, with a warning. A dict of dtypes,
-            ``{("episode", "r"): torch.float32}``, makes such entries tensors too, scalars if the
-            first step lacks them. If no step of the first episode has one, a warning names it. An
-            integer that does not fit its dtype is an error. Defaults to ``None``: nothing is
-            recorded.
+            zero in steps without that entry. Other entries become NonTensorData, which is ``None``
+            in steps without them. An entry that the first step lacks also becomes NonTensorData,
+            with a warning. To record it as a tensor, pass a dict of dtypes,
+            ``{("episode", "r"): torch.float32}``; it is a scalar if the first step lacks it. A
+            warning names entries that no step of the first episode has. An integer that does not
+            fit its dtype is an error. Defaults to ``None``: nothing is recorded.
         max_frames_per_traj: Truncate and reset a trajectory after this many steps, and record
             "step_count". ``None`` or 0 sets no limit (default: ``None``).
         init_random_frames: Take random actions until this many frames have been requested; items

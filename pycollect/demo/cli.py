@@ -63,7 +63,7 @@ def add_command(commands: Any) -> None:
         metavar="FOLDER",
         help="folder for the plot (default: %(default)s)",
     )
-    parser.set_defaults(run=partial(_run, parser))
+    parser.set_defaults(run=partial(_run, parser), parser=parser)
 
 
 def positive(text: str) -> int:

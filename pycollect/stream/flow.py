@@ -204,7 +204,7 @@ class Flow:
             self._warned_of_dummies = True
             warn_user(
                 "create_env_fn: this vector environment uses NEXT_STEP autoreset; its reset steps "
-                "are no frames, so ('collector', 'mask') is False there. To leave them out, use "
+                "are not frames, so ('collector', 'mask') is False there. To leave them out, use "
                 "drop_uncollected=True, or the autoreset mode SAME_STEP or DISABLED"
             )
         if self.queue is not None and not bounded and not self._warned_of_bounds:

@@ -125,7 +125,11 @@ def unknown_argument(name: str, known: list[str], other: str) -> str:
 def call_error(name: str, error: TypeError) -> str:
     """Return the text for arguments that `inspect` cannot bind to the signature of a class."""
     missing = re.fullmatch(r"missing a required (?:keyword-only )?argument: '(\w+)'", str(error))
-    return f"{missing[1]}: {name} requires this argument" if missing else f"{name}: {error}"
+    if missing:
+        return f"{missing[1]}: {name} requires this argument"
+    if str(error) == "too many positional arguments":
+        return f"{name}: {error}; pass them by name, for example frames_per_batch=1000"
+    return f"{name}: {error}"
 
 
 def _takers(argument: str) -> str:

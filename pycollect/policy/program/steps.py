@@ -207,7 +207,7 @@ def spread(out: Any, step: CallStep) -> tuple[torch.Tensor, ...]:
     if len(out) != len(keys):
         raise PolicyOutputError(
             f"policy: expected {len(keys)} output(s), for the key(s) {show_all(keys)}, got "
-            f"{len(out)}"
+            f"{len(out) or None}"
         )
     return tuple(_as_tensor(o, key, step.lenient) for o, key in zip(out, keys, strict=True))
 
