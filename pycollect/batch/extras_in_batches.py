@@ -32,6 +32,8 @@ from pycollect.batch.layout import Key
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _ATTRIBUTES: dict[str, Any] = vars(NonTensorData(""))
+_OTHERS: dict[str, Any] = _ATTRIBUTES["_non_tensordict"]
+_EMPTY: dict[str, Any] = vars(_ATTRIBUTES["_tensordict"])
 # The constructor looks at the batch size of each part, which takes longer than to make it.
 _stack = getattr(NonTensorStack, "_new_lazy_unsafe", NonTensorStack)
 
@@ -151,14 +153,13 @@ def _objects(cells: Cells, names: Sequence[str | None] | None = None) -> Any:
 def _object(value: Any) -> Any:
     """Return NonTensorData, in a tenth of its constructor's time if the value is plain.
 
-    Each is an object of its own, because tensordict writes into it.
+    Values share no attribute that tensordict writes, such as lock, batch size and names.
     """
     if type(value) not in _PLAIN:
         return value if isinstance(value, NonTensorStack) else NonTensorData(value)
-    made = object.__new__(NonTensorData)
-    vars(made).update(
-        _ATTRIBUTES, _non_tensordict={**_ATTRIBUTES["_non_tensordict"], "data": value}
-    )
+    made, empty = object.__new__(NonTensorData), object.__new__(TensorDict)
+    vars(empty).update(_EMPTY, _tensordict={})
+    vars(made).update(_ATTRIBUTES, _tensordict=empty, _non_tensordict={**_OTHERS, "data": value})
     return made
 
 
