@@ -354,6 +354,12 @@ class TestForeignVectorEnvs:
         with refused(ValueError, "autoreset_mode"):
             frames(batch, 9)
 
+    def test_a_wrapper_may_change_the_reward_of_a_step_that_resets(self) -> None:
+        env = CountingVectorEnv(envs(length=4), swallows=True)
+        batch = make_env_batch(wrappers.TransformReward(env, lambda reward: reward - 1))
+        assert batch.skips_after_done
+        frames(batch, 9)
+
     def test_a_refused_env_is_closed(self) -> None:
         made = envs()
         with refused(ValueError, "autoreset_mode"):

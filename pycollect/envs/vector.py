@@ -214,11 +214,15 @@ class VectorEnvBatch(EnvBatch):
 
     def _check_mode(self, observation: Leaves, reward: Array, ended: BoolArray, info: Any) -> None:
         """Check at the first end of an episode that the env does not reset in the same step."""
-        why = ""
+        env, why, remedy = self._api.env, "", ""
         if self._resetting is not None:
             self._watches_mode = False
-            if ended[self._resetting].any() or np.any(reward[self._resetting]):
-                why = "gave a reward or an end in the step that should only reset a row"
+            is_wrapped = getattr(env, "unwrapped", env) is not env  # may transform rewards of 0
+            if ended[self._resetting].any():
+                why = "ended a row in the step that should only reset it"
+            elif not is_wrapped and np.any(reward[self._resetting]):
+                why = "gave a reward in the step that should only reset a row"
+                remedy = ", or return the reward 0 in that step"
         elif ended.any():
             self._watches_mode = self.skips_after_done
             self._resetting = ended
@@ -232,8 +236,8 @@ class VectorEnvBatch(EnvBatch):
                 why = "has another observation in info['final_obs'] than it returned"
         if why:
             raise ValueError(
-                f"autoreset_mode: {self._api.env} does not reset in the mode that it states, "
-                f"because it {why}; set its metadata['autoreset_mode'] to SAME_STEP"
+                f"autoreset_mode: {env} does not reset in the mode that it states, "
+                f"because it {why}; set its metadata['autoreset_mode'] to SAME_STEP{remedy}"
             )
 
     def _final_leaves(self, final: Any, rows: Array) -> list[Any]:
