@@ -55,7 +55,12 @@ class TensorCall:
 
     def is_current(self) -> bool:
         """Return whether the module still has the spec that this function was made for."""
-        return self._spec is None or self._spec is self.module._spec[self.module.out_keys[0]]
+        if self._spec is None:
+            return True
+        try:
+            return _spec_of(self.module) is self._spec
+        except CannotUnwrapError:
+            return False
 
     @property
     def _out_keys(self) -> Any:
