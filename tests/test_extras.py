@@ -218,6 +218,23 @@ def test_objects_are_kept_as_they_were() -> None:
     assert set(td.keys()) >= {"action", "notes", "graph"}
 
 
+def test_text_has_the_device_of_its_batch() -> None:
+    with SyncDataCollector(TextEnv, None, frames_per_batch=3, device="cpu") as collector:
+        td = collector.next()
+    assert td.device == td.get("hint").device == td.get("hint")[0].device == torch.device("cpu")
+
+
+def test_text_does_not_share_the_state_of_other_text() -> None:
+    with SyncDataCollector(TextEnv, None, frames_per_batch=3) as collector:
+        locked = collector.next().lock_()
+        assert locked.get("hint").is_locked
+        td = collector.next()
+    hint = td.get("hint")
+    assert not hint.is_locked
+    hint.tensordicts[0].batch_size = [1]
+    assert hint.tensordicts[1].batch_size == ()
+
+
 def test_texts_that_are_the_environments() -> None:
     def act(td: TensorDictBase) -> TensorDictBase:
         return td.set("action", torch.tensor(0)).set("extra", "a text")

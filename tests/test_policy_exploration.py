@@ -19,12 +19,14 @@ from pycollect import SyncDataCollector
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its own extension does not load beside a newer torch
     pytest.importorskip("torchrl")
-    from torchrl.data import Bounded, Categorical, Unbounded
+    from torchrl.data import Binary, Bounded, Categorical, Composite, OneHot, Unbounded
+    from torchrl.envs import EnvBase
     from torchrl.modules import (
         AdditiveGaussianModule,
         EGreedyModule,
         OrnsteinUhlenbeckProcessModule,
         QValueActor,
+        QValueModule,
     )
 
 INDEX, TORQUE = Categorical(2), Bounded(-2, 2, (1,))
@@ -88,6 +90,118 @@ def test_frames_are_those_of_the_module(name: str, batched: int, kind: Type) -> 
     assert (slow, opaque) == (False, True)
     assert set(ours.keys(True)) == set(theirs.keys(True))
     assert (ours == theirs).all()
+
+
+class DriftEnv(EnvBase):
+    """TorchRL's environment of any batch shape, or of two agents below "agents"."""
+
+    def __init__(self, batch: tuple[int, ...], action: Any, agents: bool = False) -> None:
+        super().__init__(batch_size=batch)
+        self.path: Any = ("agents",) if agents else ()
+        lead = (*batch, 2) if agents else batch
+        action = action.expand(*lead, *action.shape)
+        self.observation_spec = self.nested("observation", Unbounded((*lead, 4)), lead)
+        self.action_spec = self.nested("action", action, lead)
+        self.reward_spec = Composite(reward=Unbounded((*batch, 1)), shape=batch)
+        done = Binary(1, (*batch, 1), dtype=torch.bool)
+        self.done_spec = Composite(done=done, terminated=done.clone(), shape=batch)
+
+    def nested(self, name: str, leaf: Any, lead: tuple[int, ...]) -> Any:
+        spec = Composite({name: leaf}, shape=lead)
+        return Composite(agents=spec, shape=self.batch_size) if self.path else spec
+
+    def _reset(self, td: Any = None, **kwargs: Any) -> Any:
+        return self.observation_spec.zero().update(self.full_done_spec.zero())
+
+    def _step(self, td: Any) -> Any:
+        key = (*self.path, "observation")
+        seen = self._reset().set(key, td.get(key) * 0.7 + 0.3)
+        return seen.update(self.full_reward_spec.zero())
+
+    def _set_seed(self, seed: int | None) -> None:
+        """Nothing is random."""
+
+
+def drifting(env: Any, policy: Any, seed: int = 3) -> tuple[Any, bool]:
+    torch.manual_seed(seed)
+    with SyncDataCollector(
+        env, policy, frames_per_batch=60, total_frames=60, max_frames_per_traj=7
+    ) as collector:
+        return next(collector), bool(collector.stats()["slow_paths"]["policy_tensordict"])
+
+
+def greedy(spec: Any, epsilon: float) -> Any:
+    actor = QValueActor(nn.Linear(4, 3), spec=spec, in_keys=["observation"])
+    return TensorDictSequential(actor, EGreedyModule(spec, eps_init=epsilon, eps_end=0.0))
+
+
+def greedy_agents() -> Any:
+    keys = [("agents", name) for name in ("action", "action_value", "chosen")]
+    values = TensorDictModule(nn.Linear(4, 3), [("agents", "observation")], keys[1:2])
+    best = QValueModule("categorical", action_value_key=keys[1], out_keys=keys)
+    explore = EGreedyModule(Categorical(3), 0.5, 0.5, action_key=keys[0])
+    return TensorDictSequential(values, best, explore)
+
+
+def noises(*makes: Callable[[], nn.Module]) -> Any:
+    heads = (
+        TensorDictModule(nn.Linear(4, 2), ["observation"], [key]) for key in ("action", "other")
+    )
+    return TensorDictSequential(*heads, *(make() for make in makes))
+
+
+BOX = Bounded(-0.3, 0.3, (2,))
+OU = partial(OrnsteinUhlenbeckProcessModule, BOX)
+BOTH = {"action": BOX, "other": Bounded(-0.01, 0.01, (2,))}
+UNUSUAL = {
+    "one-hot of bool, one environment": ((), OneHot(3), partial(greedy, OneHot(3), 0.05), False),
+    "one-hot of bool": ((4,), OneHot(3), partial(greedy, OneHot(3), 0.05), False),
+    "epsilon-greedy of [2, 3]": (
+        (2, 3),
+        Categorical(3),
+        partial(greedy, Categorical(3), 0.5),
+        False,
+    ),
+    "noise of [2, 3]": ((2, 3), BOX, partial(noises, OU), False),
+    "several agents": ((4,), Categorical(3), greedy_agents, True),
+    "two processes": ((4,), BOX, partial(noises, OU, partial(OU, action_key="other")), True),
+    "two keys projected": (
+        (4,),
+        BOX,
+        partial(noises, lambda: AdditiveGaussianModule(Composite(BOTH), safe=True)),
+        True,
+    ),
+    "is_init that is missing": ((4,), BOX, partial(noises, partial(OU, is_init_key="no")), True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The tensordict passed to Ornstein")
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_frames_of_unusual_modules_are_those_of_the_module(name: str) -> None:
+    batch, action, make, needs_tensordict = UNUSUAL[name]
+    make_env = partial(DriftEnv, batch, action, name == "several agents")
+    policy = make()
+    ours, slow = drifting(make_env(), policy, seed=1)
+    policy[-1].register_forward_hook(lambda module, given, returned: None)
+    theirs, opaque = drifting(make_env(), policy, seed=1)
+    assert (slow, opaque) == (needs_tensordict, True)
+    assert set(ours.keys(True)) == set(theirs.keys(True))
+    assert (ours == theirs).all()
+
+
+def test_a_spec_without_the_action_does_not_matter_without_exploration() -> None:
+    policy = TensorDictSequential(q_values(), EGreedyModule(Composite(other=INDEX)))
+    td, slow = collected(CART_POLE[0], policy, exploration_type=Type.DETERMINISTIC)
+    assert slow
+    assert (td["action"] == td["action_value"].argmax(-1)).all()
+
+
+def test_a_replaced_spec_counts_from_the_next_rollout_on() -> None:
+    policy = epsilon_greedy(1.0)
+    with SyncDataCollector(CART_POLE[0], policy, frames_per_batch=50) as collector:
+        assert 0 < next(collector)["action"].sum() < 50
+        policy[1].spec["action"] = Categorical(2, mask=torch.tensor([False, True]))
+        assert (next(collector)["action"] == 1).all()
 
 
 def test_the_learner_anneals_epsilon() -> None:

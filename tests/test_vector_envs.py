@@ -343,16 +343,28 @@ class TestForeignVectorEnvs:
                 collected.append(td)
         assert not any(td["next", "done"].any() for td in collected)
 
-    def test_a_reward_of_a_step_that_resets_is_refused(self) -> None:
+    @pytest.mark.parametrize("ends", [False, True])
+    def test_a_step_that_resets_has_no_reward_and_no_end(self, ends: bool) -> None:
         class Wrong(CountingVectorEnv):
-            def step(self, actions: Any) -> Any:
-                observation, reward, *rest = super().step(actions)
-                return observation, reward + 1, *rest
+            was_probed = False
 
-        batch = make_env_batch(Wrong(envs(length=4), swallows=True))
+            def step(self, actions: Any) -> Any:
+                resets = self.ended & self.was_probed
+                observation, reward, terminated, *rest = super().step(actions)
+                return observation, reward + resets, terminated | (resets & ends), *rest
+
+        env = Wrong(envs(length=4), swallows=True)
+        batch = make_env_batch(env)
         assert batch.skips_after_done
-        with refused(ValueError, "autoreset_mode"):
+        env.was_probed = True
+        with refused(ValueError, "autoreset_mode") if ends else warned("autoreset_mode"):
             frames(batch, 9)
+
+    def test_a_wrapper_may_change_the_reward_of_a_step_that_resets(self) -> None:
+        env = CountingVectorEnv(envs(length=4), swallows=True)
+        batch = make_env_batch(wrappers.TransformReward(env, lambda reward: reward - 1))
+        assert batch.skips_after_done
+        frames(batch, 9)
 
     def test_a_refused_env_is_closed(self) -> None:
         made = envs()

@@ -32,6 +32,8 @@ from pycollect.batch.layout import Key
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 _ATTRIBUTES: dict[str, Any] = vars(NonTensorData(""))
+_OTHERS: dict[str, Any] = _ATTRIBUTES["_non_tensordict"]
+_EMPTY: dict[str, Any] = vars(_ATTRIBUTES["_tensordict"])
 # The constructor looks at the batch size of each part, which takes longer than to make it.
 _stack = getattr(NonTensorStack, "_new_lazy_unsafe", NonTensorStack)
 
@@ -115,7 +117,7 @@ def _filled(
     node: TensorDictBase, name: str, cells: Cells, extra: Extra, lazily: bool = True
 ) -> TensorDictBase:
     if extra.kind is Kind.OBJECT:
-        return _set(node, name, _objects(cells, node.names))
+        return _set(node, name, _objects(cells, node.names, node.device))
     if extra.kind is Kind.RAGGED:
         for place in np.ndindex(cells.shape):
             if cells[place] is None:
@@ -135,30 +137,33 @@ def _set(node: TensorDictBase, name: str, stack: Any) -> TensorDictBase:
     return node
 
 
-def _objects(cells: Cells, names: Sequence[str | None] | None = None) -> Any:
+def _objects(
+    cells: Cells,
+    names: Sequence[str | None] | None = None,
+    device: torch.device | None = None,
+) -> Any:
     """Return NonTensorData, or a stack of it of the shape of the cells."""
     if cells.ndim == 0:
-        return _object(cells.item())
+        return _object(cells.item(), device)
     last = cells.ndim - 1
     if last:
         first = None if names is None else names[:last]
-        parts = [_objects(cells[..., place], first) for place in range(cells.shape[-1])]
+        parts = [_objects(cells[..., place], first, device) for place in range(cells.shape[-1])]
     else:
-        parts = [_object(value) for value in cells]
+        parts = [_object(value, device) for value in cells]
     return _stack(*parts, stack_dim=last, stack_dim_name=None if names is None else names[last])
 
 
-def _object(value: Any) -> Any:
+def _object(value: Any, device: torch.device | None) -> Any:
     """Return NonTensorData, in a tenth of its constructor's time if the value is plain.
 
-    Each is an object of its own, because tensordict writes into it.
+    Values share no attribute that tensordict writes, such as lock, batch size and names.
     """
     if type(value) not in _PLAIN:
-        return value if isinstance(value, NonTensorStack) else NonTensorData(value)
-    made = object.__new__(NonTensorData)
-    vars(made).update(
-        _ATTRIBUTES, _non_tensordict={**_ATTRIBUTES["_non_tensordict"], "data": value}
-    )
+        return value if isinstance(value, NonTensorStack) else NonTensorData(value, device=device)
+    made, empty = object.__new__(NonTensorData), object.__new__(TensorDict)
+    vars(empty).update(_EMPTY, _tensordict={}, _device=device)
+    vars(made).update(_ATTRIBUTES, _tensordict=empty, _non_tensordict={**_OTHERS, "data": value})
     return made
 
 

@@ -214,11 +214,18 @@ class VectorEnvBatch(EnvBatch):
 
     def _check_mode(self, observation: Leaves, reward: Array, ended: BoolArray, info: Any) -> None:
         """Check at the first end of an episode that the env does not reset in the same step."""
-        why = ""
+        env, why = self._api.env, ""
         if self._resetting is not None:
             self._watches_mode = False
-            if ended[self._resetting].any() or np.any(reward[self._resetting]):
-                why = "gave a reward or an end in the step that should only reset a row"
+            is_wrapped = getattr(env, "unwrapped", env) is not env  # may transform rewards of 0
+            if ended[self._resetting].any():
+                why = "ended a row in the step that should only reset it"
+            elif not is_wrapped and np.any(reward[self._resetting]):
+                warn_user(
+                    f"autoreset_mode: {env} states NEXT_STEP, so the step after an end only resets "
+                    "a row and is not in the batch, but that step has a reward; if the environment "
+                    "resets in the same step, set its metadata['autoreset_mode'] to SAME_STEP"
+                )
         elif ended.any():
             self._watches_mode = self.skips_after_done
             self._resetting = ended
@@ -232,7 +239,7 @@ class VectorEnvBatch(EnvBatch):
                 why = "has another observation in info['final_obs'] than it returned"
         if why:
             raise ValueError(
-                f"autoreset_mode: {self._api.env} does not reset in the mode that it states, "
+                f"autoreset_mode: {env} does not reset in the mode that it states, "
                 f"because it {why}; set its metadata['autoreset_mode'] to SAME_STEP"
             )
 

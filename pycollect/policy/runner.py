@@ -135,7 +135,7 @@ class PolicyRunner:
         Looks whether the policy is still what it was taken for (parameters, hooks, layers, training
         mode) and builds `act` anew if not. Raises ValueError if its output keys have changed.
         """
-        if self._fingerprint.still_true():
+        if self._fingerprint.still_true() and all(c.is_current() for c in self._tensor_calls):
             return
         check_on_device(self.policy, self._crossing.there)
         with torch.no_grad():

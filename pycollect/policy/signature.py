@@ -40,7 +40,7 @@ def take_apart(
     if not isinstance(policy, TensorDictModuleBase):
         return None
     try:
-        program = unwrap(policy, (env.num_envs,) if env.batched else ())
+        program = unwrap(policy, env.batch_size)
     except CannotUnwrapError:
         return None
     if any(_holds(key, observation) for key in program.read):

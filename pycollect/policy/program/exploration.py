@@ -7,7 +7,7 @@ TensorDict. Each function is compared with its module on a first call, see `is_e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -16,7 +16,14 @@ from tensordict.nn import InteractionType
 from tensordict.nn.probabilistic import interaction_type
 from torch import nn
 
-from pycollect.policy.program.steps import CallStep, CannotUnwrapError, Program, Tensors, as_key
+from pycollect.policy.program.steps import (
+    CallStep,
+    CannotUnwrapError,
+    Program,
+    Step,
+    Tensors,
+    as_key,
+)
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
@@ -30,10 +37,11 @@ class TensorCall:
 
     Args:
         module: The module, whose buffers are read at each call.
-        lead: Batch shape of the tensors: () for one environment, (P,) for P of them.
+        lead: Batch shape of the tensors, as `EnvBatch.batch_size`.
     """
 
     extra_in_keys: tuple[str, ...] = ()
+    _spec: Any = None
 
     def __init__(self, module: Any, lead: tuple[int, ...]) -> None:
         self.module = module
@@ -44,6 +52,15 @@ class TensorCall:
         """The call of this function as a step of a program."""
         in_keys = (*self.module.in_keys, *self.extra_in_keys)
         return CallStep(self, tuple(map(as_key, in_keys)), tuple(map(as_key, self._out_keys)))
+
+    def is_current(self) -> bool:
+        """Return whether the module still has the spec that this function was made for."""
+        if self._spec is None:
+            return True
+        try:
+            return _spec_of(self.module) is self._spec
+        except CannotUnwrapError:
+            return False
 
     @property
     def _out_keys(self) -> Any:
@@ -68,6 +85,7 @@ class QValues(TensorCall):
         if module.action_mask_key is not None:
             raise CannotUnwrapError("a Q-value module with an action mask")
         space = module.action_space
+        _refuse_projection(module)
         self._is_index = space == "categorical"
         self._choose = module.action_func_mapping[space]
         self._value_of = module.action_value_func_mapping.get(space, module._default_action_value)
@@ -93,7 +111,11 @@ class EpsilonGreedy(TensorCall):
         super().__init__(module, lead)
         if module.action_mask_key is not None:
             raise CannotUnwrapError("an epsilon-greedy module with an action mask")
-        self._draw = _random_actions(_spec_of(module))
+        if len(as_key(module.action_key)) > 1:  # drawn for each row of the nested TensorDict
+            raise CannotUnwrapError("an epsilon-greedy module of a nested action")
+        _refuse_projection(module)
+        self._spec = _spec_of(module)
+        self._draw = _random_actions(self._spec)
 
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Action [*lead, *frame]."""
@@ -102,11 +124,11 @@ class EpsilonGreedy(TensorCall):
             return (action,)
         epsilon = self.module._buffers["eps"]
         uniform = torch.rand(self.lead, device=epsilon.device)
-        drawn = self._draw(action)
-        if not self.lead and epsilon.device.type == "cpu":
+        drawn = self._draw(action).to(epsilon.device)
+        if not self.lead and epsilon.device.type == "cpu" and drawn.dtype is action.dtype:
             return (drawn if uniform.item() < epsilon.item() else action,)
         is_random = _widened(uniform < epsilon, action.ndim)
-        return (torch.where(is_random, drawn.to(epsilon.device), action),)
+        return (torch.where(is_random, drawn, action),)
 
 
 class GaussianNoise(TensorCall):
@@ -114,7 +136,8 @@ class GaussianNoise(TensorCall):
 
     def __init__(self, module: Any, lead: tuple[int, ...]) -> None:
         super().__init__(module, lead)
-        self._project = _projection(_spec_of(module))
+        self._spec = _spec_of(module)
+        self._project, self._projects = _projection(self._spec), _projects(module)
         if not all(module._buffers[name].is_floating_point() for name in ("mean", "std")):
             raise CannotUnwrapError("a Gaussian noise with integers")
 
@@ -126,7 +149,7 @@ class GaussianNoise(TensorCall):
             mean, std = own["mean"].expand(action.shape), own["std"].expand(action.shape)
             noise = torch.normal(mean=mean, std=std).to(action.device)
             return (self._project(action + noise * own["sigma"]),)
-        return (self._project(action) if self.module.safe else action,)
+        return (self._project(action) if self._projects else action,)
 
 
 class OrnsteinUhlenbeckNoise(TensorCall):
@@ -134,8 +157,11 @@ class OrnsteinUhlenbeckNoise(TensorCall):
 
     def __init__(self, module: Any, lead: tuple[int, ...]) -> None:
         super().__init__(module, lead)
+        if module.is_init_key != "is_init":  # may be missing, or have another shape
+            raise CannotUnwrapError("an Ornstein-Uhlenbeck process with its own is_init_key")
         self.extra_in_keys = (module.is_init_key,)
-        self._project = _projection(_spec_of(module))
+        self._spec = _spec_of(module)
+        self._project, self._projects = _projection(self._spec), _projects(module)
         self._kept: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forget(self) -> None:
@@ -151,7 +177,7 @@ class OrnsteinUhlenbeckNoise(TensorCall):
         """Action [*lead, *frame], is_init [*lead, 1]."""
         action, is_init = inputs
         if interaction_type() not in _EXPLORING:
-            return (self._project(action) if self.module.safe else action,)
+            return (self._project(action) if self._projects else action,)
         process = self.module.ou
         begins = is_init.reshape(self.lead)
         if self._kept is None:
@@ -169,7 +195,7 @@ class OrnsteinUhlenbeckNoise(TensorCall):
         )
         self._kept = noise - process.x0, steps + 1
         action = action + self.module._buffers["eps"] * noise
-        return (self._project(action) if self.module.safe else action,)
+        return (self._project(action) if self._projects else action,)
 
 
 _CALLS: dict[str, Callable[[Any, tuple[int, ...]], TensorCall]] = {
@@ -187,9 +213,18 @@ def tensor_call(module: nn.Module, lead: tuple[int, ...]) -> TensorCall | None:
     return None if make is None else make(module, lead)
 
 
+def check_kept(steps: Iterable[Step]) -> None:
+    """Raise CannotUnwrapError if modules share the private keys of their noise."""
+    if sum(isinstance(call, OrnsteinUhlenbeckNoise) for call in _calls_in(steps)) > 1:
+        raise CannotUnwrapError("several Ornstein-Uhlenbeck processes")
+
+
 def tensor_calls(program: Program | None) -> list[TensorCall]:
     """Return the functions of a program that stand for modules over TensorDicts."""
-    steps = () if program is None else program.steps
+    return [] if program is None else _calls_in(program.steps)
+
+
+def _calls_in(steps: Iterable[Step]) -> list[TensorCall]:
     functions = (step.function for step in steps if isinstance(step, CallStep))
     return [function for function in functions if isinstance(function, TensorCall)]
 
@@ -211,9 +246,24 @@ def _widened(tensor: torch.Tensor, ndim: int) -> torch.Tensor:
 def _spec_of(module: Any) -> Any:
     """Return the action's spec."""
     spec = module._spec
-    if spec is None:
-        raise CannotUnwrapError(f"{type(module).__name__} without a spec")
+    if spec is None or module.out_keys[0] not in spec.keys(True):
+        raise CannotUnwrapError(f"{type(module).__name__} without a spec of its action")
     return spec[module.out_keys[0]]
+
+
+def _projects(module: Any) -> bool:
+    """Return whether TorchRL's hook projects the action, and nothing else."""
+    if not module._forward_hooks:
+        return False
+    keys = (key for key in module._spec.keys(True, True) if module._spec[key] is not None)
+    if any(as_key(key) != as_key(module.out_keys[0]) for key in keys):
+        raise CannotUnwrapError("a module that projects other keys than its action")
+    return True
+
+
+def _refuse_projection(module: nn.Module) -> None:
+    if module._forward_hooks:
+        raise CannotUnwrapError(f"a {type(module).__name__} that projects its outputs")
 
 
 def _random_actions(spec: Any) -> Function:

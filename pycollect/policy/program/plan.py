@@ -219,7 +219,7 @@ class Fingerprint:
             children = list(module._modules.values())
             held.append((list(attributes.values()), tensors, children))
             marks.append(int(is_plain(module)))
-            marks.append(len(module._forward_hooks))
+            marks.extend((len(module._forward_hooks), *module._forward_hooks))
             marks.append(id(type(module)))
             marks.extend(map(id, attributes.values()))
             marks.extend(map(id, children))

@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from pycollect.batch.layout import Key
-from pycollect.policy.program.exploration import hooks_of_others, tensor_call
+from pycollect.policy.program.exploration import check_kept, hooks_of_others, tensor_call
 from pycollect.policy.program.recurrent import RecurrentStep, recurrent_keys, recurrent_layer
 from pycollect.policy.program.steps import (
     CallStep,
@@ -48,13 +48,14 @@ def unwrap(policy: nn.Module, lead: tuple[int, ...]) -> Program:
 
     Args:
         policy: The module.
-        lead: Batch shape of the tensors: () for one environment, (P,) for P of them.
+        lead: Batch shape of the tensors, as `EnvBatch.batch_size`.
 
     Raises:
         CannotUnwrapError: The policy has to be called with a TensorDict.
     """
     watched: list[nn.Module] = []
     steps = tuple(_steps(policy, watched, None, lead))
+    check_kept(steps)
     selected = None
     if isinstance(policy, TensorDictSequential) and policy._select_before_return:
         selected = frozenset(as_key(key) for key in policy.out_keys)
