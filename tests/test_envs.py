@@ -324,3 +324,28 @@ def test_pixels_are_passed_on_without_a_copy() -> None:
     batch = make_env_batch(env)
     batch.reset()
     assert batch.step(np.array(0))[0] is env.frame
+
+
+@pytest.mark.parametrize(
+    ("package", "adapter"),
+    [
+        ("pettingzoo", "PettingZooWrapper"),
+        ("dm_env", "DmControlCompatibilityV0"),
+        ("gym", "GymV26CompatibilityV0"),
+        ("unknown", None),
+    ],
+)
+def test_an_environment_of_another_interface_is_refused_with_its_adapter(
+    package: str, adapter: str | None
+) -> None:
+    base = type("Env", (), {"step": lambda self, action: None, "__module__": f"{package}.core"})
+    env = type("Mine", (base,), {})
+    for entry in (env(), lambda: env()):
+        with refused(TypeError, "create_env_fn") as caught:
+            make_env_batch(entry)
+        assert "Mine" in str(caught.value)
+        assert ("wrap it" in str(caught.value)) == (adapter is not None)
+        assert (adapter or "") in str(caught.value)
+    with refused(TypeError, "create_env_fn") as caught:
+        make_env_batch([lambda: env()])
+    assert (adapter or "") in str(caught.value)

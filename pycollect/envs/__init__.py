@@ -20,7 +20,7 @@ from .base import Arrays, EnvBatch
 from .callables import CallablesEnv
 from .compiled import CompiledEnvBatch, is_compiled_env
 from .distinct import check_distinct
-from .entry import check_entry, is_env, is_torchrl_env
+from .entry import ENVS, adapter_for, check_entry, is_env, is_torchrl_env
 from .info import InfoKeys, with_info
 from .random_actions import ActionSampler
 from .single import close_quietly, make_single_env
@@ -30,11 +30,6 @@ from .vector import make_vector_env
 from .vector_api import is_vector_env
 
 __all__ = ["ActionSampler", "Arrays", "EnvBatch", "check_entry", "make_env_batch"]
-
-_ENVS = (
-    "a gymnasium.Env, a gymnasium.vector.VectorEnv, a TorchRL EnvBase or C++ environments "
-    "(python_env.h)"
-)
 
 
 def make_env_batch(
@@ -101,7 +96,8 @@ def _make(
     env = create_env_fn(**kwargs)
     if not is_env(env):
         raise TypeError(
-            f"create_env_fn: {create_env_fn!r} returned {describe(env)}; expected {_ENVS}"
+            f"create_env_fn: {create_env_fn!r} returned {describe(env)}; expected {ENVS}"
+            f"{adapter_for(env)}"
         )
     try:
         return _wrap(env, autoreset_mode, devices)
@@ -148,7 +144,7 @@ def _check_single(env: Any, fn: Any, i: int) -> None:
     if not isinstance(env, gymnasium.Env):
         raise TypeError(
             f"create_env_fn[{i}]: {fn!r} returned {describe(env)}; expected a gymnasium.Env or a "
-            "TorchRL EnvBase"
+            f"TorchRL EnvBase{adapter_for(env)}"
         )
 
 

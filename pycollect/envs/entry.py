@@ -13,6 +13,24 @@ from .registry import maker
 from .spaces import describe
 from .vector_api import is_vector_env
 
+ENVS = (
+    "a gymnasium.Env, a gymnasium.vector.VectorEnv, a TorchRL EnvBase or C++ environments "
+    "(python_env.h)"
+)
+
+_ADAPTERS = {
+    "brax": "TorchRL's BraxWrapper",
+    "dm_control": "Shimmy's DmControlCompatibilityV0",
+    "dm_env": "Shimmy's DmControlCompatibilityV0",
+    "gym": "Shimmy's GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0 before gym 0.26",
+    "gym3": "gym3.ToGymEnv, and around it Shimmy's GymV21CompatibilityV0",
+    "gymnax": "gymnax.wrappers.GymnaxToGymWrapper",
+    "jumanji": "TorchRL's JumanjiWrapper",
+    "pettingzoo": "TorchRL's PettingZooWrapper",
+    "vmas": "TorchRL's VmasWrapper",
+}
+"""Adapters for environments with other interfaces, by the package that defines the interface."""
+
 
 def check_entry(entry: Any) -> Any:
     """Return an entry as a callable, a list of callables, or an environment.
@@ -34,9 +52,20 @@ def check_entry(entry: Any) -> Any:
     if (is_policy or not callable(entry)) and not is_env(entry) and not hasattr(entry, "step"):
         raise TypeError(
             "create_env_fn: expected a callable, a Gymnasium id, a list of these or an "
-            f"environment, got {describe(entry)}"
+            f"environment, got {describe(entry)}{adapter_for(entry)}"
+        )
+    if not is_env(entry) and not callable(entry):
+        raise TypeError(
+            f"create_env_fn: expected {ENVS}, got {describe(entry)}{adapter_for(entry)}"
         )
     return entry
+
+
+def adapter_for(value: Any) -> str:
+    """Return the end of an error message: the adapter for an object of a known package."""
+    packages = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
+    found = next((_ADAPTERS[name] for name in packages if name in _ADAPTERS), None)
+    return "" if found is None else f"; wrap it with {found}"
 
 
 def _checked_item(i: int, item: Any) -> Any:
@@ -50,7 +79,7 @@ def _checked_item(i: int, item: Any) -> Any:
     if isinstance(item, nn.Module) or not callable(item):
         raise TypeError(
             f"create_env_fn[{i}]: expected a callable that returns an environment, or a Gymnasium "
-            f"id, got {describe(item)}"
+            f"id, got {describe(item)}{adapter_for(item)}"
         )
     return item
 
