@@ -115,7 +115,8 @@ def test_the_architecture_names_every_folder() -> None:
 
 def test_the_architecture_names_classes_and_methods_that_exist() -> None:
     """Each part of `Class.method`, `function_name` and `CONSTANT` is defined somewhere."""
-    paths = [*(ROOT / "pycollect").rglob("*.py*"), *(ROOT / "csrc").rglob("*.h")]
+    package = ROOT / "pycollect"
+    paths = [*package.rglob("*.py"), *package.rglob("*.pyi"), *(ROOT / "csrc").rglob("*.h")]
     source = "\n".join(path.read_text() for path in [*paths, TESTS / "collect_support.py"])
     named = in_architecture(r"@?[A-Z]\w+(\.\w+)?|_?[a-z]+_\w+")
     parts = {part for name in named for part in name.removeprefix("@").split(".")}
