@@ -179,7 +179,7 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: single(postproc=3), TypeError, "postproc: expected a callable or None, got int"),
     (
-        lambda: single(replay_buffer=print),
+        lambda: single(replay_buffer=len),
         TypeError,
         "replay_buffer: expected an object with extend(), got builtin_function_or_method",
     ),

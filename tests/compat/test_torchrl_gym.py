@@ -227,8 +227,11 @@ def test_step_counts_that_are_there_already_are_refused() -> None:
             super().__init__()
             self.observation_space = spaces.Dict({"step_count": spaces.Discrete(3)})
 
-    with refused(ValueError, "observation_space") as caught:
-        make_env_batch(lambda: GymWrapper(Counted()))
+    make_env_batch(lambda: GymWrapper(Counted())).close()
+    with refused(ValueError, "max_frames_per_traj") as caught:
+        pycollect.SyncDataCollector(
+            lambda: GymWrapper(Counted()), None, frames_per_batch=4, max_frames_per_traj=2
+        )
     assert "step_count" in str(caught.value)
 
 
