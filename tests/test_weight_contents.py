@@ -368,8 +368,8 @@ def test_an_async_batched_collector_follows_the_modes() -> None:
     with AsyncBatchedCollector([env] * 2, policy=policy, frames_per_batch=T) as collector:
         batches = iter(collector)
         next(batches)
-        policy.eval()
         policy.module.head.gain = 2.0
+        policy.eval()
         while True:
             batch = next(batches)
             if seen_modes(batch) == {(False, False, False)}:
