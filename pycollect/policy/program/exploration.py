@@ -7,6 +7,7 @@ TensorDict. Each function is compared with its module on a first call, see `is_e
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
@@ -32,7 +33,7 @@ _PROJECTING_HOOK = f"{_PACKAGE}common._forward_hook_safe_action"
 _EXPLORING = (InteractionType.RANDOM, None)
 
 
-class TensorCall:
+class TensorCall(ABC):
     """Base of functions over tensors that stand for a module over TensorDicts.
 
     Args:
@@ -66,15 +67,15 @@ class TensorCall:
     def _out_keys(self) -> Any:
         return self.module.out_keys[:1]  # others are private, and read by the module alone
 
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027 (most keep nothing)
         """Drop the values kept for the next call."""
 
-    def take_over(self, other: TensorCall) -> None:
+    def take_over(self, other: TensorCall) -> None:  # noqa: B027
         """Continue with the values that another function kept for this module's next call."""
 
+    @abstractmethod
     def __call__(self, *inputs: torch.Tensor) -> Tensors:
         """Return the tensors that the module writes."""
-        raise NotImplementedError
 
 
 class QValues(TensorCall):
