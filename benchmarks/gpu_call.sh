@@ -5,7 +5,7 @@
 #            processes with a Nature CNN on the GPU, all GPU tests, the rest of the collectors
 #   second   the remaining time: collectors of 14 again for the spread, processes of CartPole and Pong on all
 #            cores, memcheck of the core's tests, the host's costs
-#   STEP     machine core headline collectors scaling tests rest again memcheck host
+#   STEP     machine core headline collectors scaling tests rest torchrl again memcheck host
 # A step that runs out of time is interrupted, and keeps its figures so far.
 #   PYTHON   the interpreter that has torch, numpy, pytest, pytest-timeout, psutil [python3]
 #   WHEELS   a folder with wheels of missing packages and of pycollect; without the latter it is built [.whl]
@@ -102,9 +102,14 @@ from pycollect import cuda; print('the core:', cuda.why_not() or 'has CUDA')"
       ;;
     rest)
       bench rest 200 collectors --workers "${counts[0]}" --sides \
-        "TorchRL, AsyncBatchedCollector" "TorchRL, storing there" "a policy each, captured" \
-        "a policy each, beside torchrl" "start() without a learner" "start() beside a learner" \
-        "environments alone"
+        "environments alone" "a policy each, beside torchrl" "start() without a learner" \
+        "start() beside a learner" "a policy each, captured" "policy alone, captured"
+      ;;
+    torchrl)
+      for count in "${counts[@]}"; do
+        bench "torchrl-$count" 90 collectors --workers "$count" --sides \
+          TorchRL "TorchRL, storing there" "TorchRL, AsyncBatchedCollector"
+      done
       ;;
     again) bench again 90 collectors --workers "${counts[0]}" --sides "${best[@]}" ;;
     scaling)
