@@ -140,6 +140,27 @@ class Slab:
             IndexError: If the row does not exist.
         """
 
+    def write_header(
+        self,
+        row: int,
+        worker: int,
+        incarnation: int,
+        sequence: int,
+        policy_version: int,
+        frames: int,
+        steps: int,
+    ) -> RolloutHeader:
+        """Write and return the header of a rollout that other code recorded.
+
+        Args:
+            frames: Number of collected frames.
+            steps: Valid length of every environment.
+
+        Raises:
+            ValueError: If a number does not fit.
+            IndexError: If the row does not exist.
+        """
+
     def lengths(self, row: int = 0) -> list[int]:
         """Return the rollout's valid length per environment; less than T after an early stop."""
 
@@ -584,6 +605,7 @@ class RolloutControl:
 
     Attributes:
         is_stopped: Whether `stop` has reached `number`.
+        min_steps: Minimum number of steps before the rollout may end.
     """
 
     def __init__(
@@ -595,6 +617,8 @@ class RolloutControl:
     ) -> None: ...
     @property
     def is_stopped(self) -> bool: ...
+    @property
+    def min_steps(self) -> int: ...
     def count_step(self) -> None:
         """Increment `steps`. A Recorder calls this; call it if other code records the steps."""
 
@@ -993,6 +1017,9 @@ class TrajectoryIds:
         Raises:
             ValueError: If a worker cannot have given these ids. Nothing was changed then.
         """
+
+    def issue(self, count: int) -> int:
+        """Number `count` new trajectories, whose ids the caller writes; return the first id."""
 
     def forget(self, worker: int) -> None:
         """End the open trajectories of a replaced worker; its local ids start again."""

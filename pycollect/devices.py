@@ -404,7 +404,7 @@ def accelerator(device: torch.device) -> Accelerator:
 
 
 def _kind_of(device: torch.device) -> Callable[[torch.device], Accelerator]:
-    if not hasattr(getattr(torch, device.type), "Stream"):
+    if device.type == "cpu" or not hasattr(getattr(torch, device.type), "Stream"):
         return PlainAccelerator
     return CudaAccelerator if device.type == "cuda" and cuda.is_torchs() else StreamAccelerator
 

@@ -97,6 +97,8 @@ void bind_assemble(py::module_& module) {
       .def_static("from_state", &from_state, py::arg("state"))
       .def("renumber", &renumber, py::arg("worker"), py::arg("ids"),
            "Replace a rollout's ids, int64 [P, T], by global ones in place.")
+      .def("issue", &TrajectoryIds::issue, py::arg("count"),
+           "Number new trajectories; return the first id.")
       .def("forget", &TrajectoryIds::forget, py::arg("worker"),
            "End the open trajectories of a replaced worker.")
       .def_property_readonly("next", &TrajectoryIds::next)

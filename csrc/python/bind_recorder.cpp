@@ -315,6 +315,7 @@ void bind_recorder(py::module_& module) {
            py::arg("stop") = nullptr, py::arg("number") = 0, py::arg("min_steps") = 1,
            py::arg("steps") = nullptr)
       .def_property_readonly("is_stopped", &RolloutControl::is_stopped)
+      .def_readonly("min_steps", &RolloutControl::min_steps)
       .def("count_step", &RolloutControl::count_step);
 
   py::class_<BoundRecorder>(module, "Recorder", "Writes steps into a slab.")

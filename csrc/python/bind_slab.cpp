@@ -26,6 +26,23 @@ RolloutHeader header_of(const Slab& slab, std::int64_t row) {
   return read_header({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
 }
 
+RolloutHeader write_header_of(Slab& slab, std::int64_t row, std::int64_t worker,
+                              std::int64_t incarnation, std::int64_t sequence,
+                              std::int64_t policy_version, std::int64_t frames,
+                              std::int64_t steps) {
+  RolloutHeader header;
+  header.worker = worker;
+  header.incarnation = incarnation;
+  header.sequence = sequence;
+  header.policy_version = policy_version;
+  header.frames = frames;
+  header.generation = slab.generation();
+  const auto envs = static_cast<std::size_t>(slab.placement().geometry().envs);
+  write_header(slab.data(), slab.placement(), row, header,
+               std::vector<std::int64_t>(envs, steps));
+  return header_of(slab, row);
+}
+
 std::vector<std::int64_t> lengths_of(const Slab& slab, std::int64_t row) {
   return read_lengths({slab.data(), static_cast<std::size_t>(slab.bytes())}, slab.placement(), row);
 }
@@ -57,6 +74,10 @@ void bind_slab(py::module_& module) {
       .def("array", &whole_slab, "Return all bytes as an array that holds the slab.")
       .def("header", &header_of, py::arg("row") = 0,
            "Return the checked header of a worker's rollout.")
+      .def("write_header", &write_header_of, py::arg("row"), py::arg("worker"),
+           py::arg("incarnation"), py::arg("sequence"), py::arg("policy_version"),
+           py::arg("frames"), py::arg("steps"),
+           "Write and return the header of a rollout that other code recorded.")
       .def("lengths", &lengths_of, py::arg("row") = 0,
            "Return the valid length of the rollout per env.")
       .def("tensors", &tensors_of, py::arg("batch_shape"), py::arg("tensor_type"),

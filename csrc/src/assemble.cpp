@@ -5,6 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "pycollect/copy.h"
 #include "pycollect/thread_pool.h"
@@ -296,6 +297,13 @@ void compact(ThreadPool& pool, std::byte* target, const Placement& joined,
       begin += ends[row];
     }
   }
+}
+
+std::int64_t TrajectoryIds::issue(std::int64_t count) {
+  if (count < 0) {
+    throw std::invalid_argument("count: expected at least 0, got " + std::to_string(count));
+  }
+  return std::exchange(state_.next, state_.next + count);
 }
 
 TrajectoryIds::TrajectoryIds(State state) : state_(std::move(state)) { check_state(state_); }

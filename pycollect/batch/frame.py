@@ -24,6 +24,17 @@ IS_INIT: Key = ("is_init",)
 FLAGS = ("done", "terminated", "truncated")
 
 
+class NoLeaves:
+    """The leaves of a slab if all leaves of a batch are recorded on a device: only a filler."""
+
+    all = (Leaf(("_filler",), "uint8", ()),)
+    keys: tuple[Key | None, ...] = (None,)
+
+    def layout(self) -> Layout:
+        """The layout of the slab."""
+        return Layout(self.all)
+
+
 @dataclass(frozen=True)
 class BatchLeaves:
     """What one worker's frames consist of: the leaves, and which of them come from where.

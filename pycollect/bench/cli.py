@@ -14,7 +14,7 @@ from typing import Any
 
 from pycollect.bench.rows import Row, table, with_ratios, write_json
 
-_PARTS = ("host", "steps", "splits", "gathers", "collectors")
+_PARTS = ("host", "steps", "splits", "gathers", "simulator", "collectors")
 """Host costs, steps of a batch's transfer, splitting, gather kernel, and whole collectors."""
 
 _CPU_EXAMPLES = """\

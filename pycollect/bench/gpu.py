@@ -82,6 +82,12 @@ def _cases(
             lambda: host_rows(sizes, material),
             lambda: device_rows(sizes, material, device, lacking),
         ]
+    if part == "simulator":
+        from pycollect.bench.simulator import SIZES as ENVS
+        from pycollect.bench.simulator import simulator_rows
+
+        here = "" if device.type == "cpu" else lacking
+        return [partial(simulator_rows, envs, sizes.seconds, device, here) for envs in ENVS]
     one = {"host": host_cost_rows, "splits": split_rows, "gathers": gather_rows}[part]
     return [partial(one, sizes, device, lacking)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
@@ -32,6 +32,7 @@ def rank_arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
+    final_observation: Literal["unknown"] | None = None,
     env_groups: int = 1,
     info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,

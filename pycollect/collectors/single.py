@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
@@ -41,6 +41,7 @@ def _arguments(
     policy_device: Any = None,
     create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     autoreset_mode: Any = None,
+    final_observation: Literal["unknown"] | None = None,
     env_groups: int = 1,
     info_keys: AskedInfo | None = None,
     max_frames_per_traj: int | None = None,
@@ -116,6 +117,11 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
         autoreset_mode: Autoreset mode of a vector environment whose metadata does not contain one:
             "NEXT_STEP", "SAME_STEP", "DISABLED" or Gymnasium's enum. Defaults to ``None``: the mode
             in the metadata.
+        final_observation: "unknown" for a vector environment that resets in the same step and does
+            not return the last observation of an episode, as many simulators on GPUs. The entry
+            ("next", "observation_valid"), bool [P, T, 1], is then False in frames whose ("next",
+            "observation") belongs to the next episode. Defaults to ``None``: an error names the
+            environment when such an episode ends.
         env_groups: With 2, one half of the environments steps while the policy acts for the other
             half. `create_env_fn` is called once per half, or is a list of two callables. Each call
             returns a vector environment that steps in other threads or processes, such as

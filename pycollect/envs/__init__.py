@@ -26,7 +26,7 @@ from .random_actions import ActionSampler
 from .single import close_quietly, make_single_env
 from .spaces import describe
 from .time_limit import has_time_limit
-from .vector import make_vector_env
+from .vector import OBSERVATION_VALID, make_vector_env
 from .vector_api import is_vector_env
 
 __all__ = ["ActionSampler", "Arrays", "EnvBatch", "check_entry", "make_env_batch"]
@@ -38,6 +38,8 @@ def make_env_batch(
     autoreset_mode: Any = None,
     info_keys: InfoKeys | None = None,
     devices: Devices | None = None,
+    final_observation: str | None = None,
+    as_arrays: bool = False,
 ) -> EnvBatch:
     """Make one worker's environments.
 
@@ -52,6 +54,10 @@ def make_env_batch(
             does not declare its mode.
         info_keys: Entries of Gymnasium's info to record, see `with_info`.
         devices: Devices of TorchRL environments.
+        final_observation: "unknown" for a vector environment that resets in the same step and may
+            not return the last observation of an episode.
+        as_arrays: Step vector environments of tensors with numpy arrays. With `info_keys`, or
+            observations without a fixed shape and numeric dtype, this is always done.
 
     Returns:
         The environments; close them after use. A vector environment has been reset.
@@ -62,10 +68,13 @@ def make_env_batch(
             not fit together, an environment appears twice, a space is not supported,
             `autoreset_mode` is wrong or missing, or an environment is passed with kwargs.
     """
-    env = _make(create_env_fn, create_env_kwargs, autoreset_mode, devices)
-    if not info_keys:
-        return env
+    vector = autoreset_mode, final_observation, as_arrays or bool(info_keys)
+    env = _make(create_env_fn, create_env_kwargs, vector, devices)
     try:
+        if final_observation is not None:
+            _check_resets_in_same_step(env, final_observation)
+        if not info_keys:
+            return env
         informed = with_info(env, info_keys)
         informed.original = env.original
         return informed
@@ -75,10 +84,19 @@ def make_env_batch(
         raise
 
 
+def _check_resets_in_same_step(env: EnvBatch, final_observation: str) -> None:
+    if all(leaf.key != OBSERVATION_VALID for leaf in env.step_only):
+        raise ValueError(
+            f"final_observation: expected None, got {final_observation!r}; only vector "
+            f"that reset in the same step (SAME_STEP) may lack last observations, {env.original} "
+            "does not"
+        )
+
+
 def _make(
     create_env_fn: Any,
     create_env_kwargs: Mapping[str, Any] | None,
-    autoreset_mode: Any,
+    vector: tuple[Any, str | None, bool],
     devices: Devices | None,
 ) -> EnvBatch:
     kwargs = {} if create_env_kwargs is None else dict(create_env_kwargs)
@@ -92,7 +110,7 @@ def _make(
             raise ValueError(
                 f"create_env_kwargs: expected None if create_env_fn is an environment, got {kwargs}"
             )
-        return _wrap(create_env_fn, autoreset_mode, devices)
+        return _wrap(create_env_fn, vector, devices)
     env = create_env_fn(**kwargs)
     if not is_env(env):
         raise TypeError(
@@ -100,7 +118,7 @@ def _make(
             f"{adapter_for(env)}"
         )
     try:
-        return _wrap(env, autoreset_mode, devices)
+        return _wrap(env, vector, devices)
     except BaseException:
         close_quietly(env)
         raise
@@ -148,7 +166,7 @@ def _check_single(env: Any, fn: Any, i: int) -> None:
         )
 
 
-def _wrap(env: Any, autoreset_mode: Any, devices: Devices | None) -> EnvBatch:
+def _wrap(env: Any, vector: tuple[Any, str | None, bool], devices: Devices | None) -> EnvBatch:
     check_distinct([env])
     if is_torchrl_env(env):
         from .torchrl import make_torchrl_env
@@ -159,7 +177,7 @@ def _wrap(env: Any, autoreset_mode: Any, devices: Devices | None) -> EnvBatch:
         compiled.original, compiled.time_limit = env, has_time_limit(env)
         return compiled
     # EnvPool's envs are both; the vector interface is the one that they have.
-    batch = make_vector_env(env, autoreset_mode) if is_vector_env(env) else make_single_env(env)
+    batch = make_vector_env(env, *vector) if is_vector_env(env) else make_single_env(env)
     batch.original = env
     batch.time_limit = has_time_limit(env)
     return batch

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
+from pycollect._core import Leaf
 from pycollect.batch.extras import ExtraValues
 from pycollect.batch.layout import Key
 from pycollect.errors import warn_user
 
+from .arrays import arrays_of
 from .base import Arrays, BoolArray, EnvBatch
 from .info import Tap
 from .info_rows import final_observations, rows_of, rows_of_step
@@ -19,8 +21,16 @@ from .probe import Finding, probe_keeps_rows, probe_resumes
 from .spaces import Array, conform, make_flatten, make_read_extras
 from .vector_api import Autoreset, Leaves, VectorApi, parse_autoreset, rows_differ, told_autoreset
 
+OBSERVATION_VALID: Key = ("observation_valid",)
+"""Key, below "next", of whether the next observation is the true one."""
 
-def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:
+
+def make_vector_env(
+    env: Any,
+    autoreset_mode: Any = None,
+    final_observation: str | None = None,
+    as_arrays: bool = False,
+) -> EnvBatch:
     """Return the EnvBatch of a vector environment, according to its autoreset mode.
 
     A bare SyncVectorEnv is switched to DISABLED. A wrapped one is not, because wrappers may depend
@@ -31,12 +41,26 @@ def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:
         env: The vector environment, which belongs to the EnvBatch from now on.
         autoreset_mode: Mode of an environment that does not declare one: Gymnasium's enum, or a
             name.
+        final_observation: "unknown" if the environment resets in the same step and may not return
+            the last observation of an episode.
+        as_arrays: Step an environment of tensors with numpy arrays. On a device, every step is then
+            copied to the host.
 
     Raises:
         ValueError: The mode is unknown or contradicts the declared one, an environment in DISABLED
             mode ignores `reset_mask`, or a space or size is not supported.
     """
     mode = _read_mode(env, autoreset_mode)
+    arrays = arrays_of(env)
+    batch = _of_arrays(arrays or env, mode, final_observation is not None)
+    if arrays is None or as_arrays or batch.extras:
+        return batch
+    from .tensors import TensorVectorEnv
+
+    return TensorVectorEnv(arrays, batch)
+
+
+def _of_arrays(env: Any, mode: Autoreset, final_is_unknown: bool) -> VectorEnvBatch:
     api = VectorApi(env)
     if _switch_to_disabled(env):
         return VectorEnvBatch(api)
@@ -49,7 +73,7 @@ def make_vector_env(env: Any, autoreset_mode: Any = None) -> EnvBatch:
     keeps = _probe(api)
     if mode is Autoreset.SAME_STEP:
         can_reset = keeps is Finding.SHOWN or (known and keeps is Finding.UNSHOWN)
-        return SameStepEnvBatch(api, can_reset=can_reset)
+        return SameStepEnvBatch(api, can_reset=can_reset, final_is_unknown=final_is_unknown)
     if keeps is Finding.VIOLATED:
         raise ValueError(
             f"create_env_fn: {env} has the autoreset mode DISABLED, but its reset with "
@@ -141,7 +165,7 @@ class VectorEnvBatch(EnvBatch):
         self.steps_rows = steps_rows
         self.overlaps = api.overlaps
         self.can_reset = not skips_after_done
-        self._api = api
+        self.api = api
         self._step_api: Callable[..., Any] = api.step
         self._receive_api: Callable[..., Any] = api.receive
         self._step_rows_api: Callable[..., Any] = api.step_rows
@@ -160,7 +184,7 @@ class VectorEnvBatch(EnvBatch):
 
     def _tapped(self) -> Tap:
         tap = Tap()
-        self._api.info_is_read = True
+        self.api.info_is_read = True
         self._step_api = tap.on(self._step_api)
         self._receive_api = tap.on(self._receive_api)
         self._step_rows_api = tap.on(self._step_rows_api)
@@ -168,7 +192,7 @@ class VectorEnvBatch(EnvBatch):
 
     def shown(self) -> ExtraValues:
         """See `EnvBatch.shown`."""
-        return self._by_key(self._api.extra_values)
+        return self._by_key(self.api.extra_values)
 
     def _by_key(self, values: list[list[Any]]) -> ExtraValues:
         return {extra.key: own for extra, own in zip(self.extras, values, strict=True)}
@@ -180,7 +204,7 @@ class VectorEnvBatch(EnvBatch):
         none after its construction, and warns about it.
         """
         self._resetting = None
-        return self._arrays(self._api.reset(seeds))
+        return self._arrays(self.api.reset(seeds))
 
     def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
         """Step all rows; reward float [P], flags bool [P]."""
@@ -188,7 +212,7 @@ class VectorEnvBatch(EnvBatch):
 
     def send(self, action: Arrays) -> None:
         """Begin a step; see `EnvBatch.send`."""
-        self._api.send((action,) if self._one_action else action)
+        self.api.send((action,) if self._one_action else action)
 
     def receive(self) -> tuple[Arrays, Any, Any, Any]:
         """Wait for it; see `EnvBatch.receive`. Raises what `step` does."""
@@ -214,7 +238,7 @@ class VectorEnvBatch(EnvBatch):
 
     def _check_mode(self, observation: Leaves, reward: Array, ended: BoolArray, info: Any) -> None:
         """Check at the first end of an episode that the env does not reset in the same step."""
-        env, why = self._api.env, ""
+        env, why = self.api.env, ""
         if self._resetting is not None:
             self._watches_mode = False
             is_wrapped = getattr(env, "unwrapped", env) is not env  # may transform rewards of 0
@@ -261,13 +285,13 @@ class VectorEnvBatch(EnvBatch):
         """
         if self.skips_after_done:
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
-        return self._arrays(self._api.reset_rows(done))
+        return self._arrays(self.api.reset_rows(done))
 
     def close(self) -> None:
         """Close the env; see `EnvBatch.close`."""
         if not self._closed:
             self._closed = True
-            self._api.close()
+            self.api.close()
 
     def _arrays(self, leaves: Leaves) -> Arrays:
         return leaves[0] if self._single else leaves
@@ -282,10 +306,17 @@ class SameStepEnvBatch(VectorEnvBatch):
     Args:
         api: the env.
         can_reset: whether it honours `reset_mask`, so that other rows can be reset too.
+        final_is_unknown: whether `info` may lack the terminal observation. `step` then returns what
+            the env returned, and an entry `OBSERVATION_VALID` tells that.
     """
 
-    def __init__(self, api: VectorApi, *, can_reset: bool) -> None:
+    def __init__(self, api: VectorApi, *, can_reset: bool, final_is_unknown: bool = False) -> None:
         super().__init__(api)
+        if final_is_unknown:
+            self._single = False
+            self.step_only = (Leaf(OBSERVATION_VALID, "bool", (1,)),)
+        self._all_valid = np.ones((self.num_envs, 1), np.bool_)
+        self._warns_of_truncation = final_is_unknown
         self.can_reset = can_reset
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._after: Leaves = ()
@@ -296,7 +327,7 @@ class SameStepEnvBatch(VectorEnvBatch):
     def tap_info(self) -> Callable[[Key], list[Any]]:
         """See `Tapped`."""
         tap = self._tapped()
-        return lambda key: rows_of_step(tap.info, key, self._ended, self._api.reset_info)
+        return lambda key: rows_of_step(tap.info, key, self._ended, self.api.reset_info)
 
     def shown(self) -> ExtraValues:
         """See `EnvBatch.shown`."""
@@ -308,7 +339,8 @@ class SameStepEnvBatch(VectorEnvBatch):
         """Reset all rows; see `VectorEnvBatch.reset`."""
         self._ended = np.zeros(self.num_envs, np.bool_)
         self._final_extras = None
-        return super().reset(seeds)
+        self._resetting = None
+        return self._reset_arrays(self.api.reset(seeds))
 
     def _result(
         self,
@@ -322,9 +354,28 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._final_extras = None
         self._after = observation
         self._ended = terminated | truncated
+        valid = self._all_valid
         if self._ended.any():
-            observation = self._true_next(observation, info)
+            final = final_observations(info, self._ended)
+            if final is None and self.step_only:
+                valid = ~self._ended[:, None]
+                if truncated.any():
+                    self.warn_of_truncation()
+            else:
+                observation = self._true_next(observation, info, final)
+        if self.step_only:
+            observation = (*observation, valid)
         return self._arrays(observation), reward, terminated, truncated
+
+    def warn_of_truncation(self) -> None:
+        """Warn once that an episode was truncated, and its last observation is unknown."""
+        if self._warns_of_truncation:
+            self._warns_of_truncation = False
+            warn_user(
+                f"final_observation: {self.api.env} truncated an episode without returning its "
+                "last observation, so its value cannot be bootstrapped; exclude frames whose "
+                "('next', 'observation_valid') is False"
+            )
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Return the reset observations; resets those rows of `done` that the env has not.
@@ -335,24 +386,23 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._final_extras = None
         rest = done & ~self._ended
         if not rest.any():
-            return self._arrays(self._after)
+            return self._reset_arrays(self._after)
         if not self.can_reset:
             raise RuntimeError("reset_done: this vector environment cannot reset single rows")
         merged = tuple(np.array(leaf) for leaf in self._after)
-        for leaf, fresh in zip(merged, self._api.reset_rows(rest), strict=True):
+        for leaf, fresh in zip(merged, self.api.reset_rows(rest), strict=True):
             leaf[rest] = fresh[rest]
         self._after = merged
-        return self._arrays(merged)
+        return self._reset_arrays(merged)
 
-    def _true_next(self, observation: Leaves, info: Any) -> Leaves:
-        final = final_observations(info, self._ended)
+    def _reset_arrays(self, leaves: Leaves) -> Arrays:
+        return self._arrays((*leaves, self._all_valid) if self.step_only else leaves)
+
+    def _true_next(self, observation: Leaves, info: Any, final: Any) -> Leaves:
         rows = np.flatnonzero(self._ended)
         if final is None:
             keys = list(info[rows[0]] if isinstance(info, list | tuple) else info)
-            raise ValueError(
-                f"autoreset_mode: expected info['final_obs'] from {self._api.env} at the end of an "
-                f"episode in SAME_STEP mode, got the keys {keys}"
-            )
+            raise ValueError(lacks_final(self.api.env, f", got the keys {keys}"))
         if self.extras:
             self._final_extras = self._true_next_extras(final, rows)
         result = tuple(np.array(leaf) for leaf in observation)
@@ -366,9 +416,9 @@ class SameStepEnvBatch(VectorEnvBatch):
         return result
 
     def _true_next_extras(self, final: Any, rows: Array) -> list[list[Any]]:
-        values = [list(own) for own in self._api.extra_values]
+        values = [list(own) for own in self.api.extra_values]
         by_row = isinstance(final, np.ndarray) and final.dtype == object
-        batched = [] if by_row else self._api.read_extras(final)
+        batched = [] if by_row else self.api.read_extras(final)
         for row in rows:
             of_row = self._read_row(final[row]) if by_row else [own[row] for own in batched]
             for own, value in zip(values, of_row, strict=True):
@@ -384,8 +434,16 @@ class SameStepEnvBatch(VectorEnvBatch):
         self._watch_final = False
         if not rows_differ(final, reset)[rows].any():
             warn_user(
-                f"create_env_fn: final_obs of {self._api.env} equals the reset observation after "
+                f"create_env_fn: final_obs of {self.api.env} equals the reset observation after "
                 "it, so ('next', observation) may be wrong at the end of episodes. If the "
                 "environment reuses its observation buffer, return a copy, or use the autoreset "
                 "mode NEXT_STEP or DISABLED",
             )
+
+
+def lacks_final(env: Any, got: str) -> str:
+    """Return the text of the error that a SAME_STEP env gave no terminal observation."""
+    return (
+        f"final_observation: expected info['final_obs'] from {env} at the end of an episode in "
+        f"SAME_STEP mode{got}; add it, or pass final_observation='unknown'"
+    )

@@ -32,12 +32,14 @@ class Calling:
         graphed: "warmup", the calls before the capture; None: not at all.
         trusted: the policy takes a TensorDict, whatever its signature says.
         pool: Memory that all graphs share. Defaults to ``None``: each has its own.
+        within: The caller captures whole rollouts, so the calls in them are not captured.
     """
 
     compiled: Mapping[str, Any] | None = None
     graphed: Mapping[str, Any] | None = None
     trusted: bool = False
     pool: GraphPool | None = None
+    within: bool = False
 
     @classmethod
     def checked(cls, compile_policy: Any, cudagraph_policy: Any, trust_policy: Any) -> Calling:
@@ -81,7 +83,7 @@ class Calling:
 
     def of_program(self, program: Program) -> Program:
         """The program, its calls compiled or captured."""
-        if self.compiled is None and self.graphed is None:
+        if self.compiled is None and (self.graphed is None or self.within):
             return program
         steps = tuple(
             replace(step, function=self.of(step.function))
@@ -96,7 +98,7 @@ class Calling:
         function = self.of_whole(function)
         return (
             function
-            if self.graphed is None
+            if self.graphed is None or self.within
             else CapturedCall(function, pool=self.pool, **self.graphed)
         )
 

@@ -103,7 +103,8 @@ def _caster(leaf: Leaf, raw: torch.dtype) -> Callable[[torch.Tensor], torch.Tens
                 f"policy: {show(leaf.key)}: expected {raw}, as in its first call, got "
                 f"{tensor.dtype}"
             )
-        return torch.from_numpy(cast((tensor if is_known else tensor.float()).numpy()))
+        host = (tensor if is_known else tensor.float()).cpu()
+        return torch.from_numpy(cast(host.numpy())).to(tensor.device)
 
     return cast_tensor
 

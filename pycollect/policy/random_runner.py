@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ import torch
 
 from pycollect._core import Leaf
 from pycollect.batch.layout import Key, torch_dtype
+from pycollect.devices import CPU
 from pycollect.envs.base import EnvBatch, Sampler
 from pycollect.policy.outputs import fits
 from pycollect.policy.program.steps import show
@@ -54,7 +56,7 @@ class RandomRunner:
         self.rng = rng
         self.outputs = env.action if outputs is None else outputs
         self._env = env
-        self._to_rows = _tensor_rows if env.takes_tensors else _array_rows
+        self._to_rows = partial(_tensor_rows, env.device) if env.takes_tensors else _array_rows
         self._batch = (env.num_envs,) if env.batched else ()
         places = {leaf.key: place for place, leaf in enumerate(env.action)}
         self._places = [places.get(leaf.key) for leaf in self.outputs]
@@ -152,14 +154,14 @@ def _as(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return value if value.dtype is dtype else value.to(dtype)
 
 
-def _tensor_rows(actions: npt.NDArray[Any], leaf: Leaf) -> Sequence[Row]:
+def _tensor_rows(device: torch.device, actions: npt.NDArray[Any], leaf: Leaf) -> Sequence[Row]:
     """A tensor per step; a policy's leaf may have another dtype than what was drawn."""
-    return torch.from_numpy(actions).to(torch_dtype(leaf.dtype)).unbind(0)
+    return torch.from_numpy(actions).to(device, torch_dtype(leaf.dtype)).unbind(0)
 
 
 def _array_rows(actions: npt.NDArray[Any], leaf: Leaf) -> Sequence[Row]:
     """The same as arrays: made, read and given to an env in a third of the time."""
     if leaf.dtype == "bfloat16":  # unknown to numpy
-        return _tensor_rows(actions, leaf)
+        return _tensor_rows(CPU, actions, leaf)
     cast = actions.astype(leaf.dtype, copy=False)
     return [cast[step, ...] for step in range(len(cast))]

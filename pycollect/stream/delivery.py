@@ -13,6 +13,7 @@ from pycollect.batch.frame import MASK, TRAJ_IDS
 from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import to_tensordict
 from pycollect.batch.upload import Uploads
+from pycollect.devices import CPU
 from pycollect.stream.options import StreamOptions
 from pycollect.stream.source import Batch
 from pycollect.trajectories import on_cuda
@@ -31,12 +32,12 @@ def assembled(batch: Batch, options: StreamOptions, uploads: Uploads | None) -> 
     if batch.place.type == "cpu" or uploads is None:
         tensors = tensors if cast is None else cast(tensors)
         device = device if batch.place.type == "cpu" else None
-    else:
+    elif tensors:
         uploader = uploads.to(batch.place)
         tensors = uploader.upload(batch.slab, tensors, cast)
         device = uploader.device
     if batch.on_device:
-        place = next(iter(tensors.values())).device
+        place = batch.place if uploads is not None else CPU
         own = {key: tensor.to(place) for key, tensor in batch.on_device.items()}
         tensors = {**tensors, **(own if cast is None else cast(own))}
         tensors = {key: tensors[key] for key in batch.leaves.keys if key in tensors}

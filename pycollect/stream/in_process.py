@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from tensordict import TensorDictBase
 
-from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted
+from pycollect._core import RolloutControl, SharedNumber, Slab, Uninterrupted, copy
 from pycollect.batch.extras import joined
 from pycollect.batch.frame import TRAJ_IDS
+from pycollect.batch.layout import Key
 from pycollect.batch.slab_views import check_lease, make_pool, slab_tensors
 from pycollect.batch.weight_slab import load_weights
 from pycollect.devices import indexed
@@ -106,6 +107,7 @@ class InProcess:
         self._pre_hook, worker.pre_collect_hook = worker.pre_collect_hook, None
         self._post_hook = post_hook
         self._profiler: ProfilerHook | None = None
+        self._numbered = 0  # trajectories that were numbered on the environments' device
         devices = worker.options.devices
         self._place = devices.batch_device or worker.device, devices.reported
         uploader = flow.uploads.uploader_for(self._place[0])
@@ -160,8 +162,8 @@ class InProcess:
         with self._flow.statistics.timed("assemble"):
             check_lease(slab, slab.header())
             tensors = slab_tensors(slab, worker.batch_shape, worker.slab_leaves.keys)
-            ids = tensors[TRAJ_IDS]
-            self._flow.ids.renumber(0, ids.view(worker.env.num_envs, worker.steps))
+            report = _placed(report, tensors)
+            self._number(tensors, report)
             own = report.extras
             extras = None if own is None else joined([own.value], -1, worker.env.batch_size)
         self.streams.report = report
@@ -177,6 +179,18 @@ class InProcess:
             *self._place,
             report.on_device,
         )
+
+    def _number(self, tensors: Mapping[Key, torch.Tensor], report: RolloutReport) -> None:
+        """Make trajectory ids those of the whole run."""
+        ids = self._flow.ids
+        if TRAJ_IDS in tensors:
+            shape = self.worker.env.num_envs, self.worker.steps
+            ids.renumber(0, tensors[TRAJ_IDS].view(shape))
+        else:  # numbered on the device, from 0 on
+            own = report.on_device[TRAJ_IDS]
+            before, self._numbered = self._numbered, self.worker.trajectories
+            if offset := ids.issue(self._numbered - before) - before:
+                own += torch.where(own < 0, 0, offset)
 
     def before_delivery(self, td: TensorDictBase) -> None:
         """Call the hook of the user's."""
@@ -263,6 +277,17 @@ class InProcess:
             self._profiler.stop()
         if close_env:
             self.worker.close()
+
+
+def _placed(report: RolloutReport, tensors: Mapping[Key, torch.Tensor]) -> RolloutReport:
+    """Return the report of a rollout whose tensors have memory of their own, or are in the slab."""
+    own = {}
+    for key, recorded in report.on_device.items():
+        if key in tensors:
+            copy(tensors[key], recorded)
+        else:
+            own[key] = recorded.contiguous()
+    return report._replace(on_device=own)
 
 
 def _only_worker() -> Sequence[int]:

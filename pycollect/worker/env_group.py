@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 
 from pycollect._core import Layout, Leaf, Recorder, RolloutControl, Slab
 from pycollect.batch.extras import Extras
-from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.frame import BatchLeaves, NoLeaves
 from pycollect.batch.layout import Key
-from pycollect.devices import indexed
+from pycollect.devices import CPU, indexed
 from pycollect.envs.base import Arrays, EnvBatch
 from pycollect.policy import (
     Calling,
@@ -22,11 +23,13 @@ from pycollect.policy import (
     RunnerElsewhere,
     make_policy_runner,
 )
+from pycollect.policy.graphs import CapturedWork
 from pycollect.worker.device_recorder import DeviceRecorder
 from pycollect.worker.extras_recorder import ExtrasRecorder
 from pycollect.worker.memory import current_tensors, fill
 from pycollect.worker.options import WorkerOptions
 from pycollect.worker.rolling import STOPPED, Calls
+from pycollect.worker.tensor_recorder import TensorRecorder, steps_wait
 
 Runner = PolicyRunner | RandomRunner | RunnerElsewhere
 
@@ -59,6 +62,10 @@ class EnvGroup:
         fill(self._current, self._first)
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
+        self._calling = _calling_of(policy, options, device)
+        if self._can_capture:
+            self._calling = replace(self._calling, within=True)
+        self._captured: tuple[Any, Callable[[], None]] | None = None
         with torch.no_grad():
             self.runner: Runner = make_policy_runner(
                 policy,
@@ -68,7 +75,7 @@ class EnvGroup:
                 extras=self._extras.current,
                 cast=options.cast,
                 counts_steps=bool(cut),
-                calling=_calling_of(policy, options, device),
+                calling=self._calling,
                 device=device,
                 home=indexed(env.device) if env.staying else None,
                 told=options.devices.policy_device is not None,
@@ -110,9 +117,12 @@ class EnvGroup:
         return (*(state.leaf for state in self.runner.states), *self.runner.through_env)
 
     @property
-    def slab_leaves(self) -> BatchLeaves:
+    def slab_leaves(self) -> BatchLeaves | NoLeaves:
         """Those of a frame that lie in the slab."""
-        return self._on_host if self._options.stays else self.leaves
+        if not self._options.stays:
+            return self.leaves
+        is_apart = self.env.is_resident and self.env.device != CPU
+        return NoLeaves() if is_apart else self.leaves if self.env.is_resident else self._on_host
 
     @property
     def _on_host(self) -> BatchLeaves:
@@ -130,19 +140,29 @@ class EnvGroup:
         keys = [leaf.key for leaf in (*runner.outputs, *self._passed_on)]
         given = env.given((*runner.outputs, *runner.through_env))
         places = [keys.index(key) for key in given]
-        self.recorder = self._make_recorder(
-            layout, () if env.takes_tensors else places, first, envs
-        )
-        self.beside = (
-            DeviceRecorder(self.recorder, env, self.leaves, self._current, runner.states)
-            if env.staying
-            else None
-        )
+        self.recorder: Any = None
+        self.beside: DeviceRecorder | TensorRecorder | None = None
+        if env.is_resident:
+            self.recorder = self.beside = self._make_tensor_recorder()
+        else:
+            self.recorder = self._make_recorder(
+                layout, () if env.takes_tensors else places, first, envs
+            )
+            if env.staying:
+                self.beside = DeviceRecorder(
+                    self.recorder, env, self.leaves, self._current, runner.states
+                )
         self._records = self.beside or self.recorder
         self._records.restart(self._first)
         del self._first
         take = self._records.take
         self._take = _taking_tensors(take, places) if env.takes_tensors else take
+
+    def _make_tensor_recorder(self) -> TensorRecorder:
+        env, runner = self.env, self.runner
+        return TensorRecorder(
+            env, self.leaves, self._current, runner, self._cut, self._options.set_truncated
+        )
 
     def _make_recorder(
         self, layout: Layout, given: Sequence[int], first: int, envs: int
@@ -243,9 +263,43 @@ class EnvGroup:
             return calls
         return calls._replace(act=_copying(calls.act))
 
+    @property
+    def _can_capture(self) -> bool:
+        """Whether a CUDA graph may step environments and policy for a whole rollout."""
+        env, graphed = self.env, self._calling.graphed
+        if graphed is None or not env.is_resident or env.device.type != "cuda":
+            return False
+        return env.is_capturable and not steps_wait(env, self._cut)
+
+    def roll_captured(self, steps: int) -> bool:
+        """Make the rollout by replaying a CUDA graph; return False if that is not possible."""
+        acting, recorder = self._acting, self.recorder
+        if not self._calling.within or acting is not self.runner or acting.slow_path:
+            return False
+        if acting.draws_on_host:
+            return False
+        known = (acting.act, steps)
+        if self._captured is None or self._captured[0] != known:
+            self._captured = known, self._capture(steps)
+        self._captured[1]()
+        recorder.recorded()
+        return True
+
+    def _capture(self, steps: int) -> Callable[[], None]:
+        act, take, step, record, *_ = self.calls
+
+        def roll() -> None:
+            for _ in range(steps):
+                record(step(take(act())))
+
+        warmup = max(int((self._calling.graphed or {}).get("warmup", 1)), 1)
+        return CapturedWork(roll, self.env.device, warmup)
+
     def catch_up(self) -> None:
         """Step what fell behind, since it reset itself, until all have the rollout's steps."""
         recorder, env, runner, take = self.recorder, self.env, self._acting, self._take
+        if env.is_resident:
+            return
         behind = recorder.behind
         while left := recorder.steps_left:
             runner.refresh(left)

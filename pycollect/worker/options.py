@@ -24,6 +24,13 @@ def _check_autoreset(name: str, value: Any) -> Any:
     return value
 
 
+def _check_final(name: str, value: Any) -> Any:
+    """Return None or "unknown"."""
+    if value not in (None, "unknown"):
+        raise ValueError(f"{name}: expected None or 'unknown', got {value!r}")
+    return value
+
+
 @dataclass(frozen=True)
 class WorkerOptions:
     """The arguments that configure a worker, except its environment and policy.
@@ -44,6 +51,9 @@ class WorkerOptions:
     compress: bool = False
     autoreset_mode: Any = argument(
         None, _check_autoreset, "Autoreset mode if the metadata has none."
+    )
+    final_observation: str | None = argument(
+        None, _check_final, "Whether the last observation of an episode may be unknown."
     )
     env_groups: int = argument(
         1, check_env_groups, "Number of groups of environments that step independently."

@@ -30,6 +30,7 @@ from pycollect.worker.packed import Packed
 from pycollect.worker.report import RolloutReport
 from pycollect.worker.rolling import roll
 from pycollect.worker.step_timer import StepTimer, WorkerSeconds
+from pycollect.worker.tensor_recorder import TensorRecorder
 from pycollect.worker.turns import Moves, Order, roll_in_turns, timed_calls
 
 _NO_CONTROL = RolloutControl()
@@ -74,8 +75,9 @@ class Worker:
         self._fresh = True  # all environments were reset and not stepped since
         if options.init_fn is not None:
             options.init_fn()
-        make = partial(self._make_envs, env_kwargs)
         elsewhere = isinstance(policy, PolicyElsewhere)
+        as_arrays = elsewhere or options.env_groups > 1
+        make = partial(self._make_envs, env_kwargs, as_arrays)
         self.env = make_groups(entry, options.env_groups, make, policy_elsewhere=elsewhere)
         try:
             first = self.env.groups[0]
@@ -87,10 +89,18 @@ class Worker:
             self.env.close()
             raise
 
-    def _make_envs(self, env_kwargs: dict[str, Any] | None, entry: Any) -> EnvBatch:
+    def _make_envs(
+        self, env_kwargs: dict[str, Any] | None, as_arrays: bool, entry: Any
+    ) -> EnvBatch:
         options = self.options
         return make_env_batch(
-            entry, env_kwargs, options.autoreset_mode, options.info_keys, options.devices
+            entry,
+            env_kwargs,
+            options.autoreset_mode,
+            options.info_keys,
+            options.devices,
+            options.final_observation,
+            as_arrays,
         )
 
     def _build(self, options: WorkerOptions) -> None:
@@ -171,6 +181,12 @@ class Worker:
         """Steps of single environments recorded since the worker was made."""
         return sum(group.recorder.frames for group in self.groups)
 
+    @property
+    def trajectories(self) -> int:
+        """Number of trajectories that were numbered on the environments' device."""
+        recorder: TensorRecorder = self.groups[0].recorder
+        return recorder.trajectories
+
     def collect(
         self,
         slab: Slab,
@@ -231,6 +247,8 @@ class Worker:
         return Packed(extras, pickled_extras)
 
     def _roll(self, control: RolloutControl) -> None:
+        if len(self.groups) == 1 and self.groups[0].roll_captured(self.steps):
+            return
         if len(self.groups) == 1:
             roll(self.groups[0].calls, self._timer, self.steps)
         else:

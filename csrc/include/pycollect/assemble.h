@@ -93,6 +93,10 @@ class TrajectoryIds {
   // one to write.
   void renumber(std::int64_t worker, const TensorView& ids, Known known = Known::nothing);
 
+  // Numbers `count` new trajectories, whose ids the caller writes; returns the first of their ids.
+  // Throws std::invalid_argument for a negative count.
+  std::int64_t issue(std::int64_t count);
+
   // Call this when a worker was replaced: its open trajectories end, and its local ids start again.
   void forget(std::int64_t worker) { state_.workers.erase(worker); }
 

@@ -1,0 +1,135 @@
+"""Vector environments whose values are torch tensors, or arrays that support DLPack."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+
+from pycollect.devices import CPU, indexed
+
+from .base import observation_of, step_values
+
+
+def arrays_of(env: Any) -> AsArrays | None:
+    """Return a vector environment with numpy arrays; None if it has numpy arrays itself.
+
+    It is reset to see what it returns, unless it is known to have numpy arrays.
+    """
+    if isinstance(env, SyncVectorEnv | AsyncVectorEnv) or hasattr(env, "all_env_ids"):
+        return None
+    observation = observation_of(env.reset())
+    return None if _first_tensor(observation) is None else AsArrays(env, observation)
+
+
+def _first_tensor(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        return next((own for own in map(_first_tensor, value) if own is not None), None)
+    return value if _is_tensor(value) else None
+
+
+def _is_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    return hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray | np.generic)
+
+
+def as_tensor(value: Any) -> torch.Tensor:
+    """Return an array as a torch tensor of the same memory, on its device."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    if not _is_tensor(value):
+        return torch.as_tensor(value)
+    try:
+        return torch.from_dlpack(value)
+    except (RuntimeError, TypeError, BufferError):  # DLPack had no bool before version 1.0
+        if "bool" not in str(value.dtype):
+            raise
+        return torch.from_dlpack(value.astype("uint8")).bool()
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return a nest of dicts and tuples with each array replaced by the function's result."""
+    if isinstance(value, Mapping):
+        return {key: mapped(function, own) for key, own in value.items()}
+    if isinstance(value, tuple):
+        return tuple([mapped(function, own) for own in value])
+    return function(value)
+
+
+class AsArrays:
+    """A vector environment of tensors, seen as one of numpy arrays.
+
+    On the CPU, arrays and tensors share their memory. Values on a device are copied to the host.
+    All other attributes are the environment's.
+
+    Args:
+        env: The vector environment.
+        observation: The observation of a reset, to learn the kind of its values.
+
+    Attributes:
+        device: Device of the environment's tensors.
+        shown: The last observation as the environment returned it.
+    """
+
+    def __init__(self, env: Any, observation: Any) -> None:
+        self._env = env
+        self.shown = observation
+        first = _first_tensor(observation)
+        self.device = indexed(as_tensor(first).device)
+        self._module = None if isinstance(first, torch.Tensor) else _module_of(first)
+        base = getattr(env, "unwrapped", env)
+        self.unwrapped = self if base is env else base
+        # Wrappers that make tensors of Gymnasium's own environments hand the mask on to them.
+        self._masks_are_arrays = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
+        self.reset = functools.wraps(env.reset)(lambda *args, **named: self._reset(*args, **named))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+    def __str__(self) -> str:
+        return str(self._env)
+
+    def own(self, tensor: torch.Tensor) -> Any:
+        """Return a tensor as the environment's kind of array."""
+        return tensor if self._module is None else self._module.from_dlpack(tensor)
+
+    def own_step(self, action: Any) -> Any:
+        """Step with the environment's kind of arrays; return its five values."""
+        result = step_values(self._env.step(action))
+        self.shown = result[0]
+        return result
+
+    def step(self, action: Any) -> Any:
+        """Step with numpy arrays; return the five values with numpy arrays."""
+        given = mapped(lambda own: self.own(torch.from_numpy(own).to(self.device)), action)
+        return mapped(_array, tuple(self.own_step(given)))
+
+    def _reset(self, *args: Any, **named: Any) -> Any:
+        options = named.get("options")
+        if options is not None and not self._masks_are_arrays:
+            mask = torch.from_numpy(np.array(options["reset_mask"])).to(self.device)
+            named["options"] = {**options, "reset_mask": self.own(mask)}
+        result = self._env.reset(*args, **named)
+        if isinstance(result, tuple | list) and len(result) == 2:
+            self.shown = result[0]
+            return mapped(_array, tuple(result))
+        return result
+
+
+def _module_of(array: Any) -> Any:
+    """Return the module whose `from_dlpack` makes arrays of this kind."""
+    if hasattr(array, "__array_namespace__"):
+        return array.__array_namespace__()
+    return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def _array(value: Any) -> Any:
+    return as_tensor(value).to(CPU).numpy() if _is_tensor(value) else value

@@ -1,0 +1,180 @@
+"""Vector environments of tensors, collected on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from pycollect.batch.layout import torch_dtype
+
+from .arrays import AsArrays, as_tensor, mapped
+from .base import Arrays, BoolArray, EnvBatch
+from .info_rows import is_list
+from .spaces import key_name, make_flatten, make_unflatten
+from .vector import OBSERVATION_VALID, SameStepEnvBatch, VectorEnvBatch, lacks_final
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Transition(NamedTuple):
+    """A step of P environments, as tensors on their device.
+
+    Attributes:
+        successor: The true next observations, then the entries that only a step has, [P, *frame].
+            Wrong in rows that ended if `lacks_final`.
+        following: The observations for the next action, [P, *frame]. They differ from `successor`
+            where the environment has reset.
+        reward: [P].
+        terminated: bool [P].
+        truncated: bool [P].
+        done: Whether either is set, bool [P].
+        lacks_final: The environment has reset the rows that ended, and did not return their last
+            observations.
+    """
+
+    successor: Tensors
+    following: Tensors
+    reward: torch.Tensor
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    done: torch.Tensor
+    lacks_final: bool
+
+
+class TensorVectorEnv(EnvBatch):
+    """A vector environment whose observations, rewards and flags are tensors.
+
+    They stay on their device, and a step does not wait for it unless the environment does.
+
+    Args:
+        arrays: The environment.
+        host: The same with numpy arrays, which knows how it resets.
+    """
+
+    takes_tensors = True
+    is_resident = True
+
+    def __init__(self, arrays: AsArrays, host: VectorEnvBatch) -> None:
+        self.num_envs, self.batched = host.num_envs, True
+        self.observation, self.step_only = host.observation, host.step_only
+        self.action, self.action_space = host.action, host.action_space
+        self.skips_after_done, self.can_reset = host.skips_after_done, host.can_reset
+        self.device = arrays.device
+        self.staying = frozenset(leaf.key for leaf in self.observation)
+        self.resets_itself = isinstance(host, SameStepEnvBatch)
+        self.is_capturable = bool((getattr(arrays, "metadata", None) or {}).get("cudagraph"))
+        self._arrays, self._host = arrays, host
+        self._flatten = make_flatten(host.api.observation_space)
+        self._unflatten = make_unflatten(host.api.action_space)
+        self._forms = [
+            (leaf, torch_dtype(leaf.dtype), torch.Size([self.num_envs, *leaf.shape]))
+            for leaf in self.observation
+        ]
+        self.tells_validity = any(leaf.key == OBSERVATION_VALID for leaf in self.step_only)
+        self._is_plain = not isinstance(host.api.observation_space, spaces.Dict | spaces.Tuple)
+        self._row_shape = torch.Size([self.num_envs])
+        self._all_valid = torch.ones(self.num_envs, 1, dtype=torch.bool, device=self.device)
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset all rows; see `EnvBatch.reset`."""
+        self._host.reset(seeds)
+        return self._shown()
+
+    def _shown(self) -> Tensors:
+        return self._conform(self._arrays.shown)
+
+    def step(self, action: Arrays) -> Any:
+        """Step all rows; return a Transition."""
+        given = self._unflatten([self._arrays.own(own) for own in action])
+        shown, reward, terminated, truncated, info = self._arrays.own_step(given)
+        following = self._conform(shown)
+        reward, terminated, truncated = (
+            self._row("reward", reward),
+            self._row("terminated", terminated),
+            self._row("truncated", truncated),
+        )
+        done = terminated | truncated
+        successor, final = following, _final(info) if self.resets_itself else None
+        if final is not None:
+            successor = self._with_final(following, final, done)
+        lacks = self.resets_itself and final is None
+        if self.tells_validity:
+            successor = (*successor, ~done.unsqueeze(1) if lacks else self._all_valid)
+        return Transition(successor, following, reward, terminated, truncated, done, lacks)
+
+    def _with_final(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
+        if isinstance(final, np.ndarray) and final.dtype == object:
+            return self._with_rows(following, final)
+        return tuple(
+            torch.where(ended.view(-1, *[1] * (own.ndim - 1)), last, own)
+            for own, last in zip(following, self._conform(final), strict=True)
+        )
+
+    def _with_rows(self, following: Tensors, final: Any) -> Tensors:
+        """`final` has the observation of one environment per row, or None."""
+        successor = tuple(own.clone() for own in following)
+        for row, own in enumerate(final):
+            if own is not None:
+                for leaf, last in zip(successor, self._flatten(own), strict=True):
+                    leaf[row] = as_tensor(last)
+        return successor
+
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """Reset rows by mask; see `EnvBatch.reset_done`."""
+        self._host.api.reset_rows(done)
+        return self._shown()
+
+    def tell_of_lacking_final(self) -> None:
+        """Raise ValueError, or warn once, because an episode ended without its last observation."""
+        if self.tells_validity:
+            self._host.warn_of_truncation()
+            return
+        raise ValueError(lacks_final(self._arrays, ""))
+
+    def close(self) -> None:
+        """Close the env; see `EnvBatch.close`."""
+        self._host.close()
+
+    def _conform(self, observation: Any) -> Tensors:
+        if self._is_plain and type(observation) is torch.Tensor:
+            values: Tensors = (observation,)
+        else:
+            values = self._flatten(mapped(as_tensor, observation))
+        for value, (_, dtype, shape) in zip(values, self._forms, strict=True):
+            if value.shape != shape or value.dtype is not dtype:
+                return self._cast(values)
+        return values
+
+    def _cast(self, values: Tensors) -> Tensors:
+        for value, (leaf, dtype, shape) in zip(values, self._forms, strict=True):
+            if value.shape != shape or not torch.can_cast(value.dtype, dtype):
+                raise ValueError(
+                    f"observation: {key_name(leaf.key)}: expected {dtype} {list(shape)}, as in the "
+                    f"observation space, got {value.dtype} {list(value.shape)}"
+                )
+        return tuple(
+            value.to(dtype) for value, (_, dtype, _) in zip(values, self._forms, strict=True)
+        )
+
+    def _row(self, name: str, value: Any) -> torch.Tensor:
+        is_flag = name != "reward"
+        if type(value) is torch.Tensor and value.shape == self._row_shape:
+            return value if not is_flag or value.dtype is torch.bool else value.bool()
+        row = as_tensor(value).to(self.device)
+        if row.numel() != self.num_envs:
+            raise ValueError(
+                f"{name}: expected shape [{self.num_envs}] from {self._arrays}, got "
+                f"{list(row.shape)}"
+            )
+        row = row.view(self.num_envs)
+        return row.bool() if is_flag else row
+
+
+def _final(info: Any) -> Any:
+    if is_list(info):
+        return None
+    return info.get("final_obs", info.get("final_observation"))

@@ -1,0 +1,149 @@
+"""Trajectory ids and finished episodes of rollouts whose flags are on a device."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from pycollect.devices import accelerator
+from pycollect.one_copy import Fetch
+from pycollect.worker.report import Episode
+
+_FEW_EPISODES = 2  # per environment and rollout, which are fetched with everything else
+
+
+class Numbered(NamedTuple):
+    """What `DeviceTrajectories` computes for a rollout.
+
+    Attributes:
+        ids: Trajectory ids, int64 [T, P]; -1 in dummy steps.
+        begins: Whether a frame is the first of its trajectory, bool [T, P].
+        frames: Number of frames, without dummy steps.
+        episodes: Episodes that ended, by time, then by environment.
+        told: The values of the flags that were asked for.
+    """
+
+    ids: torch.Tensor
+    begins: torch.Tensor
+    frames: int
+    episodes: list[Episode]
+    told: list[bool]
+
+
+class Rollout(NamedTuple):
+    """What `DeviceTrajectories` needs to know of a rollout.
+
+    Attributes:
+        done: Frames with which an episode ends, bool [T, P].
+        rewards: float32 [T, P].
+        valid: Frames that are no dummy steps, bool [T, P]; None if all are.
+    """
+
+    done: torch.Tensor
+    rewards: torch.Tensor
+    valid: torch.Tensor | None
+
+    def among(self, cells: torch.Tensor) -> torch.Tensor:
+        """Return which of these cells (bool [T, P]) have frames."""
+        return cells if self.valid is None else cells & self.valid
+
+
+class DeviceTrajectories:
+    """Numbers trajectories, and adds up the rewards of episodes, for one rollout after the other.
+
+    New trajectories get their ids by environment, then by time. The host waits once per rollout,
+    for one copy.
+
+    Args:
+        envs: P.
+        device: Device of the flags and rewards.
+
+    Attributes:
+        count: Number of trajectories so far; ids count from 0.
+        fresh: Whether the next frame of an environment is the first of a trajectory, bool [P].
+    """
+
+    def __init__(self, envs: int, device: torch.device) -> None:
+        self._envs, self._device = envs, device
+        self._fetch = Fetch(accelerator(device), device)
+        self.count = 0
+        self.fresh = torch.ones(envs, dtype=torch.bool, device=device)
+        self._ids = torch.full((envs,), -1, dtype=torch.int64, device=device)
+        self._returns = torch.zeros(envs, dtype=torch.float64, device=device)
+        self._lengths = torch.zeros(envs, dtype=torch.int64, device=device)
+
+    def cut(self, rows: torch.Tensor | None = None) -> None:
+        """End the open trajectories of `rows` (bool [P]), or of all environments."""
+        if rows is None:
+            rows = torch.ones_like(self.fresh)
+        self.fresh |= rows
+        self._returns.masked_fill_(rows, 0)
+        self._lengths.masked_fill_(rows, 0)
+
+    def number(self, rollout: Rollout, *asked: torch.Tensor) -> Numbered:
+        """Number the trajectories of a rollout.
+
+        Args:
+            rollout: Its flags and rewards.
+            asked: Flags to bring to the host, too, bool [] each.
+        """
+        done = rollout.done
+        begins = self._begins(rollout)
+        episode = begins.cumsum(0, dtype=torch.int32)  # within this rollout, from 1 on; 0: before
+        ids = self._numbers(rollout, episode)
+        frames = done.new_full((), done.numel(), dtype=torch.int64)
+        if rollout.valid is not None:
+            frames = rollout.valid.sum()
+        counts = torch.stack([done.sum(), begins.sum(), frames, *asked])
+        most = min(done.numel(), _FEW_EPISODES * self._envs)
+        at = torch.nonzero_static(done.flatten(), size=most, fill_value=0).squeeze(1)
+        *found, told = self._fetch([at, *self._sums(rollout, episode, at), counts])
+        ended, new, collected, *flags = told.tolist()
+        if ended > most:  # more than were fetched
+            at = done.flatten().nonzero().squeeze(1)
+            found = [own.cpu() for own in (at, *self._sums(rollout, episode, at))]
+        self._carry(rollout, episode)
+        self.count += new
+        places, returns, lengths = (own[:ended].tolist() for own in found)
+        rows = [place % self._envs for place in places]
+        episodes = list(zip(rows, returns, lengths, strict=True))
+        return Numbered(ids, begins, collected, episodes, list(map(bool, flags)))
+
+    def _begins(self, rollout: Rollout) -> torch.Tensor:
+        """Return which frames begin a trajectory; a dummy step may come between two of them."""
+        ended = rollout.done if rollout.valid is None else rollout.done | ~rollout.valid
+        begins = torch.cat([self.fresh[None], ended[:-1]])
+        self.fresh.copy_(ended[-1])
+        return rollout.among(begins)
+
+    def _numbers(self, rollout: Rollout, episode: torch.Tensor) -> torch.Tensor:
+        new = episode[-1].long()
+        first = new.cumsum(0) - new + (self.count - 1)
+        ids = torch.where(episode > 0, episode + first, self._ids)
+        self._ids.copy_(ids[-1])
+        return ids if rollout.valid is None else ids.masked_fill_(~rollout.valid, -1)
+
+    def _sums(
+        self, rollout: Rollout, episode: torch.Tensor, at: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the return and the length of each episode that ends at these cells, [N] each."""
+        rows = at % self._envs
+        number = episode.flatten()[at]
+        own = episode[:, rows] == number
+        if rollout.valid is not None:
+            own &= rollout.valid[:, rows]
+        was_open = number == 0
+        returns = torch.where(own, rollout.rewards[:, rows], 0.0).sum(0, dtype=torch.float64)
+        return (
+            returns + torch.where(was_open, self._returns[rows], 0.0),
+            own.sum(0) + torch.where(was_open, self._lengths[rows], 0),
+        )
+
+    def _carry(self, rollout: Rollout, episode: torch.Tensor) -> None:
+        """Keep what the open episodes have so far."""
+        own = rollout.among(episode == episode[-1])
+        returns = torch.where(own, rollout.rewards, 0.0).sum(0, dtype=torch.float64)
+        has_begun = episode[-1] > 0
+        for carried, sums in ((self._returns, returns), (self._lengths, own.sum(0))):
+            carried.masked_fill_(has_begun, 0).add_(sums).masked_fill_(self.fresh, 0)

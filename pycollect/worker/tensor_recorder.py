@@ -1,0 +1,353 @@
+"""TensorRecorder: records the steps of environments whose tensors are on a device, there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from pycollect._core import RolloutControl, RolloutHeader, Slab
+from pycollect.batch.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
+from pycollect.batch.layout import Key, is_delivered, torch_dtype
+from pycollect.envs.base import Arrays, BoolArray
+from pycollect.worker.device_trajectories import DeviceTrajectories, Numbered, Rollout
+from pycollect.worker.report import Episode
+
+if TYPE_CHECKING:
+    from pycollect.envs.tensors import TensorVectorEnv, Transition
+    from pycollect.policy import PolicyRunner, RandomRunner
+
+_REWARD, _DONE, _TERMINATED, _TRUNCATED = (
+    ("next", name) for name in ("reward", "done", "terminated", "truncated")
+)
+_VERSION: Key = ("collector", "policy_version")
+
+_Copy = tuple[list[torch.Tensor], list[int]]
+"""Targets of one dtype, and the places of their sources among the values of a step."""
+
+
+class TensorRecorder:
+    """Records the steps of P environments on their device, without waiting for it.
+
+    A step is copied to memory that is used again, [T, P, *frame] for each leaf: one environment's
+    steps side by side, as in a batch, would be far slower to write. `finish` waits once, see
+    :class:`DeviceTrajectories`.
+
+    It offers what :class:`Recorder` does, see there.
+
+    Args:
+        env: The environments.
+        leaves: Leaves of a batch.
+        current: The current observation by key, [P, *frame], which is kept up to date here.
+        runner: The policy. Its states and its own entries are kept up to date here.
+        cut: Truncate a trajectory after so many steps; 0 never does.
+        set_truncated: Flag the last frame of every environment in every rollout.
+    """
+
+    def __init__(
+        self,
+        env: TensorVectorEnv,
+        leaves: BatchLeaves,
+        current: Mapping[Key, torch.Tensor],
+        runner: PolicyRunner | RandomRunner,
+        cut: int,
+        set_truncated: bool,
+    ) -> None:
+        self._env, self._leaves, self._runner = env, leaves, runner
+        self._cut, self._set_truncated = cut, set_truncated
+        self._device, self._envs = env.device, env.num_envs
+        self._carried = [(leaf, current[leaf.key]) for leaf in env.observation]
+        self._carried += [(state.leaf, state.current) for state in runner.states]
+        self._trajectories = DeviceTrajectories(env.num_envs, env.device)
+        self._steps, self._step = 0, 0
+        self._slab: Slab | None = None
+        self._taken: tuple[torch.Tensor, ...] = ()
+        self._batch: dict[Key, torch.Tensor] = {}
+        self._episodes: list[Episode] = []
+        self._skips, self._lacks_final = self._flags(), self._flags()
+        self._counts = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
+        self._waits = steps_wait(env, cut)
+        self._counts_steps = bool(cut) or runner.step_count is not None
+        self.done: BoolArray = np.zeros(env.num_envs, np.bool_)
+        self.frames = 0
+
+    def _flags(self) -> torch.Tensor:
+        return torch.zeros(self._envs, dtype=torch.bool, device=self._device)
+
+    @property
+    def trajectories(self) -> int:
+        """Number of trajectories so far."""
+        return self._trajectories.count
+
+    # Between rollouts
+
+    def restart(self, observation: Arrays) -> None:
+        """Start new trajectories after a reset of all environments; see :class:`Recorder`."""
+        firsts = [*observation[: len(self._env.observation)]]
+        firsts += [state.initial for state in self._runner.states]
+        for (_, own), first in zip(self._carried, firsts, strict=True):
+            own.copy_(first)
+        self._trajectories.cut()
+        self._skips.zero_()
+        self._counts.zero_()
+        self._show_own_entries(self._trajectories.fresh)
+
+    def begin(
+        self, slab: Slab, row: int, policy_version: int, control: RolloutControl, steps: int
+    ) -> None:
+        """Start a rollout; see :class:`Recorder`."""
+        if steps != self._steps:
+            self._make_memory(steps)
+        self._slab, self._row, self._version, self._control = slab, row, policy_version, control
+        self._step = 0
+        self._lacks_final.zero_()
+        for cells, (_, own) in zip(self._roots, self._carried, strict=True):
+            if cells is not None:
+                cells[0].copy_(own)
+
+    def _make_memory(self, steps: int) -> None:
+        """Make the memory of rollouts of so many steps, and plan what each step copies to it."""
+        self._steps = steps
+        self._memory: dict[Key, torch.Tensor] = {}
+        env, outputs = self._env, self._leaves.outputs
+        following = [leaf for leaf, _ in self._carried[: len(env.observation)]]
+        following += [*env.step_only, *(leaf for leaf, _ in self._carried[len(env.observation) :])]
+        targets = [self._cells(leaf.key, leaf.dtype, leaf.shape, steps) for leaf in outputs]
+        targets += [
+            self._cells(("next", *leaf.key), leaf.dtype, leaf.shape, steps) for leaf in following
+        ]
+        targets += [self._cells(_REWARD, "float32", (), steps)]
+        targets += [self._cells(key, "bool", (), steps) for key in (_TERMINATED, _TRUNCATED)]
+        # What the next step begins with is its root, unless the policy writes it.
+        by_policy = {leaf.key for leaf in outputs}
+        self._roots = [
+            None
+            if leaf.key in by_policy
+            else self._cells(leaf.key, leaf.dtype, leaf.shape, steps + 1)
+            for leaf, _ in self._carried
+        ]
+        targets += [None if cells is None else cells[1:] for cells in self._roots]
+        self._plan = [
+            _copies(
+                [
+                    *(None if own is None else own[step] for own in targets),
+                    *(own for _, own in self._carried),
+                ]
+            )
+            for step in range(steps)
+        ]
+        self._valid = self._cells(MASK, "bool", (), steps) if env.skips_after_done else None
+        self._counted = self._cells(("step_count",), "int64", (), steps)
+
+    def _cells(self, key: Key, dtype: str, frame: Sequence[int], steps: int) -> torch.Tensor | None:
+        """Return memory [steps, P, *frame] for a leaf; None if batches have no such leaf."""
+        if not is_delivered(key) or all(leaf.key != key for leaf in self._leaves.all):
+            return None
+        shape = (steps, self._envs, *frame)
+        cells = torch.zeros(shape, dtype=torch_dtype(dtype), device=self._device)
+        self._memory[key] = cells
+        return cells
+
+    # A step
+
+    def take(self, values: tuple[torch.Tensor, ...]) -> None:
+        """Keep what the policy returned; the environment is given copies."""
+        self._taken = values
+
+    def record(self, result: Transition) -> int:
+        """Record a step; return how many environments are to be reset, see :class:`Recorder`."""
+        successor, following, reward, terminated, truncated, done, lacks_final = result
+        if lacks_final:
+            self._lacks_final |= truncated if self._env.tells_validity else done
+        truncated, done, resets = self._ended(done, truncated)
+        states = self._runner.states
+        outputs = self._taken[: len(self._leaves.outputs)]
+        carried = self._taken[len(outputs) : len(outputs) + len(states)]
+        first = [
+            torch.where(_rows_like(done, value), state.initial, value)
+            for state, value in zip(states, carried, strict=True)
+        ]
+        begins = (*following, *first)
+        values = (*outputs, *successor, *carried, reward, terminated, truncated, *begins, *begins)
+        for targets, places in self._plan[self._step]:
+            torch._foreach_copy_(targets, [values[place] for place in places])
+        self._step += 1
+        self._control.count_step()
+        if self._control.is_stopped and self._step >= self._control.min_steps:
+            return -1 - resets
+        return resets
+
+    def _ended(
+        self, done: torch.Tensor, truncated: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Return the flag of truncation, which episodes ended, and how many rows to reset."""
+        env, step = self._env, self._step
+        fresh = ended = done
+        if env.skips_after_done:
+            assert self._valid is not None
+            valid = torch.logical_not(self._skips, out=self._valid[step])
+            done = ended = done & valid
+            self._skips.copy_(done)
+            fresh = done | ~valid
+        if self._counted is not None:
+            self._counted[step].copy_(self._counts)
+            cut = self._counts + 1 >= self._cut
+            truncated, done = truncated | cut, done | cut
+            fresh = done
+        if self._counts_steps:
+            self._counts.add_(1).masked_fill_(fresh, 0)
+        self._show_own_entries(fresh)
+        if not self._waits:
+            return truncated, done, 0
+        self.done[:] = (done & ~ended if env.resets_itself else done).cpu().numpy()
+        return truncated, done, int(self.done.sum())
+
+    def _show_own_entries(self, fresh: torch.Tensor) -> None:
+        """Update what the policy reads besides observations and states."""
+        is_init, step_count = self._runner.is_init, self._runner.step_count
+        if is_init is not None:
+            is_init.copy_(fresh.view(is_init.shape))
+        if step_count is not None:
+            step_count.copy_(self._counts.view(step_count.shape))
+
+    def reset(self, observation: Arrays) -> None:
+        """Begin new trajectories in the environments of `done`; see :class:`Recorder`."""
+        rows = torch.from_numpy(self.done).to(self._device)
+        firsts = [*observation[: len(self._env.observation)]]
+        firsts += [state.initial for state in self._runner.states]
+        for (_, own), first, cells in zip(self._carried, firsts, self._roots, strict=True):
+            torch.where(_rows_like(rows, own), first, own, out=own)
+            if cells is not None:
+                cells[self._step].copy_(own)
+        if self._slab is None:  # between two rollouts
+            self._trajectories.cut(rows)
+            self._skips &= ~rows
+            self._counts.masked_fill_(rows, 0)
+            self._show_own_entries(self._trajectories.fresh)
+        self.done[:] = False
+
+    def recorded(self) -> None:
+        """Count the steps of a whole rollout, which a CUDA graph has recorded."""
+        self._step = self._steps
+        self._control.count_step()
+
+    # The end of a rollout
+
+    def finish(
+        self, worker: int, incarnation: int, sequence: int, beside: Sequence[Any] = ()
+    ) -> RolloutHeader:
+        """Complete the rollout; see :class:`Recorder`.
+
+        Raises:
+            ValueError: The environment has reset in the same step as an episode ended, and did not
+                return its last observation.
+        """
+        assert self._slab is not None
+        steps = self._step
+        memory = {key: cells[:steps] for key, cells in self._memory.items()}
+        valid = None if self._valid is None else self._valid[:steps]
+        done = memory[_TERMINATED] | memory[_TRUNCATED]
+        if valid is not None:
+            done &= valid
+        rollout = Rollout(done, memory[_REWARD], valid)
+        numbered = self._trajectories.number(rollout, self._lacks_final.any())
+        if numbered.told[0]:
+            self._env.tell_of_lacking_final()
+        self._batch = self._assembled({**memory, _DONE: done}, numbered)
+        self._episodes += numbered.episodes
+        self.frames += numbered.frames
+        slab, self._slab = self._slab, None
+        return slab.write_header(
+            self._row, worker, incarnation, sequence, self._version, numbered.frames, steps
+        )
+
+    def _assembled(
+        self, memory: dict[Key, torch.Tensor], numbered: Numbered
+    ) -> dict[Key, torch.Tensor]:
+        """Return the leaves of a batch by key, [P, T, *frame] each."""
+        shape = self._envs, self._step
+        batch = {**memory, TRAJ_IDS: numbered.ids, IS_INIT: numbered.begins}
+        if self._counted is not None:
+            batch["next", "step_count"] = batch["step_count",] + 1
+        if self._set_truncated:
+            self._flag_last_frames(batch)
+        batch = {key: cells.transpose(0, 1) for key, cells in batch.items()}
+        result: dict[Key, torch.Tensor] = {}
+        for leaf in self._leaves.all:
+            if not is_delivered(leaf.key):
+                continue
+            own = batch.get(leaf.key)
+            if own is None:
+                value = {_VERSION: self._version, MASK: 1}.get(leaf.key, 0)  # or a flag of the root
+                dtype = torch_dtype(leaf.dtype)
+                own = torch.full((*shape, *leaf.shape), value, dtype=dtype, device=self._device)
+            if leaf.shape == (1,) and own.ndim == 2:
+                own = own.unsqueeze(-1)
+            result[leaf.key] = self._clean(own, leaf.key)
+        return result
+
+    def _flag_last_frames(self, batch: dict[Key, torch.Tensor]) -> None:
+        if self._valid is None:
+            batch[_DONE][-1] = batch[_TRUNCATED][-1] = True
+            return
+        valid = self._valid[self._step - 1]
+        for key in (_DONE, _TRUNCATED):
+            batch[key][-1] |= valid
+            if self._step > 1:  # the frame before a dummy step
+                batch[key][-2] |= ~valid
+
+    def _clean(self, own: torch.Tensor, key: Key) -> torch.Tensor:
+        """Clear the cells that have no frame: dummy steps, and all after the end of a rollout."""
+        empty = -1 if key == TRAJ_IDS else 0
+        if self._valid is not None:
+            valid = self._valid[: self._step].t()
+            own = torch.where(valid.view(*valid.shape, *[1] * (own.ndim - 2)), own, empty)
+        if self._step < self._steps:
+            whole = own.new_full((self._envs, self._steps, *own.shape[2:]), empty)
+            whole[:, : self._step] = own
+            return whole
+        return own
+
+    def take_tensors(self) -> dict[Key, torch.Tensor]:
+        """Return the leaves of the last rollout by key, [P, T, *frame] each.
+
+        Their memory may be written again by the next rollout.
+        """
+        batch, self._batch = self._batch, {}
+        return batch
+
+    def take_episodes(self) -> list[Episode]:
+        """Return the episodes that ended since the last call."""
+        episodes, self._episodes = self._episodes, []
+        return episodes
+
+    def abandon(self) -> None:
+        """Drop an open rollout; see :class:`Recorder`."""
+        self._slab = None
+
+
+def steps_wait(env: TensorVectorEnv, cut: int) -> bool:
+    """Return whether a step waits for the device, to find out which environments to reset.
+
+    Args:
+        cut: Truncate a trajectory after so many steps; 0 never does.
+    """
+    return bool(cut) or not (env.resets_itself or env.skips_after_done)
+
+
+def _copies(targets: Sequence[torch.Tensor | None]) -> list[_Copy]:
+    """Return the copies of a step, one per dtype: torch then copies all tensors by one kernel."""
+    by_dtype: dict[torch.dtype, _Copy] = {}
+    for place, target in enumerate(targets):
+        if target is not None:
+            copies = by_dtype.setdefault(target.dtype, ([], []))
+            copies[0].append(target)
+            copies[1].append(place)
+    return list(by_dtype.values())
+
+
+def _rows_like(rows: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
+    """Return bool [P] with as many dimensions as `own`."""
+    return rows.view(-1, *[1] * (own.ndim - 1))

@@ -1,0 +1,172 @@
+"""Vector environments of tensors: the batches of the same environments with numpy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from collect_support import case_name
+from gpu_support import DEVICE, needs_gpu
+from raising import refused
+from tensor_envs import ENVS, CountingArrays, CountingTensors
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+import pycollect
+
+STEPS = 7
+MODES = ("SAME_STEP", "NEXT_STEP", "DISABLED")
+DEVICES = ["cpu", pytest.param(DEVICE, marks=pytest.mark.cuda, id="gpu")]
+ARGUMENTS: list[dict[str, Any]] = [
+    {},
+    {"set_truncated": True},
+    {"compact_obs": True, "track_policy_version": True},
+    {"max_frames_per_traj": 4},
+    {"reset_at_each_iter": True},
+    {"split_trajs": True},
+    {"drop_uncollected": True},
+    {"postproc": pycollect.MultiStep(0.5, 2)},
+    {"observation_dtype": torch.float16},
+    {"init_random_frames": 20},
+    {"trajs_per_batch": 3, "max_frames_per_traj": 6},
+]
+
+Result = tuple[list[TensorDictBase], dict[str, Any], dict[str, Any]]
+
+
+def doubling(observation: torch.Tensor) -> torch.Tensor:
+    return (observation[:, 1:] % 3) * 2
+
+
+def collected(make: Callable[[], Any], policy: Any, count: int = 4, **arguments: Any) -> Result:
+    given = {"frames_per_batch": STEPS * ENVS, "total_frames": count * STEPS * ENVS, **arguments}
+    with pycollect.SyncDataCollector(make, policy, **given) as collector:
+        collector.set_seed(3)
+        batches = [batch.cpu().clone() for batch in collector]
+        return batches, collector.stats(), collector.ledger()
+
+
+def assert_same(ours: Result, theirs: Result) -> None:
+    (batches, stats, ledger), (expected, their_stats, their_ledger) = ours, theirs
+    assert ledger == their_ledger
+    for key in ("frames", "episodes", "episode_return", "episode_length"):
+        assert stats.get(key) == pytest.approx(their_stats.get(key)), key
+    for batch, other in zip(batches, expected, strict=True):
+        assert batch.shape == other.shape and batch.names == other.names
+        assert set(batch.keys(True, True)) == set(other.keys(True, True))
+        for key in other.keys(True, True):
+            assert batch[key].dtype is other[key].dtype, key
+            torch.testing.assert_close(batch[key], other[key], rtol=0, atol=0, msg=str(key))
+
+
+def assert_as_arrays(device: str, policy: Callable[[], Any], *env: Any, **arguments: Any) -> None:
+    """Compare with the environment of arrays, whose batches other tests check."""
+    own = policy()
+    own = own.to(device) if isinstance(own, nn.Module) else own
+    tensors = collected(partial(CountingTensors, *env, device=device), own, **arguments)
+    assert_same(tensors, collected(partial(CountingArrays, *env), policy(), **arguments))
+
+
+@pytest.mark.filterwarnings("ignore:trajs_per_batch")
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=case_name)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_batches_are_those_of_arrays(device: str, mode: str, arguments: dict[str, Any]) -> None:
+    assert_as_arrays(device, lambda: doubling, mode, **arguments)
+
+
+def stepping() -> TensorDictModule:
+    """A policy that reads the collector's own entries."""
+
+    def act(observation: torch.Tensor, first: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+        return first * 4 + count + observation[..., 1:] / 8
+
+    return TensorDictModule(act, ["observation", "is_init", "step_count"], ["action"])
+
+
+class Counter(nn.Module):
+    in_keys = ("observation", "count", "is_init")
+    out_keys = ("action", ("next", "count"))
+
+    def forward(
+        self, observation: torch.Tensor, count: torch.Tensor, is_init: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = torch.where(is_init, 1.0, count + 1)
+        return count * 0.5 + observation[..., :1] * 0, count
+
+
+def recurrent() -> TensorDictModule:
+    return TensorDictModule(Counter(), list(Counter.in_keys), list(Counter.out_keys))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_policy_reads_counts_and_first_steps(device: str, mode: str) -> None:
+    arguments = {} if mode == "NEXT_STEP" else {"max_frames_per_traj": 5}
+    if arguments:
+        assert_as_arrays(device, stepping, mode, **arguments)
+    assert_as_arrays(device, recurrent, mode, policy_state={"count": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_random_actions(device: str) -> None:
+    assert_as_arrays(device, lambda: None)
+
+
+@pytest.mark.parametrize("mode", ["SAME_STEP", "DISABLED"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_single_rows_are_reset_between_batches(device: str, mode: str) -> None:
+    def batches(make: Callable[[], Any]) -> list[TensorDictBase]:
+        with pycollect.SyncDataCollector(
+            make, doubling, frames_per_batch=STEPS * ENVS, total_frames=-1
+        ) as collector:
+            collector.set_seed(3)
+            first = next(collector).cpu().clone()
+            collector.reset([1, 3])
+            return [first, next(collector).cpu().clone(), next(collector).cpu().clone()]
+
+    ours = batches(partial(CountingTensors, mode, device=device))
+    for own, other in zip(ours, batches(partial(CountingArrays, mode)), strict=True):
+        assert (own == other).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_last_observations_may_come_row_by_row(device: str) -> None:
+    assert_as_arrays(device, lambda: doubling, "SAME_STEP", "each")
+
+
+@pytest.mark.filterwarnings("ignore:final_observation")
+@pytest.mark.parametrize("device", DEVICES)
+def test_last_observations_may_be_unknown(device: str) -> None:
+    arguments = {"final_observation": "unknown"}
+    assert_as_arrays(device, lambda: doubling, "SAME_STEP", False, **arguments)
+    known = collected(partial(CountingTensors, "SAME_STEP", device=device), doubling)[0]
+    unknown = collected(
+        partial(CountingTensors, "SAME_STEP", False, device=device), doubling, **arguments
+    )[0]
+    for batch, other in zip(unknown, known, strict=True):
+        valid = batch["next", "observation_valid"]
+        assert (valid == ~batch["next", "done"]).all()
+        seen = valid.squeeze(-1)
+        assert (batch["next", "observation"][seen] == other["next", "observation"][seen]).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_unknown_last_observations_must_be_asked_for(device: str) -> None:
+    with refused(ValueError, "final_observation"):
+        collected(partial(CountingTensors, "SAME_STEP", False, device=device), doubling)
+
+
+@needs_gpu
+@pytest.mark.cuda
+@pytest.mark.parametrize("arguments", ARGUMENTS, ids=case_name)
+def test_captured_rollouts_are_the_same(arguments: dict[str, Any]) -> None:
+    make = partial(CountingTensors, device="cuda")
+    policy = nn.Linear(2, 1).cuda()
+    module = TensorDictModule(policy, ["observation"], ["action"])
+    captured = collected(make, module, 6, cudagraph_policy=True, **arguments)
+    assert_same(captured, collected(make, module, 6, **arguments))
