@@ -15,6 +15,8 @@ from tensor_envs import ENVS, CountingArrays, CountingTensors
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import pycollect
 
@@ -161,12 +163,76 @@ def test_unknown_last_observations_must_be_asked_for(device: str) -> None:
         collected(partial(CountingTensors, "SAME_STEP", False, device=device), doubling)
 
 
+class FakeGraph:
+    """Stands for `CapturedWork`: torch's operations are noted once, and done again by each call."""
+
+    captured = 0
+
+    def __init__(self, work: Callable[[], None], device: torch.device, warmup: int) -> None:
+        self._work, self._left = work, warmup
+        self._calls: list[tuple[Any, ...]] = []
+
+    def __call__(self) -> None:
+        if self._left:
+            self._left -= 1
+            self._work()
+        elif not self._calls:
+            type(self).captured += 1
+            with _Noting(self._calls):
+                self._work()
+        for function, args, kwargs, outs in self._calls if self._replays else ():
+            result = function(*args, **kwargs)
+            for own, value in zip(tree_leaves(outs), tree_leaves(result), strict=True):
+                if isinstance(own, torch.Tensor) and own.data_ptr() != value.data_ptr():
+                    own.copy_(value)
+        self._replays = bool(self._calls)
+
+    _replays = False
+
+
+class _Noting(TorchDispatchMode):
+    def __init__(self, calls: list[tuple[Any, ...]]) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        outs = function(*args, **(kwargs or {}))
+        self._calls.append((function, args, kwargs or {}, outs))
+        return outs
+
+
+CAPTURED = [
+    given
+    for given in ARGUMENTS
+    if "observation_dtype" not in given and "max_frames_per_traj" not in given
+]
+
+
+def linear() -> TensorDictModule:
+    torch.manual_seed(0)
+    return TensorDictModule(nn.Linear(2, 1), ["observation"], ["action"])
+
+
+@pytest.mark.parametrize("arguments", CAPTURED, ids=case_name)
+def test_captured_rollouts_are_the_same(
+    arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = collected(CountingTensors, linear(), 6, **arguments)
+    monkeypatch.setattr("pycollect.policy.calling.Calling.on", lambda own, device: own)
+    monkeypatch.setattr("pycollect.worker.env_group.CapturedWork", FakeGraph)
+    monkeypatch.setattr(FakeGraph, "captured", 0)
+    captured = collected(CountingTensors, linear(), 6, cudagraph_policy=True, **arguments)
+    assert_same(captured, expected)
+    assert FakeGraph.captured == 1
+
+
 @needs_gpu
 @pytest.mark.cuda
-@pytest.mark.parametrize("arguments", ARGUMENTS, ids=case_name)
-def test_captured_rollouts_are_the_same(arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", CAPTURED, ids=case_name)
+def test_graphs_are_the_same(arguments: dict[str, Any]) -> None:
     make = partial(CountingTensors, device="cuda")
-    policy = nn.Linear(2, 1).cuda()
-    module = TensorDictModule(policy, ["observation"], ["action"])
+    module = linear().cuda()
     captured = collected(make, module, 6, cudagraph_policy=True, **arguments)
     assert_same(captured, collected(make, module, 6, **arguments))

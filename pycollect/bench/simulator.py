@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -41,7 +42,7 @@ class PointMasses(gymnasium.vector.VectorEnv[Any, Any, Any]):
         device: Device of all tensors.
     """
 
-    metadata = {
+    metadata: ClassVar[dict[str, Any]] = {
         "autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP,
         "cudagraph": True,  # keeps its state in place, and never asks the device
     }
@@ -89,7 +90,7 @@ class Policy(nn.Module):
         self.layers = nn.Sequential(
             *(
                 layer
-                for first, last in zip(sizes[:-1], sizes[1:], strict=True)
+                for first, last in pairwise(sizes)
                 for layer in (nn.Linear(first, last), nn.Tanh())
             )
         )

@@ -35,7 +35,7 @@ class PointMassesEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         # A partial reset shows what the simulator has reset already.
-        partial = tensordict is not None and "_reset" in tensordict.keys()
+        partial = tensordict is not None and "_reset" in tensordict
         observation = self._following if partial else self._env.reset()[0]
         flags = torch.zeros(*self.batch_size, 1, dtype=torch.bool, device=self.device)
         return TensorDict(

@@ -13,26 +13,22 @@ from pycollect.worker.report import Episode
 _FEW_EPISODES = 2  # per environment and rollout, which are fetched with everything else
 
 
-class Numbered(NamedTuple):
-    """What `DeviceTrajectories` computes for a rollout.
+class Counted(NamedTuple):
+    """What the host learns of a rollout.
 
     Attributes:
-        ids: Trajectory ids, int64 [T, P]; -1 in dummy steps.
-        begins: Whether a frame is the first of its trajectory, bool [T, P].
         frames: Number of frames, without dummy steps.
         episodes: Episodes that ended, by time, then by environment.
         told: The values of the flags that were asked for.
     """
 
-    ids: torch.Tensor
-    begins: torch.Tensor
     frames: int
     episodes: list[Episode]
     told: list[bool]
 
 
 class Rollout(NamedTuple):
-    """What `DeviceTrajectories` needs to know of a rollout.
+    """The flags and rewards of a rollout.
 
     Attributes:
         done: Frames with which an episode ends, bool [T, P].
@@ -72,6 +68,8 @@ class DeviceTrajectories:
         self._ids = torch.full((envs,), -1, dtype=torch.int64, device=device)
         self._returns = torch.zeros(envs, dtype=torch.float64, device=device)
         self._lengths = torch.zeros(envs, dtype=torch.int64, device=device)
+        self._before = self._returns.clone(), self._lengths.clone()
+        self._next_id = torch.zeros((), dtype=torch.int64, device=device)
 
     def cut(self, rows: torch.Tensor | None = None) -> None:
         """End the open trajectories of `rows` (bool [P]), or of all environments."""
@@ -81,12 +79,16 @@ class DeviceTrajectories:
         self._returns.masked_fill_(rows, 0)
         self._lengths.masked_fill_(rows, 0)
 
-    def number(self, rollout: Rollout, *asked: torch.Tensor) -> Numbered:
-        """Number the trajectories of a rollout.
+    def number(self, rollout: Rollout, *asked: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Number the trajectories of a rollout, without waiting; call `count_up` next.
 
         Args:
             rollout: Its flags and rewards.
             asked: Flags to bring to the host, too, bool [] each.
+
+        Returns:
+            Trajectory ids, int64 [T, P], -1 in dummy steps; whether a frame is the first of its
+            trajectory, bool [T, P].
         """
         done = rollout.done
         begins = self._begins(rollout)
@@ -96,19 +98,29 @@ class DeviceTrajectories:
         if rollout.valid is not None:
             frames = rollout.valid.sum()
         counts = torch.stack([done.sum(), begins.sum(), frames, *asked])
-        most = min(done.numel(), _FEW_EPISODES * self._envs)
-        at = torch.nonzero_static(done.flatten(), size=most, fill_value=0).squeeze(1)
-        *found, told = self._fetch([at, *self._sums(rollout, episode, at), counts])
-        ended, new, collected, *flags = told.tolist()
-        if ended > most:  # more than were fetched
-            at = done.flatten().nonzero().squeeze(1)
-            found = [own.cpu() for own in (at, *self._sums(rollout, episode, at))]
+        self._most = min(done.numel(), _FEW_EPISODES * self._envs)
+        at = torch.nonzero_static(done.flatten(), size=self._most, fill_value=0).squeeze(1)
+        for kept, own in zip(self._before, (self._returns, self._lengths), strict=True):
+            kept.copy_(own)
+        self._found = self._fetch.ask([at, *self._sums(rollout, episode, at), counts])
+        self._last = rollout, episode
         self._carry(rollout, episode)
+        return ids, begins
+
+    def count_up(self) -> Counted:
+        """Wait for the device; return what it found out about the last rollout."""
+        self._fetch.wait()
+        *found, counts = self._found
+        ended, new, frames, *told = counts.tolist()
+        if ended > self._most:  # more than were fetched
+            rollout, episode = self._last
+            at = rollout.done.flatten().nonzero().squeeze(1)
+            found = [own.cpu() for own in (at, *self._sums(rollout, episode, at))]
         self.count += new
         places, returns, lengths = (own[:ended].tolist() for own in found)
         rows = [place % self._envs for place in places]
         episodes = list(zip(rows, returns, lengths, strict=True))
-        return Numbered(ids, begins, collected, episodes, list(map(bool, flags)))
+        return Counted(frames, episodes, list(map(bool, told)))
 
     def _begins(self, rollout: Rollout) -> torch.Tensor:
         """Return which frames begin a trajectory; a dummy step may come between two of them."""
@@ -119,7 +131,8 @@ class DeviceTrajectories:
 
     def _numbers(self, rollout: Rollout, episode: torch.Tensor) -> torch.Tensor:
         new = episode[-1].long()
-        first = new.cumsum(0) - new + (self.count - 1)
+        first = new.cumsum(0) - new + (self._next_id - 1)
+        self._next_id += new.sum()
         ids = torch.where(episode > 0, episode + first, self._ids)
         self._ids.copy_(ids[-1])
         return ids if rollout.valid is None else ids.masked_fill_(~rollout.valid, -1)
@@ -136,8 +149,8 @@ class DeviceTrajectories:
         was_open = number == 0
         returns = torch.where(own, rollout.rewards[:, rows], 0.0).sum(0, dtype=torch.float64)
         return (
-            returns + torch.where(was_open, self._returns[rows], 0.0),
-            own.sum(0) + torch.where(was_open, self._lengths[rows], 0),
+            returns + torch.where(was_open, self._before[0][rows], 0.0),
+            own.sum(0) + torch.where(was_open, self._before[1][rows], 0),
         )
 
     def _carry(self, rollout: Rollout, episode: torch.Tensor) -> None:

@@ -62,7 +62,7 @@ class EnvGroup:
         fill(self._current, self._first)
         self._extras = ExtrasRecorder(env)
         self._extras.restart()
-        self._calling = _calling_of(policy, options, device)
+        self._calling, self._device = _calling_of(policy, options, device), device
         if self._can_capture:
             self._calling = replace(self._calling, within=True)
         self._captured: tuple[Any, Callable[[], None]] | None = None
@@ -267,7 +267,7 @@ class EnvGroup:
     def _can_capture(self) -> bool:
         """Whether a CUDA graph may step environments and policy for a whole rollout."""
         env, graphed = self.env, self._calling.graphed
-        if graphed is None or not env.is_resident or env.device.type != "cuda":
+        if graphed is None or not env.is_resident or env.device != self._device:
             return False
         return env.is_capturable and not steps_wait(env, self._cut)
 
@@ -291,7 +291,9 @@ class EnvGroup:
         def roll() -> None:
             for _ in range(steps):
                 record(step(take(act())))
+            recorder.complete(packs=True)
 
+        recorder = self.recorder
         warmup = max(int((self._calling.graphed or {}).get("warmup", 1)), 1)
         return CapturedWork(roll, self.env.device, warmup)
 

@@ -12,7 +12,8 @@ from pycollect._core import RolloutControl, RolloutHeader, Slab
 from pycollect.batch.frame import IS_INIT, MASK, TRAJ_IDS, BatchLeaves
 from pycollect.batch.layout import Key, is_delivered, torch_dtype
 from pycollect.envs.base import Arrays, BoolArray
-from pycollect.worker.device_trajectories import DeviceTrajectories, Numbered, Rollout
+from pycollect.one_copy import Packing
+from pycollect.worker.device_trajectories import DeviceTrajectories, Rollout
 from pycollect.worker.report import Episode
 
 if TYPE_CHECKING:
@@ -26,6 +27,10 @@ _VERSION: Key = ("collector", "policy_version")
 
 _Copy = tuple[list[torch.Tensor], list[int]]
 """Targets of one dtype, and the places of their sources among the values of a step."""
+
+
+_Packed = tuple[list[Key], Packing, torch.Tensor]
+"""The keys of a batch, and how its tensors lie in a block of bytes."""
 
 
 class TensorRecorder:
@@ -65,6 +70,13 @@ class TensorRecorder:
         self._slab: Slab | None = None
         self._taken: tuple[torch.Tensor, ...] = ()
         self._batch: dict[Key, torch.Tensor] = {}
+        self._is_complete = False
+        self._packed: _Packed | None = None
+        self._no_flag = torch.zeros((), dtype=torch.bool, device=env.device)
+        self._constants = {
+            MASK: ~self._no_flag,
+            _VERSION: torch.zeros((), dtype=torch.int64, device=env.device),
+        }
         self._episodes: list[Episode] = []
         self._skips, self._lacks_final = self._flags(), self._flags()
         self._counts = torch.zeros(env.num_envs, dtype=torch.int64, device=env.device)
@@ -101,7 +113,8 @@ class TensorRecorder:
         if steps != self._steps:
             self._make_memory(steps)
         self._slab, self._row, self._version, self._control = slab, row, policy_version, control
-        self._step = 0
+        self._step, self._is_complete = 0, False
+        self._constants[_VERSION].fill_(policy_version)
         self._lacks_final.zero_()
         for cells, (_, own) in zip(self._roots, self._carried, strict=True):
             if cells is not None:
@@ -229,8 +242,8 @@ class TensorRecorder:
         self.done[:] = False
 
     def recorded(self) -> None:
-        """Count the steps of a whole rollout, which a CUDA graph has recorded."""
-        self._step = self._steps
+        """Count the steps of a whole rollout, which a CUDA graph has recorded and completed."""
+        self._step, self._is_complete = self._steps, True
         self._control.count_step()
 
     # The end of a rollout
@@ -245,6 +258,27 @@ class TensorRecorder:
                 return its last observation.
         """
         assert self._slab is not None
+        if not self._is_complete:
+            self.complete()
+        frames, episodes, (lacks_final,) = self._trajectories.count_up()
+        if lacks_final:
+            self._env.tell_of_lacking_final()
+        if self._packed is not None:
+            keys, packing, block = self._packed
+            self._batch = dict(zip(keys, packing.views(block.clone()), strict=True))
+        self._episodes += episodes
+        self.frames += frames
+        slab, self._slab = self._slab, None
+        return slab.write_header(
+            self._row, worker, incarnation, sequence, self._version, frames, self._step
+        )
+
+    def complete(self, packs: bool = False) -> None:
+        """Compute ids, and what else a batch has, on the device, without waiting for it.
+
+        Args:
+            packs: Copy the batch into one block, which a CUDA graph can write again.
+        """
         steps = self._step
         memory = {key: cells[:steps] for key, cells in self._memory.items()}
         valid = None if self._valid is None else self._valid[:steps]
@@ -252,23 +286,14 @@ class TensorRecorder:
         if valid is not None:
             done &= valid
         rollout = Rollout(done, memory[_REWARD], valid)
-        numbered = self._trajectories.number(rollout, self._lacks_final.any())
-        if numbered.told[0]:
-            self._env.tell_of_lacking_final()
-        self._batch = self._assembled({**memory, _DONE: done}, numbered)
-        self._episodes += numbered.episodes
-        self.frames += numbered.frames
-        slab, self._slab = self._slab, None
-        return slab.write_header(
-            self._row, worker, incarnation, sequence, self._version, numbered.frames, steps
-        )
+        ids, begins = self._trajectories.number(rollout, self._lacks_final.any())
+        entries = {**memory, _DONE: done, TRAJ_IDS: ids, IS_INIT: begins}
+        self._batch = self._assembled(entries)
+        self._packed = _packed(self._batch) if packs else None
 
-    def _assembled(
-        self, memory: dict[Key, torch.Tensor], numbered: Numbered
-    ) -> dict[Key, torch.Tensor]:
-        """Return the leaves of a batch by key, [P, T, *frame] each."""
+    def _assembled(self, batch: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
+        """Return the leaves of a batch by key, [P, T, *frame] each, from [T, P, *frame]."""
         shape = self._envs, self._step
-        batch = {**memory, TRAJ_IDS: numbered.ids, IS_INIT: numbered.begins}
         if self._counted is not None:
             batch["next", "step_count"] = batch["step_count",] + 1
         if self._set_truncated:
@@ -280,15 +305,15 @@ class TensorRecorder:
                 continue
             own = batch.get(leaf.key)
             if own is None:
-                value = {_VERSION: self._version, MASK: 1}.get(leaf.key, 0)  # or a flag of the root
-                dtype = torch_dtype(leaf.dtype)
-                own = torch.full((*shape, *leaf.shape), value, dtype=dtype, device=self._device)
+                own = self._constants.get(leaf.key, self._no_flag).expand(*shape, *leaf.shape)
             if leaf.shape == (1,) and own.ndim == 2:
                 own = own.unsqueeze(-1)
             result[leaf.key] = self._clean(own, leaf.key)
         return result
 
     def _flag_last_frames(self, batch: dict[Key, torch.Tensor]) -> None:
+        for key in (_DONE, _TRUNCATED):
+            batch[key] = batch[key].clone()
         if self._valid is None:
             batch[_DONE][-1] = batch[_TRUNCATED][-1] = True
             return
@@ -326,6 +351,16 @@ class TensorRecorder:
     def abandon(self) -> None:
         """Drop an open rollout; see :class:`Recorder`."""
         self._slab = None
+
+
+def _packed(batch: Mapping[Key, torch.Tensor]) -> _Packed:
+    """Return copies of tensors in one block of bytes."""
+    packing = Packing(batch.values())
+    device = next(iter(batch.values())).device
+    block = torch.empty(packing.bytes, dtype=torch.uint8, device=device)
+    for target, own in zip(packing.views(block), batch.values(), strict=True):
+        target.copy_(own)
+    return list(batch), packing, block
 
 
 def steps_wait(env: TensorVectorEnv, cut: int) -> bool:
