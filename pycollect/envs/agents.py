@@ -108,6 +108,7 @@ def agent_groups(env: Any) -> tuple[Group, ...]:
     groups: list[Group] = []
     for name, members in by_name.items():
         groups += _groups_of(env, name, members)
+    _check_names(list(map(str, agents)))
     _check_names([group.name for group in groups])
     return tuple(groups)
 

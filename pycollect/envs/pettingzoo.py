@@ -431,5 +431,5 @@ def _make_act(group: Group) -> Callable[[Sequence[Array]], Sequence[Any]]:
 
 
 def _check_by_agent(method: str, what: str, value: Any) -> None:
-    if not isinstance(value, Mapping):
+    if type(value) is not dict and not isinstance(value, Mapping):
         raise TypeError(f"{method}: expected a dict of {what} by agent, got {describe(value)}")
