@@ -98,8 +98,8 @@ def agent_groups(env: Any) -> tuple[Group, ...]:
     has a group of its own. If the spaces of such agents differ, each has a group of its own too.
 
     Raises:
-        AttributeError: The environment has no `possible_agents`.
-        ValueError: `possible_agents` is empty, or a name is repeated or reserved.
+        ValueError: `possible_agents` is missing or empty, a name is repeated or reserved, or a
+            space has no fixed shape and numeric dtype.
     """
     agents = _possible_agents(env)
     by_name: dict[str, list[Hashable]] = {}
@@ -132,9 +132,7 @@ def _groups_of(env: Any, name: str, agents: list[Hashable]) -> list[Group]:
     own = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
     if all(pair == own[0] for pair in own):
         return [_group(name, agents, *own[0])]
-    return [
-        _group(str(agent), [agent], *pair) for agent, pair in zip(agents, own, strict=True)
-    ]
+    return [_group(str(agent), [agent], *pair) for agent, pair in zip(agents, own, strict=True)]
 
 
 def _group(name: str, agents: Iterable[Hashable], observation: Space, action: Space) -> Group:

@@ -408,8 +408,7 @@ class _GroupRow:
         """
         ended = [bool(terminated.get(agent, agent not in observations)) for agent in self.agents]
         cut = [
-            is_cut or bool(truncated.get(agent, agent not in observations))
-            for agent in self.agents
+            is_cut or bool(truncated.get(agent, agent not in observations)) for agent in self.agents
         ]
         done = [end or own for end, own in zip(ended, cut, strict=True)]
         for flag, values in zip(self._flags, (done, ended, cut), strict=True):

@@ -53,9 +53,7 @@ def by_torchrl(kind: str, **arguments: Any) -> Any:
 
 def both(kind: str, policy: Any, **arguments: Any) -> tuple[list[Any], list[Any]]:
     theirs = collect(Collector, lambda: by_torchrl(kind), policy, **arguments)
-    ours = collect(
-        pycollect.SyncDataCollector, lambda: ParallelCrowd(0, kind), policy, **arguments
-    )
+    ours = collect(pycollect.SyncDataCollector, lambda: ParallelCrowd(0, kind), policy, **arguments)
     return ours, theirs
 
 
@@ -105,7 +103,8 @@ def test_groups_of_single_agents() -> None:
             our, their = ours[(*at, group)], theirs[(*at, group)]
             assert our.batch_size == their.batch_size == (7, 1)
             assert set(our.keys()) == set(their.keys())
-            assert our["mask"].equal(their["mask"]) and our["done"].equal(their["done"])
+            assert our["mask"].equal(their["mask"])
+            assert our["done"].equal(their["done"])
         seen = ours[(*at, "tank_1", "observation")]
         assert torch.equal(seen, theirs[(*at, "tank_1", "observation")].long().argmax(-1))
         where = (*at, "scout", "observation", "where")
