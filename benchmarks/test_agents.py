@@ -1,7 +1,7 @@
 """Three agents of a PettingZoo environment with a shared linear policy: four ways to collect.
 
 The light environment costs a microsecond, so that the rest of a step is compared. `Together` is the
-same environment as one Gymnasium environment with a Dict space, which records one reward for all.
+same environment as one Gymnasium environment with a Dict space and one reward for all.
 """
 
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ class Light:
     render_mode = None
 
     def __init__(self) -> None:
-        """Prepare what each step returns."""
+        """Prepare the results of all steps."""
         self.possible_agents = AGENTS
         self.agents: list[str] = []
         self.observations = {agent: np.ones(8, np.float32) for agent in AGENTS}
@@ -120,7 +120,7 @@ class Choice(nn.Module):
 
 
 class ChoiceOfEach(Choice):
-    """The same where each agent has a tensor of its own."""
+    """The same for one tensor per agent."""
 
     def forward(self, *observations: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Actions of each."""

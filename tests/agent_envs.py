@@ -1,7 +1,7 @@
-"""A counting environment with PettingZoo's parallel API, and what its frames must contain.
+"""A counting environment with PettingZoo's parallel API, and functions for its expected frames.
 
-Who acts, and what is shown, follows from (number, episode, step) alone, so that a test can check
-any frame without the environment, which may be in another process.
+The agents that act, observations and flags follow from (number, episode, step) alone. A test can
+therefore check any frame without the environment, which may be in another process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def length_of(episode: int) -> int:
 
 
 def acts(kind: str, index: int, episode: int, step: int) -> bool:
-    """Whether the agent acts in the state after so many steps."""
+    """Whether the agent acts in the state after `step` steps."""
     if step >= length_of(episode):
         return False
     if kind == "leaves" and index == 1:

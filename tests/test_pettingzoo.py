@@ -87,9 +87,8 @@ class CrowdOracle:
 
     Args:
         kind: Of the environments.
-        policy: Whether actions are those of `policy_of`; else they are random.
+        policy: Whether `policy_of` acts; otherwise actions are random.
         limit: max_frames_per_traj.
-        names: Groups whose actions are checked.
     """
 
     def __init__(self, kind: str, policy: bool = True, limit: int = 0) -> None:
@@ -293,6 +292,13 @@ class TestLayout:
             ("d", "action"): (1,),
         }
 
+    def test_agents_whose_observations_differ_in_bounds_alone_are_one_group(self) -> None:
+        env = Crowd()
+        env.observation_space = lambda agent: spaces.Box(  # type: ignore[method-assign]
+            -1.0, 1.0 + int(agent[-1]), (4,), np.float32
+        )
+        assert [leaf.key for leaf in make_env_batch(env).action] == [("agent", "action")]
+
     def test_statistics_are_of_episodes_and_add_the_rewards_of_all_agents(self) -> None:
         with collector_of(policy=policy_of("alike"), frames_per_batch=8) as collector:
             td = collector.next()
@@ -401,6 +407,24 @@ class TestRefused:
         with refused(ValueError, "possible_agents" if names else "create_env_fn"):
             make_env_batch(env)
 
+    def test_an_environment_without_possible_agents(self) -> None:
+        base = type("ParallelEnv", (), {"__module__": "pettingzoo.utils.env"})
+        with refused(ValueError, "create_env_fn") as caught:
+            make_env_batch(type("Mine", (base,), {}))
+        assert "possible_agents" in str(caught.value)
+
+    def test_agents_that_were_not_announced(self) -> None:
+        class Strangers(Crowd):
+            def step(self, actions: Any) -> Any:
+                result = super().step(actions)
+                self.agents = [*self.agents, "stranger"]
+                return result
+
+        collector = SyncDataCollector(Strangers, policy_of("alike"), frames_per_batch=4)
+        with collector, refused(ValueError, "possible_agents") as caught:
+            collector.next()
+        assert "stranger" in str(caught.value)
+
     def test_spaces_without_a_fixed_shape(self) -> None:
         env = Crowd()
         for name in ("observation_space", "action_space"):
@@ -409,7 +433,9 @@ class TestRefused:
                 with refused(ValueError, name):
                     make_env_batch(env)
 
-    @pytest.mark.parametrize("what", ["agents gone", "no observation", "no dict", "rewards"])
+    @pytest.mark.parametrize(
+        "what", ["agents gone", "no observation", "no dict", "no flags", "rewards"]
+    )
     def test_steps_that_contradict_themselves(self, what: str) -> None:
         class Broken(Crowd):
             def step(self, actions: Any) -> Any:
@@ -420,11 +446,13 @@ class TestRefused:
                     del observations["agent_1"]
                 elif what == "no dict":
                     observations = list(observations.values())
+                elif what == "no flags":
+                    flags = [False, False]
                 else:
                     rewards = {agent: [1.0, 2.0] for agent in rewards}
                 return observations, rewards, *flags, infos
 
-        kind = TypeError if what == "no dict" else ValueError
+        kind = TypeError if what in ("no dict", "no flags") else ValueError
         name = {"no observation": "observation", "rewards": "reward"}.get(what, "step")
         collector = SyncDataCollector(Broken, policy_of("alike"), frames_per_batch=4)
         with collector, refused(kind, name):

@@ -1,18 +1,20 @@
-"""Groups of agents: which agents of a PettingZoo environment share tensors, and in which leaves."""
+"""Groups of agents of a PettingZoo environment: their leaves and their random actions."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.batch.frame import FLAGS
 from pycollect.batch.layout import Key, Node
 
-from .spaces import RESERVED_KEYS, Space, extra_spaces, key_name, leaf_spaces
+from .random_actions import ActionSampler
+from .spaces import RESERVED_KEYS, Array, Space, extra_spaces, key_name, leaf_spaces
 
 _ACTION_MASK = "action_mask"
 _MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
@@ -20,12 +22,12 @@ _MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
 
 @dataclass(frozen=True)
 class Group:
-    """Agents with equal spaces. All leaves of a group begin with the number of agents.
+    """Agents with equal leaves and action spaces, in tensors whose first dimension is the agents.
 
     Attributes:
         name: First part of the keys.
         agents: In the order of `possible_agents`.
-        observation_space: Of one agent, without its action mask.
+        observation_space: Of the first agent, without its action mask.
         mask_space: Space of the entry "action_mask" of one agent's observation, or ``None``.
         action_space: Of one agent.
     """
@@ -53,7 +55,7 @@ class Group:
 
     @property
     def mask(self) -> Leaf:
-        """The leaf that tells which agents act."""
+        """The leaf that is True for agents that act."""
         return Leaf((self.name, "mask"), "bool", (len(self.agents),))
 
     @property
@@ -78,6 +80,20 @@ class Group:
         keys = {leaf.key[:depth] for leaf in leaves for depth in range(1, len(leaf.key))}
         return {key: Node((len(self.agents),)) for key in sorted(keys)}
 
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """Everything in which the groups of two environments of one batch must agree."""
+        leaves = (self.observation, self.action_mask, self.action)
+        return self.name, self.agents, leaves, self.action_space
+
+    @property
+    def masked_choices(self) -> spaces.Discrete | None:
+        """The action space, if it is discrete and the action mask has one entry per choice."""
+        action, mask = self.action_space, self.mask_space
+        if mask is None or not isinstance(action, spaces.Discrete) or mask.shape != (action.n,):
+            return None
+        return action
+
     def _stacked(self, space: Space, key: Key, what: str) -> tuple[Leaf, ...]:
         for extra, own in extra_spaces(space, key, what):
             raise ValueError(
@@ -95,7 +111,8 @@ def agent_groups(env: Any) -> tuple[Group, ...]:
     """Return the groups of a PettingZoo environment, in the order of `possible_agents`.
 
     As in TorchRL, agents ``name_0``, ``name_1``, ... form the group ``name``, and any other agent
-    has a group of its own. If the spaces of such agents differ, each has a group of its own too.
+    has a group of its own. If the action spaces of such agents differ, or the leaves of their
+    observations, each has a group of its own too.
 
     Raises:
         ValueError: `possible_agents` is missing or empty, a name is repeated or reserved, or a
@@ -130,7 +147,8 @@ def _group_name(agent: str) -> str:
 
 def _groups_of(env: Any, name: str, agents: list[Hashable]) -> list[Group]:
     own = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
-    if all(pair == own[0] for pair in own):
+    forms = [_group(name, agents, *pair).form for pair in own]
+    if all(form == forms[0] for form in forms):
         return [_group(name, agents, *own[0])]
     return [_group(str(agent), [agent], *pair) for agent, pair in zip(agents, own, strict=True)]
 
@@ -156,3 +174,31 @@ def _check_names(names: list[str]) -> None:
                 f"possible_agents: the name {name!r} is reserved for the collector; rename the "
                 f"agent (reserved: {', '.join(sorted(RESERVED_KEYS))}, and names that begin with _)"
             )
+
+
+class AgentsSampler:
+    """Random actions of all agents; see `ActionSampler`.
+
+    Attributes:
+        leaves: Leaves of an action.
+    """
+
+    def __init__(self, groups: Sequence[Group], num_envs: int, batched: bool) -> None:
+        self.leaves = tuple(leaf for group in groups for leaf in group.action)
+        self._samplers = [
+            ActionSampler(group.action_space, len(group.agents), batched=True) for group in groups
+        ]
+        self._num_envs, self._batched = num_envs, batched
+
+    def draw(
+        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
+    ) -> tuple[Array, ...]:
+        """See `Sampler.draw`."""
+        each = [rng] * self._num_envs if isinstance(rng, np.random.Generator) else rng
+        rows = [
+            [leaf for sampler in self._samplers for leaf in sampler.draw(steps, own)]
+            for own in each
+        ]
+        if not self._batched:
+            return tuple(rows[0])
+        return tuple(np.stack(leaf, axis=1) for leaf in zip(*rows, strict=True))

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from pycollect._core import Leaf
 from pycollect.batch.frame import FLAGS
 
-from .agents import Group, agent_groups
+from .agents import AgentsSampler, Group, agent_groups
 from .base import (
     Arrays,
     BoolArray,
@@ -23,7 +23,6 @@ from .base import (
     reset_env,
     step_values,
 )
-from .random_actions import ActionSampler
 from .single import close_quietly, make_act, make_observe
 from .spaces import Array, describe
 
@@ -114,11 +113,14 @@ class PettingZooEnvs(EnvBatch):
             )
             for p, env in enumerate(self._envs)
         ]
-        self._masked = {
-            place: self._buffers[places[group.name, "action_mask"]]
+        actions = [leaf.key for leaf in self.action]
+        self._masked = {  # by the place of the action: its mask, and the first choice
+            actions.index((group.name, "action")): (
+                self._buffers[places[group.name, "action_mask"]],
+                choices.start,
+            )
             for group in self._groups
-            for place, leaf in enumerate(self.action)
-            if leaf.key == (group.name, "action") and _masks_choices(group)
+            if (choices := group.masked_choices) is not None
         }
 
     def truncate_after(self, frames: int) -> bool:
@@ -140,8 +142,7 @@ class PettingZooEnvs(EnvBatch):
         """Random actions among those that the current action masks allow."""
         rng = np.random.default_rng(int(torch.randint(2**62, (), device="cpu")))
         drawn = [leaf[0] for leaf in self._sampler.draw(1, rng)]
-        for place, mask in self._masked.items():
-            start = self._sampler.starts[place]
+        for place, (mask, start) in self._masked.items():
             drawn[place][...] = np.where(mask, rng.random(mask.shape), -1.0).argmax(-1) + start
         return tuple(map(torch.from_numpy, drawn))
 
@@ -165,7 +166,7 @@ class PettingZooEnvs(EnvBatch):
         return self._buffers, None, None, None
 
     def reset_done(self, done: BoolArray) -> Arrays:
-        """Reset the environments where `done` (bool [P]) is set."""
+        """Reset the environments whose `done` (bool [P]) is set."""
         for p in np.flatnonzero(done):
             self._rows[p].reset(None)
         return self._buffers
@@ -185,52 +186,11 @@ def _shown(group: Group) -> tuple[Leaf, ...]:
 def _check_alike(envs: Sequence[Any], groups: tuple[Group, ...]) -> None:
     for i, env in enumerate(envs[1:], 1):
         own = agent_groups(env)
-        if own != groups:
+        if [group.form for group in own] != [group.form for group in groups]:
             raise ValueError(
                 "create_env_fn: the environments of a list must have equal agents and spaces, got "
                 f"{groups} from environment 0 and {own} from environment {i}"
             )
-
-
-def _masks_choices(group: Group) -> bool:
-    """Whether the mask has one entry per choice of a discrete action."""
-    action, mask = group.action_space, group.mask_space
-    return mask is not None and isinstance(action, spaces.Discrete) and mask.shape == (action.n,)
-
-
-class AgentsSampler:
-    """Random actions of all agents; see `ActionSampler`.
-
-    Attributes:
-        leaves: Leaves of an action.
-        starts: The smallest action of each leaf that is a discrete action.
-    """
-
-    def __init__(self, groups: Sequence[Group], num_envs: int, batched: bool) -> None:
-        self.leaves = tuple(leaf for group in groups for leaf in group.action)
-        self._samplers = [
-            ActionSampler(group.action_space, len(group.agents), batched=True) for group in groups
-        ]
-        self._num_envs, self._batched = num_envs, batched
-        keys = [leaf.key for leaf in self.leaves]
-        self.starts = {
-            keys.index((group.name, "action")): int(group.action_space.start)
-            for group in groups
-            if isinstance(group.action_space, spaces.Discrete)
-        }
-
-    def draw(
-        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
-    ) -> tuple[Array, ...]:
-        """See `Sampler.draw`."""
-        each = [rng] * self._num_envs if isinstance(rng, np.random.Generator) else rng
-        rows = [
-            [leaf for sampler in self._samplers for leaf in sampler.draw(steps, own)]
-            for own in each
-        ]
-        if not self._batched:
-            return tuple(rows[0])
-        return tuple(np.stack(leaf, axis=1) for leaf in zip(*rows, strict=True))
 
 
 class _Row:
@@ -256,10 +216,11 @@ class _Row:
         self._is_plain = False  # all agents are there, and no flag is set
 
     def reset(self, seed: int | None) -> None:
-        """Reset the environment and write what it shows."""
+        """Reset the environment and write its observations."""
         observations = observation_of(reset_env(self._env, seed))
         _check_by_agent("reset", "observations", observations)
         self._agents = list(self._env.agents)
+        self._check_known(self._agents)
         self._steps = 0
         if self._step_count is not None:
             self._step_count[0] = 0
@@ -276,6 +237,8 @@ class _Row:
         result = step_values(self._step(self._actions_of(action)))
         observations, rewards, terminated, truncated, _ = result
         _check_by_agent("step", "observations", observations)
+        _check_by_agent("step", "terminations", terminated)
+        _check_by_agent("step", "truncations", truncated)
         self._steps += 1
         if self._step_count is not None:
             self._step_count[0] = self._steps
@@ -306,6 +269,7 @@ class _Row:
         self, observations: Any, terminated: Any, truncated: Any, is_cut: bool
     ) -> None:
         agents = self._agents
+        self._check_known(agents)
         done, all_terminated, all_truncated = True, True, True
         for group in self._groups:
             group.write_mask(agents)
@@ -322,6 +286,15 @@ class _Row:
         self._terminated[0] = all_terminated
         self._truncated[0] = all_truncated or (done and not all_terminated)
 
+    def _check_known(self, agents: Sequence[Hashable]) -> None:
+        known = [agent for group in self._groups for agent in group.agents]
+        unknown = [agent for agent in agents if agent not in known]
+        if unknown:
+            raise ValueError(
+                f"possible_agents: expected all agents of {self._env}, got {known} without "
+                f"{unknown}; name every agent that may take part"
+            )
+
 
 class _GroupRow:
     """The agents of one group in one environment."""
@@ -329,7 +302,6 @@ class _GroupRow:
     def __init__(self, group: Group, memory: Mapping[Any, Array]) -> None:
         self.agents = group.agents
         self.num_actions = len(group.action)
-        self._name = group.name
         self._act = _make_act(group)
         self._observe = [
             make_observe(group.observation_space, f"agent {agent!r}") for agent in group.agents
@@ -429,6 +401,6 @@ def _make_act(group: Group) -> Callable[[Sequence[Array]], Sequence[Any]]:
     return lambda arrays: [arrays[0][i, ...] for i in range(count)]
 
 
-def _check_by_agent(method: str, what: str, value: Any) -> None:
+def _check_by_agent(method: str, name: str, value: Any) -> None:
     if type(value) is not dict and not isinstance(value, Mapping):
-        raise TypeError(f"{method}: expected a dict of {what} by agent, got {describe(value)}")
+        raise TypeError(f"{method}: expected a dict of {name} by agent, got {describe(value)}")
