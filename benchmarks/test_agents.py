@@ -5,6 +5,7 @@ same environment as one Gymnasium environment with a Dict space and one reward f
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -141,19 +142,12 @@ def read(batch: TensorDictBase) -> int:
     return batch.numel()
 
 
-def _entry(wrap: Callable[[str], Any], name: str, envs: int) -> Any:
-    def one() -> Any:
-        return wrap(name)
-
-    return one if envs == 1 else [one] * envs
-
-
-def ours(name: str, envs: int = 1, torchrl: bool = False) -> Iterator[int]:
+def ours(name: str, torchrl: bool = False) -> Iterator[int]:
     """SyncDataCollector of pycollect, over the environment or over TorchRL's wrapper."""
     from pycollect import SyncDataCollector
 
     with SyncDataCollector(
-        _entry(by_torchrl if torchrl else make, name, envs),
+        partial(by_torchrl if torchrl else make, name),
         policy_of(name),
         frames_per_batch=STEPS,
         total_frames=workloads.FOREVER,

@@ -136,12 +136,18 @@ def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices |
 
 
 def _check_one_kind(envs: list[Any]) -> None:
-    for kind, is_kind in (("TorchRL", is_torchrl_env), ("PettingZoo", is_pettingzoo_env)):
-        if any(map(is_kind, envs)) and not all(map(is_kind, envs)):
-            raise TypeError(
-                f"create_env_fn: a list cannot mix {kind} environments with others, got "
-                f"{[type(env).__name__ for env in envs]}"
-            )
+    kinds = [_kind_of(env) for env in envs]
+    if len({*kinds}) > 1:
+        raise TypeError(
+            "create_env_fn: the environments of a list must be of one kind, got "
+            f"{[type(env).__name__ for env in envs]} of {kinds}"
+        )
+
+
+def _kind_of(env: Any) -> str:
+    if is_torchrl_env(env):
+        return "TorchRL"
+    return "PettingZoo" if is_pettingzoo_env(env) else "Gymnasium"
 
 
 def _check_single(env: Any, fn: Any, i: int) -> None:
