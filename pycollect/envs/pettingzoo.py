@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -207,7 +208,10 @@ class _Row:
         self, env: Any, groups: Sequence[Group], memory: Mapping[Any, Array], limit: int
     ) -> None:
         self._env, self._step, self._limit = env, env.step, limit
-        self._groups = [_GroupRow(group, memory) for group in groups]
+        places = accumulate([len(group.action) for group in groups], initial=0)
+        self._groups = [
+            _GroupRow(group, memory, place) for group, place in zip(groups, places, strict=False)
+        ]
         self._count = sum(len(group.agents) for group in groups)
         self._agents: Sequence[Hashable] = ()
         self._done, self._terminated, self._truncated = (memory[leaf.key] for leaf in _ROOT_FLAGS)
@@ -236,9 +240,10 @@ class _Row:
         """Step the environment with the actions of the agents that are there."""
         result = step_values(self._step(self._actions_of(action)))
         observations, rewards, terminated, truncated, _ = result
-        _check_by_agent("step", "observations", observations)
-        _check_by_agent("step", "terminations", terminated)
-        _check_by_agent("step", "truncations", truncated)
+        if not (type(observations) is type(terminated) is type(truncated) is dict):
+            _check_by_agent("step", "observations", observations)
+            _check_by_agent("step", "terminations", terminated)
+            _check_by_agent("step", "truncations", truncated)
         self._steps += 1
         if self._step_count is not None:
             self._step_count[0] = self._steps
@@ -256,11 +261,8 @@ class _Row:
 
     def _actions_of(self, action: Sequence[Array]) -> dict[Hashable, Any]:
         actions: dict[Hashable, Any] = {}
-        place = 0
         for group in self._groups:
-            own = action[place : place + group.num_actions]
-            actions.update(zip(group.agents, group.actions_of(own), strict=True))
-            place += group.num_actions
+            actions.update(zip(group.agents, group.actions_of(action), strict=True))
         if len(self._agents) < self._count:
             return {agent: actions[agent] for agent in self._agents}
         return actions
@@ -297,12 +299,16 @@ class _Row:
 
 
 class _GroupRow:
-    """The agents of one group in one environment."""
+    """The agents of one group in one environment.
 
-    def __init__(self, group: Group, memory: Mapping[Any, Array]) -> None:
+    Attributes:
+        agents: The agents.
+        actions_of: Returns the action of each agent, from the arrays of all groups' actions.
+    """
+
+    def __init__(self, group: Group, memory: Mapping[Any, Array], place: int) -> None:
         self.agents = group.agents
-        self.num_actions = len(group.action)
-        self._act = _make_act(group)
+        self.actions_of = _make_act(group, place)
         self._observe = [
             make_observe(group.observation_space, f"agent {agent!r}") for agent in group.agents
         ]
@@ -315,10 +321,6 @@ class _GroupRow:
         self._mask = memory[group.mask.key]
         self._flags = [memory[leaf.key][:, 0] for leaf in group.flags]
         self._reward = memory[group.reward.key][:, 0]
-
-    def actions_of(self, action: Sequence[Array]) -> Sequence[Any]:
-        """Return the action of each agent."""
-        return self._act(action)
 
     def write_observations(self, observations: Any, alive: Sequence[Hashable]) -> None:
         """Write the observation of each agent, zeros if it has none."""
@@ -388,19 +390,26 @@ class _GroupRow:
         return all(done), all(ended), all(cut)
 
 
-def _make_act(group: Group) -> Callable[[Sequence[Array]], Sequence[Any]]:
-    """Return the function from the arrays of a group's actions to the action of each agent."""
-    space, count = group.action_space, len(group.agents)
+def _make_act(group: Group, place: int) -> Callable[[Sequence[Array]], Iterable[Any]]:
+    """Return `_GroupRow.actions_of`.
+
+    Args:
+        group: The agents.
+        place: Index of the group's first array.
+    """
+    space, count, end = group.action_space, len(group.agents), place + len(group.action)
     if isinstance(space, spaces.Dict | spaces.Tuple):
         act = make_act(space)
-        if len(group.action) > 1:
-            return lambda arrays: [act([own[i, ...] for own in arrays]) for i in range(count)]
-        return lambda arrays: [act(arrays[0][i, ...]) for i in range(count)]
+        if end - place == 1:
+            return lambda arrays: [act(arrays[place][i, ...]) for i in range(count)]
+        return lambda arrays: [
+            act([own[i, ...] for own in arrays[place:end]]) for i in range(count)
+        ]
     if isinstance(space, spaces.Discrete) or space.shape:
-        return lambda arrays: list(arrays[0])  # numpy scalars, or rows
-    return lambda arrays: [arrays[0][i, ...] for i in range(count)]
+        return lambda arrays: arrays[place]  # numpy scalars, or rows
+    return lambda arrays: [arrays[place][i, ...] for i in range(count)]
 
 
 def _check_by_agent(method: str, name: str, value: Any) -> None:
-    if type(value) is not dict and not isinstance(value, Mapping):
+    if not isinstance(value, Mapping):
         raise TypeError(f"{method}: expected a dict of {name} by agent, got {describe(value)}")
