@@ -264,7 +264,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
         lambda: single(create_env_fn=int),
         TypeError,
         "create_env_fn: <class 'int'> returned 0 (int); expected a gymnasium.Env, a "
-        "gymnasium.vector.VectorEnv, a TorchRL EnvBase or C++ environments (python_env.h)",
+        "gymnasium.vector.VectorEnv, a PettingZoo environment, a TorchRL EnvBase or C++ "
+        "environments (python_env.h)",
     ),
     (
         lambda: single(create_env_fn=":CartPole-v1"),

@@ -96,7 +96,9 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
     Args:
         create_env_fn: A callable that returns an environment, a Gymnasium id or an environment. A
             list of callables or ids makes a batch of P environments, which are stepped one after
-            the other.
+            the other. Environments are Gymnasium's (also vector environments), PettingZoo's,
+            TorchRL's or compiled ones. The agents of a PettingZoo environment form groups, for
+            example ``("agent", "observation")`` of shape [..., agents, *observation].
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. ``None`` samples
             random actions (default: ``None``).
         frames_per_batch: Number of frames in a batch. It is rounded up to a multiple of P, with a

@@ -22,6 +22,7 @@ from .compiled import CompiledEnvBatch, is_compiled_env
 from .distinct import check_distinct
 from .entry import ENVS, adapter_for, check_entry, is_env, is_torchrl_env
 from .info import InfoKeys, with_info
+from .pettingzoo import PettingZooEnvs, is_pettingzoo_env
 from .random_actions import ActionSampler
 from .single import close_quietly, make_single_env
 from .spaces import describe
@@ -46,9 +47,10 @@ def make_env_batch(
     Args:
         create_env_fn: The worker's entry. A callable may return a `gymnasium.Env` (not batched), a
             vector environment, a TorchRL environment or C++ environments of a class from
-            `python_env.h`. A list of callables that each return a `gymnasium.Env` or a TorchRL
-            environment makes a batch, even if the list has one item. The entry may also be an
-            environment. A Gymnasium id may replace any callable.
+            `python_env.h`, or a PettingZoo environment. A list of callables that each return a
+            `gymnasium.Env`, a TorchRL or a PettingZoo environment makes a batch, even if the list
+            has one item. The entry may also be an environment. A Gymnasium id may replace any
+            callable.
         create_env_kwargs: Keyword arguments of each callable.
         autoreset_mode: NEXT_STEP, SAME_STEP or DISABLED. Used only for a vector environment that
             does not declare its mode.
@@ -132,16 +134,16 @@ def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices |
             envs.append(env)
             _check_single(env, fn, i)
         check_distinct(envs)
-        if any(map(is_torchrl_env, envs)):
-            if not all(map(is_torchrl_env, envs)):
-                raise TypeError(
-                    "create_env_fn: a list cannot mix TorchRL environments with others, got "
-                    f"{[type(env).__name__ for env in envs]}"
-                )
+        _check_one_kind(envs)
+        if is_torchrl_env(envs[0]):
             from .torchrl import make_torchrl_batch
 
             return make_torchrl_batch(envs, devices)
-        batch = CallablesEnv(envs)
+        batch: EnvBatch
+        if is_pettingzoo_env(envs[0]):
+            batch = PettingZooEnvs(envs, batched=True)
+        else:
+            batch = CallablesEnv(envs)
         batch.original = envs
         batch.time_limit = all(map(has_time_limit, envs))
         return batch
@@ -151,8 +153,23 @@ def _make_callables(entry: list[Any], kwargs: dict[str, Any], devices: Devices |
         raise
 
 
-def _check_single(env: Any, fn: Any, i: int) -> None:
+def _check_one_kind(envs: list[Any]) -> None:
+    kinds = [_kind_of(env) for env in envs]
+    if len({*kinds}) > 1:
+        raise TypeError(
+            "create_env_fn: the environments of a list must be of one kind, got "
+            f"{[type(env).__name__ for env in envs]} of {kinds}"
+        )
+
+
+def _kind_of(env: Any) -> str:
     if is_torchrl_env(env):
+        return "TorchRL"
+    return "PettingZoo" if is_pettingzoo_env(env) else "Gymnasium"
+
+
+def _check_single(env: Any, fn: Any, i: int) -> None:
+    if is_torchrl_env(env) or is_pettingzoo_env(env):
         return
     if is_vector_env(env) or is_compiled_env(env):
         raise TypeError(
@@ -161,8 +178,8 @@ def _check_single(env: Any, fn: Any, i: int) -> None:
         )
     if not isinstance(env, gymnasium.Env):
         raise TypeError(
-            f"create_env_fn[{i}]: {fn!r} returned {describe(env)}; expected a gymnasium.Env or a "
-            f"TorchRL EnvBase{adapter_for(env)}"
+            f"create_env_fn[{i}]: {fn!r} returned {describe(env)}; expected a gymnasium.Env, a "
+            f"PettingZoo environment or a TorchRL EnvBase{adapter_for(env)}"
         )
 
 
@@ -176,6 +193,10 @@ def _wrap(env: Any, vector: tuple[Any, str | None, bool], devices: Devices | Non
         compiled = CompiledEnvBatch(env)
         compiled.original, compiled.time_limit = env, has_time_limit(env)
         return compiled
+    if is_pettingzoo_env(env):
+        agents = PettingZooEnvs([env], batched=False)
+        agents.original = env
+        return agents
     # EnvPool's envs are both; the vector interface is the one that they have.
     batch = make_vector_env(env, *vector) if is_vector_env(env) else make_single_env(env)
     batch.original = env

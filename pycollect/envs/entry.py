@@ -9,13 +9,14 @@ from gymnasium.envs.registration import EnvSpec
 from torch import nn
 
 from .compiled import is_compiled_env
+from .pettingzoo import is_pettingzoo_env
 from .registry import maker
 from .spaces import describe
 from .vector_api import is_vector_env
 
 ENVS = (
-    "a gymnasium.Env, a gymnasium.vector.VectorEnv, a TorchRL EnvBase or C++ environments "
-    "(python_env.h)"
+    "a gymnasium.Env, a gymnasium.vector.VectorEnv, a PettingZoo environment, a TorchRL EnvBase or "
+    "C++ environments (python_env.h)"
 )
 
 _ADAPTERS = {
@@ -26,7 +27,6 @@ _ADAPTERS = {
     "gym3": "gym3.ToGymEnv, and around it Shimmy's GymV21CompatibilityV0",
     "gymnax": "gymnax.wrappers.GymnaxToGymWrapper",
     "jumanji": "TorchRL's JumanjiWrapper",
-    "pettingzoo": "TorchRL's PettingZooWrapper",
     "vmas": "TorchRL's VmasWrapper",
 }
 """Adapters for environments with other interfaces, by the package that defines the interface."""
@@ -93,6 +93,7 @@ def is_env(value: Any) -> bool:
         or is_torchrl_env(value)
         or is_compiled_env(value)
         or is_vector_env(value)
+        or is_pettingzoo_env(value)
     )
 
 

@@ -1,0 +1,241 @@
+"""Three agents of a PettingZoo environment with a shared linear policy: four ways to collect.
+
+The light environment costs a microsecond, so that the rest of a step is compared. `Together` is the
+same environment as one Gymnasium environment with a Dict space and one reward for all.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from benchmarks import workloads
+from benchmarks.race import Side
+
+STEPS = 500
+AGENTS = [f"agent_{i}" for i in range(3)]
+ACTIONS = 5
+NUMBERS = {"light": 8, "simple_spread_v3": 18}
+"""Numbers in an agent's observation."""
+
+
+class Light:
+    """Shows the same observations, and ends after 100 steps."""
+
+    metadata = {"name": "light"}  # noqa: RUF012 (as PettingZoo has it)
+    render_mode = None
+
+    def __init__(self) -> None:
+        """Prepare the results of all steps."""
+        self.possible_agents = AGENTS
+        self.agents: list[str] = []
+        self.observations = {agent: np.ones(8, np.float32) for agent in AGENTS}
+        self.rewards = dict.fromkeys(AGENTS, 1.0)
+        self.flags = {ended: dict.fromkeys(AGENTS, ended) for ended in (False, True)}
+        self.infos: dict[str, dict] = {agent: {} for agent in AGENTS}
+        self.spaces = spaces.Box(-1.0, 1.0, (8,), np.float32), spaces.Discrete(ACTIONS)
+
+    def observation_space(self, agent: str) -> spaces.Space:
+        """The same for all agents."""
+        return self.spaces[0]
+
+    def action_space(self, agent: str) -> spaces.Space:
+        """The same for all agents."""
+        return self.spaces[1]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        """Start an episode."""
+        self.agents, self.steps = AGENTS, 0
+        return self.observations, self.infos
+
+    def step(self, actions: dict[str, Any]) -> tuple[dict, dict, dict, dict, dict]:
+        """Count."""
+        self.steps += 1
+        ended = self.steps == 100
+        if ended:
+            self.agents = []
+        return self.observations, self.rewards, self.flags[ended], self.flags[False], self.infos
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def make(name: str) -> Any:
+    """The environment."""
+    if name == "light":
+        return Light()
+    from mpe2 import simple_spread_v3
+
+    return simple_spread_v3.parallel_env()
+
+
+def by_torchrl(name: str) -> Any:
+    """The environment in TorchRL's wrapper, which takes instances of PettingZoo's class alone."""
+    from pettingzoo import ParallelEnv
+    from torchrl.envs import PettingZooWrapper
+
+    env = make(name) if name != "light" else type("Light", (Light, ParallelEnv), {})()
+    return PettingZooWrapper(env)
+
+
+class Together(gymnasium.Env):
+    """A parallel environment as one Gymnasium environment, with the rewards' sum."""
+
+    def __init__(self, name: str) -> None:
+        """Dict spaces of all agents."""
+        self.env = make(name)
+        agents = self.env.possible_agents
+        self.observation_space = spaces.Dict({a: self.env.observation_space(a) for a in agents})
+        self.action_space = spaces.Dict({a: self.env.action_space(a) for a in agents})
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict, dict]:
+        """Start an episode."""
+        return self.env.reset(seed=seed)[0], {}
+
+    def step(self, action: dict[str, Any]) -> tuple[dict, float, bool, bool, dict]:
+        """Step all agents."""
+        observation, rewards, ended, cut, _ = self.env.step(action)
+        return observation, sum(rewards.values()), all(ended.values()), all(cut.values()), {}
+
+
+class Choice(nn.Module):
+    """A linear layer for each agent's observation, and the best action."""
+
+    def __init__(self, numbers: int) -> None:
+        """The same weights for all agents."""
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(numbers, ACTIONS)
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        """Actions [..., agents] of observations [..., agents, numbers]."""
+        return self.layer(observation).argmax(-1)
+
+
+class ChoiceOfEach(Choice):
+    """The same for one tensor per agent."""
+
+    def forward(self, *observations: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Actions of each."""
+        return super().forward(torch.stack(observations, -2)).unbind(-1)
+
+
+def policy_of(name: str) -> TensorDictModule:
+    """Of the agents' group."""
+    return TensorDictModule(
+        Choice(NUMBERS[name]), in_keys=[("agent", "observation")], out_keys=[("agent", "action")]
+    )
+
+
+def read(batch: TensorDictBase) -> int:
+    """Read observations, actions and rewards; return the frames."""
+    tensors = batch["agent", "observation"], batch["agent", "action"]
+    workloads.read_tensors(*tensors, batch["next", "agent", "reward"])
+    return batch.numel()
+
+
+def ours(name: str, torchrl: bool = False) -> Iterator[int]:
+    """SyncDataCollector of pycollect, over the environment or over TorchRL's wrapper."""
+    from pycollect import SyncDataCollector
+
+    with SyncDataCollector(
+        partial(by_torchrl if torchrl else make, name),
+        policy_of(name),
+        frames_per_batch=STEPS,
+        total_frames=workloads.FOREVER,
+    ) as collector:
+        for batch in collector:
+            yield read(batch)
+
+
+def together(name: str) -> Iterator[int]:
+    """SyncDataCollector of pycollect over one Gymnasium environment of all agents."""
+    from pycollect import SyncDataCollector
+
+    actions = [("action", agent) for agent in AGENTS]
+    policy = TensorDictModule(ChoiceOfEach(NUMBERS[name]), in_keys=AGENTS, out_keys=actions)
+    with SyncDataCollector(
+        lambda: Together(name), policy, frames_per_batch=STEPS, total_frames=workloads.FOREVER
+    ) as collector:
+        for batch in collector:
+            parts = [batch[key] for key in (*AGENTS, *actions)]
+            workloads.read_tensors(*parts, batch["next", "reward"])
+            yield batch.numel()
+
+
+def theirs(name: str) -> Iterator[int]:
+    """Collector of TorchRL over its wrapper (its SyncDataCollector until 0.12)."""
+    from torchrl.collectors import Collector
+
+    collector = Collector(
+        by_torchrl(name),
+        policy_of(name),
+        frames_per_batch=STEPS,
+        total_frames=workloads.FOREVER,
+    )
+    try:
+        for batch in collector:
+            yield read(batch)
+    finally:
+        collector.shutdown()
+
+
+def plain_loop(name: str) -> Iterator[int]:
+    """The policy, the environment and preallocated arrays."""
+    env, choose, count = make(name), Choice(NUMBERS[name]), len(AGENTS)
+    observations = np.empty((STEPS + 1, count, NUMBERS[name]), np.float32)
+    actions = np.empty((STEPS, count), np.int64)
+    rewards = np.empty((STEPS, count), np.float32)
+    flags = np.empty((2, STEPS, count), bool)
+    shown, _ = env.reset()
+    while True:
+        with torch.no_grad():
+            for t in range(STEPS):
+                for i, agent in enumerate(AGENTS):
+                    observations[t, i] = shown[agent]
+                actions[t] = choose(torch.from_numpy(observations[t])).numpy()
+                step = env.step(dict(zip(AGENTS, actions[t], strict=True)))
+                shown, earned, ended, cut, _ = step
+                rewards[t] = [earned[agent] for agent in AGENTS]
+                flags[0, t] = [ended[agent] for agent in AGENTS]
+                flags[1, t] = [cut[agent] for agent in AGENTS]
+                if not env.agents:
+                    shown, _ = env.reset()
+        workloads.read_tensors(*map(torch.from_numpy, (observations, actions, rewards)))
+        yield STEPS
+
+
+WANTED = {"light": (10.0, 15.0), "simple_spread_v3": (2.0, 3.0)}
+"""Of TorchRL's wrapper in our collector, and in TorchRL's."""
+OURS = "PettingZoo environment"
+WRAPPED = "TorchRL's wrapper"
+PEER = "TorchRL's wrapper and collector"
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_agents(compare: Callable[..., None], name: str) -> None:
+    """Compare one environment with TorchRL's wrapper in both collectors, and with loops."""
+    if name != "light":
+        pytest.importorskip("mpe2")
+    pytest.importorskip("pettingzoo")
+    arguments = {"name": name}
+    compare(
+        f"PettingZoo: {name}, 3 agents, linear policy, in process, {STEPS} frames",
+        [
+            Side(OURS, ours, arguments),
+            Side(WRAPPED, ours, {**arguments, "torchrl": True}, needs="torchrl"),
+            Side(PEER, theirs, arguments, needs="torchrl"),
+            Side("Gymnasium environment with a Dict", together, arguments),
+            Side("plain loop", plain_loop, arguments),
+        ],
+        frame_bytes=2 * len(AGENTS) * NUMBERS[name] * 4,
+        wanted=dict(zip((WRAPPED, PEER), WANTED[name], strict=True)),
+    )

@@ -1,0 +1,204 @@
+"""Groups of agents of a PettingZoo environment: their leaves and their random actions."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from pycollect._core import Leaf
+from pycollect.batch.frame import FLAGS
+from pycollect.batch.layout import Key, Node
+
+from .random_actions import ActionSampler
+from .spaces import RESERVED_KEYS, Array, Space, extra_spaces, key_name, leaf_spaces
+
+_ACTION_MASK = "action_mask"
+_MASKS = (spaces.Box, spaces.MultiBinary, spaces.MultiDiscrete)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Agents with equal leaves and action spaces, in tensors whose first dimension is the agents.
+
+    Attributes:
+        name: First part of the keys.
+        agents: In the order of `possible_agents`.
+        observation_space: Of the first agent, without its action mask.
+        mask_space: Space of the entry "action_mask" of one agent's observation, or ``None``.
+        action_space: Of one agent.
+    """
+
+    name: str
+    agents: tuple[Hashable, ...]
+    observation_space: Space
+    mask_space: Space | None
+    action_space: Space
+
+    @property
+    def observation(self) -> tuple[Leaf, ...]:
+        """Leaves of the agents' observations."""
+        key = (self.name, "observation")
+        return self._stacked(self.observation_space, key, "observation_space")
+
+    @property
+    def action_mask(self) -> tuple[Leaf, ...]:
+        """The leaf of the action mask, bool; none if the observation space has no mask."""
+        if self.mask_space is None:
+            return ()
+        key = (self.name, _ACTION_MASK)
+        (leaf,) = self._stacked(self.mask_space, key, "observation_space")
+        return (Leaf(key, "bool", leaf.shape),)
+
+    @property
+    def mask(self) -> Leaf:
+        """The leaf that is True for agents that act."""
+        return Leaf((self.name, "mask"), "bool", (len(self.agents),))
+
+    @property
+    def flags(self) -> tuple[Leaf, ...]:
+        """Done, terminated and truncated of each agent."""
+        return tuple(Leaf((self.name, flag), "bool", (len(self.agents), 1)) for flag in FLAGS)
+
+    @property
+    def reward(self) -> Leaf:
+        """The leaf of the agents' rewards."""
+        return Leaf((self.name, "reward"), "float32", (len(self.agents), 1))
+
+    @property
+    def action(self) -> tuple[Leaf, ...]:
+        """Leaves of the agents' actions."""
+        return self._stacked(self.action_space, (self.name, "action"), "action_space")
+
+    @property
+    def nodes(self) -> dict[Key, Node]:
+        """The nested TensorDicts of the group by key; all have the dimension of the agents."""
+        leaves = (*self.observation, *self.action)
+        keys = {leaf.key[:depth] for leaf in leaves for depth in range(1, len(leaf.key))}
+        return {key: Node((len(self.agents),)) for key in sorted(keys)}
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """Everything in which the groups of two environments of one batch must agree."""
+        leaves = (self.observation, self.action_mask, self.action)
+        return self.name, self.agents, leaves, self.action_space
+
+    @property
+    def masked_choices(self) -> spaces.Discrete | None:
+        """The action space, if it is discrete and the action mask has one entry per choice."""
+        action, mask = self.action_space, self.mask_space
+        if mask is None or not isinstance(action, spaces.Discrete) or mask.shape != (action.n,):
+            return None
+        return action
+
+    def _stacked(self, space: Space, key: Key, what: str) -> tuple[Leaf, ...]:
+        for extra, own in extra_spaces(space, key, what):
+            raise ValueError(
+                f"{what}: expected Box, Discrete, MultiDiscrete, MultiBinary, or Dict and Tuple of "
+                f"them, got {own} at {key_name(extra.key)}; encode it in the environment"
+            )
+        count = len(self.agents)
+        return tuple(
+            Leaf(leaf.key, leaf.dtype, (count, *leaf.shape))
+            for leaf, _ in leaf_spaces(space, key, what)
+        )
+
+
+def agent_groups(env: Any) -> tuple[Group, ...]:
+    """Return the groups of a PettingZoo environment, in the order of `possible_agents`.
+
+    As in TorchRL, agents ``name_0``, ``name_1``, ... form the group ``name``, and any other agent
+    has a group of its own. If the action spaces of such agents differ, or the leaves of their
+    observations, each has a group of its own too.
+
+    Raises:
+        ValueError: `possible_agents` is missing or empty, a name is repeated or reserved, or a
+            space has no fixed shape and numeric dtype.
+    """
+    agents = _possible_agents(env)
+    by_name: dict[str, list[Hashable]] = {}
+    for agent in agents:
+        by_name.setdefault(_group_name(str(agent)), []).append(agent)
+    groups: list[Group] = []
+    for name, members in by_name.items():
+        groups += _groups_of(env, name, members)
+    _check_names(list(map(str, agents)))
+    _check_names([group.name for group in groups])
+    return tuple(groups)
+
+
+def _possible_agents(env: Any) -> list[Hashable]:
+    agents = list(getattr(env, "possible_agents", None) or ())
+    if not agents:
+        raise ValueError(
+            f"create_env_fn: expected an environment with possible_agents, got {env}; set that "
+            "attribute to the list of all agents that may take part"
+        )
+    return agents
+
+
+def _group_name(agent: str) -> str:
+    name, _, number = agent.rpartition("_")
+    return name if name and number.isdecimal() else agent
+
+
+def _groups_of(env: Any, name: str, agents: list[Hashable]) -> list[Group]:
+    own = [(env.observation_space(agent), env.action_space(agent)) for agent in agents]
+    forms = [_group(name, agents, *pair).form for pair in own]
+    if all(form == forms[0] for form in forms):
+        return [_group(name, agents, *own[0])]
+    return [_group(str(agent), [agent], *pair) for agent, pair in zip(agents, own, strict=True)]
+
+
+def _group(name: str, agents: Iterable[Hashable], observation: Space, action: Space) -> Group:
+    mask = observation.get(_ACTION_MASK) if isinstance(observation, spaces.Dict) else None
+    if not isinstance(mask, _MASKS):
+        return Group(name, tuple(agents), observation, None, action)
+    assert isinstance(observation, spaces.Dict)
+    rest = {key: child for key, child in observation.items() if key != _ACTION_MASK}
+    return Group(name, tuple(agents), spaces.Dict(rest), mask, action)
+
+
+def _check_names(names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(
+                f"possible_agents: expected distinct names of agents and groups, got {name!r} more "
+                "than once; rename an agent"
+            )
+        if name in RESERVED_KEYS or name.startswith("_"):
+            raise ValueError(
+                f"possible_agents: the name {name!r} is reserved for the collector; rename the "
+                f"agent (reserved: {', '.join(sorted(RESERVED_KEYS))}, and names that begin with _)"
+            )
+
+
+class AgentsSampler:
+    """Random actions of all agents; see `ActionSampler`.
+
+    Attributes:
+        leaves: Leaves of an action.
+    """
+
+    def __init__(self, groups: Sequence[Group], num_envs: int, batched: bool) -> None:
+        self.leaves = tuple(leaf for group in groups for leaf in group.action)
+        self._samplers = [
+            ActionSampler(group.action_space, len(group.agents), batched=True) for group in groups
+        ]
+        self._num_envs, self._batched = num_envs, batched
+
+    def draw(
+        self, steps: int, rng: np.random.Generator | Sequence[np.random.Generator]
+    ) -> tuple[Array, ...]:
+        """See `Sampler.draw`."""
+        each = [rng] * self._num_envs if isinstance(rng, np.random.Generator) else rng
+        rows = [
+            [leaf for sampler in self._samplers for leaf in sampler.draw(steps, own)]
+            for own in each
+        ]
+        if not self._batched:
+            return tuple(rows[0])
+        return tuple(np.stack(leaf, axis=1) for leaf in zip(*rows, strict=True))

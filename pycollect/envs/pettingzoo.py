@@ -1,0 +1,180 @@
+"""PettingZoo environments: P parallel environments with groups of agents, stepped one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from pycollect._core import Leaf
+
+from .agent_rows import ROOT_FLAGS, STEP_COUNT, AgentsRow
+from .agents import AgentsSampler, Group, agent_groups
+from .base import Arrays, BoolArray, EnvBatch, Sampler, check_seeds
+from .single import close_quietly
+
+_METHODS = ("reset", "step", "observation_space", "action_space")
+
+
+def is_pettingzoo_env(value: Any) -> bool:
+    """Whether it has PettingZoo's interface, parallel or AEC; PettingZoo is not imported."""
+    if any(_is_base(kind) for kind in type(value).__mro__):
+        return True
+    return hasattr(value, "possible_agents") and all(
+        callable(getattr(value, name, None)) for name in _METHODS
+    )
+
+
+def _is_base(kind: type) -> bool:
+    return kind.__name__ in ("ParallelEnv", "AECEnv") and kind.__module__.startswith("pettingzoo.")
+
+
+def as_parallel(env: Any) -> Any:
+    """Return the environment, or a turn-based one converted by PettingZoo to the parallel API.
+
+    Raises:
+        ValueError: A turn-based environment that PettingZoo cannot convert.
+    """
+    if not callable(getattr(env, "agent_iter", None)):
+        return env
+    if not env.metadata.get("is_parallelizable", False):
+        raise ValueError(
+            f"create_env_fn: expected a parallel environment, got {env}, in which agents take "
+            "turns; set metadata['is_parallelizable'] if its state changes only after the last "
+            "agent's turn, else use TorchRL's PettingZooWrapper(env, use_mask=True)"
+        )
+    from pettingzoo.utils.conversions import aec_to_parallel
+
+    return aec_to_parallel(env)
+
+
+class PettingZooEnvs(EnvBatch):
+    """P environments with PettingZoo's parallel API, of equal groups of agents.
+
+    An episode ends when no agent is left. Its `terminated` is set if all agents have terminated,
+    otherwise `truncated` is. Agents that are absent have zeros, all flags and an unset mask.
+
+    Args:
+        envs: The environments, not converted yet.
+        batched: Whether there is a dimension P.
+
+    Raises:
+        ValueError: See `as_parallel` and `agent_groups`; or the environments' groups differ.
+    """
+
+    def __init__(self, envs: Sequence[Any], batched: bool) -> None:
+        self.num_envs, self.batched = len(envs), batched
+        self.action_space = None
+        self._envs = [as_parallel(env) for env in envs]
+        self._groups = agent_groups(self._envs[0])
+        _check_alike(self._envs, self._groups)
+        self.observation = (
+            *(leaf for group in self._groups for leaf in _shown(group)),
+            *ROOT_FLAGS,
+        )
+        self.ends = tuple(leaf.key for leaf in ROOT_FLAGS)
+        self.step_only = tuple(group.reward for group in self._groups)
+        self.rewards = tuple(leaf.key for leaf in self.step_only)
+        self.action = tuple(leaf for group in self._groups for leaf in group.action)
+        self.nodes = {key: node for group in self._groups for key, node in group.nodes.items()}
+        self._sampler = AgentsSampler(self._groups, self.num_envs, batched)
+        self._closed = False
+        self._make_rows(0)
+
+    def _make_rows(self, limit: int) -> None:
+        leaves = (*self.observation, *self.step_only)
+        lead = (self.num_envs,) if self.batched else ()
+        self._buffers = tuple(np.zeros((*lead, *leaf.shape), leaf.dtype) for leaf in leaves)
+        places = {leaf.key: place for place, leaf in enumerate(leaves)}
+        self._rows = [
+            AgentsRow(
+                env,
+                self._groups,
+                {
+                    key: self._buffers[place][p] if self.batched else self._buffers[place]
+                    for key, place in places.items()
+                },
+                limit,
+            )
+            for p, env in enumerate(self._envs)
+        ]
+        actions = [leaf.key for leaf in self.action]
+        self._masked = {  # by the place of the action: its mask, and the first choice
+            actions.index((group.name, "action")): (
+                self._buffers[places[group.name, "action_mask"]],
+                choices.start,
+            )
+            for group in self._groups
+            if (choices := group.masked_choices) is not None
+        }
+
+    def truncate_after(self, frames: int) -> bool:
+        """Truncate episodes, and all agents in them; "step_count" is part of the observation."""
+        self.observation = (*self.observation, STEP_COUNT)
+        self._make_rows(frames)
+        return True
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether no observation has a mask of actions, which random actions respect."""
+        return not self._masked
+
+    def action_sampler(self) -> Sampler:
+        """See `EnvBatch.action_sampler`."""
+        return self._sampler
+
+    def random_action(self) -> tuple[torch.Tensor, ...]:
+        """Random actions among those that the current action masks allow."""
+        rng = np.random.default_rng(int(torch.randint(2**62, (), device="cpu")))
+        drawn = [leaf[0] for leaf in self._sampler.draw(1, rng)]
+        for place, (mask, start) in self._masked.items():
+            drawn[place][...] = np.where(mask, rng.random(mask.shape), -1.0).argmax(-1) + start
+        return tuple(map(torch.from_numpy, drawn))
+
+    def reset(self, seeds: Sequence[int] | None = None) -> Arrays:
+        """Reset every environment, with one seed each; see `EnvBatch.reset`."""
+        each: Sequence[int | None] = [None] * self.num_envs
+        if seeds is not None:
+            each = check_seeds(seeds, self.num_envs)
+        for row, seed in zip(self._rows, each, strict=True):
+            row.reset(seed)
+        return self._buffers
+
+    def step(self, action: Arrays) -> tuple[Arrays, Any, Any, Any]:
+        """Step every environment; the buffers are written again by the next call."""
+        leaves = action if len(self.action) > 1 else (action,)
+        if not self.batched:
+            self._rows[0].step(leaves)
+        else:
+            for p, row in enumerate(self._rows):
+                row.step([leaf[p] for leaf in leaves])
+        return self._buffers, None, None, None
+
+    def reset_done(self, done: BoolArray) -> Arrays:
+        """Reset the environments that `done` (bool [P]) marks."""
+        for p in np.flatnonzero(done):
+            self._rows[p].reset(None)
+        return self._buffers
+
+    def close(self) -> None:
+        """Close the environments; see `EnvBatch.close`."""
+        if not self._closed:
+            self._closed = True
+            for env in self._envs:
+                close_quietly(env)
+
+
+def _shown(group: Group) -> tuple[Leaf, ...]:
+    return (*group.observation, *group.action_mask, group.mask, *group.flags)
+
+
+def _check_alike(envs: Sequence[Any], groups: tuple[Group, ...]) -> None:
+    for i, env in enumerate(envs[1:], 1):
+        own = agent_groups(env)
+        if [group.form for group in own] != [group.form for group in groups]:
+            raise ValueError(
+                "create_env_fn: the environments of a list must have equal agents and spaces, got "
+                f"{groups} from environment 0 and {own} from environment {i}"
+            )
