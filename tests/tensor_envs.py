@@ -61,7 +61,8 @@ class CountingTensors(VectorEnv[Any, Any, Any]):
         return torch.stack([self._episode, self._step], 1)
 
     def step(self, actions: Any) -> Any:
-        assert actions.device == self.device and actions.shape == (ENVS, 1)
+        assert actions.device == self.device
+        assert actions.shape == (ENVS, 1)
         skips = self._ended.clone() if self._mode == "NEXT_STEP" else torch.zeros_like(self._ended)
         self._step += 1
         self._begin(skips)

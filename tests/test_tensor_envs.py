@@ -58,7 +58,8 @@ def assert_same(ours: Result, theirs: Result) -> None:
     for key in ("frames", "episodes", "episode_return", "episode_length"):
         assert stats.get(key) == pytest.approx(their_stats.get(key)), key
     for batch, other in zip(batches, expected, strict=True):
-        assert batch.shape == other.shape and batch.names == other.names
+        assert batch.shape == other.shape
+        assert batch.names == other.names
         assert set(batch.keys(True, True)) == set(other.keys(True, True))
         for key in other.keys(True, True):
             assert batch[key].dtype is other[key].dtype, key
@@ -168,26 +169,25 @@ class FakeGraph:
 
     captured = 0
 
-    def __init__(self, work: Callable[[], None], device: torch.device, warmup: int) -> None:
+    def __init__(self, work: Callable[[], Any], device: torch.device, warmup: int) -> None:
         self._work, self._left = work, warmup
         self._calls: list[tuple[Any, ...]] = []
 
-    def __call__(self) -> None:
+    def __call__(self) -> Any:
         if self._left:
             self._left -= 1
-            self._work()
-        elif not self._calls:
+            return self._work()
+        if not self._calls:
             type(self).captured += 1
             with _Noting(self._calls):
-                self._work()
-        for function, args, kwargs, outs in self._calls if self._replays else ():
+                self._result = self._work()
+            return self._result
+        for function, args, kwargs, outs in self._calls:
             result = function(*args, **kwargs)
             for own, value in zip(tree_leaves(outs), tree_leaves(result), strict=True):
                 if isinstance(own, torch.Tensor) and own.data_ptr() != value.data_ptr():
                     own.copy_(value)
-        self._replays = bool(self._calls)
-
-    _replays = False
+        return self._result
 
 
 class _Noting(TorchDispatchMode):

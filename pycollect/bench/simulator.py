@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -22,6 +22,7 @@ from pycollect import SyncDataCollector
 from pycollect.bench.clock import median_seconds
 from pycollect.bench.rows import Row, missing
 from pycollect.bench.sides import lacks
+from pycollect.policy.graphs import called_beside
 
 STEPS = 32
 """Steps per environment in a batch."""
@@ -42,14 +43,13 @@ class PointMasses(gymnasium.vector.VectorEnv[Any, Any, Any]):
         device: Device of all tensors.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {
-        "autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP,
-        "cudagraph": True,  # keeps its state in place, and never asks the device
-    }
-
     def __init__(self, envs: int, device: torch.device | str = "cpu") -> None:
         """Make the environments."""
         self.num_envs = envs
+        self.metadata = {
+            "autoreset_mode": gymnasium.vector.AutoresetMode.SAME_STEP,
+            "cudagraph": True,  # keeps its state in place, and never asks the device for values
+        }
         self.single_observation_space = Box(-np.inf, np.inf, (_FEATURES,), np.float32)
         self.single_action_space = Box(-1.0, 1.0, (_ACTIONS,), np.float32)
         generator = torch.Generator().manual_seed(0)
@@ -126,10 +126,7 @@ def alone(envs: int, device: torch.device) -> Iterator[Batches]:
 def alone_captured(envs: int, device: torch.device) -> Iterator[Batches]:
     """The same as a CUDA graph of a whole batch."""
     batch = _steps(envs, device)
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):  # type: ignore[no-untyped-call]
-        batch()
-    torch.cuda.synchronize(device)
+    called_beside(batch)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         batch()

@@ -12,7 +12,7 @@ from torchrl.envs import EnvBase
 from pycollect.bench.simulator import PointMasses
 
 
-class PointMassesEnv(EnvBase):
+class PointMassesEnv(EnvBase):  # type: ignore[misc]
     """`PointMasses` as TorchRL's users write a batched environment.
 
     Args:
@@ -25,7 +25,7 @@ class PointMassesEnv(EnvBase):
         super().__init__(device=device, batch_size=[envs])
         self._env = PointMasses(envs, device)
         spaces = self._env.single_observation_space, self._env.single_action_space
-        shapes = [(envs, *space.shape) for space in spaces]
+        shapes = [(envs, *(space.shape or ())) for space in spaces]
         self.observation_spec = Composite(
             observation=Unbounded(shapes[0], device=device), shape=(envs,)
         )

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from torch.utils.dlpack import from_dlpack
 
 from pycollect.devices import CPU, indexed
 
@@ -48,11 +49,11 @@ def as_tensor(value: Any) -> torch.Tensor:
     if not _is_tensor(value):
         return torch.as_tensor(value)
     try:
-        return torch.from_dlpack(value)
+        return from_dlpack(value)
     except (RuntimeError, TypeError, BufferError):  # DLPack had no bool before version 1.0
         if "bool" not in str(value.dtype):
             raise
-        return torch.from_dlpack(value.astype("uint8")).bool()
+        return from_dlpack(value.astype("uint8")).bool()
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:

@@ -104,8 +104,6 @@ class EnvBatch(ABC):
         action_extras: the same of the action.
         device: where it steps. What it gives and takes is on the host, but for `staying`.
         staying: the keys of the observations that it gives as tensors on its device.
-        is_resident: observations, rewards and flags are tensors on its device, and `step` returns
-            a `Transition` of them, see `on_device`.
         original: what the user passed, or its callable returned; a list where there were several.
         nodes: nested TensorDicts of more batch dimensions than the batch, or of a class of their
             own, by key.
@@ -136,7 +134,6 @@ class EnvBatch(ABC):
     nodes: Mapping[Key, Node] = MappingProxyType({})
     device: torch.device = torch.device("cpu")
     staying: frozenset[Key] = frozenset()
-    is_resident: bool = False
     specs: Any = None
     compiled: CompiledEnv | None = None
     original: Any = None

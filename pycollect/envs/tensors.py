@@ -48,15 +48,20 @@ class Transition(NamedTuple):
 class TensorVectorEnv(EnvBatch):
     """A vector environment whose observations, rewards and flags are tensors.
 
-    They stay on their device, and a step does not wait for it unless the environment does.
+    They stay on their device, and a step does not wait for it unless the environment does. `step`
+    returns a :class:`Transition`.
 
     Args:
         arrays: The environment.
         host: The same with numpy arrays, which knows how it resets.
+
+    Attributes:
+        resets_itself: It resets in the same step.
+        tells_validity: It has an entry `OBSERVATION_VALID`.
+        is_capturable: A CUDA graph may step it; it has `metadata["cudagraph"]`.
     """
 
     takes_tensors = True
-    is_resident = True
 
     def __init__(self, arrays: AsArrays, host: VectorEnvBatch) -> None:
         self.num_envs, self.batched = host.num_envs, True
@@ -65,7 +70,8 @@ class TensorVectorEnv(EnvBatch):
         self.skips_after_done, self.can_reset = host.skips_after_done, host.can_reset
         self.device = arrays.device
         self.staying = frozenset(leaf.key for leaf in self.observation)
-        self.resets_itself = isinstance(host, SameStepEnvBatch)
+        self._same_step = host if isinstance(host, SameStepEnvBatch) else None
+        self.resets_itself = self._same_step is not None
         self.is_capturable = bool((getattr(arrays, "metadata", None) or {}).get("cudagraph"))
         self._arrays, self._host = arrays, host
         self._flatten = make_flatten(host.api.observation_space)
@@ -130,8 +136,8 @@ class TensorVectorEnv(EnvBatch):
 
     def tell_of_lacking_final(self) -> None:
         """Raise ValueError, or warn once, because an episode ended without its last observation."""
-        if self.tells_validity:
-            self._host.warn_of_truncation()
+        if self.tells_validity and self._same_step is not None:
+            self._same_step.warn_of_truncation()
             return
         raise ValueError(lacks_final(self._arrays, ""))
 

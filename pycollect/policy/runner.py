@@ -144,7 +144,7 @@ class PolicyRunner:
             self._bind(None if program is None else program.widened(self._others))
 
     @property
-    def draws_on_host(self) -> bool:
+    def decides_on_host(self) -> bool:
         """Whether a part of the policy decides on the host what to do next."""
         return bool(self._tensor_calls)
 

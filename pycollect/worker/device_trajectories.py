@@ -10,7 +10,8 @@ from pycollect.devices import accelerator
 from pycollect.one_copy import Fetch
 from pycollect.worker.report import Episode
 
-_FEW_EPISODES = 2  # per environment and rollout, which are fetched with everything else
+# So many episodes per rollout are fetched with everything else; more need a second copy.
+_EPISODES_PER_ENV, _FEW_EPISODES = 2, 256
 
 
 class Counted(NamedTuple):
@@ -98,7 +99,7 @@ class DeviceTrajectories:
         if rollout.valid is not None:
             frames = rollout.valid.sum()
         counts = torch.stack([done.sum(), begins.sum(), frames, *asked])
-        self._most = min(done.numel(), _FEW_EPISODES * self._envs)
+        self._most = min(done.numel(), max(_EPISODES_PER_ENV * self._envs, _FEW_EPISODES))
         at = torch.nonzero_static(done.flatten(), size=self._most, fill_value=0).squeeze(1)
         for kept, own in zip(self._before, (self._returns, self._lengths), strict=True):
             kept.copy_(own)

@@ -15,6 +15,7 @@ from pycollect.batch.frame import BatchLeaves, NoLeaves
 from pycollect.batch.layout import Key
 from pycollect.devices import CPU, indexed
 from pycollect.envs.base import Arrays, EnvBatch
+from pycollect.envs.tensors import TensorVectorEnv
 from pycollect.policy import (
     Calling,
     PolicyElsewhere,
@@ -65,7 +66,7 @@ class EnvGroup:
         self._calling, self._device = _calling_of(policy, options, device), device
         if self._can_capture:
             self._calling = replace(self._calling, within=True)
-        self._captured: tuple[Any, Callable[[], None]] | None = None
+        self._captured: tuple[Any, Callable[[], Any]] | None = None
         with torch.no_grad():
             self.runner: Runner = make_policy_runner(
                 policy,
@@ -121,8 +122,9 @@ class EnvGroup:
         """Those of a frame that lie in the slab."""
         if not self._options.stays:
             return self.leaves
-        is_apart = self.env.is_resident and self.env.device != CPU
-        return NoLeaves() if is_apart else self.leaves if self.env.is_resident else self._on_host
+        if isinstance(self.env, TensorVectorEnv):
+            return self.leaves if self.env.device == CPU else NoLeaves()
+        return self._on_host
 
     @property
     def _on_host(self) -> BatchLeaves:
@@ -142,8 +144,8 @@ class EnvGroup:
         places = [keys.index(key) for key in given]
         self.recorder: Any = None
         self.beside: DeviceRecorder | TensorRecorder | None = None
-        if env.is_resident:
-            self.recorder = self.beside = self._make_tensor_recorder()
+        if isinstance(env, TensorVectorEnv):
+            self.recorder = self.beside = self._make_tensor_recorder(env)
         else:
             self.recorder = self._make_recorder(
                 layout, () if env.takes_tensors else places, first, envs
@@ -155,11 +157,12 @@ class EnvGroup:
         self._records = self.beside or self.recorder
         self._records.restart(self._first)
         del self._first
-        take = self._records.take
+        take: Callable[..., Any] = self._records.take
         self._take = _taking_tensors(take, places) if env.takes_tensors else take
 
-    def _make_tensor_recorder(self) -> TensorRecorder:
-        env, runner = self.env, self.runner
+    def _make_tensor_recorder(self, env: TensorVectorEnv) -> TensorRecorder:
+        runner = self.runner
+        assert not isinstance(runner, RunnerElsewhere), "those step with arrays"
         return TensorRecorder(
             env, self.leaves, self._current, runner, self._cut, self._options.set_truncated
         )
@@ -267,40 +270,39 @@ class EnvGroup:
     def _can_capture(self) -> bool:
         """Whether a CUDA graph may step environments and policy for a whole rollout."""
         env, graphed = self.env, self._calling.graphed
-        if graphed is None or not env.is_resident or env.device != self._device:
+        if graphed is None or not isinstance(env, TensorVectorEnv) or env.device != self._device:
             return False
         return env.is_capturable and not steps_wait(env, self._cut)
 
     def roll_captured(self, steps: int) -> bool:
         """Make the rollout by replaying a CUDA graph; return False if that is not possible."""
-        acting, recorder = self._acting, self.recorder
-        if not self._calling.within or acting is not self.runner or acting.slow_path:
+        acting = self._acting
+        if not self._calling.within or not isinstance(acting, PolicyRunner):
             return False
-        if acting.draws_on_host:
+        if acting.slow_path or acting.decides_on_host:
             return False
         known = (acting.act, steps)
         if self._captured is None or self._captured[0] != known:
             self._captured = known, self._capture(steps)
-        self._captured[1]()
-        recorder.recorded()
+        self.recorder.recorded(self._captured[1]())
         return True
 
-    def _capture(self, steps: int) -> Callable[[], None]:
+    def _capture(self, steps: int) -> Callable[[], Any]:
         act, take, step, record, *_ = self.calls
+        recorder = self.recorder
 
-        def roll() -> None:
+        def roll() -> Any:
             for _ in range(steps):
                 record(step(take(act())))
-            recorder.complete(packs=True)
+            return recorder.complete(packs=True)
 
-        recorder = self.recorder
         warmup = max(int((self._calling.graphed or {}).get("warmup", 1)), 1)
         return CapturedWork(roll, self.env.device, warmup)
 
     def catch_up(self) -> None:
         """Step what fell behind, since it reset itself, until all have the rollout's steps."""
         recorder, env, runner, take = self.recorder, self.env, self._acting, self._take
-        if env.is_resident:
+        if isinstance(env, TensorVectorEnv):
             return
         behind = recorder.behind
         while left := recorder.steps_left:

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from pycollect._core import Placement, copy
-from pycollect.batch.frame import BatchLeaves
+from pycollect.batch.frame import BatchLeaves, NoLeaves
 from pycollect.batch.layout import Key, torch_dtype
 from pycollect.devices import CPU
 from pycollect.envs.base import Arrays, EnvBatch
 
 
-def placement_of(leaves: BatchLeaves, envs: int, steps: int) -> Placement:
+def placement_of(leaves: BatchLeaves | NoLeaves, envs: int, steps: int) -> Placement:
     """Return the placement of a rollout; ValueError if it is larger than this machine's memory."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:

@@ -29,7 +29,7 @@ _Copy = tuple[list[torch.Tensor], list[int]]
 """Targets of one dtype, and the places of their sources among the values of a step."""
 
 
-_Packed = tuple[list[Key], Packing, torch.Tensor]
+Packed = tuple[list[Key], Packing, torch.Tensor]
 """The keys of a batch, and how its tensors lie in a block of bytes."""
 
 
@@ -71,7 +71,7 @@ class TensorRecorder:
         self._taken: tuple[torch.Tensor, ...] = ()
         self._batch: dict[Key, torch.Tensor] = {}
         self._is_complete = False
-        self._packed: _Packed | None = None
+        self._packed: Packed | None = None
         self._no_flag = torch.zeros((), dtype=torch.bool, device=env.device)
         self._constants = {
             MASK: ~self._no_flag,
@@ -241,9 +241,13 @@ class TensorRecorder:
             self._show_own_entries(self._trajectories.fresh)
         self.done[:] = False
 
-    def recorded(self) -> None:
-        """Count the steps of a whole rollout, which a CUDA graph has recorded and completed."""
-        self._step, self._is_complete = self._steps, True
+    def recorded(self, packed: Packed) -> None:
+        """Count the steps of a whole rollout, which a CUDA graph has recorded and completed.
+
+        Args:
+            packed: What `complete` returned when the graph was captured.
+        """
+        self._step, self._is_complete, self._packed = self._steps, True, packed
         self._control.count_step()
 
     # The end of a rollout
@@ -273,11 +277,11 @@ class TensorRecorder:
             self._row, worker, incarnation, sequence, self._version, frames, self._step
         )
 
-    def complete(self, packs: bool = False) -> None:
+    def complete(self, packs: bool = False) -> Packed | None:
         """Compute ids, and what else a batch has, on the device, without waiting for it.
 
         Args:
-            packs: Copy the batch into one block, which a CUDA graph can write again.
+            packs: Copy the batch into one block, which a CUDA graph can write again, and return it.
         """
         steps = self._step
         memory = {key: cells[:steps] for key, cells in self._memory.items()}
@@ -290,6 +294,7 @@ class TensorRecorder:
         entries = {**memory, _DONE: done, TRAJ_IDS: ids, IS_INIT: begins}
         self._batch = self._assembled(entries)
         self._packed = _packed(self._batch) if packs else None
+        return self._packed
 
     def _assembled(self, batch: dict[Key, torch.Tensor]) -> dict[Key, torch.Tensor]:
         """Return the leaves of a batch by key, [P, T, *frame] each, from [T, P, *frame]."""
@@ -353,7 +358,7 @@ class TensorRecorder:
         self._slab = None
 
 
-def _packed(batch: Mapping[Key, torch.Tensor]) -> _Packed:
+def _packed(batch: Mapping[Key, torch.Tensor]) -> Packed:
     """Return copies of tensors in one block of bytes."""
     packing = Packing(batch.values())
     device = next(iter(batch.values())).device
