@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from collect_support import case_name
 from gpu_support import DEVICE, needs_gpu
+from gymnasium.spaces import Box, Dict, Tuple
 from raising import refused
 from tensor_envs import ENVS, CountingArrays, CountingTensors
 from tensordict import TensorDictBase
@@ -236,3 +239,120 @@ def test_graphs_are_the_same(arguments: dict[str, Any]) -> None:
     module = linear().cuda()
     captured = collected(make, module, 6, cudagraph_policy=True, **arguments)
     assert_same(captured, collected(make, module, 6, **arguments))
+
+
+def in_processes(kind: Any, make: Callable[[], Any], **arguments: Any) -> list[TensorDictBase]:
+    frames = 2 * STEPS * ENVS
+    given = {"frames_per_batch": frames, "total_frames": 3 * frames, **arguments}
+    with kind([make] * 2, doubling, **given) as collector:
+        collector.set_seed(3)
+        return [batch.clone() for batch in collector]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("arguments", [{}, {"inference": "central"}], ids=case_name)
+def test_processes_bring_the_batches_of_arrays(mode: str, arguments: dict[str, Any]) -> None:
+    kind = pycollect.MultiSyncDataCollector
+    ours = in_processes(kind, partial(CountingTensors, mode), **arguments)
+    theirs = in_processes(kind, partial(CountingArrays, mode), **arguments)
+    for batch, other in zip(ours, theirs, strict=True):
+        assert (batch == other).all()
+
+
+@pytest.mark.ray
+def test_so_do_actors() -> None:
+    ours, theirs = (
+        in_processes(pycollect.RayCollector, make) for make in (CountingTensors, CountingArrays)
+    )
+    for batch, other in zip(ours, theirs, strict=True):
+        assert (batch == other).all()
+
+
+class Nested(CountingTensors):
+    """The same with a nest of observations and actions, in arrays that only speak DLPack."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        half = Box(-1e9, 1e9, (), np.float32)
+        self.single_observation_space = Dict({"episode": half, "more": Tuple([half])})
+        self.single_action_space = Dict({"a": Box(-9.0, 9.0, (1,), np.float32)})
+
+    def reset(self, **arguments: Any) -> Any:
+        shown, info = super().reset(**arguments)
+        return self._nest(shown), info
+
+    def step(self, actions: Any) -> Any:
+        shown, *rest, info = super().step(torch.from_dlpack(actions["a"]))
+        info["final_obs"] = self._nest(info["final_obs"])
+        values = (Speaking(value.contiguous()) for value in rest)
+        return self._nest(shown), *values, info
+
+    def _nest(self, shown: torch.Tensor) -> Any:
+        episode, step = (Speaking(own.contiguous()) for own in shown.unbind(1))
+        return {"episode": episode, "more": (step,)}
+
+
+class Speaking:
+    """An array of a library that only speaks DLPack."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+        self.dtype, self.shape = tensor.dtype, tensor.shape
+
+    def __dlpack__(self, **arguments: Any) -> Any:
+        return self._tensor.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+    def __array_namespace__(self) -> Any:
+        return SimpleNamespace(from_dlpack=lambda tensor: Speaking(torch.from_dlpack(tensor)))
+
+
+def test_arrays_of_other_libraries_and_nests() -> None:
+    policy = TensorDictModule(
+        lambda step: (step.unsqueeze(-1) % 3) * 2, [("more", "0")], [("action", "a")]
+    )
+    ours, stats, _ = collected(Nested, policy)
+    theirs, their_stats, _ = collected(CountingArrays, doubling)
+    assert stats["episode_return"] == their_stats["episode_return"]
+    for batch, other in zip(ours, theirs, strict=True):
+        for root in ((), ("next",)):
+            observation = torch.stack([batch[*root, "episode"], batch[*root, "more", "0"]], -1)
+            assert (observation == other[*root, "observation"]).all()
+        assert (batch["action", "a"] == other["action"]).all()
+        assert (batch["collector"] == other["collector"]).all()
+
+
+def test_other_information_is_copied_to_the_host() -> None:
+    """`info_keys` read numpy arrays, so such an environment is stepped with these."""
+
+    class Telling(CountingTensors):
+        def step(self, actions: Any) -> Any:
+            *values, info = super().step(actions)
+            return *values, {**info, "height": values[1] / 2}
+
+    batches, _, _ = collected(Telling, doubling, info_keys=["height"])
+    for batch in batches:
+        assert (batch["next", "height"] == batch["next", "reward"].squeeze(-1) / 2).all()
+
+
+@pytest.mark.parametrize(
+    ("part", "change"),
+    [
+        ("observation", lambda shown: shown.double()),
+        ("observation", lambda shown: shown[:-1]),
+        ("observation", lambda shown: shown[:, :1]),
+    ],
+)
+def test_other_observations_than_the_spaces_are_refused(part: str, change: Any) -> None:
+    class Changing(CountingTensors):
+        steps = 0
+
+        def step(self, actions: Any) -> Any:
+            shown, *rest = super().step(actions)
+            self.steps += 1
+            return (change(shown) if self.steps > 60 else shown), *rest
+
+    with refused((ValueError, TypeError), part):
+        collected(Changing, doubling, 20)

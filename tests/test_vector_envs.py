@@ -241,7 +241,7 @@ class TestForeignVectorEnvs:
 
         batch = make_env_batch(Without(envs(length=9), "SAME_STEP"))
         batch.reset()
-        with refused(ValueError, "autoreset_mode") as caught:
+        with refused(ValueError, "final_observation") as caught:
             run(batch, 9)
         assert "final_obs" in str(caught.value)
 

@@ -14,18 +14,25 @@ from torch.utils.dlpack import from_dlpack
 
 from pycollect.devices import CPU, indexed
 
-from .base import observation_of, step_values
+from .base import step_values
 
 
-def arrays_of(env: Any) -> AsArrays | None:
-    """Return a vector environment with numpy arrays; None if it has numpy arrays itself.
+class TensorsFoundError(Exception):
+    """A vector environment that was taken for one of numpy arrays returned tensors.
 
-    It is reset to see what it returns, unless it is known to have numpy arrays.
+    Attributes:
+        observation: What it returned.
     """
-    if isinstance(env, SyncVectorEnv | AsyncVectorEnv) or hasattr(env, "all_env_ids"):
-        return None
-    observation = observation_of(env.reset())
-    return None if _first_tensor(observation) is None else AsArrays(env, observation)
+
+    def __init__(self, observation: Any) -> None:
+        super().__init__()
+        self.observation = observation
+
+
+def check_no_tensors(observation: Any) -> None:
+    """Raise TensorsFoundError if an observation has tensors or DLPack arrays."""
+    if _first_tensor(observation) is not None:
+        raise TensorsFoundError(observation)
 
 
 def _first_tensor(value: Any) -> Any:

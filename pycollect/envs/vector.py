@@ -13,7 +13,7 @@ from pycollect.batch.extras import ExtraValues
 from pycollect.batch.layout import Key
 from pycollect.errors import warn_user
 
-from .arrays import arrays_of
+from .arrays import AsArrays, TensorsFoundError
 from .base import Arrays, BoolArray, EnvBatch
 from .info import Tap
 from .info_rows import final_observations, rows_of, rows_of_step
@@ -51,9 +51,13 @@ def make_vector_env(
             mode ignores `reset_mask`, or a space or size is not supported.
     """
     mode = _read_mode(env, autoreset_mode)
-    arrays = arrays_of(env)
-    batch = _of_arrays(arrays or env, mode, final_observation is not None)
-    if arrays is None or as_arrays or batch.extras:
+    final_is_unknown = final_observation is not None
+    try:
+        return _of_arrays(env, mode, final_is_unknown)
+    except TensorsFoundError as found:
+        arrays = AsArrays(env, found.observation)
+    batch = _of_arrays(arrays, mode, final_is_unknown)
+    if as_arrays or batch.extras:
         return batch
     from .tensors import TensorVectorEnv
 

@@ -14,6 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
 from pycollect.errors import warn_user
 
+from .arrays import AsArrays, check_no_tensors
 from .base import SEVERAL_REWARDS, BoolArray, check_seeds, observation_of, reset_env, step_values
 from .mask_options import MaskOptions
 from .random_actions import ActionSampler
@@ -152,6 +153,7 @@ class VectorApi:
         self._row_shape = (self.num_envs,)
         self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
         self._seed_form: int | None = None
+        self._is_new = not isinstance(env, AsArrays)
 
     def _keep_extras(self) -> None:
         """From now on every observation's extras are read too."""
@@ -190,6 +192,9 @@ class VectorApi:
         else:
             result = self._seeded_reset(check_seeds(seeds, self.num_envs))
         observation = observation_of(result)
+        if self._is_new:
+            self._is_new = False
+            check_no_tensors(observation)
         self.reset_info = result[1]
         return self._leaves(observation)
 
