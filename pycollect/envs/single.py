@@ -21,11 +21,13 @@ from .base import (
     EnvBatch,
     check_seeds,
     observation_of,
+    random_step,
     reset_env,
     step_values,
 )
 from .info import Tap
 from .info_rows import entry_of
+from .rewards import reward_leaf
 from .spaces import (
     Array,
     Space,
@@ -77,6 +79,7 @@ class SingleEnv(EnvBatch):
         self._extra_values: list[Any] = []
         if self.extras:
             self._keep_extras(make_read_extras(env.observation_space))
+        self.reward = reward_leaf(env, lambda: random_step(self)[1])
 
     def _keep_extras(self, read: Callable[[Any], list[Any]]) -> None:
         """From now on every observation's extras are read too."""

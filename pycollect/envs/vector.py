@@ -137,6 +137,7 @@ class VectorEnvBatch(EnvBatch):
         self.observation = api.observation
         self.action = api.action
         self.action_space = api.action_space
+        self.reward = api.reward
         self.skips_after_done = skips_after_done
         self.steps_rows = steps_rows
         self.overlaps = api.overlaps

@@ -452,7 +452,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             - "frames_per_second": since the first batch was requested.
             - "episodes": number that ended.
             - "episode_return" and "episode_length": mean sum of rewards and mean number of frames
-              over the last 100 episodes; ``None`` before the first.
+              over the last 100 episodes; ``None`` before the first. For a vector reward,
+              "episode_return" is a list with the mean of each objective.
             - "seconds": time by phase.
             - "frames_stepped": frames that workers have stepped, best effort.
             - "slow_paths": slower code paths in use, by name.
