@@ -636,8 +636,8 @@ class StepEach:
         """Step each environment with its row of `actions`, [P, *action].
 
         Returns:
-            Observations [P, *frame], rewards float64 [P] or [P, k], terminated and truncated bool [P]; the
-                same arrays in every call.
+            Observations [P, *frame], rewards float64 [P] or [P, k], terminated and truncated bool
+                [P]; the same arrays in every call.
 
         Raises:
             ValueError: If a step returned another number of values, or several rewards or flags.

@@ -154,7 +154,7 @@ class VectorApi:
         self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
         self._seed_form: int | None = None
         self.reward = reward_leaf(env, self._random_reward, self.num_envs)
-        self._reward_shape = self._row_shape
+        self._reward_shape: tuple[int, ...] = self._row_shape
         if self.reward != ONE_REWARD:
             self._reward_shape = (self.num_envs, *self.reward.shape)
 

@@ -48,7 +48,7 @@ class GymEnvs:
             self._env.close()
             raise ValueError(
                 "entry: expected environments with one reward per step, got "
-                f"{self._env.reward.shape[0]} from {entry!r}; make one number of them with a wrapper"
+                f"{self._env.reward.shape[0]} from {entry!r}; combine them with a wrapper"
             )
         if self._env.skips_after_done or not self._env.batched or self._env.own_flags:
             self._env.close()
