@@ -1,0 +1,72 @@
+"""The shape of an environment's reward: one number, or one for each objective of `reward_space`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorRewardWrapper
+
+from pycollect._core import Leaf
+from pycollect.batch.frame import ONE_REWARD
+
+SEVERAL_REWARDS = (
+    "; for a vector of rewards, give the environment a reward_space, a Box of shape [k]"
+)
+
+
+def reward_leaf(env: Any, draw: Callable[[], Any], num_envs: int | None = None) -> Leaf:
+    """Return the leaf of one environment's reward.
+
+    A Box of shape ``[k]`` as `reward_space` declares a vector, as in MO-Gymnasium; a vector
+    environment may also have `single_reward_space`, or a `reward_space` of shape ``[P, k]``. Other
+    values are ignored. A wrapper around the environment that declares the space may make one number
+    of the vector. If it may, one step decides.
+
+    Args:
+        env: Environment or vector environment, with its wrappers.
+        draw: Makes a step and returns its reward; called only if a wrapper may change the shape.
+        num_envs: P of a vector environment. Defaults to ``None``: a single environment.
+    """
+    may_change = False
+    for layer in _layers(env):
+        if (shape := _declared(layer, num_envs)) is not None:
+            is_number = may_change and np.ndim(draw()) == (num_envs is not None)
+            return ONE_REWARD if is_number else Leaf(("reward",), "float32", shape)
+        may_change = may_change or _may_change_rewards(layer)
+    return ONE_REWARD
+
+
+def _layers(env: Any) -> Iterator[Any]:
+    """Yield the environment and what its wrappers contain, from the outside."""
+    while env is not None:
+        yield env
+        env = getattr(env, "__dict__", {}).get("env")
+
+
+def _declared(layer: Any, num_envs: int | None) -> tuple[int, ...] | None:
+    """Return the shape that this layer itself declares for one environment's reward."""
+    names = ("reward_space",) if num_envs is None else ("single_reward_space", "reward_space")
+    for name in names:
+        # A static look-up: __getattr__ of a wrapper would answer for the layers inside.
+        if inspect.getattr_static(layer, name, None) is None:
+            continue
+        space = getattr(layer, name)
+        shape = space.shape if isinstance(space, spaces.Box) else ()
+        if len(shape) == 2 and name == "reward_space" and shape[0] == num_envs:
+            shape = shape[1:]
+        if len(shape) == 1 and shape[0] > 0:
+            return shape
+    return None
+
+
+def _may_change_rewards(layer: Any) -> bool:
+    """Return whether a wrapper is neither Gymnasium's own nor made to change rewards."""
+    if isinstance(layer, gymnasium.RewardWrapper | VectorRewardWrapper):
+        return True
+    module: str = type(layer).step.__module__
+    return module.partition(".")[0] != "gymnasium"
