@@ -34,7 +34,6 @@ from raising import refused
 from tensordict import TensorDict
 from vector_reward_envs import (
     ENTRIES,
-    SPACE,
     WEIGHTS,
     SeveralEnv,
     SeveralPool,
@@ -126,7 +125,7 @@ def test_every_frame_of_two_groups() -> None:
 @pytest.mark.processes
 def test_an_async_batched_collector() -> None:
     with AsyncBatchedCollector(
-        fns(0, SeveralEnv, 2), parity_policy(), frames_per_batch=12, total_frames=48
+        fns(0, SeveralEnv, 2), policy=parity_policy(), frames_per_batch=12, total_frames=48
     ) as collector:
         for td in collector:
             reward = td["next", "observation"][..., 2] + 100 * td["action"]
@@ -137,7 +136,7 @@ def test_an_async_batched_collector() -> None:
 # Returns and what is made of batches
 
 
-def episode(rows: int = 0) -> list[float]:
+def episode() -> list[float]:
     """The returns of an episode of 4 steps whose actions are 0."""
     return (10.0 * WEIGHTS).tolist()
 
@@ -419,6 +418,3 @@ def test_info_beside_them() -> None:
         td = collector.next()
     scalar(td)
     assert (td["next", "told"] == 3).all()
-
-
-assert SPACE.shape == WEIGHTS.shape
