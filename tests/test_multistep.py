@@ -140,7 +140,11 @@ def test_the_same_before_and_after_splitting(shape: tuple[int, ...], seed: int) 
 
 
 @given(
-    batch_shapes, st.integers(0, 2**32), st.booleans(), st.sampled_from([1, 2, 5]), st.integers(2, 4)
+    batch_shapes,
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.sampled_from([1, 2, 5]),
+    st.integers(2, 4),
 )
 def test_each_objective_is_summed_by_itself(
     shape: tuple[int, ...], seed: int, mask: bool, n: int, objectives: int

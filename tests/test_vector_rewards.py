@@ -294,6 +294,13 @@ def test_wrappers(entry: Any, numbers: int) -> None:
         assert collector.next()["next", "reward"].shape[-1] == numbers
 
 
+def test_only_wrappers_that_may_change_rewards_cost_a_step() -> None:
+    for wrap, steps in ((partial(TimeLimit, max_episode_steps=9), 0), (Half, 1)):
+        env = SeveralEnv(0, LENGTHS)
+        with SyncDataCollector(wrap(env), frames_per_batch=8):
+            assert len(env.actions) == steps
+
+
 class Undeclared(SeveralEnv):
     reward_space: Any = None
 

@@ -125,7 +125,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             A TensorDict of batch size [T] or [P, T] for one worker, [B, T] or [B, P, T] for B sync
             workers; the class lists its shapes under "Yields". The batch contains the observations,
             the policy's outputs, and under "next" the true successor observations, "reward",
-            "terminated", "truncated" and "done", each [..., 1].
+            "terminated", "truncated" and "done", each [..., 1]. If the environment declares a
+            vector as `reward_space`, "reward" is [..., k].
 
         Raises:
             RuntimeError: The collector was shut down before its end.

@@ -101,9 +101,10 @@ def test_a_space_with_bounds() -> None:
 
 
 class Seeded(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Each episode begins alike."""
+    """Each episode begins alike, also where numpy's global generator is drawn from."""
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        np.random.seed(7)
         return self.env.reset(seed=7)
 
 
@@ -115,6 +116,7 @@ def test_mo_gymnasium(name: str) -> None:
         pytest.importorskip("mujoco")
 
     def make() -> Any:
+        np.random.seed(7)
         return Seeded(mo_gymnasium.make(name))
 
     def actions() -> TensorDictModule:
