@@ -27,6 +27,7 @@ from collect_support import (
     parity_policy,
 )
 from echo_envs import LENGTHS, EchoEnv, envs_of
+from envs_for_tests import CountingVectorEnv
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv, VectorWrapper
 from gymnasium.wrappers import TimeLimit, TransformReward
@@ -165,7 +166,15 @@ def test_a_reward_space_of_one_number_has_one_return() -> None:
             observation, reward, *rest = super().step(action)
             return observation, np.array([reward], np.float32), *rest
 
-    for entry in (partial(OneEnv, 0, (4,)), [partial(OneEnv, 0, (4,))] * 2):
+    class OneRows(CountingVectorEnv):
+        single_reward_space = OneEnv.reward_space
+
+        def step(self, *given: Any) -> Any:
+            observation, reward, *rest = super().step(*given)
+            return observation, reward[:, None], *rest
+
+    one = partial(OneEnv, 0, (4,))
+    for entry in (one, [one] * 2, lambda: OneRows([EchoEnv(0, (4,))] * 1, "SAME_STEP")):
         with SyncDataCollector(entry, zeros, frames_per_batch=8, total_frames=8) as collector:
             assert collector.next()["next", "reward"].shape[-1] == 1
             assert collector.stats()["episode_return"] == 10.0

@@ -12,15 +12,14 @@ from gymnasium import spaces
 from gymnasium.vector import VectorRewardWrapper
 
 from pycollect._core import Leaf
-from pycollect.batch.frame import ONE_REWARD
 
 SEVERAL_REWARDS = (
     "; for a vector of rewards, give the environment a reward_space, a Box of shape [k]"
 )
 
 
-def reward_leaf(env: Any, draw: Callable[[], Any], num_envs: int | None = None) -> Leaf:
-    """Return the leaf of one environment's reward.
+def declared_reward(env: Any, draw: Callable[[], Any], num_envs: int | None = None) -> Leaf | None:
+    """Return the leaf of one environment's reward, or ``None`` if the environment declares none.
 
     A Box of shape ``[k]`` as `reward_space` declares a vector, as in MO-Gymnasium; a vector
     environment may also have `single_reward_space`, or a `reward_space` of shape ``[P, k]``. Other
@@ -36,13 +35,13 @@ def reward_leaf(env: Any, draw: Callable[[], Any], num_envs: int | None = None) 
     for layer in _layers(env):
         if (shape := _declared(layer, num_envs)) is not None:
             is_number = may_change and np.ndim(draw()) == (num_envs is not None)
-            return ONE_REWARD if is_number else Leaf(("reward",), "float32", shape)
+            return None if is_number else Leaf(("reward",), "float32", shape)
         may_change = may_change or _may_change_rewards(layer)
-    return ONE_REWARD
+    return None
 
 
 def _layers(env: Any) -> Iterator[Any]:
-    """Yield the environment and what its wrappers contain, from the outside."""
+    """Yield the wrappers, the outermost first, and the environment inside."""
     while env is not None:
         yield env
         env = getattr(env, "__dict__", {}).get("env")

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.batch.extras import ExtraValues
+from pycollect.batch.frame import ONE_REWARD
 from pycollect.batch.layout import Key
 
 from .base import (
@@ -27,7 +28,7 @@ from .base import (
 )
 from .info import Tap
 from .info_rows import entry_of
-from .rewards import reward_leaf
+from .rewards import declared_reward
 from .spaces import (
     Array,
     Space,
@@ -79,7 +80,7 @@ class SingleEnv(EnvBatch):
         self._extra_values: list[Any] = []
         if self.extras:
             self._keep_extras(make_read_extras(env.observation_space))
-        self.reward = reward_leaf(env, lambda: random_step(self)[1])
+        self.reward = declared_reward(env, lambda: random_step(self)[1]) or ONE_REWARD
 
     def _keep_extras(self, read: Callable[[Any], list[Any]]) -> None:
         """From now on every observation's extras are read too."""

@@ -18,7 +18,7 @@ from pycollect.errors import warn_user
 from .base import BoolArray, check_seeds, observation_of, reset_env, step_values
 from .mask_options import MaskOptions
 from .random_actions import ActionSampler
-from .rewards import SEVERAL_REWARDS, reward_leaf
+from .rewards import SEVERAL_REWARDS, declared_reward
 from .single import close_quietly
 from .spaces import (
     Array,
@@ -153,10 +153,10 @@ class VectorApi:
         self._row_shape = (self.num_envs,)
         self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
         self._seed_form: int | None = None
-        self.reward = reward_leaf(env, self._random_reward, self.num_envs)
-        self._reward_shape: tuple[int, ...] = self._row_shape
-        if self.reward != ONE_REWARD:
-            self._reward_shape = (self.num_envs, *self.reward.shape)
+        declared = declared_reward(env, self._random_reward, self.num_envs)
+        self.reward = declared or ONE_REWARD
+        self._reward_shape = (*self._row_shape, *(declared.shape if declared else ()))
+        self._rewards_are_columns = declared == ONE_REWARD  # [P, 1]
 
     def _random_reward(self) -> Any:
         self.reset()
@@ -329,14 +329,14 @@ class VectorApi:
     def _rewards(self, value: Any) -> Array:
         array = value if type(value) is np.ndarray else np.asarray(value)
         if array.shape != self._reward_shape:
-            if array.shape != (*self._reward_shape, 1):  # one objective
-                several = self._reward_shape != self._row_shape
-                raise ValueError(
-                    f"reward: expected shape {list(self._reward_shape)} from {self.env}, got "
-                    f"{list(array.shape)}"
-                    f"{'; its reward_space declares the shape' if several else SEVERAL_REWARDS}"
-                )
-            array = array.reshape(self._reward_shape)
+            is_declared = self._reward_shape != self._row_shape
+            raise ValueError(
+                f"reward: expected shape {list(self._reward_shape)} from {self.env}, got "
+                f"{list(array.shape)}"
+                f"{'; its reward_space declares the shape' if is_declared else SEVERAL_REWARDS}"
+            )
+        if self._rewards_are_columns:
+            array = array.reshape(self._row_shape)
         return array if array.dtype in _REWARD_DTYPES else array.astype(np.float64)
 
     def _flags(self, name: str, value: Any) -> BoolArray:
