@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorRewardWrapper
+from gymnasium.vector import VectorRewardWrapper, VectorWrapper
 
 from pycollect._core import Leaf
 
@@ -42,19 +41,18 @@ def declared_reward(env: Any, draw: Callable[[], Any], num_envs: int | None = No
 
 def _layers(env: Any) -> Iterator[Any]:
     """Yield the wrappers, the outermost first, and the environment inside."""
-    while env is not None:
+    while isinstance(env, gymnasium.Wrapper | VectorWrapper):
         yield env
-        env = getattr(env, "__dict__", {}).get("env")
+        env = env.env
+    yield env
 
 
 def _declared(layer: Any, num_envs: int | None) -> tuple[int, ...] | None:
     """Return the shape that this layer itself declares for one environment's reward."""
     names = ("reward_space",) if num_envs is None else ("single_reward_space", "reward_space")
     for name in names:
-        # A static look-up: __getattr__ of a wrapper would answer for the layers inside.
-        if inspect.getattr_static(layer, name, None) is None:
-            continue
-        space = getattr(layer, name)
+        # Not `__dict__`: environments are slower after anybody asked for it, see `attributes`.
+        space = getattr(layer, name, None)
         shape = space.shape if isinstance(space, spaces.Box) else ()
         if len(shape) == 2 and name == "reward_space" and shape[0] == num_envs:
             shape = shape[1:]
