@@ -68,6 +68,13 @@ class Recorder::State {
   // Whether a step is one reward and one set of flags.
   bool is_one() const { return rewards_.size() == 1; }
   void read_rewards(const ConstTensorView& view);
+  // Adds these of rewards_ to the returns, and casts them for the leaf.
+  void add_rewards(std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      open_.returns[i] += rewards_[i];
+      reward_row_[i] = static_cast<float>(rewards_[i]);
+    }
+  }
   bool may_be_plain() const;
   void plan_moves();
   std::int64_t record_many(const StepData& data);

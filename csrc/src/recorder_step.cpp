@@ -223,11 +223,15 @@ void Recorder::State::count_frames() {
     if (is_recorded(p)) {
       ++frames;
       ++open_.lengths[p];
-      for (std::size_t i = p * objectives_; i < (p + 1) * objectives_; ++i) {
-        open_.returns[i] += rewards_[i];
-        reward_row_[i] = static_cast<float>(rewards_[i]);
-      }
     }
+  }
+  if (options_.leaves_out_dummies) {
+    for_each_set(apart_.records, [this](std::int64_t p) {
+      const std::size_t first = static_cast<std::size_t>(p) * objectives_;
+      add_rewards(first, first + objectives_);
+    });
+  } else {
+    add_rewards(0, rewards_.size());
   }
   if (leaves_.next_step_count) {
     put_numbers(*leaves_.next_step_count, open_.lengths);

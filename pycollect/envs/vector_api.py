@@ -36,6 +36,7 @@ Leaves: TypeAlias = tuple[Array, ...]
 _CLOSE_SECONDS = 5.0
 _SETTLE_STEPS = 256
 _REWARD_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+_FLAG_DTYPES = (np.dtype(np.bool_),)
 
 
 class Autoreset(enum.Enum):
@@ -345,7 +346,7 @@ class VectorApi:
             raise ValueError(
                 f"{name}: expected shape [{self.num_envs}] from {self.env}, got {list(array.shape)}"
             )
-        return array if array.dtype == np.bool_ else array.astype(np.bool_)
+        return array if array.dtype in _FLAG_DTYPES else array.astype(np.bool_)
 
     def _leaves(self, observation: Any) -> Leaves:
         return self._conform(self._flatten(observation))
