@@ -637,6 +637,8 @@ class StepEach:
         to_action: Converts a row of the actions, always an array, to an action. Defaults to
             ``None``: the row itself, as a numpy scalar if it has no dimensions.
         observations: Memory for the observations, [P, *frame].
+        objectives: Number of rewards per environment and step, k. The rewards are returned as
+            [P, k], or as [P] if k is 1 (default: 1).
 
     Raises:
         ValueError: If the numbers of environments differ.
@@ -648,6 +650,7 @@ class StepEach:
         convert: Sequence[Callable[[Any], Any]],
         to_action: Callable[[Any], Any] | None,
         observations: npt.NDArray[Any],
+        objectives: int = 1,
     ) -> None: ...
     def __call__(
         self, actions: Any
@@ -657,8 +660,8 @@ class StepEach:
         """Step each environment with its row of `actions`, [P, *action].
 
         Returns:
-            Observations [P, *frame], rewards float64 [P], terminated and truncated bool [P]; the
-                same arrays in every call.
+            Observations [P, *frame], rewards float64 [P] or [P, k], terminated and truncated bool
+                [P]; the same arrays in every call.
 
         Raises:
             ValueError: If a step returned another number of values, or several rewards or flags.
@@ -943,8 +946,11 @@ class Recorder:
     def abandon(self) -> None:
         """Release the slab of an unfinished rollout."""
 
-    def take_episodes(self) -> list[tuple[int, float, int]]:
-        """Return (environment, return, length) of each episode ended since the last call."""
+    def take_episodes(self) -> list[tuple[int, float | list[float], int]]:
+        """Return (environment, return, length) of each episode ended since the last call.
+
+        If a frame has several rewards, the return is a list with the sum of each.
+        """
 
 def copy(dst: _Array, src: _Array) -> None:
     """Copy one array into another of equal shape, with any strides and dtypes.

@@ -299,8 +299,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: collect(create_env_fn=TwoRewards),
         ValueError,
-        "reward: expected one number for each of 1 environments, got shape [2]; for several "
-        "rewards per step, use TorchRL's GymWrapper",
+        "reward: expected one number for each of 1 environments, got shape [2]; for a vector "
+        "of rewards, give the environment a reward_space, a Box of shape [k]",
     ),
     # Policies
     (

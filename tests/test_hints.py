@@ -145,13 +145,13 @@ def rows_of_two_rewards() -> Any:
         rows_of_two_rewards,
     ],
 )
-def test_several_rewards_per_step_name_torchrls_wrapper(way: Way, entry: Any) -> None:
+def test_several_rewards_per_step_name_the_reward_space(way: Way, entry: Any) -> None:
     with (
         refused(ValueError, "reward") as caught,
         collecting(way, lambda worker: entry, frames=8) as collector,
     ):
         collector.next()
-    assert "GymWrapper" in str(caught.value)
+    assert "reward_space" in str(caught.value)
 
 
 class Net(nn.Module):

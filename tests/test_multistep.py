@@ -139,6 +139,37 @@ def test_the_same_before_and_after_splitting(shape: tuple[int, ...], seed: int) 
     assert not padding["next", "reward"].any()
 
 
+@given(
+    batch_shapes,
+    st.integers(0, 2**32),
+    st.booleans(),
+    st.sampled_from([1, 2, 5]),
+    st.integers(2, 4),
+)
+def test_each_objective_is_summed_by_itself(
+    shape: tuple[int, ...], seed: int, mask: bool, n: int, objectives: int
+) -> None:
+    td = make(shape, seed, mask=mask)
+    one = td["next", "reward"]
+    rewards = [one.roll(k, -1) * 2.0**k - k for k in range(objectives)]
+    td["next", "reward"] = torch.cat(rewards, -1)
+    summed = MultiStep(0.9, n)(td)["next", "reward"]
+    assert summed.shape == (*shape, objectives)
+    for k in range(objectives):
+        own = td.clone().set(("next", "reward"), rewards[k])
+        assert torch.equal(summed[..., k : k + 1], MultiStep(0.9, n)(own)["next", "reward"])
+    for cell in np.ndindex(shape):
+        plain = torch.zeros(objectives, dtype=torch.float64)
+        for k, at in enumerate(looks_ahead(td, cell, n)):
+            plain += 0.9**k * td["next", "reward"][at]
+        torch.testing.assert_close(summed[cell].double(), plain, rtol=1e-5, atol=1e-5)
+    by_torch = td.clone()
+    by_torch["next", "reward"].requires_grad_()
+    torch.testing.assert_close(
+        MultiStep(0.9, n)(by_torch)["next", "reward"], summed, rtol=1e-5, atol=1e-5
+    )
+
+
 def test_dtypes_and_shapes() -> None:
     out = MultiStep(0.5, 2)(make((2, 6), 0))
     for key, dtype in {

@@ -133,6 +133,12 @@ std::optional<TensorView> optional_view(py::handle array, const char* what) {
   return array.is_none() ? std::nullopt : std::optional(borrow(array, what, nullptr, true));
 }
 
+// Whether a frame's reward, if the recorder writes it, is one number.
+bool has_one_reward(const Layout& layout) {
+  const int index = layout.find({"next", "reward"});
+  return index < 0 || layout[static_cast<std::size_t>(index)].frame_bytes() == sizeof(float);
+}
+
 class BoundRecorder {
  public:
   BoundRecorder(const Layout& layout, const std::vector<py::tuple>& observations,
@@ -152,7 +158,7 @@ class BoundRecorder {
         given_(std::move(given)),
         scalars_(scalars),
         convert_(std::move(convert)),
-        is_one_(options.envs == 1),
+        is_one_(options.envs == 1 && has_one_reward(layout)),
         own_flags_(!ends.empty()),
         releases_(step_bytes(layout, options.envs) >= kReleaseFrom) {}
 
@@ -248,7 +254,8 @@ class BoundRecorder {
     if (is_one_ && number && end && cut) {
       return recorded(OneStep{observed, *number, *end, *cut, outputs, states});
     }
-    return recorded(StepData{observed, reward_(reward, "reward"),
+    const py::object rewards = sequence_as_array(reward);
+    return recorded(StepData{observed, reward_(rewards, "reward"),
                              terminated_(terminated, "terminated"),
                              truncated_(truncated, "truncated"), outputs, states});
   }
@@ -302,7 +309,10 @@ std::vector<Recorder*> recorders(const std::vector<BoundRecorder*>& bound) {
 std::vector<py::tuple> take_episodes(BoundRecorder& self) {
   std::vector<py::tuple> result;
   for (const Episode& episode : self.recorder().take_episodes()) {
-    result.push_back(py::make_tuple(episode.env, episode.total_reward, episode.length));
+    const py::object returned = episode.objectives.empty()
+                                    ? py::object(py::float_(episode.total_reward))
+                                    : py::cast(episode.objectives);
+    result.push_back(py::make_tuple(episode.env, returned, episode.length));
   }
   return result;
 }
@@ -386,7 +396,8 @@ void bind_recorder(py::module_& module) {
           py::arg("worker"), py::arg("incarnation"), py::arg("sequence"),
           py::arg("beside") = py::tuple())
       .def("abandon", &BoundRecorder::abandon)
-      .def("take_episodes", &take_episodes, "Return (env, return, length) per episode.");
+      .def("take_episodes", &take_episodes,
+           "Return (env, return, length) per episode; the return of several objectives is a list.");
 }
 
 }  // namespace pycollect::python

@@ -16,23 +16,25 @@
 namespace pycollect::python {
 namespace {
 
-constexpr const char* kSeveralRewards = "; for several rewards per step, use TorchRL's GymWrapper";
+constexpr const char* kSeveralRewards =
+    "; for a vector of rewards, give the environment a reward_space, a Box of shape [k]";
 
 // Steps environments one after the other. Each result is copied before the next environment steps:
 // they may share the memory in which they show their observations.
 class StepEach {
  public:
   StepEach(std::vector<py::object> steps, std::vector<py::object> convert, py::object to_action,
-           py::array observations)
+           py::array observations, py::ssize_t objectives)
       : steps_(std::move(steps)),
         convert_(std::move(convert)),
         to_action_(std::move(to_action)),
         rows_(borrow(observations, "observations", nullptr, true)),
         observation_(steps_.size()),
-        reward_(static_cast<py::ssize_t>(steps_.size())),
+        reward_(shape_of_rewards(steps_.size(), objectives)),
         terminated_(static_cast<py::ssize_t>(steps_.size())),
         truncated_(static_cast<py::ssize_t>(steps_.size())),
         rewards_(reward_.mutable_data()),
+        objectives_(objectives),
         ends_(terminated_.mutable_data()),
         cuts_(truncated_.mutable_data()),
         results_(py::make_tuple(std::move(observations), reward_, terminated_, truncated_)) {
@@ -69,6 +71,15 @@ class StepEach {
   }
 
  private:
+  // [P], or [P, k] for k rewards per environment.
+  static std::vector<py::ssize_t> shape_of_rewards(std::size_t envs, py::ssize_t objectives) {
+    std::vector<py::ssize_t> shape{static_cast<py::ssize_t>(envs)};
+    if (objectives > 1) {
+      shape.push_back(objectives);
+    }
+    return shape;
+  }
+
   py::object action(const py::object& actions, std::size_t i) {
     if (to_action_.is_none()) {
       return actions[py::int_(i)];
@@ -78,11 +89,30 @@ class StepEach {
 
   void record(std::size_t i, const py::tuple& result) {
     store(i, result[0]);
-    const auto reward = plain_number(result[1]);
+    store_reward(i, result[1]);
     const auto end = plain_flag(result[2]), cut = plain_flag(result[3]);
-    rewards_[i] = reward ? *reward : single<double>(result[1], "reward");
     ends_[i] = end ? *end : single<bool>(result[2], "terminated");
     cuts_[i] = cut ? *cut : single<bool>(result[3], "truncated");
+  }
+
+  void store_reward(std::size_t i, py::handle given) {
+    if (objectives_ == 1) {
+      const auto number = plain_number(given);
+      rewards_[i] = number ? *number : single<double>(given, "reward");
+      return;
+    }
+    const py::object rewards = sequence_as_array(given);
+    ScalarRoom room;
+    const TensorView view = borrow(rewards, "reward", &room);
+    if (view.shape != Dims{objectives_}) {
+      throw std::invalid_argument("reward: expected shape " + to_string(Dims{objectives_}) +
+                                  " from environment " + std::to_string(i) +
+                                  ", which its reward_space declares, got shape " +
+                                  to_string(view.shape));
+    }
+    copy(TensorView::contiguous(rewards_ + static_cast<py::ssize_t>(i) * objectives_,
+                                DType::float64, view.shape),
+         view);
   }
 
   void store(std::size_t i, py::object observation) {
@@ -117,6 +147,7 @@ class StepEach {
   py::array_t<double> reward_;
   py::array_t<bool> terminated_, truncated_;
   double* rewards_;
+  py::ssize_t objectives_;  // rewards per environment
   bool *ends_, *cuts_;
   py::tuple results_;  // holds all of these
 };
@@ -147,8 +178,10 @@ void bind_step_each(py::module_& module) {
     };
   });
   py::class_<StepEach>(module, "StepEach", collected, "Steps environments one after the other.")
-      .def(py::init<std::vector<py::object>, std::vector<py::object>, py::object, py::array>(),
-           py::arg("steps"), py::arg("convert"), py::arg("to_action"), py::arg("observations"))
+      .def(py::init<std::vector<py::object>, std::vector<py::object>, py::object, py::array,
+                    py::ssize_t>(),
+           py::arg("steps"), py::arg("convert"), py::arg("to_action"), py::arg("observations"),
+           py::arg("objectives") = 1)
       .def("__call__", &StepEach::step, py::arg("actions"));
 }
 

@@ -306,6 +306,12 @@ py::object copied_to_numpy(const ConstTensorView& view, const char* what) {
   return array;
 }
 
+py::object sequence_as_array(py::handle object) {
+  const bool is_sequence = PyList_Check(object.ptr()) || PyTuple_Check(object.ptr());
+  return is_sequence ? py::object(py::module_::import("numpy").attr("asarray")(object))
+                     : py::reinterpret_borrow<py::object>(object);
+}
+
 std::optional<double> plain_number(py::handle object) {
   if (PyFloat_Check(object.ptr())) {
     return PyFloat_AS_DOUBLE(object.ptr());

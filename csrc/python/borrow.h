@@ -47,6 +47,9 @@ class Borrower {
 // A new numpy array of these values; TypeError that names `what` where numpy has no such dtype.
 py::object copied_to_numpy(const ConstTensorView& view, const char* what);
 
+// The numpy array of a list or tuple; other objects unchanged.
+py::object sequence_as_array(py::handle object);
+
 // A number's value, where it takes no view to read: Python's own, and numpy's bools.
 std::optional<double> plain_number(py::handle object);
 std::optional<bool> plain_flag(py::handle object);

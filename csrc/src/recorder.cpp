@@ -26,9 +26,15 @@ Recorder::State::State(Layout layout, const std::vector<ObservationSpec>& observ
   state_fits_.resize(states.size());
   open_.ids.resize(n, -1);
   open_.lengths.resize(n);
-  open_.returns.resize(n);
-  rewards_.resize(n);
-  reward_row_.resize(n);
+  objectives_ = leaves_.standard ? leaves_.standard->objectives() : 1;
+  for (std::vector<double>* numbers : {&open_.returns, &rewards_}) {
+    numbers->resize(n * objectives_);
+  }
+  reward_row_.resize(rewards_.size());
+  if (leaves_.standard) {
+    reward_view_ = TensorView::contiguous(reinterpret_cast<std::byte*>(reward_row_.data()),
+                                          DType::float32, leaves_.standard->reward.step_shape());
+  }
   for (std::vector<std::uint8_t>* flags : {&terminated_, &truncated_, &done_, &skips_, &skipped_}) {
     flags->resize(n);
   }

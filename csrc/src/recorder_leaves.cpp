@@ -39,6 +39,17 @@ struct Rows {
     return rows;
   }
 
+  // The reward: one number for each frame, or one for each objective.
+  LeafRows reward() const {
+    LeafRows rows = of({"next", "reward"});
+    if (rows.leaf().dtype != DType::float32 || rows.frame_bytes() == 0) {
+      throw std::invalid_argument(
+          "layout: expected next.reward to be float32 numbers for each frame, got " +
+          std::string(name_of(rows.leaf().dtype)) + " of shape " + to_string(rows.leaf().shape));
+    }
+    return rows;
+  }
+
   std::optional<LeafRows> if_any(const Key& key) const {
     return layout.find(key) < 0 ? std::nullopt : std::optional(of(key));
   }
@@ -130,7 +141,7 @@ RecorderLeaves::State state_of(const StateSpec& spec, const std::vector<Key>& ou
 
 RecorderLeaves::Standard standard_of(const Rows& rows) {
   const auto flag = [&rows](const Key& key) { return rows.number(key, DType::boolean); };
-  return {rows.number({"next", "reward"}, DType::float32),
+  return {rows.reward(),
           flag({"next", "done"}),
           flag({"next", "terminated"}),
           flag({"next", "truncated"}),

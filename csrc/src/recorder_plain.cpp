@@ -18,7 +18,8 @@
 namespace pycollect::inline PYCOLLECT_ABI {
 namespace {
 
-constexpr const char* kSeveralRewards = "; for several rewards per step, use TorchRL's GymWrapper";
+constexpr const char* kSeveralRewards =
+    "; for a vector of rewards, give the environment a reward_space, a Box of shape [k]";
 
 // Whether it is a [P] array without gaps, or one number where P is 1: what is most often given.
 bool is_dense(const ConstTensorView& view, std::size_t n, std::size_t item) {
@@ -92,14 +93,26 @@ bool read_one(const StepData& data, Outcome& outcome) {
 
 }  // namespace
 
+void Recorder::State::read_rewards(const ConstTensorView& view) {
+  if (objectives_ == 1) {
+    return read_flat("reward", view, DType::float64, rewards_);
+  }
+  if (view.shape != reward_view_.shape || view.device.kind != DeviceKind::cpu) {
+    throw std::invalid_argument("reward: expected shape " + to_string(reward_view_.shape) +
+                                ", which the environment's reward_space declares, got shape " +
+                                to_string(view.shape));
+  }
+  copy(TensorView::contiguous(rewards_.data(), DType::float64, view.shape), view);
+}
+
 std::int64_t Recorder::State::step(const StepData& data) {
   check_step_is_due();
   const bool may_be_plain = may_be_plain_ && data.states.empty();
-  if (Outcome outcome; may_be_plain && options_.envs == 1 && read_one(data, outcome)) {
+  if (Outcome outcome; may_be_plain && is_one() && read_one(data, outcome)) {
     return record_one<false>(data, outcome);
   }
   if (!leaves_.summary) {
-    read_flat("reward", data.reward, DType::float64, rewards_);
+    read_rewards(data.reward);
     read_flat("terminated", data.terminated, DType::boolean, terminated_);
     read_flat("truncated", data.truncated, DType::boolean, truncated_);
   }
@@ -108,9 +121,9 @@ std::int64_t Recorder::State::step(const StepData& data) {
 
 std::int64_t Recorder::State::step(const OneStep& data) {
   check_step_is_due();
-  if (options_.envs != 1) {
-    throw std::logic_error("step: expected arrays of " + std::to_string(options_.envs) +
-                           " envs, got the numbers of one");
+  if (!is_one()) {
+    throw std::logic_error("step: expected arrays of " + std::to_string(rewards_.size()) +
+                           " rewards, got one number");
   }
   return may_be_plain_ && data.states.empty() ? record_one<false>(data, data)
                                               : record_any(data, data);
@@ -120,7 +133,7 @@ std::int64_t Recorder::State::step(const OneStep& data) {
 void Recorder::State::repeat(const StepData& data) {
   Outcome outcome;
   repeated_ = data;
-  is_repeated_plain_ = may_be_plain_ && data.states.empty() && options_.envs == 1 &&
+  is_repeated_plain_ = may_be_plain_ && data.states.empty() && is_one() &&
                        data.reward.dtype == DType::float64 && read_one(data, outcome) &&
                        moves_.fit(data.outputs, data.observation);
 }
@@ -173,9 +186,9 @@ void Recorder::State::plan_moves() {
 
 // Reward and flags stand in rewards_, terminated_ and truncated_.
 std::int64_t Recorder::State::record_many(const StepData& data) {
-  const std::size_t envs = rewards_.size();
-  for (std::size_t p = 0; p < envs; ++p) {
-    reward_row_[p] = static_cast<float>(rewards_[p]);
+  const std::size_t envs = done_.size(), numbers = rewards_.size();
+  for (std::size_t i = 0; i < numbers; ++i) {
+    reward_row_[i] = static_cast<float>(rewards_[i]);
   }
   const bool stopped = is_stopped(step_ + 1);
   if (!write_plain<false>(data, stopped)) {
@@ -183,7 +196,9 @@ std::int64_t Recorder::State::record_many(const StepData& data) {
   }
   for (std::size_t p = 0; p < envs; ++p) {
     ++open_.lengths[p];
-    open_.returns[p] += rewards_[p];
+  }
+  for (std::size_t i = 0; i < numbers; ++i) {
+    open_.returns[i] += rewards_[i];
   }
   if (options_.max_frames_per_traj > 0) {
     cut_trajectories();

@@ -54,7 +54,7 @@ class Recorder::State {
   struct Trajectories {
     std::vector<std::int64_t> ids;      // local, each grows by one with each trajectory
     std::vector<std::int64_t> lengths;  // frames so far
-    std::vector<double> returns;        // their rewards, added up
+    std::vector<double> returns;        // their rewards, added up; as `rewards_`
   };
 
   // Environments that are not at the same step, since their dummies are left out.
@@ -65,6 +65,16 @@ class Recorder::State {
     std::vector<std::uint8_t> cut;  // was it this recorder that ended its trajectory
   };
 
+  // Whether a step is one reward and one set of flags.
+  bool is_one() const { return rewards_.size() == 1; }
+  void read_rewards(const ConstTensorView& view);
+  // Adds these of rewards_ to the returns, and casts them for the leaf.
+  void add_rewards(std::size_t first, std::size_t end) {
+    for (std::size_t i = first; i < end; ++i) {
+      open_.returns[i] += rewards_[i];
+      reward_row_[i] = static_cast<float>(rewards_[i]);
+    }
+  }
   bool may_be_plain() const;
   void plan_moves();
   std::int64_t record_many(const StepData& data);
@@ -144,8 +154,10 @@ class Recorder::State {
   std::vector<Fit> observation_fits_, output_fits_, state_fits_;
   // A number or a flag of each env.
   Trajectories open_;
-  std::vector<double> rewards_;
+  std::size_t objectives_ = 1;     // numbers of one env's reward
+  std::vector<double> rewards_;    // [envs, objectives]
   std::vector<float> reward_row_;  // the same as it is stored
+  ConstTensorView reward_view_;    // of reward_row_
   std::vector<std::uint8_t> terminated_, truncated_, done_;
   std::vector<std::uint8_t> skips_, skipped_;  // is the next step a dummy, was the last one
   Apart apart_;

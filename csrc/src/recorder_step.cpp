@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -218,13 +219,19 @@ void Recorder::State::count_frames() {
     put_numbers(*leaves_.step_count, open_.lengths);
   }
   std::int64_t frames = 0;
-  for (std::size_t p = 0; p < rewards_.size(); ++p) {
+  for (std::size_t p = 0; p < done_.size(); ++p) {
     if (is_recorded(p)) {
       ++frames;
       ++open_.lengths[p];
-      open_.returns[p] += rewards_[p];
-      reward_row_[p] = static_cast<float>(rewards_[p]);
     }
+  }
+  if (options_.leaves_out_dummies) {
+    for_each_set(apart_.records, [this](std::int64_t p) {
+      const std::size_t first = static_cast<std::size_t>(p) * objectives_;
+      add_rewards(first, first + objectives_);
+    });
+  } else {
+    add_rewards(0, rewards_.size());
   }
   if (leaves_.next_step_count) {
     put_numbers(*leaves_.next_step_count, open_.lengths);
@@ -233,10 +240,10 @@ void Recorder::State::count_frames() {
     leaves_.steps_had->put_all(0, open_.lengths);
   }
   if (leaves_.standard) {
-    put_numbers(leaves_.standard->reward, reward_row_);
+    write_ahead(leaves_.standard->reward, 0, reward_view_, Fit::plain);
   }
   if (leaves_.is_init) {
-    for (std::size_t p = 0; p < rewards_.size(); ++p) {
+    for (std::size_t p = 0; p < done_.size(); ++p) {
       if (is_recorded(p)) {
         leaves_.is_init->current.put(static_cast<std::int64_t>(p), 0, std::uint8_t{0});
       }
@@ -308,7 +315,12 @@ void Recorder::State::end_episode(std::int64_t p) {
     flags.truncated.put(p, t, static_cast<std::uint8_t>(truncated_[i] != 0));
     flags.done.put(p, t, std::uint8_t{1});
   }
-  episodes_.push_back({options_.first_env + p, open_.lengths[i], open_.returns[i]});
+  const double* const returns = open_.returns.data() + i * objectives_;
+  const double total = std::accumulate(returns, returns + objectives_, 0.0);
+  episodes_.push_back({options_.first_env + p, open_.lengths[i], total});
+  if (objectives_ > 1) {
+    episodes_.back().objectives.assign(returns, returns + objectives_);
+  }
   const bool is_cut = options_.leaves_out_dummies && apart_.cut[i];
   if (options_.skips_after_done && !is_cut) {
     done_[i] = 0;
@@ -352,7 +364,7 @@ void Recorder::State::start_trajectory(std::int64_t p, std::int64_t step) {
   const auto i = static_cast<std::size_t>(p);
   ++open_.ids[i];
   open_.lengths[i] = 0;
-  open_.returns[i] = 0;
+  std::fill_n(open_.returns.begin() + p * static_cast<std::ptrdiff_t>(objectives_), objectives_, 0);
   if (leaves_.steps_had) {
     leaves_.steps_had->put(p, 0, std::int64_t{0});
   }

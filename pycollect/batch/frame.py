@@ -23,6 +23,8 @@ IS_INIT: Key = ("is_init",)
 
 FLAGS = ("done", "terminated", "truncated")
 
+ONE_REWARD = Leaf(("reward",), "float32", (1,))
+
 
 class NoLeaves:
     """The leaves of a slab if all leaves of a batch are recorded on a device: only a filler."""
@@ -45,6 +47,7 @@ class BatchLeaves:
         states: what the policy passes on to its next call, at the root and under "next".
         step_only: of the environment, under "next" alone.
         root_only: keys of observations whose ("next", key), if any, is among `step_only`.
+        reward: of the environment, under "next" alone; unused with `own_flags`.
         own_flags: reward and flags are among `observation` and `step_only`.
         is_init: whether a frame is the first of its trajectory.
         extras: what lies beside the slab, by its key in a batch.
@@ -59,6 +62,7 @@ class BatchLeaves:
     states: tuple[Leaf, ...] = ()
     step_only: tuple[Leaf, ...] = ()
     root_only: frozenset[Key] = frozenset()
+    reward: Leaf = ONE_REWARD
     own_flags: bool = False
     is_init: bool = False
     step_count: bool = False
@@ -82,7 +86,7 @@ class BatchLeaves:
     def all(self) -> tuple[Leaf, ...]:
         """All leaves of a frame, in the order of the layout."""
         flags = () if self.own_flags else tuple(Leaf((flag,), "bool", (1,)) for flag in FLAGS)
-        reward = () if self.own_flags else (Leaf(("reward",), "float32", (1,)),)
+        reward = () if self.own_flags else (self.reward,)
         outputs = {leaf.key for leaf in self.outputs}
         shown = (leaf for leaf in (*self.observation, *self.states) if leaf.key not in outputs)
         leaves = [*shown, *self.outputs, *flags]

@@ -90,7 +90,8 @@ class Evaluator:
         log_prefix: Prefix of each result's name (default: "eval").
         exploration_type: How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or
             MEAN, as an ExplorationType or its name (default: DETERMINISTIC).
-        reward_keys: TensorDict key of the rewards (default: ("next", "reward")).
+        reward_keys: TensorDict key of the rewards (default: ("next", "reward")). Of a vector, all
+            objectives are summed; `metrics_fn` may report each of them.
         device: Device on which the policy is called; `policy_device` of the collector (default:
             ``None``).
         weight_sync_schemes: `weight_sync_schemes` of the collector (default: ``None``).

@@ -20,8 +20,9 @@ class HasStats(Protocol):
 class StatsWriter:
     """Write the numbers of a collector's `stats()`, one point or row per call.
 
-    Nested entries get names such as "seconds/env" and "workers/0/frames". A StatsWriter is also a
-    context manager.
+    Nested entries get names such as "seconds/env" and "workers/0/frames". The returns of a vector
+    reward get "episode_return/0", "episode_return/1" and so on. A StatsWriter is also a context
+    manager.
 
     Args:
         target: A file name that ends in ".csv", which is overwritten, or a folder for TensorBoard,
@@ -72,6 +73,8 @@ def _numbers(stats: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, 
     """Yield the numbers in nested dicts by path."""
     for name, value in stats.items():
         path = f"{prefix}{name}"
+        if isinstance(value, list):
+            value = dict(enumerate(value))
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{path}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):

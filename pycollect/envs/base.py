@@ -15,6 +15,7 @@ import torch
 
 from pycollect._core import CompiledEnv, Leaf
 from pycollect.batch.extras import Extra, ExtraValues
+from pycollect.batch.frame import ONE_REWARD
 from pycollect.batch.layout import Key, Node
 
 from .random_actions import ActionSampler
@@ -76,6 +77,7 @@ class EnvBatch(ABC):
             entries have the keys "0", "1", ...
         action: the leaves of one env's action: ("action",), or ("action", k, ...) when nested.
         action_space: the action space of one env; None where `action` says all.
+        reward: the leaf of one env's reward; unused where the env has flags of its own.
         skips_after_done: True for a vector env in NEXT_STEP mode that is not known to honour
             `reset_mask`: it resets a finished row by itself in the step that follows, so that this
             step of that row is a dummy (an uncollected cell). `reset_done` is not available then.
@@ -116,6 +118,7 @@ class EnvBatch(ABC):
     observation: tuple[Leaf, ...]
     action: tuple[Leaf, ...]
     action_space: gymnasium.Space[Any] | None
+    reward: Leaf = ONE_REWARD
     skips_after_done: bool = False
     steps_rows: bool = False
     overlaps: bool = False
@@ -215,7 +218,7 @@ class EnvBatch(ABC):
 
         `action` belongs to the env from then on and has the dtypes of `self.action`, unless
         `casts_actions` is False. Reward and flags are scalars where the env is not batched, else
-        arrays [P].
+        arrays [P]. The reward is [k] or [P, k] where `reward` has k > 1 numbers.
         """
 
     @abstractmethod
@@ -249,8 +252,14 @@ class EnvBatch(ABC):
         """Close the envs. Idempotent; errors of an env that is already broken are swallowed."""
 
 
-SEVERAL_REWARDS = "; for several rewards per step, use TorchRL's GymWrapper"
 _OLD_GYM = "; if the environment uses Gym's old interface, wrap it for Gymnasium"
+
+
+def random_step(env: EnvBatch) -> tuple[Arrays, Any, Any, Any]:
+    """Reset all envs and make one step with actions that are the same in every run."""
+    env.reset()
+    actions = tuple(leaf[0] for leaf in env.action_sampler().draw(1, np.random.default_rng(0)))
+    return env.step(actions[0] if len(actions) == 1 else actions)
 
 
 def reset_env(env: Any, seed: Any = None) -> Any:

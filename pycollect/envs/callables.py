@@ -10,10 +10,10 @@ import numpy as np
 
 from pycollect._core import StepEach
 from pycollect.batch.extras import ExtraValues
+from pycollect.batch.frame import ONE_REWARD
 from pycollect.batch.layout import Key
 
 from .base import (
-    SEVERAL_REWARDS,
     Arrays,
     BoolArray,
     EnvBatch,
@@ -24,7 +24,8 @@ from .base import (
 )
 from .info import Tap
 from .info_rows import entry_of
-from .single import close_quietly, make_act, make_observe, same, unwrap
+from .rewards import SEVERAL_REWARDS
+from .single import SingleEnv, close_quietly, make_act, make_observe, same, unwrap
 from .spaces import Array, action_leaves, make_read_extras, observation_extras, observation_leaves
 
 
@@ -49,6 +50,8 @@ class CallablesEnv(EnvBatch):
         self.action = action_leaves(first.action_space)
         self.action_space = first.action_space
         self._check_equal_spaces(envs)
+        self.reward = SingleEnv(first).reward
+        self._check_equal_rewards(envs)
         self._envs = list(envs)
         self._steps: list[Callable[[Any], Any]] = [env.step for env in envs]
         self._to_action = make_act(first.action_space)
@@ -103,12 +106,16 @@ class CallablesEnv(EnvBatch):
         return self._arrays()
 
     def step(self, action: Arrays) -> tuple[Arrays, Array, BoolArray, BoolArray]:
-        """Step every env; reward float64 [P], flags bool [P], perhaps written again by the next."""
+        """Step every env; reward float64 [P] or [P, k], flags bool [P].
+
+        All may be written again by the next step.
+        """
         if len(self.action) == len(self._buffers) == 1 and not self.extras:
             if self._step_each is None:
                 self._step_each = self._make_step_each()
             return self._step_each(action)
-        reward = np.empty(self.num_envs, np.float64)
+        several = self.reward.shape if self.reward != ONE_REWARD else ()
+        reward = np.empty((self.num_envs, *several), np.float64)
         terminated = np.empty(self.num_envs, np.bool_)
         truncated = np.empty(self.num_envs, np.bool_)
         single = len(self.action) == 1
@@ -117,12 +124,7 @@ class CallablesEnv(EnvBatch):
             row = action[i, ...] if single else [leaf[i, ...] for leaf in action]
             result = step_values(step(self._to_action(row)))
             observation, own, terminated[i], truncated[i], _ = result
-            try:
-                reward[i] = own
-            except (TypeError, ValueError):
-                raise ValueError(
-                    f"reward: expected one number, got {own!r}{SEVERAL_REWARDS}"
-                ) from None
+            self._store_reward(reward, i, own)
             self._store(i, observation)
         return self._arrays(), reward, terminated, truncated
 
@@ -131,7 +133,22 @@ class CallablesEnv(EnvBatch):
         shape = self.action[0].shape
         ready = unwrap if shape == () else same  # a row is the action then
         to_action = None if self._to_action is ready else self._to_action
-        return StepEach(self._steps, self._observe, to_action, self._buffers[0])
+        (objectives,) = self.reward.shape
+        return StepEach(self._steps, self._observe, to_action, self._buffers[0], objectives)
+
+    def _store_reward(self, rewards: Array, i: int, reward: Any) -> None:
+        shape = rewards.shape[1:]
+        if shape and np.shape(reward) != shape:
+            raise ValueError(
+                f"reward: expected shape {list(shape)} from environment {i}, which its "
+                f"reward_space declares, got shape {list(np.shape(reward))}"
+            )
+        try:
+            rewards[i] = reward
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"reward: expected one number, got {reward!r}{SEVERAL_REWARDS}"
+            ) from None
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the envs where `done` (bool [P]) is set; the other rows stay as they were."""
@@ -156,6 +173,15 @@ class CallablesEnv(EnvBatch):
 
     def _arrays(self) -> Arrays:
         return self._buffers[0] if len(self._buffers) == 1 else self._buffers
+
+    def _check_equal_rewards(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
+        for i, env in enumerate(envs[1:], 1):
+            if (own := SingleEnv(env).reward) != self.reward:
+                raise ValueError(
+                    "create_env_fn: the environments of a list must have rewards of equal shapes, "
+                    f"got {list(self.reward.shape)} from environment 0 and {list(own.shape)} from "
+                    f"environment {i}"
+                )
 
     def _check_equal_spaces(self, envs: Sequence[gymnasium.Env[Any, Any]]) -> None:
         for i, env in enumerate(envs):

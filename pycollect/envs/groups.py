@@ -169,7 +169,7 @@ def _check_group(groups: Sequence[EnvBatch], policy_elsewhere: bool) -> None:
             f"env_groups: {last.original} steps in the thread that calls the policy, so they "
             f"cannot overlap. Use 1, or pass {_POSSIBLE}"
         )
-    for name in ("observation", "action", "step_only", "extras", "step_extras"):
+    for name in ("observation", "action", "reward", "step_only", "extras", "step_extras"):
         expected, came = getattr(first, name), getattr(last, name)
         if came != expected:
             raise ValueError(

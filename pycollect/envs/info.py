@@ -13,7 +13,7 @@ from pycollect.batch.extras import Extra, ExtraValues
 from pycollect.batch.layout import Key, dtype_name
 from pycollect.errors import warn_user
 
-from .base import Arrays, BoolArray, EnvBatch, Sampler
+from .base import Arrays, BoolArray, EnvBatch, Sampler, random_step
 from .info_rows import NOTHING
 from .spaces import RESERVED_OBSERVATIONS, Array, cast_safely, describe, key_name
 
@@ -149,6 +149,7 @@ class InfoEnv(EnvBatch):
         self.num_envs, self.batched = env.num_envs, env.batched
         self.observation, self.extras = env.observation, env.extras
         self.action, self.action_space = env.action, env.action_space
+        self.reward = env.reward
         self.skips_after_done, self.can_reset = env.skips_after_done, env.can_reset
         self.steps_rows, self.overlaps = env.steps_rows, env.overlaps
         self.time_limit = env.time_limit
@@ -164,10 +165,7 @@ class InfoEnv(EnvBatch):
         self._stepped = False
 
     def _probe(self, keys: InfoKeys) -> list[Leaf | Extra]:
-        self._env.reset()
-        sampler = self._env.action_sampler()
-        actions = tuple(leaf[0] for leaf in sampler.draw(1, np.random.default_rng(0)))
-        self._env.step(actions[0] if len(actions) == 1 else actions)
+        random_step(self._env)
         self._env.reset()
         found = {key: [v for v in self._read(key) if v is not NOTHING] for key in keys}
         absent = [key for key, values in found.items() if not values]

@@ -41,10 +41,10 @@ class _Driver:
         self._rng = np.random.default_rng(0)
 
     def step(self) -> tuple[Leaves, Array, BoolArray]:
-        """Return copies of (observation, reward, done)."""
+        """Return copies of (observation, sum of each row's rewards, done)."""
         action = tuple(leaf[0] for leaf in self._sampler.draw(1, self._rng))
         observation, reward, terminated, truncated, _ = self._api.step(action)
-        return _copy(observation), reward.copy(), terminated | truncated
+        return _copy(observation), reward.reshape(len(reward), -1).sum(1), terminated | truncated
 
 
 def probe_keeps_rows(api: VectorApi) -> Finding:

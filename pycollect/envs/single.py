@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from pycollect._core import Leaf
 from pycollect.batch.extras import ExtraValues
+from pycollect.batch.frame import ONE_REWARD
 from pycollect.batch.layout import Key
 
 from .base import (
@@ -21,11 +22,13 @@ from .base import (
     EnvBatch,
     check_seeds,
     observation_of,
+    random_step,
     reset_env,
     step_values,
 )
 from .info import Tap
 from .info_rows import entry_of
+from .rewards import declared_reward
 from .spaces import (
     Array,
     Space,
@@ -77,6 +80,7 @@ class SingleEnv(EnvBatch):
         self._extra_values: list[Any] = []
         if self.extras:
             self._keep_extras(make_read_extras(env.observation_space))
+        self.reward = declared_reward(env, lambda: random_step(self)[1]) or ONE_REWARD
 
     def _keep_extras(self, read: Callable[[Any], list[Any]]) -> None:
         """From now on every observation's extras are read too."""

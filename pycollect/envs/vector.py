@@ -10,6 +10,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from pycollect._core import Leaf
 from pycollect.batch.extras import ExtraValues
+from pycollect.batch.frame import ONE_REWARD
 from pycollect.batch.layout import Key
 from pycollect.errors import warn_user
 
@@ -57,7 +58,7 @@ def make_vector_env(
     except TensorsFoundError as found:
         arrays = AsArrays(env, found.observation)
     batch = _of_arrays(arrays, mode, final_is_unknown)
-    if as_arrays or batch.extras:
+    if as_arrays or batch.extras or batch.reward != ONE_REWARD:
         return batch
     from .tensors import TensorVectorEnv
 
@@ -165,6 +166,7 @@ class VectorEnvBatch(EnvBatch):
         self.observation = api.observation
         self.action = api.action
         self.action_space = api.action_space
+        self.reward = api.reward
         self.skips_after_done = skips_after_done
         self.steps_rows = steps_rows
         self.overlaps = api.overlaps

@@ -12,12 +12,14 @@ import numpy as np
 from gymnasium import error, spaces
 from gymnasium.vector import AsyncVectorEnv, VectorEnv
 
+from pycollect.batch.frame import ONE_REWARD
 from pycollect.errors import warn_user
 
 from .arrays import AsArrays, check_no_tensors
-from .base import SEVERAL_REWARDS, BoolArray, check_seeds, observation_of, reset_env, step_values
+from .base import BoolArray, check_seeds, observation_of, reset_env, step_values
 from .mask_options import MaskOptions
 from .random_actions import ActionSampler
+from .rewards import SEVERAL_REWARDS, declared_reward
 from .single import close_quietly
 from .spaces import (
     Array,
@@ -154,6 +156,20 @@ class VectorApi:
         self._shapes = tuple((self.num_envs, *leaf.shape) for leaf in self.observation)
         self._seed_form: int | None = None
         self._is_new = not isinstance(env, AsArrays)
+        declared = declared_reward(env, self._random_reward, self.num_envs)
+        self.reward = declared or ONE_REWARD
+        self._reward_shape = (*self._row_shape, *(declared.shape if declared else ()))
+        self._rewards_are_columns = declared == ONE_REWARD  # [P, 1]
+
+    def _random_reward(self) -> Any:
+        self.reset()
+        sampler = ActionSampler(self.action_space, self.num_envs, batched=True)
+        drawn = sampler.draw(1, np.random.default_rng(0))
+        return step_values(self.env.step(self._given(tuple(leaf[0] for leaf in drawn))))[1]
+
+    def _given(self, action: Leaves) -> Any:
+        """The action as the env takes it."""
+        return action[0] if self._plain_action else self._unflatten(action)
 
     def _keep_extras(self) -> None:
         """From now on every observation's extras are read too."""
@@ -267,15 +283,13 @@ class VectorApi:
     def step(self, action: Leaves) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
         """Step all rows; return (observation, reward, terminated, truncated, info).
 
-        The reward is float32 or float64 [P], the flags are bool [P].
+        The reward is float32 or float64, [P] or [P, k]; the flags are bool [P].
         """
-        given = action[0] if self._plain_action else self._unflatten(action)
-        return self._checked(*step_values(self.env.step(given)))
+        return self._checked(*step_values(self.env.step(self._given(action))))
 
     def send(self, action: Leaves) -> None:
         """Begin a step of all rows, where the env `overlaps`."""
-        given = action[0] if self._plain_action else self._unflatten(action)
-        getattr(self.env, self._begin)(given)
+        getattr(self.env, self._begin)(self._given(action))
         self._is_stepping = True
 
     def receive(self) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
@@ -286,9 +300,9 @@ class VectorApi:
     def _checked(
         self, observation: Any, reward: Any, terminated: Any, truncated: Any, info: Any
     ) -> tuple[Leaves, Array, BoolArray, BoolArray, Any]:
-        reward = self._row("reward", reward, _REWARD_DTYPES)
-        terminated = self._row("terminated", terminated, _FLAG_DTYPES)
-        truncated = self._row("truncated", truncated, _FLAG_DTYPES)
+        reward = self._rewards(reward)
+        terminated = self._flags("terminated", terminated)
+        truncated = self._flags("truncated", truncated)
         self._ended = terminated | truncated
         return self._leaves(observation), reward, terminated, truncated, info
 
@@ -301,15 +315,14 @@ class VectorApi:
         """
         asked = np.flatnonzero(rows).astype(np.int32)
         some = tuple(leaf[asked] for leaf in action)
-        given = some[0] if self._plain_action else self._unflatten(some)
-        observation, *flat, info = step_values(self.env.step(given, asked))
+        observation, *flat, info = step_values(self.env.step(self._given(some), asked))
         ids = _ids_of("step", info, asked)
         reward, terminated, truncated = (self._among_all(np.asarray(own), ids) for own in flat)
         return (
             self._placed(self._flatten(observation), ids),
-            self._row("reward", reward, _REWARD_DTYPES),
-            self._row("terminated", terminated, _FLAG_DTYPES),
-            self._row("truncated", truncated, _FLAG_DTYPES),
+            self._rewards(reward),
+            self._flags("terminated", terminated),
+            self._flags("truncated", truncated),
             self._info_among_all(info, ids) if self.info_is_read else {},
         )
 
@@ -319,15 +332,26 @@ class VectorApi:
         is_row = isinstance(info, np.ndarray) and info.shape[:1] == ids.shape
         return self._among_all(info, ids) if is_row else info
 
-    def _row(self, name: str, value: Any, dtypes: tuple[np.dtype[Any], ...]) -> Array:
-        """Return `value` as an array [P] of one of `dtypes`, else cast to the last of them."""
+    def _rewards(self, value: Any) -> Array:
+        array = value if type(value) is np.ndarray else np.asarray(value)
+        if array.shape != self._reward_shape:
+            is_declared = self._reward_shape != self._row_shape
+            raise ValueError(
+                f"reward: expected shape {list(self._reward_shape)} from {self.env}, got "
+                f"{list(array.shape)}"
+                f"{'; its reward_space declares the shape' if is_declared else SEVERAL_REWARDS}"
+            )
+        if self._rewards_are_columns:
+            array = array.reshape(self._row_shape)
+        return array if array.dtype in _REWARD_DTYPES else array.astype(np.float64)
+
+    def _flags(self, name: str, value: Any) -> BoolArray:
         array = value if type(value) is np.ndarray else np.asarray(value)
         if array.shape != self._row_shape:
             raise ValueError(
                 f"{name}: expected shape [{self.num_envs}] from {self.env}, got {list(array.shape)}"
-                f"{SEVERAL_REWARDS if name == 'reward' else ''}"
             )
-        return array if array.dtype in dtypes else array.astype(dtypes[-1])
+        return array if array.dtype in _FLAG_DTYPES else array.astype(np.bool_)
 
     def _leaves(self, observation: Any) -> Leaves:
         return self._conform(self._flatten(observation))

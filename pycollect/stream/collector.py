@@ -125,7 +125,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             A TensorDict of batch size [T] or [P, T] for one worker, [B, T] or [B, P, T] for B sync
             workers; the class lists its shapes under "Yields". The batch contains the observations,
             the policy's outputs, and under "next" the true successor observations, "reward",
-            "terminated", "truncated" and "done", each [..., 1].
+            "terminated", "truncated" and "done", each [..., 1]. If the environment declares a
+            vector as `reward_space`, "reward" is [..., k].
 
         Raises:
             RuntimeError: The collector was shut down before its end.
@@ -452,7 +453,8 @@ class CollectorBase(WeightUpdates, TorchRLNames, Hooked, Profiled, OwnAttributes
             - "frames_per_second": since the first batch was requested.
             - "episodes": number that ended.
             - "episode_return" and "episode_length": mean sum of rewards and mean number of frames
-              over the last 100 episodes; ``None`` before the first.
+              over the last 100 episodes; ``None`` before the first. For a vector reward,
+              "episode_return" is a list with the mean of each objective.
             - "seconds": time by phase.
             - "frames_stepped": frames that workers have stepped, best effort.
             - "slow_paths": slower code paths in use, by name.

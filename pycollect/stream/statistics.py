@@ -77,9 +77,15 @@ class Statistics:
         return self._started is not None
 
     @property
-    def episode_return(self) -> float | None:
-        """The mean return of the last 100 episodes, None before the first has ended."""
-        return mean(value for _, value, _ in self._recent.copy())
+    def episode_return(self) -> float | list[float] | None:
+        """The mean return of the last 100 episodes, None before the first has ended.
+
+        For a vector reward, a list with the mean of each objective.
+        """
+        returns: list[Any] = [value for _, value, _ in self._recent.copy()]
+        if returns and isinstance(returns[0], list):
+            return [sum(objective) / len(returns) for objective in zip(*returns, strict=True)]
+        return mean(returns)
 
     def report(self) -> dict[str, Any]:
         """Everything above, JSON-able."""
@@ -164,9 +170,12 @@ class Progress:
     def __init__(self, total_frames: int | None) -> None:
         self._bar = tqdm(total=total_frames, unit="frames", unit_scale=True, dynamic_ncols=True)
 
-    def update(self, frames: int, episode_return: float | None, lag: int) -> None:
+    def update(self, frames: int, episode_return: float | list[float] | None, lag: int) -> None:
         """So many frames more."""
-        postfix = {} if episode_return is None else {"return": f"{episode_return:.1f}"}
+        postfix = {}
+        if episode_return is not None:
+            returns = episode_return if isinstance(episode_return, list) else [episode_return]
+            postfix = {"return": " ".join(f"{value:.1f}" for value in returns)}
         self._bar.set_postfix({**postfix, "lag": lag}, refresh=False)
         self._bar.update(frames)
 

@@ -101,6 +101,7 @@ class EnvGroup:
             states=tuple(state.leaf for state in runner.states if state.recorded),
             step_only=env.step_only,
             root_only=env.root_only,
+            reward=env.reward,
             own_flags=env.own_flags,
             is_init=runner.is_init is not None,
             step_count=bool(self._cut),

@@ -14,8 +14,8 @@ from pycollect.worker.generators import GeneratorState, TeamState
 from pycollect.worker.packed import Packed
 from pycollect.worker.step_timer import WorkerSeconds
 
-Episode = tuple[int, float, int]
-"""(env, return, length in frames) of an episode that ended."""
+Episode = tuple[int, float | list[float], int]
+"""(env, return, length in frames) of an episode that ended; for a vector reward, k returns."""
 
 _NOTHING: Mapping[Key, torch.Tensor] = MappingProxyType({})
 

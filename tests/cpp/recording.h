@@ -112,14 +112,17 @@ class Recording {
     recorder.begin(slab, 0, version, std::move(control), steps);
   }
 
-  // A step of every env to observation n, with reward n.
+  // A step of every env to observation n, with reward n; objective k has reward n + 100 * k.
   std::int64_t step(float n, std::vector<std::uint8_t> terminated = {},
                     std::vector<std::uint8_t> truncated = {}) {
     const auto count = static_cast<std::size_t>(P);
     terminated.resize(count);
     truncated.resize(count);
     auto observation = observe(n);
-    Array<double> reward{with_envs(P, batched, {}), std::vector<double>(count, n)};
+    Array<double> reward{with_envs(P, batched, objectives > 1 ? Dims{objectives} : Dims{}), {}};
+    for (std::int64_t i = 0; i < P * objectives; ++i) {
+      reward.values.push_back(n + 100.0 * static_cast<double>(i % objectives));
+    }
     Array<std::uint8_t> ends{with_envs(P, batched, {}), terminated};
     Array<std::uint8_t> cuts{with_envs(P, batched, {}), truncated};
     Array<std::int64_t> action{with_envs(P, batched, {}),
@@ -177,8 +180,9 @@ class Recording {
 
   const std::int64_t P;
   const bool batched;
-  bool as_numbers = false;  // steps are given as OneStep
-  bool as_doubles = false;  // observations are, which have to be cast
+  std::int64_t objectives = 1;  // of the rewards that are given
+  bool as_numbers = false;      // steps are given as OneStep
+  bool as_doubles = false;      // observations are, which have to be cast
   SlabPool pool;
   Array<float> current;
   Recorder recorder;

@@ -473,3 +473,98 @@ TEST_CASE("calls out of order are refused") {
   SlabPool wider(Placement(Layout(usual_leaves()), {1, 2, 1, Order::stack}), 1, true);
   CHECK_THROWS_AS(r.recorder.begin(wider.acquire(), 0, 0), std::invalid_argument);
 }
+
+namespace {
+
+std::vector<Leaf> leaves_with_rewards(std::int64_t objectives) {
+  std::vector<Leaf> leaves = usual_leaves();
+  for (Leaf& leaf : leaves) {
+    if (leaf.key == kReward) {
+      leaf.shape = {objectives};
+    }
+  }
+  return leaves;
+}
+
+float objective(const Recording& r, std::int64_t k, std::int64_t t, std::int64_t p) {
+  const TensorView rows =
+      r.slab->rows(static_cast<std::size_t>(r.slab->placement().layout().find(kReward)), 0);
+  float value = 0;
+  std::memcpy(&value, rows.data + p * rows.strides[0] + t * rows.strides[1] + 4 * k, sizeof(value));
+  return value;
+}
+
+}  // namespace
+
+TEST_CASE("several rewards per step, and a return for each") {
+  RecorderOptions options;
+  std::int64_t objectives = 3;
+  SUBCASE("one env") {}
+  SUBCASE("one env in a batch") { options.batched = true; }
+  SUBCASE("envs") { options.envs = 3; }
+  SUBCASE("many envs, a window") {
+    options.envs = 20;
+    objectives = 2;
+  }
+  SUBCASE("that are cut") {
+    options.envs = 2;
+    options.max_frames_per_traj = 50;
+  }
+  SUBCASE("with dummies") {
+    options.envs = 2;
+    options.skips_after_done = true;
+  }
+  SUBCASE("without dummies' cells") {
+    options.envs = 9;
+    options.skips_after_done = options.leaves_out_dummies = true;
+  }
+  Recording r(options, 4, leaves_with_rewards(objectives));
+  r.objectives = objectives;
+  const auto last = static_cast<std::size_t>(options.envs - 1);
+  std::vector<std::uint8_t> ends(last + 1);
+  ends[last] = 1;
+  r.begin();
+  r.step(1);
+  if (r.step(2, ends) != 0) {
+    r.reset(100);
+  }
+  for (float n = 101; r.recorder.steps_left() > 0; ++n) {
+    r.step(n);
+  }
+  r.finish();
+  for (std::int64_t p = 0; p < r.P; ++p) {
+    for (std::int64_t k = 0; k < objectives; ++k) {
+      CHECK(objective(r, k, 0, p) == 1.0F + 100.0F * static_cast<float>(k));
+      CHECK(objective(r, k, 1, p) == 2.0F + 100.0F * static_cast<float>(k));
+    }
+  }
+  const std::vector<Episode> episodes = r.recorder.take_episodes();
+  REQUIRE(episodes.size() == 1);
+  CHECK(episodes[0].length == 2);
+  double sum = 0;
+  for (std::size_t k = 0; k < static_cast<std::size_t>(objectives); ++k) {
+    CHECK(episodes[0].objectives.at(k) == 3.0 + 200.0 * static_cast<double>(k));
+    sum += episodes[0].objectives[k];
+  }
+  CHECK(episodes[0].total_reward == sum);
+}
+
+TEST_CASE("rewards of another number than the leaf has are refused, and the step can be repeated") {
+  RecorderOptions options;
+  SUBCASE("one env") {}
+  SUBCASE("envs") { options.envs = 3; }
+  Recording r(options, 2, leaves_with_rewards(3));
+  r.begin();
+  for (const std::int64_t wrong : {1, 2, 4}) {
+    r.objectives = wrong;
+    CHECK(error_of([&] { r.step(9); }).starts_with("reward: "));
+  }
+  if (options.envs == 1) {
+    r.as_numbers = true;
+    CHECK_THROWS_AS(r.step(9), std::logic_error);
+    r.as_numbers = false;
+  }
+  r.objectives = 3;
+  CHECK(r.step(1) == 0);
+  CHECK(objective(r, 2, 0, 0) == 201.0F);
+}

@@ -41,11 +41,14 @@ class SteppedEnvs;
 struct Episode {
   std::int64_t env = 0;     // among all environments of the worker
   std::int64_t length = 0;  // in frames
-  double total_reward = 0;
+  double total_reward = 0;  // of all objectives
+  // Of each objective; empty if a frame's reward is one number.
+  std::vector<double> objectives = {};
 };
 
 // The results of one step, each with a leading P if batched. The reward and the flags are ignored
-// if some observations have them as their Meaning.
+// if some observations have them as their Meaning. If the leaf ("next", "reward") has a shape other
+// than one number, the reward must have this shape.
 //
 // An observation or a state may be exactly the memory that was passed as `current`, so that
 // environments write into the memory that the policy reads; it is not copied then. It must not
@@ -61,7 +64,8 @@ struct StepData {
   std::span<const ConstTensorView> states = {};  // for the next step, in the order of `states`
 };
 
-// The step of a single environment, with reward and flags as plain numbers.
+// The step of a single environment, with reward and flags as plain numbers. For rewards of one
+// number.
 struct OneStep {
   std::span<const ConstTensorView> observation;
   double reward = 0;
@@ -152,7 +156,8 @@ class Recorder {
   // Throws std::logic_error if no step is left or if an environment was not reset in time. Throws
   // std::invalid_argument, which names the leaf, if an array does not fit.
   std::int64_t step(const StepData& data);
-  // Records a step of a single environment. Also throws std::logic_error if there are several.
+  // Records a step of a single environment. Also throws std::logic_error if there are several
+  // environments, or several rewards per step.
   std::int64_t step(const OneStep& data);
 
   // With leaves_out_dummies, step() records only the environments that are behind(), each at its

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pycollect.batch.frame import ONE_REWARD
 from pycollect.envs import make_env_batch
 from pycollect.envs.spaces import action_cast
 from pycollect.scheme.protocols import TrainEnvsFactory, Tree
@@ -43,6 +44,12 @@ class GymEnvs:
         seed: int | None = None,
     ) -> None:
         self._env = make_env_batch(entry, env_kwargs)
+        if self._env.reward != ONE_REWARD:
+            self._env.close()
+            raise ValueError(
+                "entry: expected environments with one reward per step, got "
+                f"{self._env.reward.shape[0]} from {entry!r}; combine them with a wrapper"
+            )
         if self._env.skips_after_done or not self._env.batched or self._env.own_flags:
             self._env.close()
             raise ValueError(

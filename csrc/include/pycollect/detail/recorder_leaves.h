@@ -46,9 +46,13 @@ struct RecorderLeaves {
 
     const LeafRows& written() const { return next ? *next : current; }
   };
-  struct Standard {  // reward and flags of an environment with one of each
+  struct Standard {  // reward and flags that the recorder writes itself
     LeafRows reward, done, terminated, truncated;
     std::vector<LeafRows> root_flags;
+
+    std::size_t objectives() const {
+      return static_cast<std::size_t>(reward.frame_bytes()) / sizeof(float);
+    }
   };
   struct IsInit {
     LeafRows root;
