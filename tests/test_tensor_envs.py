@@ -318,8 +318,8 @@ def test_arrays_of_other_libraries_and_nests() -> None:
     assert stats["episode_return"] == their_stats["episode_return"]
     for batch, other in zip(ours, theirs, strict=True):
         for root in ((), ("next",)):
-            observation = torch.stack([batch[*root, "episode"], batch[*root, "more", "0"]], -1)
-            assert (observation == other[*root, "observation"]).all()
+            parts = [batch[(*root, "episode")], batch[(*root, "more", "0")]]
+            assert (torch.stack(parts, -1) == other[(*root, "observation")]).all()
         assert (batch["action", "a"] == other["action"]).all()
         assert (batch["collector"] == other["collector"]).all()
 
@@ -337,15 +337,8 @@ def test_other_information_is_copied_to_the_host() -> None:
         assert (batch["next", "height"] == batch["next", "reward"].squeeze(-1) / 2).all()
 
 
-@pytest.mark.parametrize(
-    ("part", "change"),
-    [
-        ("observation", lambda shown: shown.double()),
-        ("observation", lambda shown: shown[:-1]),
-        ("observation", lambda shown: shown[:, :1]),
-    ],
-)
-def test_other_observations_than_the_spaces_are_refused(part: str, change: Any) -> None:
+@pytest.mark.parametrize("change", [lambda shown: shown[:-1], lambda shown: shown[:, :1]])
+def test_other_observations_than_the_spaces_are_refused(change: Any) -> None:
     class Changing(CountingTensors):
         steps = 0
 
@@ -354,5 +347,5 @@ def test_other_observations_than_the_spaces_are_refused(part: str, change: Any) 
             self.steps += 1
             return (change(shown) if self.steps > 60 else shown), *rest
 
-    with refused((ValueError, TypeError), part):
+    with refused(ValueError, "observation"):
         collected(Changing, doubling, 20)
