@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # gpu_call.sh first|second|STEP...: tests and measurements on a machine with an NVIDIA GPU, within a
 # time limit. Call it in the repository's root; it needs no network.
-#   first    575 s at most: the machine, the core's tests, copies and gathers, collectors of 14, 1 and 8
+#   first    575 s at most: the machine, the core's tests, copies and gathers, environments on the GPU, collectors of 14, 1 and 8
 #            processes with a Nature CNN on the GPU, all GPU tests, the rest of the collectors
 #   second   the remaining time: collectors of 14 again for the spread, processes of CartPole and Pong on all
 #            cores, memcheck of the core's tests, the host's costs
-#   STEP     machine core headline collectors scaling tests rest torchrl again memcheck host
+#   STEP     machine core headline simulator collectors scaling tests rest torchrl again memcheck host
 # A step that runs out of time is interrupted, and keeps its figures so far.
 #   PYTHON   the interpreter that has torch, numpy, pytest, pytest-timeout, psutil [python3]
 #   WHEELS   a folder with wheels of missing packages and of pycollect; without the latter it is built [.whl]
@@ -15,7 +15,7 @@
 #   LIMIT    seconds [565; 260 of the second]
 set -uo pipefail
 case ${1:-} in
-  first) steps=(machine core headline collectors tests rest) limit=${LIMIT:-565} ;;
+  first) steps=(machine core headline simulator collectors tests rest) limit=${LIMIT:-565} ;;
   second) steps=(machine again scaling memcheck host) limit=${LIMIT:-260} ;;
   '') echo "expected first, second, or steps" >&2; exit 2 ;;
   *) steps=("$@") limit=${LIMIT:-565} ;;
@@ -91,6 +91,7 @@ from pycollect import cuda; print('the core:', cuda.why_not() or 'has CUDA')"
       ;;
     core) step "core's tests" 90 12 "${tests[@]}" --timeout=30 "${of_the_core[@]}" ;;
     headline) bench headline 120 steps gathers ;;
+    simulator) bench simulator 60 simulator ;;
     collectors)
       for count in "${counts[@]}"; do
         bench "collectors-$count" 130 collectors --workers "$count" --sides "${best[@]}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from pycollect.bench.copies import LEARNERS
 from pycollect.bench.plot import save_plot
 from pycollect.bench.rows import Row, markdown, read_json, with_ratios, write_json
 from pycollect.bench.sides import CAPTURED, ENVS, LOOP, PEERS, POLICY, SIDES, compared
+from pycollect.bench.simulator import SIZES, STEPS
 from pycollect.bench.splits import FORMS
 
 RESULTS = Path(__file__).parent / "results"
@@ -52,15 +54,27 @@ def _own(name: str, field: str) -> _Figure:
     return lambda rows: getattr(rows[name], field) if name in rows else None
 
 
-def _times(name: str, others: Sequence[str]) -> _Figure:
-    """Divide the rate of a row by the highest rate of the other rows."""
+def _times(
+    name: str, others: Sequence[str], choose: Callable[[list[float]], float] = max
+) -> _Figure:
+    """Divide the rate of a row by one of the rates of the other rows (default: the highest)."""
 
     def figure(rows: _Rows) -> float | None:
         own = rows[name].frames_per_second if name in rows else None
         rates = [
             rate for other in others if other in rows and (rate := rows[other].frames_per_second)
         ]
-        return own / max(rates) if own and rates else None
+        return own / choose(rates) if own and rates else None
+
+    return figure
+
+
+def _within(name: str, alone: str) -> _Figure:
+    """Divide the time that a step may take (5 us more than without recording) by what it takes."""
+
+    def figure(rows: _Rows) -> float | None:
+        own, limit = (rows[key].seconds if key in rows else None for key in (name, alone))
+        return (limit + 5e-6 * STEPS) / own if own and limit else None
 
     return figure
 
@@ -82,6 +96,17 @@ def _marks(processes: Sequence[str]) -> list[Mark]:
         for call in ("split", "MultiStep"):
             name = f"{call}, {form.name} {list(form.shape)}"
             marks.append(Mark(f"{name}: of index_select per leaf", 1.5, _own(name, "times")))
+    for envs in SIZES:
+        name = f"{envs} environments there"
+        marks.append(
+            Mark(
+                f"{name}, captured, 5 us per step: of environment and policy alone",
+                1.0,
+                _within(f"{name}, pycollect, captured", f"{name}, alone, captured"),
+            )
+        )
+        ours = f"{name}, pycollect"
+        marks.append(Mark(f"{ours}: of TorchRL", 2.0, _times(ours, [f"{name}, TorchRL"])))
     for count in processes:
         marks += _of_collectors(count)
     return marks
@@ -93,12 +118,13 @@ def _of_collectors(count: str) -> list[Mark]:
 
     marks = []
     for side, limits in (
-        ("central", (POLICY, ENVS)),
-        ("central, captured", (POLICY, CAPTURED, ENVS)),
+        ("central", (POLICY,)),
+        ("central, captured", (POLICY, CAPTURED)),
     ):
         (own,) = rows(side)
         for alone in limits:
-            marks.append(Mark(f"{own}: of {alone}", 0.9, _times(own, rows(alone))))
+            figure = _times(own, rows(alone, ENVS), min)
+            marks.append(Mark(f"{own}: of {alone}, or of {ENVS} if slower", 0.9, figure))
         marks.append(Mark(f"{own}: of TorchRL's best way", 3.0, _times(own, rows(*PEERS))))
         marks.append(Mark(f"{own}: of {LOOP}", 1.5, _times(own, rows(LOOP))))
     (busy,) = rows("start() beside a learner")
@@ -123,8 +149,8 @@ def report(commit: str, folders: Sequence[Path], to: Path) -> None:
     runs = [read_json(file) for file in files]
     facts = _facts(files, [facts for _, facts, _ in runs])
     measured: dict[str, list[Row]] = {}
-    for _, _, own in runs:
-        for row in own:
+    for command, _, own in runs:
+        for row in _named(command, own):
             measured.setdefault(row.name, []).append(row)
     rows = [_last(rows) for rows in measured.values()]
     sides = {row.name for row in rows if row.name.rpartition(", ")[0] in SIDES}
@@ -161,6 +187,23 @@ def _facts(files: Sequence[Path], all_facts: Sequence[Mapping[str, Any]]) -> dic
             raise ValueError(f"{other}: expected {name} {values[0]} as in {first}, got {values[1]}")
         facts[name] = values[0] if len(values) == 1 else "; ".join(map(str, values)) or None
     return facts
+
+
+def _named(command: str, rows: Sequence[Row]) -> list[Row]:
+    """Put the environment before the names of `bench cpu`, which has one per file."""
+    env = re.search(r"bench cpu .*--env (?:\S*[:/])?(\w+)", command)
+    if env is None or ";" in command:  # several commands: a report that is joined again
+        return list(rows)
+    first = f"{env[1]}: "
+    return [
+        replace(
+            row,
+            name=first + row.name,
+            limit=row.limit and first + row.limit,
+            peer=row.peer and first + row.peer,
+        )
+        for row in rows
+    ]
 
 
 def _last(rows: Sequence[Row]) -> Row:

@@ -72,8 +72,8 @@ def test_collectors_are_compared_with_each_limit(script: ModuleType, tmp_path: P
     written(tmp_path / "rows.json", rows)
     script.main(["abc123", str(tmp_path), "--to", str(tmp_path)])
     text = (tmp_path / "gpu.md").read_text()
-    assert "| central, 8: of policy alone | 0.9 | 0.90 | yes |" in text
-    assert "| central, 8: of environments alone | 0.9 | 0.18 | no |" in text
+    limit = "policy alone, or of environments alone if slower"
+    assert f"| central, 8: of {limit} | 0.9 | 0.90 | yes |" in text
     assert "| central, 8: of TorchRL's best way | 3 | 3.00 | yes |" in text
     assert "| central, 8: of AsyncVectorEnv loop | 1.5 | 2.00 | yes |" in text
 

@@ -231,6 +231,14 @@ def test_captured_rollouts_are_the_same(
     assert FakeGraph.captured == 1
 
 
+def test_unknown_last_observations_need_a_reset_in_the_same_step() -> None:
+    for make in (partial(CountingTensors, "NEXT_STEP"), partial(CountingArrays, "DISABLED")):
+        with refused(ValueError, "final_observation"):
+            collected(make, doubling, final_observation="unknown")
+    with refused(ValueError, "final_observation"):
+        collected(CountingTensors, doubling, final_observation="none")
+
+
 @needs_gpu
 @pytest.mark.cuda
 @pytest.mark.parametrize("arguments", CAPTURED, ids=case_name)
@@ -262,7 +270,8 @@ def test_processes_bring_the_batches_of_arrays(mode: str, arguments: dict[str, A
 @pytest.mark.ray
 def test_so_do_actors() -> None:
     ours, theirs = (
-        in_processes(pycollect.RayCollector, make) for make in (CountingTensors, CountingArrays)
+        in_processes(pycollect.RayCollector, make, sync=True)
+        for make in (CountingTensors, CountingArrays)
     )
     for batch, other in zip(ours, theirs, strict=True):
         assert (batch == other).all()
