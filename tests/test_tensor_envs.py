@@ -225,6 +225,8 @@ def test_captured_rollouts_are_the_same(
     expected = collected(CountingTensors, linear(), 6, **arguments)
     monkeypatch.setattr("pycollect.policy.calling.Calling.on", lambda own, device: own)
     monkeypatch.setattr("pycollect.worker.env_group.CapturedWork", FakeGraph)
+    for module in ("envs.tensors", "worker.device_trajectories"):  # as on a device
+        monkeypatch.setattr(f"pycollect.{module}.CPU", None)
     monkeypatch.setattr(FakeGraph, "captured", 0)
     captured = collected(CountingTensors, linear(), 6, cudagraph_policy=True, **arguments)
     assert_same(captured, expected)

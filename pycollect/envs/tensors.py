@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from pycollect.batch.layout import torch_dtype
+from pycollect.devices import CPU
 
 from .arrays import AsArrays, as_tensor, mapped
 from .base import Arrays, BoolArray, EnvBatch
@@ -115,6 +116,12 @@ class TensorVectorEnv(EnvBatch):
     def _with_final(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
         if isinstance(final, np.ndarray) and final.dtype == object:
             return self._with_rows(following, final)
+        if self.device == CPU:  # only a device would have to be waited for
+            rows = ended.nonzero().squeeze(1)
+            return tuple(
+                own.index_copy(0, rows, last[rows])
+                for own, last in zip(following, self._conform(final), strict=True)
+            )
         return tuple(
             torch.where(ended.view(-1, *[1] * (own.ndim - 1)), last, own)
             for own, last in zip(following, self._conform(final), strict=True)

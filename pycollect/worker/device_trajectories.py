@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from pycollect.devices import accelerator
+from pycollect.devices import CPU, accelerator
 from pycollect.one_copy import Fetch
 from pycollect.worker.report import Episode
 
@@ -99,8 +99,7 @@ class DeviceTrajectories:
         if rollout.valid is not None:
             frames = rollout.valid.sum()
         counts = torch.stack([done.sum(), begins.sum(), frames, *asked])
-        self._most = min(done.numel(), max(_EPISODES_PER_ENV * self._envs, _FEW_EPISODES))
-        at = torch.nonzero_static(done.flatten(), size=self._most, fill_value=0).squeeze(1)
+        at = self._first_ends(done)
         for kept, own in zip(self._before, (self._returns, self._lengths), strict=True):
             kept.copy_(own)
         self._found = self._fetch.ask([at, *self._sums(rollout, episode, at), counts])
@@ -108,12 +107,22 @@ class DeviceTrajectories:
         self._carry(rollout, episode)
         return ids, begins
 
+    def _first_ends(self, done: torch.Tensor) -> torch.Tensor:
+        """Return where episodes end, as indices of [T * P] cells; on the CPU all of them.
+
+        On a device, the number of indices is fixed, because it cannot be known without a wait.
+        """
+        if self._device == CPU:
+            return done.flatten().nonzero().squeeze(1)
+        most = min(done.numel(), max(_EPISODES_PER_ENV * self._envs, _FEW_EPISODES))
+        return torch.nonzero_static(done.flatten(), size=most, fill_value=0).squeeze(1)
+
     def count_up(self) -> Counted:
         """Wait for the device; return what it found out about the last rollout."""
         self._fetch.wait()
         *found, counts = self._found
         ended, new, frames, *told = counts.tolist()
-        if ended > self._most:  # more than were fetched
+        if ended > len(found[0]):  # more than were fetched
             rollout, episode = self._last
             at = rollout.done.flatten().nonzero().squeeze(1)
             found = [own.cpu() for own in (at, *self._sums(rollout, episode, at))]
