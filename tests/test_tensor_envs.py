@@ -119,6 +119,14 @@ def test_a_policy_reads_counts_and_first_steps(device: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+def test_an_output_may_be_a_view_of_an_input(device: str) -> None:
+    def act(observation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return doubling(observation), observation[:, :1]
+
+    assert_as_arrays(device, lambda: TensorDictModule(act, ["observation"], ["action", "episode"]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_random_actions(device: str) -> None:
     assert_as_arrays(device, lambda: None)
 
@@ -333,6 +341,32 @@ def test_arrays_of_other_libraries_and_nests() -> None:
             assert (torch.stack(parts, -1) == other[(*root, "observation")]).all()
         assert (batch["action", "a"] == other["action"]).all()
         assert (batch["collector"] == other["collector"]).all()
+
+
+def test_observations_may_have_names_of_the_collectors_own_entries() -> None:
+    class Named(CountingTensors):
+        def __init__(self) -> None:
+            super().__init__()
+            box = self.single_observation_space
+            self.single_observation_space = Dict({"step_count": box, "is_init": box})
+
+        def reset(self, **arguments: Any) -> Any:
+            shown, info = super().reset(**arguments)
+            return {"step_count": shown, "is_init": shown + 1}, info
+
+        def step(self, actions: Any) -> Any:
+            shown, *rest, info = super().step(actions)
+            final = info["final_obs"]
+            info["final_obs"] = {"step_count": final, "is_init": final + 1}
+            return {"step_count": shown, "is_init": shown + 1}, *rest, info
+
+    policy = TensorDictModule(doubling, ["step_count"], ["action"])
+    ours, _, _ = collected(Named, policy)
+    theirs, _, _ = collected(CountingArrays, doubling)
+    for batch, other in zip(ours, theirs, strict=True):
+        for root in ((), ("next",)):
+            assert (batch[(*root, "step_count")] == other[(*root, "observation")]).all()
+            assert (batch[(*root, "is_init")] == other[(*root, "observation")] + 1).all()
 
 
 def test_other_information_is_copied_to_the_host() -> None:

@@ -102,6 +102,7 @@ class TensorRecorder:
         for (_, own), first in zip(self._carried, firsts, strict=True):
             own.copy_(first)
         self._trajectories.cut()
+        self.done[:] = False
         self._skips.zero_()
         self._counts.zero_()
         self._show_own_entries(self._trajectories.fresh)
@@ -143,16 +144,12 @@ class TensorRecorder:
         ]
         targets += [None if cells is None else cells[1:] for cells in self._roots]
         self._plan = [
-            _copies(
-                [
-                    *(None if own is None else own[step] for own in targets),
-                    *(own for _, own in self._carried),
-                ]
-            )
+            _copies([None if own is None else own[step] for own in targets])
             for step in range(steps)
         ]
+        self._advance = _copies([own for _, own in self._carried])
         self._valid = self._cells(MASK, "bool", (), steps) if env.skips_after_done else None
-        self._counted = self._cells(("step_count",), "int64", (), steps)
+        self._counted = self._cells(("step_count",), "int64", (), steps) if self._cut else None
 
     def _cells(self, key: Key, dtype: str, frame: Sequence[int], steps: int) -> torch.Tensor | None:
         """Return memory [steps, P, *frame] for a leaf; None if batches have no such leaf."""
@@ -183,9 +180,12 @@ class TensorRecorder:
             for state, value in zip(states, carried, strict=True)
         ]
         begins = (*following, *first)
-        values = (*outputs, *successor, *carried, reward, terminated, truncated, *begins, *begins)
+        values = (*outputs, *successor, *carried, reward, terminated, truncated, *begins)
         for targets, places in self._plan[self._step]:
             torch._foreach_copy_(targets, [values[place] for place in places])
+        # Last, because an output of the policy may be a view of its input.
+        for targets, places in self._advance:
+            torch._foreach_copy_(targets, [begins[place] for place in places])
         self._step += 1
         self._control.count_step()
         if self._control.is_stopped and self._step >= self._control.min_steps:
@@ -291,7 +291,7 @@ class TensorRecorder:
             done &= valid
         rollout = Rollout(done, memory[_REWARD], valid)
         ids, begins = self._trajectories.number(rollout, self._lacks_final.any())
-        entries = {**memory, _DONE: done, TRAJ_IDS: ids, IS_INIT: begins}
+        entries = {IS_INIT: begins, **memory, _DONE: done, TRAJ_IDS: ids}
         self._batch = self._assembled(entries)
         self._packed = _packed(self._batch) if packs else None
         return self._packed
