@@ -15,7 +15,8 @@ from typing import Any
 from pycollect.bench.rows import Row, table, with_ratios, write_json
 
 _PARTS = ("host", "steps", "splits", "gathers", "simulator", "collectors")
-"""Host costs, steps of a batch's transfer, splitting, gather kernel, and whole collectors."""
+"""Host costs, steps of a batch's transfer, splitting, gather kernel, environments on the GPU, and
+collectors of processes."""
 
 _CPU_EXAMPLES = """\
   python -m pycollect bench cpu --quick
@@ -61,8 +62,8 @@ def _add_gpu(benches: Any) -> None:
         benches,
         "gpu",
         "measure the transfer of batches to a GPU, and collectors with a GPU policy",
-        "Measure copies, assembly, upload, casts, splitting, and collectors with a Nature CNN on\n"
-        "the GPU. Compare the collectors with a hand-written loop, the policy alone and, if\n"
+        "Measure copies, assembly, upload, casts, splitting, a simulator on the GPU, and collectors\n"
+        "with a Nature CNN on the GPU. Compare the collectors with a hand-written loop, the policy alone and, if\n"
         "TorchRL is installed, its collectors. Without a GPU, rows that need one are marked as\n"
         "not available.",
         _GPU_EXAMPLES,

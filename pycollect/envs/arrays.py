@@ -1,4 +1,4 @@
-"""Vector environments whose values are torch tensors, or arrays that support DLPack."""
+"""Vector environments of torch tensors, or of arrays that support DLPack."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class AsArrays:
 
 
 def _module_of(array: Any) -> Any:
-    """Return the module whose `from_dlpack` makes arrays of this kind."""
+    """Return the module with the function `from_dlpack` for arrays of this kind."""
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
     return sys.modules[type(array).__module__.partition(".")[0]]

@@ -28,7 +28,7 @@ class Transition(NamedTuple):
         successor: The true next observations, then the entries that only a step has, [P, *frame].
             Wrong in rows that ended if `lacks_final`.
         following: The observations for the next action, [P, *frame]. They differ from `successor`
-            where the environment has reset.
+            in rows that the environment has reset.
         reward: [P].
         terminated: bool [P].
         truncated: bool [P].
@@ -47,7 +47,7 @@ class Transition(NamedTuple):
 
 
 class TensorVectorEnv(EnvBatch):
-    """A vector environment whose observations, rewards and flags are tensors.
+    """A vector environment with observations, rewards and flags as tensors.
 
     They stay on their device, and a step does not wait for it unless the environment does. `step`
     returns a :class:`Transition`.

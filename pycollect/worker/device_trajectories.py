@@ -1,4 +1,4 @@
-"""Trajectory ids and finished episodes of rollouts whose flags are on a device."""
+"""Trajectory ids and finished episodes of rollouts with flags on a device."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pycollect.devices import CPU, accelerator
 from pycollect.one_copy import Fetch
 from pycollect.worker.report import Episode
 
-# So many episodes per rollout are fetched with everything else; more need a second copy.
+# Episodes per rollout that are fetched with everything else; more need a second copy.
 _EPISODES_PER_ENV, _FEW_EPISODES = 2, 256
 
 
 class Counted(NamedTuple):
-    """What the host learns of a rollout.
+    """The numbers of a rollout that the host needs.
 
     Attributes:
         frames: Number of frames, without dummy steps.
@@ -42,7 +42,7 @@ class Rollout(NamedTuple):
     valid: torch.Tensor | None
 
     def among(self, cells: torch.Tensor) -> torch.Tensor:
-        """Return which of these cells (bool [T, P]) have frames."""
+        """Return the cells (bool [T, P]) that have frames."""
         return cells if self.valid is None else cells & self.valid
 
 
@@ -118,7 +118,7 @@ class DeviceTrajectories:
         return torch.nonzero_static(done.flatten(), size=most, fill_value=0).squeeze(1)
 
     def count_up(self) -> Counted:
-        """Wait for the device; return what it found out about the last rollout."""
+        """Wait for the device; return the numbers of the last rollout."""
         self._fetch.wait()
         *found, counts = self._found
         ended, new, frames, *told = counts.tolist()
@@ -164,7 +164,7 @@ class DeviceTrajectories:
         )
 
     def _carry(self, rollout: Rollout, episode: torch.Tensor) -> None:
-        """Keep what the open episodes have so far."""
+        """Keep the returns and lengths of open episodes."""
         own = rollout.among(episode == episode[-1])
         returns = torch.where(own, rollout.rewards, 0.0).sum(0, dtype=torch.float64)
         has_begun = episode[-1] > 0

@@ -1,4 +1,4 @@
-"""TensorRecorder: records the steps of environments whose tensors are on a device, there."""
+"""TensorRecorder: records the steps of environments of tensors, on their device."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class TensorRecorder:
     steps side by side, as in a batch, would be far slower to write. `finish` waits once, see
     :class:`DeviceTrajectories`.
 
-    It offers what :class:`Recorder` does, see there.
+    It has the methods of :class:`Recorder`.
 
     Args:
         env: The environments.
         leaves: Leaves of a batch.
         current: The current observation by key, [P, *frame], which is kept up to date here.
         runner: The policy. Its states and its own entries are kept up to date here.
-        cut: Truncate a trajectory after so many steps; 0 never does.
+        cut: Maximum length of a trajectory; 0: no limit.
         set_truncated: Flag the last frame of every environment in every rollout.
     """
 
@@ -122,7 +122,7 @@ class TensorRecorder:
                 cells[0].copy_(own)
 
     def _make_memory(self, steps: int) -> None:
-        """Make the memory of rollouts of so many steps, and plan what each step copies to it."""
+        """Make the memory of rollouts with `steps` steps, and plan the copies of each step."""
         self._steps = steps
         self._memory: dict[Key, torch.Tensor] = {}
         env, outputs = self._env, self._leaves.outputs
@@ -134,7 +134,7 @@ class TensorRecorder:
         ]
         targets += [self._cells(_REWARD, "float32", (), steps)]
         targets += [self._cells(key, "bool", (), steps) for key in (_TERMINATED, _TRUNCATED)]
-        # What the next step begins with is its root, unless the policy writes it.
+        # The observation for the next step is its root, unless the policy writes that entry.
         by_policy = {leaf.key for leaf in outputs}
         self._roots = [
             None
@@ -218,7 +218,7 @@ class TensorRecorder:
         return truncated, done, int(self.done.sum())
 
     def _show_own_entries(self, fresh: torch.Tensor) -> None:
-        """Update what the policy reads besides observations and states."""
+        """Update the policy's inputs besides observations and states."""
         is_init, step_count = self._runner.is_init, self._runner.step_count
         if is_init is not None:
             is_init.copy_(fresh.view(is_init.shape))
@@ -245,7 +245,7 @@ class TensorRecorder:
         """Count the steps of a whole rollout, which a CUDA graph has recorded and completed.
 
         Args:
-            packed: What `complete` returned when the graph was captured.
+            packed: The result of `complete` when the graph was captured.
         """
         self._step, self._is_complete, self._packed = self._steps, True, packed
         self._control.count_step()
@@ -372,7 +372,7 @@ def steps_wait(env: TensorVectorEnv, cut: int) -> bool:
     """Return whether a step waits for the device, to find out which environments to reset.
 
     Args:
-        cut: Truncate a trajectory after so many steps; 0 never does.
+        cut: Maximum length of a trajectory; 0: no limit.
     """
     return bool(cut) or not (env.resets_itself or env.skips_after_done)
 
