@@ -62,10 +62,10 @@ def _add_gpu(benches: Any) -> None:
         benches,
         "gpu",
         "measure the transfer of batches to a GPU, and collectors with a GPU policy",
-        "Measure copies, assembly, upload, casts, splitting, a simulator on the GPU, and collectors\n"
-        "with a Nature CNN on the GPU. Compare the collectors with a hand-written loop, the policy alone and, if\n"
-        "TorchRL is installed, its collectors. Without a GPU, rows that need one are marked as\n"
-        "not available.",
+        "Measure copies, assembly, upload, casts, splitting, a simulator on the GPU, and\n"
+        "collectors with a Nature CNN on the GPU. Compare the collectors with a hand-written\n"
+        "loop, the policy alone and, if TorchRL is installed, its collectors. Without a GPU,\n"
+        "rows that need one are marked as not available.",
         _GPU_EXAMPLES,
     )
     gpu.add_argument(
