@@ -39,7 +39,7 @@ from tensordict import (
 
 from pycollect import SyncDataCollector, split_trajectories
 
-ACTORS = marked(STACK, CAT_0, CAT_TIME, ASYNC[2])
+ACTORS = marked(STACK, CAT_0, CAT_TIME, ASYNC[2], central=False)
 PROCESSES = marked(MULTI_STACK, MULTI_0, MULTI_TIME, MULTI_ASYNC[2], central=False)
 
 
