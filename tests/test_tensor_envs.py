@@ -369,6 +369,43 @@ def test_observations_may_have_names_of_the_collectors_own_entries() -> None:
             assert (batch[(*root, "is_init")] == other[(*root, "observation")] + 1).all()
 
 
+def test_columns_gradients_and_other_dtypes_are_accepted() -> None:
+    class Odd(CountingTensors):
+        weight = torch.ones(2, requires_grad=True)
+
+        def reset(self, **arguments: Any) -> Any:
+            shown, info = super().reset(**arguments)
+            return shown * self.weight, info
+
+        @torch.enable_grad()
+        def step(self, actions: Any) -> Any:
+            shown, reward, terminated, truncated, info = super().step(actions)
+            flags = terminated.int(), truncated.to(torch.uint8).unsqueeze(1)
+            info = {"final_observation": info["final_obs"], "log": {"height": torch.ones(3)}}
+            return shown * self.weight, reward.double().unsqueeze(1), *flags, info
+
+    assert_same(collected(Odd, doubling), collected(CountingArrays, doubling))
+
+
+def test_buffers_may_be_used_again() -> None:
+    class Reusing(CountingTensors):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shown, self.final = torch.zeros(ENVS, 2), torch.zeros(ENVS, 2)
+            self.reward = torch.zeros(ENVS)
+
+        def reset(self, **arguments: Any) -> Any:
+            shown, info = super().reset(**arguments)
+            return self.shown.copy_(shown), info
+
+        def step(self, actions: Any) -> Any:
+            shown, reward, *flags, info = super().step(actions)
+            info["final_obs"] = self.final.copy_(info["final_obs"])
+            return self.shown.copy_(shown), self.reward.copy_(reward), *flags, info
+
+    assert_same(collected(Reusing, doubling), collected(CountingArrays, doubling))
+
+
 def test_other_information_is_copied_to_the_host() -> None:
     """`info_keys` read numpy arrays, so such an environment is stepped with these."""
 

@@ -95,6 +95,7 @@ class AsArrays:
         self._module = None if isinstance(first, torch.Tensor) else _module_of(first)
         base = getattr(env, "unwrapped", env)
         self.unwrapped = self if base is env else base
+        self._declares_rewards = hasattr(env, "reward_space") or hasattr(base, "reward_space")
         # Wrappers that make tensors of Gymnasium's own environments hand the mask on to them.
         self._masks_are_arrays = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
         self.reset = functools.wraps(env.reset)(lambda *args, **named: self._reset(*args, **named))
@@ -118,7 +119,10 @@ class AsArrays:
     def step(self, action: Any) -> Any:
         """Step with numpy arrays; return the five values with numpy arrays."""
         given = mapped(lambda own: self.own(torch.from_numpy(own).to(self.device)), action)
-        return mapped(_array, tuple(self.own_step(given)))
+        observation, reward, *flags, info = mapped(_array, tuple(self.own_step(given)))
+        if not self._declares_rewards:
+            reward = _flat(reward)
+        return observation, reward, *map(_flat, flags), info
 
     def _reset(self, *args: Any, **named: Any) -> Any:
         options = named.get("options")
@@ -137,6 +141,11 @@ def _module_of(array: Any) -> Any:
     if hasattr(array, "__array_namespace__"):
         return array.__array_namespace__()
     return sys.modules[type(array).__module__.partition(".")[0]]
+
+
+def _flat(row: Any) -> Any:
+    """Return rewards or flags [P, 1] as [P]."""
+    return row[:, 0] if np.ndim(row) == 2 and np.shape(row)[1] == 1 else row
 
 
 def _array(value: Any) -> Any:
