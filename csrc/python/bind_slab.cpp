@@ -38,8 +38,7 @@ RolloutHeader write_header_of(Slab& slab, std::int64_t row, std::int64_t worker,
   header.frames = frames;
   header.generation = slab.generation();
   const auto envs = static_cast<std::size_t>(slab.placement().geometry().envs);
-  write_header(slab.data(), slab.placement(), row, header,
-               std::vector<std::int64_t>(envs, steps));
+  write_header(slab.data(), slab.placement(), row, header, std::vector<std::int64_t>(envs, steps));
   return header_of(slab, row);
 }
 
