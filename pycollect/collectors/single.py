@@ -98,7 +98,7 @@ class SyncDataCollector(CollectorBase, OneWorker, metaclass=Choosing):
             list of callables or ids makes a batch of P environments, which are stepped one after
             the other. Environments are Gymnasium's (also vector environments), PettingZoo's,
             TorchRL's or compiled ones. The agents of a PettingZoo environment form groups, for
-            example ``("agent", "observation")`` of shape [..., agents, *observation].
+            example ``("agent", "observation")`` of shape ``[..., agents, *observation]``.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. ``None`` samples
             random actions (default: ``None``).
         frames_per_batch: Number of frames in a batch. It is rounded up to a multiple of P, with a
