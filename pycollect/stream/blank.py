@@ -35,8 +35,9 @@ def blank_batch(
         if leaf.key not in kept and leaf.key in worker.leaves.keys
     }
     if worker.options.set_truncated:
-        for key, tensor in tensors.items():
-            knows = key[0] == "next" and (*key[:-1], "truncated") in tensors
+        every = {**tensors, **on_device}
+        for key, tensor in every.items():
+            knows = key[0] == "next" and (*key[:-1], "truncated") in every
             if knows and key[-1] in ("done", "truncated"):
                 tensor.select(len(shape) - 1, -1).fill_(True)
     extras = {

@@ -66,7 +66,7 @@ class EnvGroup:
         self._calling, self._device = _calling_of(policy, options, device), device
         if self._can_capture:
             self._calling = replace(self._calling, within=True)
-        self._captured: tuple[Any, Callable[[], Any]] | None = None
+        self._captured: tuple[Any, Any, Callable[[], Any]] | None = None
         with torch.no_grad():
             self.runner: Runner = make_policy_runner(
                 policy,
@@ -282,10 +282,11 @@ class EnvGroup:
             return False
         if acting.slow_path or acting.decides_on_host:
             return False
-        known = (acting.act, steps)
-        if self._captured is None or self._captured[0] != known:
-            self._captured = known, self._capture(steps)
-        self.recorder.recorded(self._captured[1]())
+        act, plan = acting.act, self.recorder.plan
+        known = self._captured
+        if known is None or known[0] is not act or known[1] is not plan:
+            known = self._captured = act, plan, self._capture(steps)
+        self.recorder.recorded(known[2]())
         return True
 
     def _capture(self, steps: int) -> Callable[[], Any]:

@@ -49,6 +49,9 @@ class TensorRecorder:
         runner: The policy. Its states and its own entries are kept up to date here.
         cut: Maximum length of a trajectory; 0: no limit.
         set_truncated: Flag the last frame of every environment in every rollout.
+
+    Attributes:
+        plan: The copies of each step of a rollout; another object if its memory is another.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class TensorRecorder:
         self._carried += [(state.leaf, state.current) for state in runner.states]
         self._trajectories = DeviceTrajectories(env.num_envs, env.device)
         self._steps, self._step = 0, 0
+        self.plan: list[list[_Copy]] = []
         self._slab: Slab | None = None
         self._taken: tuple[torch.Tensor, ...] = ()
         self._batch: dict[Key, torch.Tensor] = {}
@@ -143,7 +147,7 @@ class TensorRecorder:
             for leaf, _ in self._carried
         ]
         targets += [None if cells is None else cells[1:] for cells in self._roots]
-        self._plan = [
+        self.plan = [
             _copies([None if own is None else own[step] for own in targets])
             for step in range(steps)
         ]
@@ -181,7 +185,7 @@ class TensorRecorder:
         ]
         begins = (*following, *first)
         values = (*outputs, *successor, *carried, reward, terminated, truncated, *begins)
-        for targets, places in self._plan[self._step]:
+        for targets, places in self.plan[self._step]:
             torch._foreach_copy_(targets, [values[place] for place in places])
         # Last, because an output of the policy may be a view of its input.
         for targets, places in self._advance:
