@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -275,6 +276,40 @@ def test_processes_bring_the_batches_of_arrays(mode: str, arguments: dict[str, A
     theirs = in_processes(kind, partial(CountingArrays, mode), **arguments)
     for batch, other in zip(ours, theirs, strict=True):
         assert (batch == other).all()
+
+
+class SlowTensors(CountingTensors):
+    """Its rollouts end early, where others do not wait for it."""
+
+    def step(self, actions: Any) -> Any:
+        time.sleep(0.005)
+        return super().step(actions)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rollouts_that_end_early_leave_cells_without_frames(mode: str) -> None:
+    with pycollect.MultiSyncDataCollector(
+        [partial(CountingTensors, mode), partial(SlowTensors, mode)],
+        doubling,
+        frames_per_batch=2 * 40 * ENVS,
+        total_frames=-1,
+        preemptive_threshold=0.5,
+    ) as collector:
+        lacking = 0
+        for _ in range(3):
+            batch = next(collector)
+            mask = batch["collector", "mask"]
+            lacking += int((~mask).sum())
+            assert (batch["collector", "traj_ids"][~mask] == -1).all()
+            for key in batch.exclude(("collector", "traj_ids")).keys(True, True):
+                assert not batch[key][~mask].any(), key
+            before, after = batch["observation"][mask], batch["next", "observation"][mask]
+            assert (after - before == torch.tensor([0.0, 1.0])).all()
+            reward = 100 * after[:, :1] + after[:, 1:] + batch["action"][mask]
+            assert (batch["next", "reward"][mask] == reward).all()
+        assert lacking
+        total = collector.ledger()["total"]
+        assert total["issued"] == total["delivered"] + total["lost"] + total["in_flight"]
 
 
 @pytest.mark.ray

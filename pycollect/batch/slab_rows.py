@@ -45,25 +45,28 @@ class SlabRows:
         check_lease(self.slab, header)
         return header
 
-    def tensors(self, envs: Sequence[int], keys: Sequence[Key | None]) -> dict[Key, torch.Tensor]:
+    def tensors(
+        self, envs: Sequence[int], keys: Sequence[Key | None], whole: bool = False
+    ) -> dict[Key, torch.Tensor]:
         """The rollout's leaves by key, not contiguous in any order.
 
         Args:
             envs: the batch dimensions of the environments: (), (P,) or more.
+            whole: with the cells behind the end of the rollout.
 
         Returns:
-            ``[*envs, T, *frame]`` each, with T the steps that the rollout really has.
+            ``[*envs, T, *frame]`` each, with T the steps that the rollout really has, or all.
         """
-        steps = self.slab.lengths(self.row)[0]
         placement = self.slab.placement
+        steps = placement.steps if whole else self.slab.lengths(self.row)[0]
         extents = [placement.workers, placement.envs]
         if self.order == "time":
             extents.reverse()
-        whole = slab_tensors(self.slab, [*extents, placement.steps], keys)
+        every = slab_tensors(self.slab, [*extents, placement.steps], keys)
         dim = 1 if self.order == "time" else 0
         return {
             key: (own := tensor.select(dim, self.row)[:, :steps]).view(*envs, steps, *own.shape[2:])
-            for key, tensor in whole.items()
+            for key, tensor in every.items()
         }
 
 

@@ -251,11 +251,16 @@ class RemoteWorker:
 
 
 def _bring(on_device: Mapping[Key, torch.Tensor], worker: RolloutWorker, rows: SlabRows) -> None:
-    """Copy what was recorded on a device to its place in the slab, once for a whole rollout."""
-    if on_device:
-        tensors = rows.tensors(worker.env.batch_size, worker.leaves.keys)
-        for key, recorded in on_device.items():
-            tensors[key].copy_(recorded)
+    """Copy tensors of a rollout to their places in the slab, and clear the cells behind its end."""
+    if not on_device:
+        return
+    lead = worker.env.batch_size
+    tensors = rows.tensors(lead, worker.leaves.keys, whole=True)
+    for key, recorded in on_device.items():
+        steps = recorded.shape[len(lead)]
+        filled, rest = tensors[key].tensor_split([steps], len(lead))
+        filled.copy_(recorded)
+        rest.fill_(-1 if key == TRAJ_IDS else 0)
 
 
 def answer_of(function: Callable[[], T]) -> T | ErrorReport:

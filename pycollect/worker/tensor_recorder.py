@@ -333,16 +333,12 @@ class TensorRecorder:
                 batch[key][-2] |= ~valid
 
     def _clean(self, own: torch.Tensor, key: Key) -> torch.Tensor:
-        """Clear the cells that have no frame: dummy steps, and all after the end of a rollout."""
+        """Clear the cells of dummy steps, which are no frames."""
+        if self._valid is None:
+            return own
+        valid = self._valid[: self._step].t()
         empty = -1 if key == TRAJ_IDS else 0
-        if self._valid is not None:
-            valid = self._valid[: self._step].t()
-            own = torch.where(valid.view(*valid.shape, *[1] * (own.ndim - 2)), own, empty)
-        if self._step < self._steps:
-            whole = own.new_full((self._envs, self._steps, *own.shape[2:]), empty)
-            whole[:, : self._step] = own
-            return whole
-        return own
+        return torch.where(valid.view(*valid.shape, *[1] * (own.ndim - 2)), own, empty)
 
     def take_tensors(self) -> dict[Key, torch.Tensor]:
         """Return the leaves of the last rollout by key, [P, T, *frame] each.
