@@ -150,6 +150,23 @@ def test_single_rows_are_reset_between_batches(device: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("steps", "envs"), [(1, ENVS), (STEPS, 1), (1, 1)])
+def test_batches_of_one_step_or_environment_stay_as_they_are(
+    steps: int, envs: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tensor_envs.ENVS", envs)
+    with pycollect.SyncDataCollector(
+        partial(CountingTensors, device=device),
+        doubling,
+        frames_per_batch=steps * envs,
+        total_frames=6 * steps * envs,
+    ) as collector:
+        pairs = [(batch, batch.cpu().clone()) for batch in collector]
+    for kept, copied in pairs:
+        assert (kept.cpu() == copied).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_last_observations_may_come_row_by_row(device: str) -> None:
     assert_as_arrays(device, lambda: doubling, "SAME_STEP", "each")
 
