@@ -286,7 +286,7 @@ def _placed(report: RolloutReport, tensors: Mapping[Key, torch.Tensor]) -> Rollo
         if key in tensors:
             copy(tensors[key], recorded)
         else:
-            # With one environment or one step, the memory that is used again is contiguous as it is.
+            # Of one environment, or one step, memory that is used again is contiguous already.
             own[key] = recorded.clone() if 1 in recorded.shape[:2] else recorded.contiguous()
     return report._replace(on_device=own)
 
