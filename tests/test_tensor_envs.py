@@ -171,6 +171,60 @@ def test_last_observations_may_come_row_by_row(device: str) -> None:
     assert_as_arrays(device, lambda: doubling, "SAME_STEP", "each")
 
 
+class Keeping(CountingTensors):
+    """Its array of last observations, one object per row, keeps those of earlier ends."""
+
+    def __init__(self) -> None:
+        super().__init__("SAME_STEP", "each")
+        self._kept = np.full(ENVS, None, object)
+
+    def step(self, actions: Any) -> Any:
+        *values, info = super().step(actions)
+        for row, own in enumerate(info.get("final_obs", ())):
+            self._kept[row] = self._kept[row] if own is None else own
+        return *values, {"final_obs": self._kept}
+
+
+class Listing(CountingTensors):
+    """Its info is a list of one dict per row."""
+
+    def step(self, actions: Any) -> Any:
+        *values, info = super().step(actions)
+        done = values[2] | values[3]
+        rows = zip(info["final_obs"], done.tolist(), strict=True)
+        return *values, [{"final_obs": own} if ended else {} for own, ended in rows]
+
+
+@pytest.mark.parametrize("kind", [Keeping, Listing])
+def test_last_observations_are_those_of_rows_that_ended(kind: Any) -> None:
+    assert_same(collected(kind, doubling), collected(CountingArrays, doubling))
+
+
+def test_an_ended_row_without_a_last_observation_is_refused() -> None:
+    class Lacking(CountingTensors):
+        def step(self, actions: Any) -> Any:
+            *values, info = super().step(actions)
+            return *values, {"final_obs": np.full(ENVS, None, object)}
+
+    with refused(ValueError, "final_observation"):
+        collected(Lacking, doubling)
+
+
+def test_observations_may_have_gradients() -> None:
+    class Differentiable(CountingTensors):
+        def reset(self, **arguments: Any) -> Any:
+            shown, info = super().reset(**arguments)
+            return shown.requires_grad_() * 1, info
+
+    with pycollect.SyncDataCollector(
+        Differentiable, doubling, frames_per_batch=STEPS * ENVS, total_frames=-1
+    ) as collector:
+        for index in (None, [1, 3]):
+            next(collector)
+            collector.reset(index)
+        assert not any(own.requires_grad for own in next(collector).values(True, True))
+
+
 @pytest.mark.filterwarnings("ignore:final_observation")
 @pytest.mark.parametrize("device", DEVICES)
 def test_last_observations_may_be_unknown(device: str) -> None:

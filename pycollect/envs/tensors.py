@@ -14,7 +14,7 @@ from pycollect.devices import CPU
 
 from .arrays import AsArrays, as_tensor, mapped
 from .base import Arrays, BoolArray, EnvBatch
-from .info_rows import is_list
+from .info_rows import final_observations, is_list
 from .spaces import key_name, make_flatten, make_unflatten
 from .vector import OBSERVATION_VALID, SameStepEnvBatch, VectorEnvBatch, lacks_final
 
@@ -105,7 +105,7 @@ class TensorVectorEnv(EnvBatch):
             self._row("truncated", truncated),
         )
         done = terminated | truncated
-        successor, final = following, _final(info) if self.resets_itself else None
+        successor, final = following, _final(info, done) if self.resets_itself else None
         if final is not None:
             successor = self._with_final(following, final, done)
         lacks = self.resets_itself and final is None
@@ -115,7 +115,7 @@ class TensorVectorEnv(EnvBatch):
 
     def _with_final(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
         if isinstance(final, np.ndarray) and final.dtype == object:
-            return self._with_rows(following, final)
+            return self._with_rows(following, final, ended)
         if self.device == CPU:  # only a device would have to be waited for
             rows = ended.nonzero().squeeze(1)
             return tuple(
@@ -127,13 +127,14 @@ class TensorVectorEnv(EnvBatch):
             for own, last in zip(following, self._conform(final), strict=True)
         )
 
-    def _with_rows(self, following: Tensors, final: Any) -> Tensors:
-        """`final` has the observation of one environment per row, or None."""
+    def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
+        """`final` has the observation of one environment per row; it may keep those of before."""
         successor = tuple(own.clone() for own in following)
-        for row, own in enumerate(final):
-            if own is not None:
-                for leaf, last in zip(successor, self._flatten(own), strict=True):
-                    leaf[row] = as_tensor(last)
+        for row in ended.nonzero().flatten().tolist():
+            if final[row] is None:
+                raise ValueError(lacks_final(self._arrays, f", got None for environment {row}"))
+            for leaf, last in zip(successor, self._flatten(final[row]), strict=True):
+                leaf[row] = as_tensor(last)
         return successor
 
     def reset_done(self, done: BoolArray) -> Arrays:
@@ -187,7 +188,7 @@ class TensorVectorEnv(EnvBatch):
         return row.bool() if is_flag else row
 
 
-def _final(info: Any) -> Any:
-    if is_list(info):
-        return None
-    return info.get("final_obs", info.get("final_observation"))
+def _final(info: Any, ended: torch.Tensor) -> Any:
+    """Return the last observations; see `final_observations`. Waits if the info is a list."""
+    rows = ended.cpu().numpy() if is_list(info) else np.empty(0, np.bool_)
+    return final_observations(info, rows)

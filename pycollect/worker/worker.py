@@ -213,7 +213,7 @@ class Worker:
             self.pre_collect_hook()
         groups = self.groups
         try:
-            with self._settings(), torch.no_grad():
+            with self._settings():
                 self._reset_if_due()
                 self._must_reset, self._fresh = True, False
                 for group in groups:
@@ -359,9 +359,10 @@ class Worker:
 
     @contextmanager
     def _settings(self) -> Iterator[None]:
-        """The interaction type, thread count and random generators of this worker."""
+        """The interaction type, thread count and random generators of this worker, no gradients."""
         options, generators = self.options, self._generators
         with (
+            torch.no_grad(),
             set_interaction_type(options.exploration_type),
             _AS_IT_IS if generators is None else generators.active(),
             _AS_IT_IS if options.num_threads is None else _threads(options.num_threads),
