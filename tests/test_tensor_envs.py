@@ -203,7 +203,7 @@ def test_last_observations_are_those_of_rows_that_ended(kind: Any) -> None:
 def test_an_ended_row_without_a_last_observation_is_refused() -> None:
     class Lacking(CountingTensors):
         def step(self, actions: Any) -> Any:
-            *values, info = super().step(actions)
+            *values, _ = super().step(actions)
             return *values, {"final_obs": np.full(ENVS, None, object)}
 
     with refused(ValueError, "final_observation"):
