@@ -8,12 +8,14 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
 from collect_support import case_name
 from gpu_support import DEVICE, needs_gpu
 from gymnasium.spaces import Box, Dict, Tuple
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
 from raising import refused
 from tensor_envs import ENVS, CountingArrays, CountingTensors
 from tensordict import TensorDictBase
@@ -510,6 +512,53 @@ def test_buffers_may_be_used_again() -> None:
             return self.shown.copy_(shown), self.reward.copy_(reward), *flags, info
 
     assert_same(collected(Reusing, doubling), collected(CountingArrays, doubling))
+
+
+def test_observations_of_tuple_spaces_may_be_lists() -> None:
+    class Lists(CountingTensors):
+        def __init__(self) -> None:
+            super().__init__()
+            self.single_observation_space = Tuple([Box(-1e9, 1e9, (2,), np.float32)] * 2)
+
+        def reset(self, **arguments: Any) -> Any:
+            shown, info = super().reset(**arguments)
+            return [shown, shown + 1], info
+
+        def step(self, actions: Any) -> Any:
+            shown, *rest, info = super().step(actions)
+            info["final_obs"] = [info["final_obs"], info["final_obs"] + 1]
+            return [shown, shown + 1], *rest, info
+
+    policy = TensorDictModule(doubling, ["0"], ["action"])
+    expected = collected(CountingTensors, doubling)[0]
+    for batch, other in zip(collected(Lists, policy)[0], expected, strict=True):
+        for root in ((), ("next",)):
+            shown = other[(*root, "observation")]
+            assert (batch[(*root, "0")] == shown).all()
+            assert (batch[(*root, "1")] == shown + 1).all()
+
+
+class Rebuilding(VectorWrapper):
+    """Gives its environment a copy of the options, as Gymnasium's `NumpyToTorch` does."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return self.env.reset(seed=seed, options=options and type(options)(**options))
+
+
+def test_wrappers_may_rebuild_options() -> None:
+    def batches(wrap: Callable[[Any], Any]) -> list[TensorDictBase]:
+        def make() -> Any:
+            return wrap(SyncVectorEnv([lambda: gymnasium.make("CartPole-v1")] * 2, **mode))
+
+        mode = {"autoreset_mode": AutoresetMode.DISABLED}
+        with pycollect.SyncDataCollector(
+            make, None, frames_per_batch=100, total_frames=200
+        ) as collector:
+            collector.set_seed(3)
+            return [batch.clone() for batch in collector]
+
+    for batch, other in zip(batches(Rebuilding), batches(lambda env: env), strict=True):
+        assert (batch == other).all()
 
 
 def test_other_information_is_copied_to_the_host() -> None:

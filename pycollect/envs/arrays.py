@@ -64,10 +64,10 @@ def as_tensor(value: Any) -> torch.Tensor:
 
 
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return a nest of dicts and tuples with each array replaced by the function's result."""
+    """Return a nest with each array replaced by the function's result; lists become tuples."""
     if isinstance(value, Mapping):
         return {key: mapped(function, own) for key, own in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return tuple([mapped(function, own) for own in value])
     return function(value)
 

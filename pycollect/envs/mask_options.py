@@ -18,9 +18,10 @@ class MaskOptions(dict[str, Any]):
     it is no item any more once it was taken out, but still found by its name.
     """
 
-    def __init__(self, mask: BoolArray) -> None:
-        super().__init__({_MASK: mask})
-        self._mask = mask
+    def __init__(self, reset_mask: BoolArray) -> None:
+        """Make them; Gymnasium's wrappers for other libraries' arrays do so by name, too."""
+        super().__init__({_MASK: reset_mask})
+        self._mask = reset_mask
 
     def pop(self, key: str, *default: Any) -> Any:
         """See `dict.pop`."""
