@@ -90,8 +90,8 @@ def _check_resets_in_same_step(env: EnvBatch, final_observation: str) -> None:
     if all(leaf.key != OBSERVATION_VALID for leaf in env.step_only):
         raise ValueError(
             f"final_observation: expected None, got {final_observation!r}; only vector "
-            f"that reset in the same step (SAME_STEP) may lack last observations, {env.original} "
-            "does not"
+            "environments that reset in the same step (SAME_STEP) may lack last observations, "
+            f"{env.original} does not"
         )
 
 
