@@ -207,13 +207,13 @@ def test_rows_are_in_worker_order(way: Way, tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", [STACK, ASYNC[1]], ids=lambda way: way.name)
 def test_an_interrupt_loses_nothing(way: Way, tmp_path: Path) -> None:
     """Ctrl-C while next() waits: the frames that follow are those that would have come."""
-    gate = tmp_path / "gate"
+    gate, before = tmp_path / "gate", 2 * T
 
     def entry(worker: int) -> Any:
-        return partial(GateEnv, gate, 2 * T + 3, number=10 * worker)
+        return partial(GateEnv, gate, before + 3, number=10 * worker)
 
     def interrupt() -> None:
-        wait_until(gate.with_suffix(".reached").exists)
+        wait_until(lambda: set(steps.values()) == {before})  # next() has nothing left to return
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     steps = {0: 0, 10: 0}
