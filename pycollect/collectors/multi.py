@@ -11,7 +11,7 @@ from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.inference import Central, watched
 from pycollect.collectors.binding import Arguments, explained
-from pycollect.collectors.choice import ChoosingSync
+from pycollect.collectors.choice import Choosing, choose_sync
 from pycollect.collectors.scheduled import ScheduledCollector
 from pycollect.collectors.set_up import SetUp
 from pycollect.collectors.signatures import (
@@ -25,18 +25,27 @@ from pycollect.engines.processes.engine import ProcessEngine
 from pycollect.scheduler.worker_pipe import WorkerPipe
 
 
-class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
+class MultiCollector(ScheduledCollector, metaclass=Choosing):
     """Create a sync or async collector with worker processes on this machine.
 
     ``MultiCollector(..., sync=True)`` returns a :class:`MultiSyncDataCollector`. With
     ``sync=False`` it returns a :class:`MultiaSyncDataCollector`.
 
     Args:
-        sync: Which of the two classes to create. Required, by name.
-        given: Arguments of that class, by name.
+        create_env_fn: As for that class.
+        policy: As for that class (default: ``None``).
+        sync: Which of the two classes to create.
+        arguments: Other arguments of that class, by name.
     """
 
-    def __init__(self, sync: bool, given: Arguments) -> None:
+    _choose = classmethod(choose_sync)
+
+    def __init__(
+        self, create_env_fn: Any, policy: Any = None, *, sync: bool, **arguments: Any
+    ) -> None:
+        raise TypeError("MultiCollector: derive from one of its two subclasses")
+
+    def _start(self, sync: bool, given: Arguments) -> None:
         _check_collector_class(given["collector_class"])
         if given["num_sub_threads"] is not None:
             threads = check.check_positive("num_sub_threads", given["num_sub_threads"])
@@ -51,10 +60,10 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
         set_up = SetUp.of(given, entries, shares, _no_options, sync=sync, server=seats)
         method = set_up.remote.start_method
         if central is None:
-            super().__init__(set_up, ProcessEngine(method))
+            ScheduledCollector.__init__(self, set_up, ProcessEngine(method))
         else:
             engine = watched(central.bell, ProcessEngine(method, central.bell))
-            super().__init__(set_up, engine, central.serving(method))
+            ScheduledCollector.__init__(self, set_up, engine, central.serving(method))
 
     def add_collectors(
         self,
@@ -159,7 +168,7 @@ class MultiSyncDataCollector(MultiSyncDataCollectorSignature, MultiCollector):
     """
 
     def _make(self, given: Arguments) -> None:
-        MultiCollector.__init__(self, True, given)
+        self._start(True, given)
 
 
 @completed_by(MultiSyncDataCollector)
@@ -193,7 +202,7 @@ class MultiaSyncDataCollector(MultiaSyncDataCollectorSignature, MultiCollector):
     """
 
     def _make(self, given: Arguments) -> None:
-        MultiCollector.__init__(self, False, given)
+        self._start(False, given)
 
 
 @completed_by(MultiaSyncDataCollector)

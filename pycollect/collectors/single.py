@@ -12,7 +12,7 @@ from pycollect.arguments import checked
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices
 from pycollect.collectors.binding import Arguments
-from pycollect.collectors.choice import Choosing, check_none_chosen
+from pycollect.collectors.choice import Choosing, check_none_chosen, choose_backend
 from pycollect.collectors.signatures import SyncDataCollectorSignature
 from pycollect.docstrings import completed_by
 from pycollect.envs import check_entry
@@ -82,6 +82,7 @@ class SyncDataCollector(SyncDataCollectorSignature, CollectorBase, OneWorker, me
     """
 
     _source: InProcess
+    _choose = classmethod(choose_backend)
 
     def _make(self, given: Arguments) -> None:
         check_none_chosen(type(self), given)
