@@ -13,6 +13,7 @@ from pycollect.collectors.arguments.devices import check_devices, check_one_plac
 from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.arguments.kwargs import merged_arguments
 from pycollect.collectors.binding import Arguments
+from pycollect.compat.weight_ways import WeightOptions, WeightWays
 from pycollect.devices import Devices
 from pycollect.scheduler.options import RemoteOptions, check_uneven
 from pycollect.scheduler.records import WorkerPlan
@@ -31,6 +32,7 @@ class SetUp:
     """
 
     options: StreamOptions
+    ways: WeightWays
     remote: RemoteOptions
     plans: Sequence[WorkerPlan]
     template: WorkerTemplate
@@ -69,7 +71,9 @@ class SetUp:
         devices = [check_devices(own, elsewhere=elsewhere) for own in arguments]
         if sync:
             check_one_place(devices)
-        options = checked(StreamOptions, given.instead(**parse.common_values(arguments)))
+        stream = given.instead(**parse.common_values(arguments))
+        weights = checked(WeightOptions, stream)
+        options = weights.stream(checked(StreamOptions, stream))
         # With factories, a policy only provides weights; an updater would not know of it.
         beside = given["weight_updater"] is None
         sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
@@ -108,4 +112,11 @@ class SetUp:
         template = WorkerTemplate(
             values, set(passed), collector_kwargs, share, elsewhere, kind, server
         )
-        return cls(options, remote, kind.plans(plans, remote, arguments), template, given["policy"])
+        return cls(
+            options,
+            weights.ways,
+            remote,
+            kind.plans(plans, remote, arguments),
+            template,
+            given["policy"],
+        )

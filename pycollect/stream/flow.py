@@ -62,7 +62,7 @@ class Flow:
         self.ledger = Ledger()
         self.statistics = Statistics()
         self.uploads = Uploads()
-        self.version = PolicyVersion(options.ways.tracker)
+        self.version = PolicyVersion(options.tracker)
         self.ids = TrajectoryIds()
         self.entropy = secrets.randbits(64)
         self.seeded = False
