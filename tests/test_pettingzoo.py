@@ -465,6 +465,16 @@ class TestRefused:
             make_env_batch(env)
         assert "PettingZooWrapper" in str(caught.value)
 
+    def test_action_masks_in_infos(self) -> None:
+        class Informed(Crowd):
+            def reset(self, seed: int | None = None, options: Any = None) -> Any:
+                observations, _ = super().reset(seed, options)
+                return observations, {"agent_1": {"action_mask": np.ones(3, np.int8)}}
+
+        env = make_env_batch(Informed)
+        with refused(ValueError, "action_mask"):
+            env.reset()
+
     def test_info_keys(self) -> None:
         with refused(ValueError, "info_keys"):
             make_env_batch(Crowd, info_keys={("x",): "float32"})
