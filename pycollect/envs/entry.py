@@ -26,7 +26,7 @@ _ADAPTERS = {
     "gym": "Shimmy's GymV26CompatibilityV0(env=env), or GymV21CompatibilityV0 before gym 0.26",
     "gym3": "gym3.ToGymEnv, and around it Shimmy's GymV21CompatibilityV0",
     "gymnax": "gymnax.wrappers.GymnaxToGymWrapper",
-    "jumanji": "TorchRL's JumanjiWrapper",
+    "jumanji": "jumanji.wrappers.JumanjiToGymWrapper",
     "vmas": "TorchRL's VmasWrapper, around vmas.make_env(...) without its argument wrapper",
 }
 """Adapters for environments with other interfaces, by the package that defines the interface."""
