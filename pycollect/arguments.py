@@ -1,4 +1,4 @@
-"""Arguments as data: each field knows its arguments, their defaults and their check."""
+"""Arguments as data: a field defines an argument's name, type, default, check and text."""
 
 from __future__ import annotations
 
@@ -8,11 +8,26 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 REQUIRED: Any = object()
 """The default of a required argument."""
 T = TypeVar("T")
+
+
+class Asked(NamedTuple):
+    """An argument: what signatures and help() show of it.
+
+    Attributes:
+        accepts: Type of accepted values. Defaults to "": the type of the field, or None too if that
+            is the default.
+        text: Description under "Args:", without the default. Defaults to "": no signature has this
+            argument, or another dataclass describes it.
+    """
+
+    default: Any
+    text: str = ""
+    accepts: str = ""
 
 
 @dataclass(frozen=True)
@@ -20,22 +35,20 @@ class _Source:
     """The origin of a field's value.
 
     Attributes:
-        defaults: Defaults by argument name.
+        asked: The arguments by name.
         beside: Names of other arguments that the check receives.
         make: Makes the value from all values above, in order; its errors name the argument.
-        text: Description of the field in one line.
         in_kwargs: `collector_kwargs` may contain these arguments.
     """
 
-    defaults: Mapping[str, Any]
+    asked: Mapping[str, Asked]
     beside: tuple[str, ...]
     make: Callable[..., Any]
-    text: str
     in_kwargs: bool
 
     def made(self, given: Mapping[str, Any]) -> Any:
-        values = [given.get(name, default) for name, default in self.defaults.items()]
-        with naming(*self.defaults):
+        values = [given.get(name, own.default) for name, own in self.asked.items()]
+        with naming(*self.asked):
             return self.make(*values, *(given.get(name) for name in self.beside))
 
 
@@ -57,6 +70,7 @@ def argument(
     text: str = "",
     *,
     name: str = "",
+    accepts: str = "",
     beside: tuple[str, ...] = (),
     in_kwargs: bool = False,
 ) -> Any:
@@ -64,14 +78,15 @@ def argument(
 
     Args:
         check: Called with the argument's name and value; returns the field's value.
-        text: Description of the argument in one line.
+        text, accepts: See `Asked`.
         name: Name of the argument if the field has another.
         beside, in_kwargs: See `_Source`.
     """
 
     def source(field_name: str) -> _Source:
         own = name or field_name
-        return _Source({own: default}, beside, functools.partial(check, own), text, in_kwargs)
+        one = {own: Asked(default, text, accepts)}
+        return _Source(one, beside, functools.partial(check, own), in_kwargs)
 
     return _field(source, default is REQUIRED)
 
@@ -89,21 +104,25 @@ def flag(default: bool, text: str = "", **more: Any) -> Any:
     return argument(default, check_flag, text, **more)
 
 
+def asked(default: Any, text: str = "", accepts: str = "Any") -> Any:
+    """Return one of the arguments of `made_of`. Arguments as for `Asked`."""
+    return Asked(default, text, "bool" if isinstance(default, bool) else accepts)
+
+
 def made_of(
     make: Callable[..., Any],
-    text: str = "",
     *,
     beside: tuple[str, ...] = (),
     in_kwargs: bool = False,
-    **defaults: Any,
+    **asked: Asked,
 ) -> Any:
     """Return a field that is made of several arguments.
 
     Args:
         make: Called with the values in this order; its errors name the argument.
-        text, beside, in_kwargs: See `argument`.
+        beside, in_kwargs: See `argument`.
     """
-    return _field(lambda _: _Source(defaults, beside, make, text, in_kwargs), False)
+    return _field(lambda _: _Source(asked, beside, make, in_kwargs), False)
 
 
 def _field(source: Callable[[str], _Source], required: bool) -> Any:
@@ -144,15 +163,24 @@ def checked_kwargs(cls: type, given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: source.made(given) for name, source in sources if source.in_kwargs}
 
 
-def defaults_of(cls: type, *, in_kwargs: bool = False) -> dict[str, Any]:
-    """Return the defaults of all arguments of a dataclass, by name.
+def arguments_of(cls: type, *, in_kwargs: bool = False) -> dict[str, Asked]:
+    """Return all arguments of a dataclass by name, with their types.
 
     Args:
         in_kwargs: Only arguments that `collector_kwargs` may contain.
     """
-    sources = _sources(cast(Any, cls)).values()
-    chosen = [own for own in sources if own.in_kwargs or not in_kwargs]
-    return {name: default for own in chosen for name, default in own.defaults.items()}
+    types = {own.name: str(own.type) for own in fields(cast(Any, cls))}
+    return {
+        name: own._replace(accepts=own.accepts or _accepted(types[field_name], own.default))
+        for field_name, source in _sources(cast(Any, cls)).items()
+        if source.in_kwargs or not in_kwargs
+        for name, own in source.asked.items()
+    }
+
+
+def _accepted(checked_type: str, default: Any) -> str:
+    is_enough = default is not None or "None" in checked_type or checked_type == "Any"
+    return checked_type if is_enough else f"{checked_type} | None"
 
 
 def exposes(options: type, at: str) -> Callable[[type[T]], type[T]]:
@@ -163,15 +191,15 @@ def exposes(options: type, at: str) -> Callable[[type[T]], type[T]]:
         at: Name of the attribute that holds such options.
     """
     fields_of = {
-        name: (field_name, source)
+        name: (field_name, own.text)
         for field_name, source in _sources(cast(Any, options)).items()
-        for name in source.defaults
+        for name, own in source.asked.items()
     }
 
     def decorated(cls: type[T]) -> type[T]:
         for name in fields_of.keys() & inspect.get_annotations(cls):
-            field_name, source = fields_of[name]
-            own: Any = property(attrgetter(f"{at}.{field_name}"), doc=source.text)
+            field_name, text = fields_of[name]
+            own: Any = property(attrgetter(f"{at}.{field_name}"), doc=text)
             setattr(cls, name, own)
             own.__set_name__(cls, name)  # for its errors
         return cls

@@ -22,7 +22,7 @@ from pycollect.collectors.arguments.async_batched import (
     server_arguments,
     workers_entries,
 )
-from pycollect.collectors.arguments.given import telling
+from pycollect.collectors.binding import explained
 from pycollect.collectors.multi import MultiaSyncDataCollector
 from pycollect.errors import is_interrupt
 from pycollect.stream.buffer_delivery import put
@@ -110,7 +110,7 @@ class AsyncBatchedCollector(MultiaSyncDataCollector):
         SharedMemoryError: Processes cannot share memory on this system; the message explains why.
     """
 
-    @telling
+    @explained
     def __init__(
         self,
         create_env_fn: Sequence[Any],

@@ -6,7 +6,7 @@ import inspect
 import sys
 from abc import ABCMeta
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pycollect
 from pycollect import checks as check
@@ -23,57 +23,60 @@ _LAUNCHED = {
 _BACKENDS = ("direct", "process", *_LAUNCHED)
 
 
-class _Signed(ABCMeta):
-    """A metaclass that shows the constructor's signature, which its `__call__` would hide."""
+class Choosing(ABCMeta):
+    """Metaclass of a class whose method `_choose` may make a collector of another class.
+
+    `_choose` gets the arguments, and returns None to let this class make the collector. It may
+    remove keyword arguments that only it uses. Subclasses never choose.
+    """
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """The constructor's signature without `self`."""
+        """The constructor's signature without `self`, which `__call__` would hide."""
         signature = inspect.signature(cls.__init__)  # type: ignore[misc]
         return signature.replace(parameters=list(signature.parameters.values())[1:])
 
+    if not TYPE_CHECKING:  # type checkers read the constructor instead
 
-class Choosing(_Signed):
-    """Metaclass of a collector that can make collectors of other classes.
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            """Make a collector of this class or of the class that `_choose` chooses."""
+            other = cls._choose(args, kwargs) if "_choose" in vars(cls) else None
+            return super().__call__(*args, **kwargs) if other is None else other
 
-    `num_collectors`, `sync` and `backend` choose the class. Subclasses never choose.
+
+def choose_backend(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make the collector that `num_collectors`, `sync` and `backend` choose; None for `cls`.
+
+    Raises:
+        TypeError, ValueError: The arguments exclude each other, or the backend is unknown.
     """
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a collector of this class, or of the class that the four arguments choose.
-
-        Raises:
-            TypeError, ValueError: The arguments exclude each other, or the backend is unknown.
-        """
-        if any(isinstance(base, Choosing) for base in cls.__bases__):
-            return super().__call__(*args, **kwargs)
-        chosen = {name: kwargs.pop(name, None) for name in _SELECTORS}
-        count = chosen["num_collectors"]
-        if count is not None:
-            count = check.check_positive("num_collectors", count)
-        backend = _backend(chosen["backend"], count)
-        sync = chosen["sync"]
-        if backend == "direct":
-            _check_direct(count, sync, chosen["backend_options"])
-            return super().__call__(*args, **kwargs)
-        if not isinstance(sync, bool | None):
-            raise TypeError(f"sync: expected True, False or None, got {sync!r}")
-        given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
-        given.update(given.pop("others", {}))
-        options = _checked_options(chosen["backend_options"], given)
-        if backend == "submitit":
-            given["launcher"] = _submitit(options.pop("launcher", given.get("launcher", backend)))
-        if backend in _LAUNCHED:
-            target = getattr(pycollect, _LAUNCHED[backend])
-            more = {**_without_defaults(cls, target, given), **options}
-            many = isinstance(given.get("create_env_fn"), list | tuple)
-            count = 1 if count is None and not many else count
-            return target(num_collectors=count, sync=bool(sync), **more)
-        target = _of_processes(sync)
+    chosen = {name: kwargs.pop(name, None) for name in _SELECTORS}
+    count = chosen["num_collectors"]
+    if count is not None:
+        count = check.check_positive("num_collectors", count)
+    backend = _backend(chosen["backend"], count)
+    sync = chosen["sync"]
+    if backend == "direct":
+        _check_direct(count, sync, chosen["backend_options"])
+        return None
+    if not isinstance(sync, bool | None):
+        raise TypeError(f"sync: expected True, False or None, got {sync!r}")
+    given = inspect.signature(cls).bind_partial(*args, **kwargs).arguments
+    given.update(given.pop("others", {}))
+    options = _checked_options(chosen["backend_options"], given)
+    if backend == "submitit":
+        given["launcher"] = _submitit(options.pop("launcher", given.get("launcher", backend)))
+    if backend in _LAUNCHED:
+        target = getattr(pycollect, _LAUNCHED[backend])
         more = {**_without_defaults(cls, target, given), **options}
-        if "create_env_fn" in more:
-            more["create_env_fn"] = _entries(more["create_env_fn"], count)
-        return target(**more)
+        many = isinstance(given.get("create_env_fn"), list | tuple)
+        count = 1 if count is None and not many else count
+        return target(num_collectors=count, sync=bool(sync), **more)
+    target = _of_processes(sync)
+    more = {**_without_defaults(cls, target, given), **options}
+    if "create_env_fn" in more:
+        more["create_env_fn"] = _entries(more["create_env_fn"], count)
+    return target(**more)
 
 
 def _submitit(launcher: Any) -> str:
@@ -90,21 +93,16 @@ def _entries(create_env_fn: Any, count: int | None) -> list[Any]:
     return env_entries(create_env_fn, "num_collectors", count)
 
 
-class ChoosingSync(_Signed):
-    """Metaclass of MultiCollector, which `sync` turns into one of two classes."""
+def choose_sync(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Make the collector with worker processes that `sync` chooses.
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make a collector of this class, or for MultiCollector of the class that `sync` chooses.
-
-        Raises:
-            TypeError: `sync` is neither True nor False.
-        """
-        if any(isinstance(base, ChoosingSync) for base in cls.__bases__):
-            return super().__call__(*args, **kwargs)
-        sync = kwargs.pop("sync", None)
-        if not isinstance(sync, bool):
-            raise TypeError(f"sync: expected True or False, got {sync!r}")
-        return _of_processes(sync)(*args, **kwargs)
+    Raises:
+        TypeError: `sync` is neither True nor False.
+    """
+    sync = kwargs.pop("sync", None)
+    if not isinstance(sync, bool):
+        raise TypeError(f"sync: expected True or False, got {sync!r}")
+    return _of_processes(sync)(*args, **kwargs)
 
 
 def _of_processes(sync: bool | None) -> Any:

@@ -21,7 +21,7 @@ from pycollect import checks as check
 from pycollect.batch.frame import MASK
 from pycollect.batch.weights import Weights, weights_from, weights_of
 from pycollect.collectors import evaluated
-from pycollect.collectors.arguments.given import telling
+from pycollect.collectors.binding import explained
 from pycollect.collectors.episodes import Episodes
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.docstrings import completed_by
@@ -120,7 +120,7 @@ class Evaluator:
         TypeError, ValueError: An argument is invalid; no environment or process was started.
     """
 
-    @telling
+    @explained
     def __init__(
         self,
         env: Any,

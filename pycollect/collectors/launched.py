@@ -7,10 +7,9 @@ from typing import Any
 
 from pycollect import checks as check
 from pycollect.collectors.arguments import workers as parse
-from pycollect.collectors.arguments.given import Given
 from pycollect.collectors.arguments.inference import Central
 from pycollect.collectors.arguments.kinds import WorkerKind
-from pycollect.collectors.arguments.names import check_others
+from pycollect.collectors.binding import Arguments
 from pycollect.collectors.scheduled import ScheduledCollector
 from pycollect.collectors.set_up import EngineOptions, SetUp
 from pycollect.engines.protocol import Engine
@@ -31,12 +30,11 @@ class LaunchedCollector(ScheduledCollector):
 
     def __init__(
         self,
-        given: Given,
+        given: Arguments,
         sync: bool,
         engine_options: EngineOptions,
         engine: Callable[[RemoteOptions], Engine],
     ) -> None:
-        check_others(type(self).__name__, given.known, given.others)
         kind = WorkerKind.checked(given["collector_class"])
         name = "num_workers_per_collector"
         entries = kind.entries(given["create_env_fn"], given["num_collectors"], given[name], name)
@@ -61,11 +59,13 @@ class LaunchedCollector(ScheduledCollector):
         nodes = None if central is None else self._node_plan(central, made)
         super().__init__(set_up, made, server, nodes)
 
-    def _with_policies(self, given: Given, workers: int) -> Given:
+    def _with_policies(self, given: Arguments, workers: int) -> Arguments:
         """Return the arguments, with other policies if workers need them."""
         return given
 
-    def _central(self, given: Given, kind: WorkerKind, workers: int, sync: bool) -> Central | None:
+    def _central(
+        self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
+    ) -> Central | None:
         """Return the settings of central inference, or ``None`` if workers have copies."""
         return None
 

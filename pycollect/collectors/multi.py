@@ -2,113 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
-
-from tensordict import TensorDictBase
-from tensordict.nn import InteractionType
+from typing import Any
 
 from pycollect import checks as check
 from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import workers as parse
-from pycollect.collectors.arguments.given import Given, takes, telling
 from pycollect.collectors.arguments.inference import Central, watched
-from pycollect.collectors.arguments.names import check_others
-from pycollect.collectors.choice import ChoosingSync
+from pycollect.collectors.binding import Arguments, explained
+from pycollect.collectors.choice import Choosing, choose_sync
 from pycollect.collectors.scheduled import ScheduledCollector
 from pycollect.collectors.set_up import SetUp
+from pycollect.collectors.signatures import (
+    MultiaSyncDataCollectorSignature,
+    MultiSyncDataCollectorSignature,
+)
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.devices import Devices
 from pycollect.docstrings import completed_by
 from pycollect.engines.processes.engine import ProcessEngine
-from pycollect.envs.info import AskedInfo
 from pycollect.scheduler.worker_pipe import WorkerPipe
 
 
-def _arguments(
-    create_env_fn: Any,
-    policy: Any = None,
-    *,
-    frames_per_batch: int | Sequence[int],
-    total_frames: int | None = -1,
-    num_workers: int | None = None,
-    device: Any = None,
-    storing_device: Any = None,
-    env_device: Any = None,
-    policy_device: Any = None,
-    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-    autoreset_mode: Any = None,
-    final_observation: Literal["unknown"] | None = None,
-    env_groups: int = 1,
-    info_keys: AskedInfo | None = None,
-    max_frames_per_traj: int | None = None,
-    init_random_frames: int | None = None,
-    reset_at_each_iter: bool = False,
-    set_truncated: bool = False,
-    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
-    policy_state: Mapping[Any, Any] | None = None,
-    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
-    split_trajs: bool = False,
-    drop_uncollected: bool = False,
-    trajs_per_batch: int | None = None,
-    trajs_per_write: int | None = None,
-    traj_format: str | None = "padded",
-    exploration_type: InteractionType | str = InteractionType.RANDOM,
-    track_traj_ids: bool = True,
-    track_policy_version: bool = False,
-    replay_buffer: Any = None,
-    extend_buffer: bool = True,
-    init_fn: Callable[[], Any] | None = None,
-    pre_collect_hook: Callable[[], Any] | None = None,
-    post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
-    compact_obs: bool = False,
-    compile_policy: bool | Mapping[str, Any] | None = None,
-    cudagraph_policy: bool | Mapping[str, Any] | None = None,
-    trust_policy: bool | None = None,
-    observation_dtype: Any = None,
-    observation_scale: Any = None,
-    num_threads: int = 1,
-    num_sub_threads: int | None = None,
-    progress: bool = False,
-    collector_class: Any = None,
-    cat_results: str | int | None = None,
-    preemptive_threshold: float | None = None,
-    min_fraction: float | None = None,
-    update_after_each_batch: bool = False,
-    update_at_each_batch: bool = False,
-    max_weight_update_interval: int | None = None,
-    prefetch: int | None = None,
-    inference: str | None = None,
-    min_batch_size: int | None = None,
-    max_batch_size: int | None = None,
-    server_timeout: float | None = None,
-    max_worker_restarts: int = 3,
-    worker_timeout: float | None = None,
-    worker_init_timeout: float = 120.0,
-    restart_on_error: bool = False,
-    start_method: str = "forkserver",
-    weight_updater: Any = None,
-    weight_sync_schemes: Mapping[str, Any] | None = None,
-    weight_recv_schemes: Mapping[str, Any] | None = None,
-    **others: Any,
-) -> None:
-    """Define the signature of both classes; the async class lacks some arguments."""
-
-
-class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
+class MultiCollector(ScheduledCollector, metaclass=Choosing):
     """Create a sync or async collector with worker processes on this machine.
 
     ``MultiCollector(..., sync=True)`` returns a :class:`MultiSyncDataCollector`. With
     ``sync=False`` it returns a :class:`MultiaSyncDataCollector`.
 
     Args:
-        sync: Which of the two classes to create. Required, by name.
-        given: Arguments of that class, by name.
+        create_env_fn: As for that class.
+        policy: As for that class (default: ``None``).
+        sync: Which of the two classes to create.
+        arguments: Other arguments of that class, by name.
     """
 
-    def __init__(self, sync: bool, given: Given) -> None:
-        check_others(type(self).__name__, given.known, given.others)
+    _choose = classmethod(choose_sync)
+
+    def __init__(
+        self, create_env_fn: Any, policy: Any = None, *, sync: bool, **arguments: Any
+    ) -> None:
+        raise TypeError("MultiCollector: derive from one of its two subclasses")
+
+    def _start(self, sync: bool, given: Arguments) -> None:
         _check_collector_class(given["collector_class"])
         if given["num_sub_threads"] is not None:
             threads = check.check_positive("num_sub_threads", given["num_sub_threads"])
@@ -123,10 +60,10 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
         set_up = SetUp.of(given, entries, shares, _no_options, sync=sync, server=seats)
         method = set_up.remote.start_method
         if central is None:
-            super().__init__(set_up, ProcessEngine(method))
+            ScheduledCollector.__init__(self, set_up, ProcessEngine(method))
         else:
             engine = watched(central.bell, ProcessEngine(method, central.bell))
-            super().__init__(set_up, engine, central.serving(method))
+            ScheduledCollector.__init__(self, set_up, engine, central.serving(method))
 
     def add_collectors(
         self,
@@ -168,7 +105,7 @@ class MultiCollector(ScheduledCollector, metaclass=ChoosingSync):
 
 
 @completed_by(SyncDataCollector)
-class MultiSyncDataCollector(MultiCollector):
+class MultiSyncDataCollector(MultiSyncDataCollectorSignature, MultiCollector):
     """Collect in worker processes; each batch joins the rollouts of all workers.
 
     Workers write into the batch itself, in unnamed shared memory. They import the main script, so
@@ -181,80 +118,35 @@ class MultiSyncDataCollector(MultiCollector):
             environment that can be pickled. A list of callables or ids as an entry makes a batch of
             P environments.
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
-            a copy. ``None`` samples random actions (default: ``None``).
-        frames_per_batch: Number of frames in a batch of all workers. It is divided equally, rounded
-            up with a warning. A list sets the share of each worker; see below.
-        num_workers: Number of workers. Required if `create_env_fn` is not a list (default:
-            ``None``).
+            a copy. ``None`` samples random actions.
+        frames_per_batch (int | Sequence[int]): Number of frames in a batch of all workers. It is
+            divided equally, rounded up with a warning. A list sets the share of each worker; see
+            below.
+        num_workers (int | None = None): Number of workers. Required if `create_env_fn` is not a
+            list.
         device: Default for `storing_device`, `env_device` and `policy_device`; each of the four may
             be a list with one device per worker. With ``None``, each has the default described
-            below (default: ``None``).
+            below.
         create_env_kwargs: Keyword arguments for the callables of `create_env_fn`: a dict, or a list
-            with one dict per worker (default: ``None``).
+            with one dict per worker.
         init_random_frames: Take random actions until this many frames of all workers have been
-            requested; items already in the replay buffer count (default: ``None``).
+            requested; items already in the replay buffer count.
         policy_factory: Callable without arguments that returns the policy; each worker calls it.
             May be a list with one callable per worker. Replaces `policy`; only the factory must be
-            picklable (default: ``None``).
+            picklable.
         replay_buffer: Object with an ``extend`` method. Rollouts are written to it, and the
             iterator yields ``None``. Each worker's rollout, [T] or [P, T], is written separately,
             in the order of workers, after `postproc`. `cat_results` and `split_trajs` then have no
             effect. Defaults to ``None``: batches are returned.
-        init_fn: Function without arguments that each worker calls before it makes its environments
-            (default: ``None``).
-        pre_collect_hook: Function without arguments that the worker calls before each rollout
-            (default: ``None``).
+        init_fn: Function without arguments that each worker calls before it makes its environments.
+        pre_collect_hook: Function without arguments that the worker calls before each rollout.
         post_collect_hook: Function that the worker calls with each of its rollouts, [T] or [P, T].
-            Trajectory ids are still unique only within the worker (default: ``None``).
-        num_threads: Number of torch threads in each worker. With ``inference="central"``, the
-            policy has as many as this process (default: 1).
-        num_sub_threads: TorchRL's name for `num_threads`, which it overrides (default: ``None``).
-        collector_class: What each worker runs: ``None``, SyncDataCollector or "single", which all
-            mean the same (default: ``None``).
-        cat_results: How to join the rollouts: "stack" along a new first dimension, or concatenate
-            along dimension 0 or -1. ``None`` means "stack" (default: ``None``).
-        preemptive_threshold: Share of the workers, 0 to 1, that must finish before the others are
-            stopped after their current step. Of B workers, ``ceil(preemptive_threshold * B)`` must
-            finish. ``None`` waits for all workers (default: ``None``).
-        min_fraction: With `preemptive_threshold`, share of its T steps that every worker makes
-            before it is stopped. Each worker makes at least one step (default: ``None``).
-        update_after_each_batch: Send the policy's current weights to all workers before each batch
-            is collected (default: ``False``).
-        update_at_each_batch: TorchRL's other name for `update_after_each_batch` (default:
-            ``False``).
-        max_weight_update_interval: Send a worker the policy's current weights at the latest after
-            it has returned this many batches without an update. ``None`` never sends them
-            automatically (default: ``None``).
-        prefetch: Number of rollouts per worker, running or finished, beyond the batch being
-            consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
-            that its worker received. ``None`` means 0 (default: ``None``).
-        inference: With "central", workers only step environments and one policy acts for all of
-            them. It runs in this process, in the thread that waits for the batch, so its weights
-            are live as in `SyncDataCollector`. Requests of ready workers form one policy batch,
-            ``[B * P, *obs]``, or ``[B, *obs]`` for single environments. ``None`` gives each worker
-            a copy of the policy (default: ``None``).
-        min_batch_size: With central inference, minimum number of environments in a policy call.
-            ``None`` means the environments of all collecting workers if sync, which makes actions
-            reproducible from a seed, and 1 if async (default: ``None``).
-        max_batch_size: With central inference, maximum number of environments in a policy call;
-            only whole workers are served. ``None`` sets no limit (default: ``None``).
-        server_timeout: With central inference, maximum number of seconds that a policy call waits
-            for more requests. ``None`` means no limit, or 0.01 if async or with
-            `preemptive_threshold` (default: ``None``).
-        max_worker_restarts: Number of times that a worker that died is replaced. A death no longer
-            counts after 100 delivered batches (default: 3).
-        worker_timeout: End and replace a worker that has made no step for this many seconds.
-            ``None`` waits forever (default: ``None``).
-        worker_init_timeout: Number of seconds in which a worker must build its environments. Time
-            in which it was runnable but other programs had the CPU does not count. A replacement
-            that takes longer counts as a death (default: 120.0).
-        restart_on_error: Also replace a worker whose environment or policy raised an exception
-            (default: ``False``).
-        start_method: "forkserver" forks workers from one process per program, which has already
-            imported the modules they need. Modules that start threads or open a GPU on import are
-            left to the workers. "spawn" starts a new interpreter for each. If forking is
-            impossible, workers are spawned, with a warning that names the reason (default:
-            "forkserver").
+            Trajectory ids are still unique only within the worker.
+        num_threads (int = 1): Number of torch threads in each worker. With ``inference="central"``,
+            the policy has as many as this process.
+        num_sub_threads (int | None = None): TorchRL's name for `num_threads`, which it overrides.
+        collector_class (Any = None): What each worker runs: ``None``, SyncDataCollector or
+            "single", which all mean the same.
         ...: See SyncDataCollector.
 
     Yields:
@@ -275,30 +167,29 @@ class MultiSyncDataCollector(MultiCollector):
         SharedMemoryError: Processes cannot share memory on this system; the message explains why.
     """
 
-    @takes(_arguments)
-    def __init__(self, given: Given) -> None:
-        super().__init__(True, given)
+    def _make(self, given: Arguments) -> None:
+        self._start(True, given)
 
 
 @completed_by(MultiSyncDataCollector)
-class MultiaSyncDataCollector(MultiCollector):
+class MultiaSyncDataCollector(MultiaSyncDataCollectorSignature, MultiCollector):
     """Collect in worker processes; return each worker's rollout as soon as it is ready.
 
     Args:
         frames_per_batch: Number of frames in a batch, which is one worker's rollout. It is rounded
             up with a warning. A list with one number per worker means their sum.
         update_after_each_batch: Send the policy's current weights to the worker that returned a
-            batch, before its next rollout starts (default: ``False``).
+            batch, before its next rollout starts.
         prefetch: Number of rollouts per worker, running or finished, beyond the batch being
             consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
-            that its worker received. ``None`` means 2 (default: ``None``).
-        cat_results: ``None`` or "stack", without effect, because rollouts are not joined (default:
-            ``None``).
+            that its worker received. ``None`` means 2.
+        cat_results (str | None = None): ``None`` or "stack", without effect, because rollouts are
+            not joined.
         inference: With "central", workers only step environments and one policy acts for all of
             them. It runs in a process of its own, an inference server, which serves the workers
             that are ready. The server has a copy of `policy`, or calls `policy_factory`, and takes
             weight updates before its next call. If it dies, it is replaced together with the
-            workers. ``None`` gives each worker a copy of the policy (default: ``None``).
+            workers. ``None`` gives each worker a copy of the policy.
         ...: See MultiSyncDataCollector.
 
     Yields:
@@ -310,9 +201,8 @@ class MultiaSyncDataCollector(MultiCollector):
         ValueError: An argument is invalid, or a batch does not fit into memory.
     """
 
-    @takes(_arguments, without=("preemptive_threshold", "min_fraction"), cat_results="str | None")
-    def __init__(self, given: Given) -> None:
-        super().__init__(False, given)
+    def _make(self, given: Arguments) -> None:
+        self._start(False, given)
 
 
 @completed_by(MultiaSyncDataCollector)
@@ -328,7 +218,7 @@ class AsyncCollector(MultiaSyncDataCollector):
         TensorDicts, [T] or [P, T].
     """
 
-    @telling
+    @explained
     def __init__(self, create_env_fn: Any, policy: Any = None, **arguments: Any) -> None:
         count = check.check_positive_or_none("num_workers", arguments.get("num_workers"))
         if count not in (None, 1):

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
-
-from tensordict import TensorDictBase
-from tensordict.nn import InteractionType
+from typing import TYPE_CHECKING, Any
 
 from pycollect.arguments import check_flag
 from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import ray as ray_check
 from pycollect.collectors.arguments import workers as parse
-from pycollect.collectors.arguments.given import Given, takes
 from pycollect.collectors.arguments.inference import Central, watched
 from pycollect.collectors.arguments.kinds import WorkerKind
+from pycollect.collectors.binding import Arguments
 from pycollect.collectors.done import Done
 from pycollect.collectors.launched import LaunchedCollector
 from pycollect.collectors.multi import MultiSyncDataCollector
-from pycollect.collectors.single import SyncDataCollector
+from pycollect.collectors.signatures import RayCollectorSignature
 from pycollect.devices import Devices
 from pycollect.docstrings import completed_by
 from pycollect.engines.protocol import Engine
@@ -32,7 +29,6 @@ from pycollect.engines.ray.engine import (
 from pycollect.engines.ray.inference import client_factories, is_inference_service, update_service
 from pycollect.engines.ray.servers import ServerEngine
 from pycollect.engines.ray.session import import_ray
-from pycollect.envs.info import AskedInfo
 from pycollect.scheduler.node_servers import NodePlan
 from pycollect.scheduler.options import RemoteOptions
 
@@ -40,82 +36,8 @@ if TYPE_CHECKING:
     from pycollect.inference.bell import ServingBell
 
 
-def _arguments(
-    create_env_fn: Any,
-    policy: Any = None,
-    *,
-    frames_per_batch: int,
-    total_frames: int | None = -1,
-    device: Any = None,
-    storing_device: Any = None,
-    env_device: Any = None,
-    policy_device: Any = None,
-    create_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-    autoreset_mode: Any = None,
-    final_observation: Literal["unknown"] | None = None,
-    env_groups: int = 1,
-    info_keys: AskedInfo | None = None,
-    max_frames_per_traj: int | None = None,
-    init_random_frames: int | None = None,
-    reset_at_each_iter: bool = False,
-    set_truncated: bool = False,
-    policy_factory: Callable[[], Any] | Sequence[Callable[[], Any]] | None = None,
-    policy_state: Mapping[Any, Any] | None = None,
-    postproc: Callable[[TensorDictBase], TensorDictBase] | None = None,
-    split_trajs: bool = False,
-    drop_uncollected: bool = False,
-    trajs_per_batch: int | None = None,
-    trajs_per_write: int | None = None,
-    traj_format: str | None = "padded",
-    exploration_type: InteractionType | str = InteractionType.RANDOM,
-    track_traj_ids: bool = True,
-    track_policy_version: bool = False,
-    replay_buffer: Any = None,
-    extend_buffer: bool = True,
-    init_fn: Callable[[], Any] | None = None,
-    pre_collect_hook: Callable[[], Any] | None = None,
-    post_collect_hook: Callable[[TensorDictBase], Any] | None = None,
-    compact_obs: bool = False,
-    compile_policy: bool | Mapping[str, Any] | None = None,
-    cudagraph_policy: bool | Mapping[str, Any] | None = None,
-    trust_policy: bool | None = None,
-    observation_dtype: Any = None,
-    observation_scale: Any = None,
-    num_threads: int = 1,
-    progress: bool = False,
-    collector_class: Any = SyncDataCollector,
-    collector_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-    num_workers_per_collector: int = 1,
-    sync: bool = False,
-    cat_results: str | int | None = None,
-    preemptive_threshold: float | None = None,
-    min_fraction: float | None = None,
-    ray_init_config: Mapping[str, Any] | None = None,
-    remote_configs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
-    num_collectors: int | None = None,
-    update_after_each_batch: bool = False,
-    max_weight_update_interval: int | None = None,
-    prefetch: int | None = None,
-    inference: str | None = None,
-    min_batch_size: int | None = None,
-    max_batch_size: int | None = None,
-    server_timeout: float | None = None,
-    max_worker_restarts: int = 3,
-    worker_timeout: float | None = None,
-    worker_init_timeout: float = 120.0,
-    restart_on_error: bool = False,
-    compress: bool = False,
-    start_method: str = "forkserver",
-    weight_updater: Any = None,
-    weight_sync_schemes: Mapping[str, Any] | None = None,
-    weight_recv_schemes: Mapping[str, Any] | None = None,
-    **others: Any,
-) -> None:
-    """Define the signature of RayCollector."""
-
-
 @completed_by(MultiSyncDataCollector, raises=False)
-class RayCollector(LaunchedCollector):
+class RayCollector(RayCollectorSignature, LaunchedCollector):
     """Collect in Ray actors, on one machine or a cluster; each worker is an actor.
 
     Args:
@@ -126,59 +48,55 @@ class RayCollector(LaunchedCollector):
         policy: A TensorDictModule, or an nn.Module or callable that takes tensors. Each worker gets
             a copy. ``None`` samples random actions. May also be TorchRL's InferenceServer with
             service backend "ray": each worker then gets a client, and the policy stays in the
-            server (default: ``None``).
-        frames_per_batch: Number of frames in a batch. If sync, it is divided equally among all
-            workers; if async, each batch is one worker's rollout. It is rounded up with a warning.
-        num_threads: Number of torch threads in each worker. With ``inference="central"``, the
-            policy has as many as this process (default: 1).
-        collector_class: What each worker runs. SyncDataCollector or "single" steps environments in
-            the worker itself. MultiSyncDataCollector or "sync", and MultiaSyncDataCollector or
-            "async", start processes in each worker; a list in `create_env_fn` then has one entry
-            per process (default: SyncDataCollector).
-        collector_kwargs: Arguments for each worker's collector: a dict, or a list with one dict per
-            worker. They replace defaults; an argument that is passed to this collector itself wins.
-            If workers have processes, `cat_results` and `prefetch` are allowed and apply to these.
-            Async processes may run ahead of the worker's requests. So they may still use old
-            weights after an update, or random actions after the last random frame (default:
-            ``None``).
-        num_workers_per_collector: Number of environments per worker, which are stepped as a batch,
-            or the number of processes if workers have them (default: 1).
-        sync: Wait for all workers and join their rollouts, in the order of workers. If ``False``,
-            each rollout is returned as soon as it is ready (default: ``False``).
+            server.
+        frames_per_batch (int): Number of frames in a batch. If sync, it is divided equally among
+            all workers; if async, each batch is one worker's rollout. It is rounded up with a
+            warning.
+        collector_class (Any = "SyncDataCollector"): What each worker runs. SyncDataCollector or
+            "single" steps environments in the worker itself. MultiSyncDataCollector or "sync", and
+            MultiaSyncDataCollector or "async", start processes in each worker; a list in
+            `create_env_fn` then has one entry per process.
+        collector_kwargs (Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None): Arguments
+            for each worker's collector: a dict, or a list with one dict per worker. They replace
+            defaults; an argument that is passed to this collector itself wins. If workers have
+            processes, `cat_results` and `prefetch` are allowed and apply to these. Async processes
+            may run ahead of the worker's requests. So they may still use old weights after an
+            update, or random actions after the last random frame.
+        num_workers_per_collector (int = 1): Number of environments per worker, which are stepped as
+            a batch, or the number of processes if workers have them.
+        sync (bool = False): Wait for all workers and join their rollouts, in the order of workers.
+            If ``False``, each rollout is returned as soon as it is ready.
         cat_results: How to join the rollouts if sync: "stack" along a new first dimension, or
-            concatenate along dimension 0 or -1. ``None`` means "stack" (default: ``None``).
+            concatenate along dimension 0 or -1. ``None`` means "stack".
         preemptive_threshold: If sync, share of the workers, 0 to 1, that must finish before the
             others are stopped after their current step, with all their processes. Of B workers,
             ``ceil(preemptive_threshold * B)`` must finish. If workers have processes, `cat_results`
-            must be "stack". ``None`` waits for all workers (default: ``None``).
-        ray_init_config: Arguments of ``ray.init``. ``None`` joins the running cluster, or starts
-            one. A cluster that is started listens on the loopback interface, unless
-            "_node_ip_address" is given (default: ``None``).
-        remote_configs: Ray's actor options: a dict, or a list with one dict per worker. By default
-            an actor reserves 1 CPU and 2 GiB, and 0.2 GPUs if `policy_device`, `env_device` or
-            `device` is a GPU.
-        num_collectors: Number of workers. Required if `create_env_fn` is not a list (default:
-            ``None``).
+            must be "stack". ``None`` waits for all workers.
+        ray_init_config (Mapping[str, Any] | None = None): Arguments of ``ray.init``. ``None`` joins
+            the running cluster, or starts one. A cluster that is started listens on the loopback
+            interface, unless "_node_ip_address" is given.
+        remote_configs (Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None): Ray's actor
+            options: a dict, or a list with one dict per worker. By default an actor reserves 1 CPU
+            and 2 GiB, and 0.2 GPUs if `policy_device`, `env_device` or `device` is a GPU.
+        num_collectors: Number of workers. Required if `create_env_fn` is not a list.
         update_after_each_batch: Send the policy's current weights automatically. If sync, all
             workers get them before each batch is collected. If async, the worker that returned a
-            batch gets them before its next rollout starts (default: ``False``).
+            batch gets them before its next rollout starts.
         prefetch: Number of rollouts per worker, running or finished, beyond the batch being
             consumed. A batch is at most ``prefetch + 1`` policy versions old, counting the versions
-            that its worker received. ``None`` means 0 if sync and 2 if async (default: ``None``).
+            that its worker received. ``None`` means 0 if sync and 2 if async.
         inference: With "central", workers only step environments and one policy acts for all
             workers of a node. On this node the policy runs in this process if sync, as in
             :class:`MultiSyncDataCollector`, else in an inference server, as in
             :class:`MultiaSyncDataCollector`. On each other node an additional actor has a copy of
             the policy and serves the workers there. Its weights are updated like a worker's, and it
             is replaced like the inference server if it dies. ``None`` gives each worker a copy of
-            the policy (default: ``None``).
+            the policy.
         worker_init_timeout: Number of seconds in which an actor must build its environments,
-            including time in which other programs had the CPU (default: 120.0).
-        compress: Compress rollouts from other nodes by LZ4, tensor by tensor; requires the `lz4`
-            extra. Workers on this node share memory (default: ``False``).
+            including time in which other programs had the CPU.
         start_method: How workers start processes, if they have any. "forkserver" forks them from a
-            process that has already imported the modules they need. "spawn" starts new interpreters
-            (default: "forkserver").
+            process that has already imported the modules they need. "spawn" starts new
+            interpreters.
         ...: See MultiSyncDataCollector.
 
     Yields:
@@ -200,19 +118,20 @@ class RayCollector(LaunchedCollector):
         ImportError: Ray is not installed.
     """
 
-    @takes(_arguments)
-    def __init__(self, given: Given) -> None:
+    def _make(self, given: Arguments) -> None:
         init_config = ray_check.check_init_config(given["ray_init_config"])
         self._remote_configs = given["remote_configs"]
         options = partial(self._actor_options, self._remote_configs)
         self._bell: ServingBell | None = None
         engine = partial(self._engine, init_config)
-        super().__init__(given, check_flag("sync", given["sync"]), options, engine)
+        LaunchedCollector.__init__(self, given, check_flag("sync", given["sync"]), options, engine)
 
     def _engine(self, init_config: Mapping[str, Any] | None, remote: RemoteOptions) -> RayEngine:
         return watched(self._bell, RayEngine(init_config, self._bell))
 
-    def _central(self, given: Given, kind: WorkerKind, workers: int, sync: bool) -> Central | None:
+    def _central(
+        self, given: Arguments, kind: WorkerKind, workers: int, sync: bool
+    ) -> Central | None:
         """Return the settings of central inference, or ``None`` if workers have copies."""
         central = Central.of(given, workers, sync=sync)
         if central is None:
@@ -231,7 +150,7 @@ class RayCollector(LaunchedCollector):
         gpus = PART_OF_A_GPU if central.elsewhere.needs_gpu else 0
         return NodePlan(central.elsewhere.plan, ServerEngine(engine, gpus))
 
-    def _with_policies(self, given: Given, workers: int) -> Given:
+    def _with_policies(self, given: Arguments, workers: int) -> Arguments:
         """Replace an inference service by one client factory per actor."""
         policy = given["policy"]
         self._service = policy if is_inference_service(policy) else None

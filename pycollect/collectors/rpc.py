@@ -9,14 +9,15 @@ from typing import Any
 from pycollect.arguments import check_flag
 from pycollect.collectors.arguments import distributed as check
 from pycollect.collectors.arguments import rpc as rpc_check
-from pycollect.collectors.arguments.given import Given, takes
-from pycollect.collectors.distributed import DistributedDataCollector, rank_arguments
+from pycollect.collectors.binding import Arguments
+from pycollect.collectors.distributed import DistributedDataCollector
 from pycollect.collectors.launched import LaunchedCollector
+from pycollect.collectors.signatures import RPCDataCollectorSignature
 from pycollect.docstrings import completed_by
 
 
 @completed_by(DistributedDataCollector, raises=False)
-class RPCDataCollector(DistributedDataCollector):
+class RPCDataCollector(RPCDataCollectorSignature, DistributedDataCollector):
     """Collect in ranks that torch.distributed.rpc calls.
 
     A launcher starts the ranks on this machine or on others. Ranks that can open this process's
@@ -30,18 +31,19 @@ class RPCDataCollector(DistributedDataCollector):
 
     Args:
         backend: Accepted and checked for compatibility with TorchRL. Weights also travel through
-            RPC (default: "gloo").
-        visible_devices: For compatibility with TorchRL: one device per rank. The devices are
-            checked but not used, because rollouts travel in host memory and `storing_device` places
-            the batches. A GPU gives a warning (default: ``None``).
-        tensorpipe_options: Options of `TensorPipeRpcBackendOptions`: "num_worker_threads" (default:
-            16); "rpc_timeout", seconds in which a message must arrive, 0 for no limit (default: 0,
-            because `worker_timeout` sets one); "_transports" (default: ["uv"]); and "_channels".
+            RPC.
+        visible_devices (Sequence[Any] | None = None): For compatibility with TorchRL: one device
+            per rank. The devices are checked but not used, because rollouts travel in host memory
+            and `storing_device` places the batches. A GPU gives a warning.
+        tensorpipe_options (Mapping[str, Any] | None = None): Options of
+            `TensorPipeRpcBackendOptions`: "num_worker_threads" (default: 16); "rpc_timeout",
+            seconds in which a message must arrive, 0 for no limit (default: 0, because
+            `worker_timeout` sets one); "_transports" (default: ["uv"]); and "_channels".
         tcp_address: Address of this machine to which ranks connect, and on which the agents of
             ranks listen, at any free port. torch executes its built-in operators for every process
             that connects there, but Python functions only if the call is signed. This process's own
             agent listens on the loopback interface. ``None``: loopback if all ranks are on this
-            machine, else the interface that reaches other machines (default: ``None``).
+            machine, else the interface that reaches other machines.
         ...: See DistributedDataCollector.
 
     Raises:
@@ -50,8 +52,7 @@ class RPCDataCollector(DistributedDataCollector):
             know an option, or this torch was built without RPC.
     """
 
-    @takes(rank_arguments, without=("update_interval",))
-    def __init__(self, given: Given) -> None:
+    def _make(self, given: Arguments) -> None:
         carrier = rpc_check.carrier(given)
         options = partial(_launch_options, given["visible_devices"])
         engine = check.engine_maker(given, carrier)

@@ -10,9 +10,9 @@ from pycollect.arguments import checked
 from pycollect.collectors.adding import PolicyServer, WorkerTemplate
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices, check_one_place
-from pycollect.collectors.arguments.given import Given
 from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.arguments.kwargs import merged_arguments
+from pycollect.collectors.binding import Arguments
 from pycollect.devices import Devices
 from pycollect.scheduler.options import RemoteOptions, check_uneven
 from pycollect.scheduler.records import WorkerPlan
@@ -39,7 +39,7 @@ class SetUp:
     @classmethod
     def of(
         cls,
-        given: Given,
+        given: Arguments,
         entries: Sequence[Any],
         shares: Sequence[int],
         engine_options: EngineOptions,

@@ -39,21 +39,35 @@ class InferenceOptions:
     """
 
     central: bool = argument(
-        None, _check_inference, "Whether one policy acts for all workers.", name="inference"
+        None,
+        _check_inference,
+        """With "central", workers only step environments and one policy acts for all of them. It
+        runs in this process, in the thread that waits for the batch, so its weights are live as in
+        `SyncDataCollector`. Requests of ready workers form one policy batch, ``[B * P, *obs]``, or
+        ``[B, *obs]`` for single environments. ``None`` gives each worker a copy of the policy.""",
+        name="inference",
+        accepts="str | None",
     )
     min_batch_size: int | None = argument(
         None,
         _check_size,
-        "Minimum number of environments in a call; None for those of all collecting workers.",
+        """With central inference, minimum number of environments in a policy call. ``None`` means
+        the environments of all collecting workers if sync, which makes actions reproducible from a
+        seed, and 1 if async.""",
         beside=("inference",),
     )
     max_batch_size: int | None = argument(
-        None, _check_size, "Maximum number of environments in a call.", beside=("inference",)
+        None,
+        _check_size,
+        """With central inference, maximum number of environments in a policy call; only whole
+        workers are served. ``None`` sets no limit.""",
+        beside=("inference",),
     )
     server_timeout: float | None = argument(
         None,
         _check_timeout,
-        "Maximum number of seconds that a call waits; None for no limit.",
+        """With central inference, maximum number of seconds that a policy call waits for more
+        requests. ``None`` means no limit, or 0.01 if async or with `preemptive_threshold`.""",
         beside=("inference",),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect import checks as check
-from pycollect.arguments import argument, checked, flag, made_of
+from pycollect.arguments import argument, asked, checked, flag, made_of
 from pycollect.batch.compression import import_lz4
 
 
@@ -128,55 +128,97 @@ class RemoteOptions:
     joined: str | int | None = argument(
         None,
         check_joined,
-        "How rollouts are joined; None if async. 'stack' if each is delivered separately.",
+        """How to join the rollouts: "stack" along a new first dimension, or concatenate along
+        dimension 0 or -1. ``None`` means "stack".""",
         name="cat_results",
         beside=("sync",),
         in_kwargs=True,
     )
     preemption: Preemption | None = made_of(
         Preemption.checked,
-        "If sync, when slow workers are stopped; None waits for them.",
-        preemptive_threshold=None,
-        min_fraction=None,
+        preemptive_threshold=asked(
+            None,
+            """Share of the workers, 0 to 1, that must finish before the others are stopped after
+            their current step. Of B workers, ``ceil(preemptive_threshold * B)`` must finish.
+            ``None`` waits for all workers.""",
+            accepts="float | None",
+        ),
+        min_fraction=asked(
+            None,
+            """With `preemptive_threshold`, share of its T steps that every worker makes before it
+            is stopped. Each worker makes at least one step.""",
+            accepts="float | None",
+        ),
         beside=("sync",),
     )
     timeout: float | None = argument(
         None,
         _check_timeout,
-        "Seconds without a step after which a worker is ended; None for no limit.",
+        """End and replace a worker that has made no step for this many seconds. ``None`` waits
+        forever.""",
         name="worker_timeout",
     )
     ahead: int = argument(
         None,
         check_ahead,
-        "Number of rollouts per worker beyond the batch being consumed.",
+        """Number of rollouts per worker, running or finished, beyond the batch being consumed. A
+        batch is at most ``prefetch + 1`` policy versions old, counting the versions that its worker
+        received. ``None`` means 0.""",
         name="prefetch",
         beside=("sync",),
         in_kwargs=True,
     )
     update_each: bool = made_of(
         lambda *values: any(map(bool, values)),
-        "Whether workers get the policy's weights for each batch.",
-        update_after_each_batch=False,
-        update_at_each_batch=False,
+        update_after_each_batch=asked(
+            False,
+            "Send the policy's current weights to all workers before each batch is collected.",
+        ),
+        update_at_each_batch=asked(
+            False,
+            "TorchRL's other name for `update_after_each_batch`.",
+        ),
     )
     update_interval: int = argument(
         None,
         check.check_count,
-        "Maximum number of a worker's batches between weight updates; 0 for no limit.",
+        """Send a worker the policy's current weights at the latest after it has returned this many
+        batches without an update. ``None`` never sends them automatically.""",
         name="max_weight_update_interval",
     )
     init_timeout: float = argument(
-        120.0, check.check_seconds, "Seconds to build a worker.", name="worker_init_timeout"
+        120.0,
+        check.check_seconds,
+        """Number of seconds in which a worker must build its environments. Time in which it was
+        runnable but other programs had the CPU does not count. A replacement that takes longer
+        counts as a death.""",
+        name="worker_init_timeout",
     )
     max_restarts: int = argument(
-        3, check.check_count, "Number of replacements of a worker.", name="max_worker_restarts"
+        3,
+        check.check_count,
+        """Number of times that a worker that died is replaced. A death no longer counts after 100
+        delivered batches.""",
+        name="max_worker_restarts",
     )
-    restart_on_error: bool = flag(False, "Whether a worker that raised is replaced.")
+    restart_on_error: bool = flag(
+        False,
+        "Also replace a worker whose environment or policy raised an exception.",
+    )
     compress: bool = argument(
-        False, _check_compress, "Whether rollouts from other nodes are compressed."
+        False,
+        _check_compress,
+        """Compress rollouts from other nodes by LZ4, tensor by tensor; requires the `lz4` extra.
+        Workers on this node share memory.""",
     )
-    start_method: str = argument("forkserver", _check_start_method, "How worker processes start.")
+    start_method: str = argument(
+        "forkserver",
+        _check_start_method,
+        """"forkserver" forks workers from one process per program, which has already imported the
+        modules they need. Modules that start threads or open a GPU on import are left to the
+        workers. "spawn" starts a new interpreter for each. If forking is impossible, workers are
+        spawned, with a warning that names the reason.""",
+    )
 
     @classmethod
     def checked(

@@ -9,7 +9,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from pycollect import checks as check
-from pycollect.arguments import REQUIRED, argument, flag, made_of
+from pycollect.arguments import REQUIRED, argument, asked, flag, made_of
 from pycollect.batch.cast import ObservationCast
 from pycollect.errors import warn_user
 from pycollect.stream.weight_ways import WeightWays
@@ -19,55 +19,121 @@ from pycollect.stream.weight_ways import WeightWays
 class StreamOptions:
     """Options of the stream, for all collectors."""
 
-    frames_per_batch: int = argument(REQUIRED, check.check_positive, "Number of frames in a batch.")
-    total_frames: int | None = argument(-1, check.check_total_frames, "Minimum number of frames.")
+    frames_per_batch: int = argument(
+        REQUIRED,
+        check.check_positive,
+        "Number of frames in a batch. It is rounded up to a multiple of P, with a warning.",
+    )
+    total_frames: int | None = argument(
+        -1,
+        check.check_total_frames,
+        "Stop after at least this many frames. ``None`` or a negative number collects forever.",
+    )
     init_random_frames: int = argument(
-        None, check.check_count, "Number of frames with random actions at first.", in_kwargs=True
+        None,
+        check.check_count,
+        """Take random actions until this many frames have been requested; items already in the
+        replay buffer count.""",
+        in_kwargs=True,
     )
     postproc: Callable[[TensorDictBase], TensorDictBase] | None = argument(
-        None, check.check_callable, "Function that each batch goes through."
+        None,
+        check.check_callable,
+        "Function that is called with each batch; its result is returned instead.",
     )
-    split_trajs: bool = flag(False, "Whether batches have one trajectory per row.")
+    split_trajs: bool = flag(
+        False,
+        "Return one padded row per trajectory; see :func:`split_trajectories`.",
+    )
     drop_uncollected: bool = argument(
         False,
         check.check_drop,
-        "Whether batches are flat, without uncollected cells.",
+        'Return flat batches [N] that contain only the cells marked in ("collector", "mask").',
         beside=("split_trajs", "trajs_per_batch"),
     )
-    trajs_per_batch: int = argument(None, check.check_count, "Trajectories per batch; 0: frames.")
+    trajs_per_batch: int = argument(
+        None,
+        check.check_count,
+        """Return batches of this many complete trajectories. Unfinished ones stay in memory, so set
+        `max_frames_per_traj` if episodes may never end. With `replay_buffer`, every batch still
+        collects `frames_per_batch` frames. All trajectories that it completes go to the buffer,
+        flat, whatever their number. ``None`` returns batches of frames.""",
+    )
     trajs_per_write: int = argument(
         None,
         check.check_count,
-        "Number of trajectories per write to a replay buffer; 0 for all complete ones.",
+        """With `trajs_per_batch` and `replay_buffer`, number of trajectories per write to the
+        buffer. ``None`` writes all at once.""",
     )
     form: str = argument(
         "padded",
         check.check_form,
-        'Layout of batches of whole trajectories: "padded" or "cat".',
+        """With `trajs_per_batch`, layout of a batch: "padded" is [N, T] with a mask, "cat" is [F],
+        one trajectory after the other.""",
         name="traj_format",
+        accepts="str | None",
         beside=("trajs_per_batch",),
     )
-    track_traj_ids: bool = flag(True, "Whether batches have trajectory ids.", in_kwargs=True)
-    replay_buffer: Any = argument(None, check.check_replay_buffer, "The replay buffer, or None.")
-    extend_buffer: bool = flag(
-        True, "Whether rollouts are written whole; else as single steps.", in_kwargs=True
+    track_traj_ids: bool = flag(
+        True,
+        'Record ("collector", "traj_ids").',
+        in_kwargs=True,
     )
-    progress: bool = flag(False, "Whether to show a progress bar.")
+    replay_buffer: Any = argument(
+        None,
+        check.check_replay_buffer,
+        """Object with an ``extend`` method. Batches are written to it, and the iterator yields
+        ``None``. Defaults to ``None``: batches are returned.""",
+    )
+    extend_buffer: bool = flag(
+        True,
+        "If ``False``, each item of the replay buffer is one step, [] or [P].",
+        in_kwargs=True,
+    )
+    progress: bool = flag(False, "Show a progress bar.")
     cast: ObservationCast | None = made_of(
         ObservationCast.checked,
-        "Cast of observations, or None.",
-        observation_dtype=None,
-        observation_scale=None,
+        observation_dtype=asked(
+            None,
+            """Cast observations to this dtype (or its name), at the root, under "next" and for the
+            policy. A dict casts by observation key. Flags are never cast, and bool and complex
+            observations only if the dict names them. Defaults to ``None``: the environment's
+            dtypes.""",
+        ),
+        observation_scale=asked(
+            None,
+            """Multiply observations by this number after the cast, for example 1 / 255 for images.
+            Integers become float32 if no dtype was given. A dict scales by observation key.""",
+        ),
         in_kwargs=True,
     )
     ways: WeightWays = made_of(
         WeightWays.checked,
-        "Ways of weight updates.",
-        weight_updater=None,
-        weight_sync_schemes=None,
-        weight_recv_schemes=None,
-        track_policy_version=False,
-        worker_idx=None,
+        weight_updater=asked(
+            None,
+            """A WeightUpdaterBase of TorchRL, or a callable that returns one. Each weight update
+            calls it instead of sending the weights itself.""",
+        ),
+        weight_sync_schemes=asked(
+            None,
+            """Weight sync schemes of TorchRL, by model; only "policy" is allowed. With
+            NoWeightSyncScheme, updates change no weights. Other schemes have no effect, with a
+            warning.""",
+            accepts="Mapping[str, Any] | None",
+        ),
+        weight_recv_schemes=asked(
+            None,
+            """Weight sync schemes of TorchRL, by model, that receive weights from senders in other
+            processes.""",
+            accepts="Mapping[str, Any] | None",
+        ),
+        track_policy_version=asked(
+            False,
+            """Record ("collector", "policy_version"). TorchRL's PolicyVersion is also accepted, and
+            is incremented with each weight update.""",
+            accepts="bool",
+        ),
+        worker_idx=asked(None),
     )
 
 

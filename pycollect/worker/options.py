@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
+from tensordict import TensorDictBase
 from tensordict.nn import InteractionType
 
 from pycollect import checks as check
-from pycollect.arguments import argument, flag, made_of
+from pycollect.arguments import argument, asked, flag, made_of
 from pycollect.batch.cast import ObservationCast
 from pycollect.devices import Devices
 from pycollect.envs.groups import check_env_groups
@@ -50,52 +51,124 @@ class WorkerOptions:
     stays: bool = False
     compress: bool = False
     autoreset_mode: Any = argument(
-        None, _check_autoreset, "Autoreset mode if the metadata has none."
+        None,
+        _check_autoreset,
+        """Autoreset mode of a vector environment whose metadata does not contain one: "NEXT_STEP",
+        "SAME_STEP", "DISABLED" or Gymnasium's enum. Defaults to ``None``: the mode in the
+        metadata.""",
     )
-    final_observation: str | None = argument(
-        None, _check_final, "Whether the last observation of an episode may be unknown."
+    final_observation: Literal["unknown"] | None = argument(
+        None,
+        _check_final,
+        """"unknown" for a vector environment that resets in the same step and does not return the
+        last observation of an episode, as many simulators on GPUs. The entry ("next",
+        "observation_valid"), bool [P, T, 1], is then False in frames whose ("next", "observation")
+        belongs to the next episode. Defaults to ``None``: an error names the environment when such
+        an episode ends.""",
     )
     env_groups: int = argument(
-        1, check_env_groups, "Number of groups of environments that step independently."
+        1,
+        check_env_groups,
+        """With 2, one half of the environments steps while the policy acts for the other half.
+        `create_env_fn` is called once per half, or is a list of two callables. Each call returns a
+        vector environment that steps in other threads or processes, such as AsyncVectorEnv, EnvPool
+        or AtariVectorEnv. P counts the environments of both halves. With ``inference="central"``,
+        the environments may also step in their worker, and a longer list is cut in two.""",
     )
     info_keys: InfoKeys = made_of(
-        check_info_keys, "Entries of Gymnasium's info to record.", info_keys=None
+        check_info_keys,
+        info_keys=asked(
+            None,
+            """Entries of Gymnasium's ``info`` to record under "next": strings, or tuples for nested
+            dicts. A number or numeric array in the first step becomes a tensor, which is zero in
+            steps without that entry. Other entries become NonTensorData, which is ``None`` in steps
+            without them. An entry that the first step lacks also becomes NonTensorData, with a
+            warning. To record it as a tensor, pass a dict of dtypes, ``{("episode", "r"):
+            torch.float32}``; it is a scalar if the first step lacks it. A warning names entries
+            that no step of the first episode has. An integer that does not fit its dtype is an
+            error. Defaults to ``None``: nothing is recorded.""",
+            accepts="AskedInfo | None",
+        ),
     )
     max_frames_per_traj: int = argument(
-        None, check.check_count, "Maximum number of steps of a trajectory; 0 for no limit."
+        None,
+        check.check_count,
+        """Truncate and reset a trajectory after this many steps, and record "step_count". ``None``
+        or 0 sets no limit.""",
     )
-    reset_at_each_iter: bool = flag(False, "Whether each rollout starts with a reset.")
-    set_truncated: bool = flag(False, "Whether the last frame of rollouts is truncated.")
+    reset_at_each_iter: bool = flag(
+        False,
+        "Reset all environments at the start of every rollout.",
+    )
+    set_truncated: bool = flag(
+        False,
+        "Set the truncated flag of each environment's last frame in every rollout.",
+    )
     policy_state: Mapping[Any, Any] | None = made_of(
-        check_policy_state, "Shapes or first values of recurrent states.", policy_state=None
+        check_policy_state,
+        policy_state=asked(
+            None,
+            """Recurrent states of the policy by key: the shape for one environment, or the first
+            value. Needed only if no primer and no LSTM, GRU or RNN layer of the policy defines
+            them.""",
+            accepts="Mapping[Any, Any] | None",
+        ),
     )
     exploration_type: InteractionType = argument(
-        InteractionType.RANDOM, check.check_exploration, "How actions are drawn."
+        InteractionType.RANDOM,
+        check.check_exploration,
+        """How actions are drawn from the policy: DETERMINISTIC, RANDOM, MODE or MEAN, as an
+        ExplorationType or its name.""",
+        accepts="InteractionType | str",
     )
-    track_policy_version: bool = flag(False, "Whether to record the policy version.")
+    track_policy_version: bool = flag(False)  # StreamOptions has its text
     num_threads: int | None = argument(
-        None, check.check_positive_or_none, "Number of torch threads; None leaves it unchanged."
+        None,
+        check.check_positive_or_none,
+        "Number of torch threads while collecting. Defaults to ``None``: unchanged.",
     )
-    cast: ObservationCast | None = made_of(
-        ObservationCast.checked,
-        "Cast of the policy's observations, or None.",
-        observation_dtype=None,
-        observation_scale=None,
+    cast: ObservationCast | None = made_of(  # StreamOptions has its texts
+        ObservationCast.checked, observation_dtype=asked(None), observation_scale=asked(None)
     )
-    compact: bool = flag(False, 'Whether ("next", observation) is omitted.', name="compact_obs")
+    compact: bool = flag(
+        False,
+        """Omit ("next", key) of observations and recurrent states. The next step's root entry is
+        the same, except at the end of a trajectory, whose last observation is lost. Rewards and
+        flags are always recorded.""",
+        name="compact_obs",
+    )
     calling: Calling = made_of(
         Calling.checked,
-        "How the policy's modules are called: compiled, captured or directly.",
-        compile_policy=None,
-        cudagraph_policy=None,
-        trust_policy=None,
+        compile_policy=asked(
+            None,
+            """Call the policy through ``torch.compile``. A dict contains its arguments, and
+            "warmup": the number of calls before compilation, 1 by default.""",
+            accepts="bool | Mapping[str, Any] | None",
+        ),
+        cudagraph_policy=asked(
+            None,
+            """Replay the policy's modules as CUDA graphs. A dict contains "warmup": the number of
+            calls before capture, 2 by default. Without CUDA this has no effect, with a warning.""",
+            accepts="bool | Mapping[str, Any] | None",
+        ),
+        trust_policy=asked(
+            None,
+            "Call the policy with the TensorDict, whatever the names of its parameters.",
+            accepts="bool | None",
+        ),
     )
     init_fn: Callable[[], Any] | None = argument(
-        None, check.check_callable, "Function that is called before environments are made."
+        None,
+        check.check_callable,
+        "Function without arguments that is called before the environments are made.",
     )
     pre_collect_hook: Callable[[], Any] | None = argument(
-        None, check.check_callable, "Function that is called before each rollout."
+        None,
+        check.check_callable,
+        "Function without arguments that is called before each batch is collected.",
     )
-    post_collect_hook: Callable[[Any], Any] | None = argument(
-        None, check.check_callable, "Function that is called with each rollout."
+    post_collect_hook: Callable[[TensorDictBase], Any] | None = argument(
+        None,
+        check.check_callable,
+        "Function that is called with each batch before it is returned.",
     )

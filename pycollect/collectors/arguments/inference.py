@@ -13,7 +13,7 @@ from pycollect._core import Bell
 from pycollect.arguments import checked
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices
-from pycollect.collectors.arguments.given import Given
+from pycollect.collectors.binding import Arguments
 from pycollect.devices import CPU
 from pycollect.engines.messages import WorkerSpec
 from pycollect.engines.processes.engine import ProcessEngine
@@ -72,14 +72,14 @@ class Central:
         elsewhere: for workers on other nodes.
     """
 
-    given: Given
+    given: Arguments
     seats: Seats
     server: InferenceServer | WorkerPlan
     elsewhere: Elsewhere
     bell: ServingBell | None = None
 
     @classmethod
-    def of(cls, given: Given, workers: int, *, sync: bool) -> Central | None:
+    def of(cls, given: Arguments, workers: int, *, sync: bool) -> Central | None:
         """Check the arguments; return None if each worker calls the policy itself.
 
         For a sync collector, this process calls the policy; otherwise a process of its own does.
@@ -124,7 +124,7 @@ class Central:
         return self.server
 
     @classmethod
-    def _here(cls, given: Given, settings: ServerSettings, elsewhere: Elsewhere) -> Central:
+    def _here(cls, given: Arguments, settings: ServerSettings, elsewhere: Elsewhere) -> Central:
         """Called by whoever awaits a batch."""
         from pycollect.inference.bell import ServingBell
         from pycollect.inference.seats import Seats
@@ -138,7 +138,9 @@ class Central:
         return cls(own, seats, server, elsewhere, ServingBell(seats.bell, server))
 
     @classmethod
-    def _in_a_process(cls, given: Given, settings: ServerSettings, elsewhere: Elsewhere) -> Central:
+    def _in_a_process(
+        cls, given: Arguments, settings: ServerSettings, elsewhere: Elsewhere
+    ) -> Central:
         """Called by a process that does nothing else."""
         from pycollect.inference.policy_worker import PolicyWorkerMaker
         from pycollect.inference.seats import Seats

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pycollect import checks as check
-from pycollect.arguments import checked_kwargs, defaults_of
+from pycollect.arguments import arguments_of, checked_kwargs
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.kwargs import batched
 from pycollect.envs import check_entry
@@ -41,7 +41,7 @@ class WorkerKind:
     @property
     def arguments(self) -> tuple[str, ...]:
         """What `collector_kwargs` may hold."""
-        own = () if self.team is None else defaults_of(RemoteOptions, in_kwargs=True)
+        own = () if self.team is None else arguments_of(RemoteOptions, in_kwargs=True)
         return (*parse.WORKER_ARGUMENTS, *own)
 
     @property

@@ -117,7 +117,7 @@ def unknown_argument(name: str, known: list[str], other: str) -> str:
         hint = f"; it is an argument of {takers}"
     elif nearest:
         hint = f"; did you mean {nearest[0]!r}?"
-    elif others := difflib.get_close_matches(other, _all_arguments(), n=1, cutoff=0.8):
+    elif others := difflib.get_close_matches(other, all_arguments(), n=1, cutoff=0.8):
         hint = f"; did you mean {others[0]!r}, an argument of {_takers(others[0])}?"
     return f"{other}: not an argument of {name}{hint}"
 
@@ -137,7 +137,8 @@ def _takers(argument: str) -> str:
     return ", ".join(name for name, arguments in _arguments().items() if argument in arguments)
 
 
-def _all_arguments() -> set[str]:
+def all_arguments() -> set[str]:
+    """Return the names of the arguments of all collectors."""
     return {name for arguments in _arguments().values() for name in arguments}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycollect import checks as check
-from pycollect.arguments import checked, defaults_of, naming
+from pycollect.arguments import arguments_of, checked, naming
 from pycollect.collectors.arguments import devices as device_arguments
 from pycollect.devices import CPU, Devices
 from pycollect.engines.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
@@ -21,10 +21,10 @@ from pycollect.worker.options import WorkerOptions
 ONE_EACH = (*device_arguments.NAMES, "create_env_kwargs", "policy_factory")
 
 # What all workers share, though `collector_kwargs` may say it.
-_COMMON = tuple(defaults_of(StreamOptions, in_kwargs=True))
+_COMMON = tuple(arguments_of(StreamOptions, in_kwargs=True))
 
 # The arguments that concern what one worker does.
-WORKER_ARGUMENTS = (*ONE_EACH, *defaults_of(WorkerOptions), *_COMMON)
+WORKER_ARGUMENTS = (*ONE_EACH, *arguments_of(WorkerOptions), *_COMMON)
 
 
 def env_entries(
