@@ -225,7 +225,9 @@ class Vmas(VectorEnv[Any, Any, Any]):
 
     def reset(self, *, seed: Any = None, options: Any = None) -> Any:
         if options is None:
-            return torch.stack(self._env.reset(seed=seed), 1), {}
+            shown = self._env.reset(seed=seed)
+            self._env.steps += torch.arange(ENVS)  # so that rows end one after another
+            return torch.stack(shown, 1), {}
         for row in options["reset_mask"].nonzero().flatten().tolist():
             shown = self._env.reset_at(row)
         return torch.stack(shown, 1), {}
