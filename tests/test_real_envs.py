@@ -245,7 +245,7 @@ def test_vmas(scenario: str) -> None:
 
 
 class Simulator(PointMasses):
-    """A simulator whose rows end one after another.
+    """A simulator in which rows end one after another.
 
     Args:
         final: Whether it returns last observations; Isaac Lab does not.
