@@ -290,7 +290,9 @@ class VectorEnvBatch(EnvBatch):
         if isinstance(final, np.ndarray) and final.dtype == object:
             by_row = [self._flatten(final[row]) for row in rows]
             return list(zip(*by_row, strict=True))
-        return [np.asarray(leaf)[rows] for leaf in self._flatten(final)]
+        leaves = [np.asarray(leaf) for leaf in self._flatten(final)]
+        check_final_rows(self.api.env, leaves, self.num_envs)
+        return [leaf[rows] for leaf in leaves]
 
     def reset_done(self, done: BoolArray) -> Arrays:
         """Reset the rows where `done` is set.
@@ -455,6 +457,17 @@ class SameStepEnvBatch(VectorEnvBatch):
             "environment reuses its observation buffer, return a copy, or use the autoreset "
             "mode NEXT_STEP or DISABLED",
         )
+
+
+def check_final_rows(env: Any, leaves: Sequence[Any], envs: int) -> None:
+    """Raise a ValueError if terminal observations do not have one row per environment."""
+    for leaf in leaves:
+        if leaf.shape[:1] != (envs,):
+            raise ValueError(
+                f"final_observation: expected info['final_obs'] of {env} to have one row for each "
+                f"of {envs} environments, got the shape {list(leaf.shape)}; return rows of the "
+                "environments that continue, too (they are not read)"
+            )
 
 
 def lacks_final(env: Any, got: str) -> str:

@@ -72,12 +72,10 @@ def is_vector_env(env: Any) -> bool:
         return True
     if not (hasattr(env, "reset") and hasattr(env, "step")):
         return False
-    return (hasattr(env, "num_envs") and hasattr(env, "single_action_space")) or _is_old_envpool(
-        env
-    )
+    return hasattr(env, "single_action_space") or is_old_envpool(env)
 
 
-def _is_old_envpool(env: Any) -> bool:
+def is_old_envpool(env: Any) -> bool:
     """EnvPool before it took Gymnasium's vector interface: `len()`, `config`, `reset(env_id)`."""
     return hasattr(env, "all_env_ids") and isinstance(getattr(env, "config", None), dict)
 
