@@ -205,6 +205,16 @@ def test_last_observations_are_those_of_rows_that_ended(kind: Any) -> None:
     assert_same(collected(kind, doubling), collected(CountingArrays, doubling))
 
 
+def test_last_observations_of_ended_rows_alone_are_refused() -> None:
+    class Partial(CountingTensors):
+        def step(self, actions: Any) -> Any:
+            *values, info = super().step(actions)
+            return *values, {"final_obs": info["final_obs"][values[2] | values[3]]}
+
+    with refused(ValueError, "final_observation"):
+        collected(Partial, doubling)
+
+
 def test_an_ended_row_without_a_last_observation_is_refused() -> None:
     class Lacking(CountingTensors):
         def step(self, actions: Any) -> Any:

@@ -22,6 +22,7 @@ from .vector import (
     OTHER_FINAL,
     SameStepEnvBatch,
     VectorEnvBatch,
+    check_final_rows,
     lacks_final,
 )
 
@@ -184,15 +185,14 @@ class TensorVectorEnv(EnvBatch):
     def _with_final(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
         if isinstance(final, np.ndarray) and final.dtype == object:
             return self._with_rows(following, final, ended)
+        values = self._leaves(final)
+        check_final_rows(self._arrays, values, self.num_envs)
+        pairs = zip(following, self._fitted(values), strict=True)
         if self.device == CPU:  # only a device would have to be waited for
             rows = ended.nonzero().squeeze(1)
-            return tuple(
-                own.index_copy(0, rows, last[rows])
-                for own, last in zip(following, self._conform(final), strict=True)
-            )
+            return tuple(own.index_copy(0, rows, last[rows]) for own, last in pairs)
         return tuple(
-            torch.where(ended.view(-1, *[1] * (own.ndim - 1)), last, own)
-            for own, last in zip(following, self._conform(final), strict=True)
+            torch.where(ended.view(-1, *[1] * (own.ndim - 1)), last, own) for own, last in pairs
         )
 
     def _with_rows(self, following: Tensors, final: Any, ended: torch.Tensor) -> Tensors:
@@ -224,10 +224,14 @@ class TensorVectorEnv(EnvBatch):
         self._host.close()
 
     def _conform(self, observation: Any) -> Tensors:
+        return self._fitted(self._leaves(observation))
+
+    def _leaves(self, observation: Any) -> Tensors:
         if self._is_plain and type(observation) is torch.Tensor:
-            values: Tensors = (observation,)
-        else:
-            values = self._flatten(mapped(as_tensor, observation))
+            return (observation,)
+        return tuple(self._flatten(mapped(as_tensor, observation)))
+
+    def _fitted(self, values: Tensors) -> Tensors:
         for value, (_, dtype, shape) in zip(values, self._forms, strict=True):
             if value.shape != shape or value.dtype is not dtype:
                 return self._cast(values)
