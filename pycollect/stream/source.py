@@ -149,7 +149,7 @@ class Source(Protocol):
     ) -> None:
         """Call this hook from the next rollout on.
 
-        A hook that has a method `close` is closed when its worker closes.
+        A worker process closes its copy of a hook that has a method `close`.
 
         Args:
             workers: Ids of the workers that call it. Defaults to ``None``: all, also later ones.
