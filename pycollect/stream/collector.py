@@ -61,7 +61,6 @@ class Collector:
 
     def __init__(self, flow: Flow, source: Source) -> None:
         self._flow, self._source = flow, source
-        self._released = False  # all resources are freed
         self._progress: Progress | None = None
         self._background = Background()
         self._ready: deque[Finished] = deque()  # counted as delivered; more than one is rare
@@ -222,7 +221,7 @@ class Collector:
         assert queue is not None
         self._enqueue()
         with self._filling() as filling:
-            while not self._released and (waiting := queue.complete):
+            while not self._flow.released and (waiting := queue.complete):
                 popped = queue.pop(min(waiting, options.trajs_per_write or waiting))
                 assert popped is not None  # `complete` counted them
                 filling.expect(popped.frames)
@@ -289,7 +288,7 @@ class Collector:
         assert self._flow.queue is not None
         batch, td = self._assembled(None)
         self._source.before_delivery(td)
-        if self._released:  # the hook shut the collector down
+        if self._flow.released:  # the hook shut the collector down
             self._flow.check_not_closed()
         if self._flow.unclaimed is not batch:  # the hook dropped it, for example by set_seed
             return
@@ -679,9 +678,9 @@ class Collector:
         self._flow.closed = True
         self._background.end()
         with self._flow.moving:
-            if self._released:
+            if self._flow.released:
                 return
-            self._released = True
+            self._flow.released = True
             self._close_progress()
             self._flow.ledger.lose_in_flight("shutdown")
             self._drop_ready("shutdown")

@@ -137,8 +137,8 @@ class InProcess:
                 issued = self.batch_frames
                 flow.ledger.issue(0, issued)
             report = self.worker.collect(slab, 0, flow.version.number, random, self._control)
-            if flow.stop.value:
-                flow.ledger.lose(0, issued, "shutdown")
+            if flow.stop.value or flow.released:  # the latter by the environment or the policy
+                self._lose(issued, "shutdown")
                 flow.check_not_closed()
             with Uninterrupted():
                 flow.unclaimed = self._batch_of(slab, report)
@@ -147,13 +147,17 @@ class InProcess:
         except BaseException as error:
             if is_interrupt(error):  # the rollout was given up
                 if flow.unclaimed is None:
-                    flow.ledger.lose(0, issued, "incomplete")
+                    self._lose(issued, "incomplete")
                 raise
-            flow.ledger.lose(0, issued, "env_error")
+            self._lose(issued, "env_error")
             text = f"worker 0 raised {type(error).__name__}: {error}"
             failure = WorkerError(text, 0, 0, traceback.format_exc())
             failure.__cause__ = error.__cause__
             raise error from failure
+
+    def _lose(self, frames: int, reason: str) -> None:
+        if not self._flow.released:  # else they are lost already
+            self._flow.ledger.lose(0, frames, reason)
 
     def _batch_of(self, slab: Slab, report: RolloutReport) -> Batch:
         worker = self.worker
