@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pycollect.collectors.adding import NewWorkers
-from pycollect.collectors.set_up import SetUp
+from pycollect.collectors.set_up import NewWorkers, SetUp
 from pycollect.engines.protocol import Engine
 from pycollect.scheduler.asking import Asking
 from pycollect.scheduler.many_workers import ManyWorkers

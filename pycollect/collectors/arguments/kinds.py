@@ -84,15 +84,10 @@ class WorkerKind:
             arguments: Arguments of each worker.
 
         Raises:
-            ValueError: An argument is invalid, or rollouts may be short but are not stacked.
+            ValueError: An argument is invalid.
         """
         if self.team is None:
             return list(plans)
-        if remote.preemption is not None and remote.joined != "stack":
-            raise ValueError(
-                "cat_results: expected 'stack' with preemptive_threshold and a multi-process "
-                f"collector_class, got {remote.joined}; stopped processes end at different steps"
-            )
         result = []
         for plan, own in zip(plans, arguments, strict=True):
             check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))

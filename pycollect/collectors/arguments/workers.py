@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycollect import checks as check
-from pycollect.arguments import arguments_of, checked, naming
+from pycollect.arguments import arguments_of, naming
 from pycollect.collectors.arguments import devices as device_arguments
-from pycollect.devices import CPU, Devices
-from pycollect.engines.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
+from pycollect.devices import CPU
+from pycollect.engines.messages import pickled
 from pycollect.envs import check_entry
 from pycollect.envs.groups import check_env_groups, group_entries
 from pycollect.policy import placed
-from pycollect.scheduler.records import WorkerPlan
 from pycollect.stream.options import StreamOptions
 from pycollect.worker.options import WorkerOptions
 
@@ -71,14 +70,10 @@ def one_each(name: str, value: Any, workers: int) -> list[Any]:
     return list(value)
 
 
-def frames_of_each(value: Any, workers: int, sync: bool) -> list[int]:
-    """The frames of one rollout of each worker, from `frames_per_batch`."""
+def shares_of(frames_per_batch: Sequence[Any], workers: int) -> list[int]:
+    """Return the frames of each worker, from a list of them."""
     name = "frames_per_batch"
-    if not isinstance(value, (list, tuple)):
-        whole = check.check_positive(name, value)
-        return [-(-whole // workers) if sync else whole] * workers
-    shares = [check.check_positive(name, item) for item in one_each(name, value, workers)]
-    return shares if sync else [sum(shares)] * workers
+    return [check.check_positive(name, own) for own in one_each(name, frames_per_batch, workers)]
 
 
 def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
@@ -169,63 +164,6 @@ def check_groups(
         return
     for own in entry if teams else [entry]:
         group_entries(own, count, policy_elsewhere=server is not None)
-
-
-def worker_plans(
-    entries: Sequence[Any],
-    arguments: Sequence[Mapping[str, Any]],
-    sources: Sequence[Any],
-    built_by_workers: bool,
-    shares: Sequence[int],
-    options: Sequence[Mapping[str, Any]],
-    devices: Sequence[Devices],
-    first: int = 0,
-    mask: bool = False,
-    elsewhere: bool = True,
-    compress: bool = False,
-) -> list[WorkerPlan]:
-    """What each worker is made from; TypeError by the argument's name for what does not pickle.
-
-    Args:
-        shares: frames of one rollout of each.
-        options: of the engine, for each worker.
-        devices: of each.
-        first: the id of the first one.
-        mask: record ("collector", "mask") whatever the environments.
-        elsewhere: they are no children of this process, which inherit what it shares.
-        compress: their rollouts are compressed where they travel.
-    """
-    common = {"mask": mask, "compress": compress}
-    specs = [
-        WorkerSpec(
-            index,
-            entry,
-            check.check_env_kwargs(own["create_env_kwargs"]),
-            checked(WorkerOptions, own, frames=share, devices=places, **common),
-            builds_policy=built_by_workers,
-            hides_gpus=_hides_gpus(places, settings),
-        )
-        for index, (entry, own, share, places, settings) in enumerate(
-            zip(entries, arguments, shares, devices, options, strict=True), first
-        )
-    ]
-    for spec in specs:
-        _ = pickled_spec(spec) if elsewhere else pickled_for_child(spec)
-    policies = pickled_policies(sources, built_by_workers)
-    return [
-        WorkerPlan(spec, policy, own)
-        for spec, policy, own in zip(specs, policies, options, strict=True)
-    ]
-
-
-def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
-    """Whether a worker is not to see GPUs, of which each process that looks takes some memory.
-
-    Not where nobody told what it works with, unless the engine counts GPUs and gives it none.
-    """
-    return devices.of_worker == {"cpu"} or (
-        not devices.of_worker and options.get("num_gpus", 1) == 0
-    )
 
 
 def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
