@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 from typing import Any, NamedTuple
@@ -9,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from pycollect.batch.extras import Extra, Kind
+from pycollect.batch.frame import FLAGS
 from pycollect.batch.layout import Key, is_delivered
 from pycollect.errors import is_interrupt
 from pycollect.policy.crossing import Crossing
 from pycollect.policy.inputs import PolicyInputs
-from pycollect.policy.misfit import Failure, failure
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly
 from pycollect.policy.program.steps import (
@@ -31,6 +32,16 @@ from pycollect.policy.states import PolicyState
 from pycollect.policy.tensordict_call import TensorDictCall, returned
 
 _MOST_TRIES = 64  # of the forms that the states may have
+
+_OF_TYPES = re.compile(r"dtype|\btypes?\b|a long tensor|tensors used as indices", re.I)
+_OF_FORM = {
+    RuntimeError: re.compile(rf"{_OF_TYPES.pattern}|shape|size|dimension|channels|\b\dD\b", re.I),
+    IndexError: re.compile(
+        rf"{_OF_TYPES.pattern}|too many indices|dimension (specified|out)", re.I
+    ),
+    ValueError: re.compile(r"^RNN input dtype|Expected \w+ to be \dD|got input size"),
+}
+"""Patterns of torch's errors about dtypes and shapes."""
 
 
 class Probed(NamedTuple):
@@ -74,7 +85,7 @@ class Probe:
         Raises the policy's own error; if torch refused an input's dtype or shape, an error that
         also lists the inputs. Raises ValueError if no form fits, or if an output is not supported.
         """
-        failures: list[Failure] = []
+        failures: list[_Failure] = []
         try:
             for choice in islice(product(*forms.values()), _MOST_TRIES):
                 self._inputs.give_states(dict(zip(forms, choice, strict=True)))
@@ -83,7 +94,9 @@ class Probe:
                 except Exception as error:
                     if is_interrupt(error):
                         raise
-                    failures.append(failure(error, self._policy, self._read(program), self._inputs))
+                    failures.append(
+                        _failure(error, self._policy, self._read(program), self._inputs)
+                    )
             raise _refusal(failures, forms)
         finally:
             failures.clear()  # their tracebacks hold this frame
@@ -196,13 +209,96 @@ class Probe:
         return not all(equal(_entry(out, key), value) for key, value in values.items())
 
 
-def _refusal(failures: Sequence[Failure], forms: Forms) -> Exception:
-    """Return the error for a policy whose states fit no form. Arguments as for `_telling`."""
-    telling = _telling(failures, forms)
-    if telling is not None:
-        if telling.told is not None:
-            telling.told.__cause__ = telling.raised
-        return telling.told or telling.raised
+class _Failure(NamedTuple):
+    """A first call that raised.
+
+    Attributes:
+        raised: The policy's exception.
+        error: Error to raise: this exception, or one that also lists the policy's inputs.
+        is_of_types: Whether torch refused the dtype of an input.
+        casts: Observations whose cast would help.
+    """
+
+    raised: Exception
+    error: Exception
+    is_of_types: bool = False
+    casts: Sequence[Key] = ()
+
+
+def _failure(
+    raised: Exception, policy: Any, read: Mapping[Key, torch.Tensor], inputs: PolicyInputs
+) -> _Failure:
+    """Return the explanation of an error of a policy's first call.
+
+    Args:
+        read: Inputs that the policy may have read, by key.
+        inputs: All inputs of the policy.
+    """
+    text = str(raised).rstrip(".")
+    pattern = _OF_FORM.get(type(raised))
+    if pattern is None or not pattern.search(text):
+        return _Failure(raised, raised)
+    single = [leaf.key for leaf in inputs.env.observation if not leaf.shape and leaf.key in read]
+    is_of_types = _OF_TYPES.search(text) is not None
+    dtypes = {own.dtype for own in getattr(policy, "parameters", tuple)()}
+    casts: list[Key] = []
+    if is_of_types and "indices" not in text and dtypes == {torch.float32}:
+        odd = {
+            key: tensor.dtype
+            for key, tensor in read.items()
+            if key in inputs.observation and key not in single and key[-1] not in FLAGS
+        }
+        odd = {key: dtype for key, dtype in odd.items() if dtype != torch.float32}
+        casts = [key for key, own in odd.items() if own.is_floating_point or own == torch.bool]
+        casts = casts or [*odd]
+    return _Failure(raised, _explained(raised, read, inputs, single, casts), is_of_types, casts)
+
+
+def _explained(
+    raised: Exception,
+    read: Mapping[Key, torch.Tensor],
+    inputs: PolicyInputs,
+    single: Sequence[Key],
+    casts: Sequence[Key],
+) -> Exception:
+    forms = (f"{show(key)} {_name(own.dtype)} {list(own.shape)}" for key, own in read.items())
+    text = f"policy: the first call, with {', '.join(forms) or 'no tensors'}, raised: {raised}"
+    if casts:
+        plain = {
+            key
+            for key, own in inputs.observation.items()
+            if own.dtype not in (torch.float32, torch.bool)
+        }
+        named = ", ".join(f"{show(key)}: torch.float32" for key in casts)
+        cast = "torch.float32" if set(casts) == plain else f"{{{named}}}"
+        text = f"{text.rstrip('.')}. observation_dtype={cast} casts to the parameters' dtype"
+    elif single:
+        text = (
+            f"{text.rstrip('.')}. {show_all(single)}: one number per environment is no vector; "
+            "embed it (torch.nn.Embedding), one-hot encode it or add a dimension (unsqueeze(-1))"
+        )
+    error = ValueError(text) if isinstance(raised, ValueError) else RuntimeError(text)
+    error.__cause__ = raised
+    return error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
+    """Return the error for a policy whose states fit no form.
+
+    Args:
+        failures: One for each choice of forms.
+        forms: Forms of each state: of one shape and several dtypes if the shape was given.
+    """
+    for own in failures:
+        if own.casts:
+            return own.error
+    if all(len({form.shape for form in own}) == 1 for own in forms.values()):
+        # An error about dtypes may only be of a wrong guess of a state's dtype.
+        return next((own.error for own in failures if not own.is_of_types), failures[0].error)
     first = failures[0].raised
     error = ValueError(
         f"policy: the shape of its state(s) {show_all(forms)} is unknown; pass "
@@ -211,22 +307,6 @@ def _refusal(failures: Sequence[Failure], forms: Forms) -> Exception:
     )
     error.__cause__ = first
     return error
-
-
-def _telling(failures: Sequence[Failure], forms: Forms) -> Failure | None:
-    """The failure that no other form of the states mends; None if a shape may not have been tried.
-
-    Args:
-        failures: one for each choice of forms.
-        forms: of one shape and several dtypes, where the shape was given.
-    """
-    of_observation = [one for one in failures if one.is_of_observation]
-    if of_observation:
-        return of_observation[0]
-    if any(len({form.shape for form in own}) > 1 for own in forms.values()):
-        return None
-    # What fails of a state's dtype is a wrong guess of it, and tells nothing of the right one.
-    return next((one for one in failures if not one.is_of_state), failures[0])
 
 
 def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
