@@ -1,4 +1,4 @@
-"""A policy that torch cannot call with the environment's observations: what the error says."""
+"""Errors of a policy that torch cannot call with the environment's observations."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def linear(inputs: int) -> TensorDictModule:
 
 
 class Whole(nn.Module):
-    """Takes a TensorDict, and does not say what it reads."""
+    """Takes a TensorDict and declares no keys."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ ENTRIES = {"one": lambda make: make, "list": lambda make: [make, make]}
 
 
 def message(space: spaces.Space[Any], policy: Any, entry: str = "one", **arguments: Any) -> str:
-    """What the collector says when it is built."""
+    """Return the error of the constructor."""
     errors = (RuntimeError, ValueError)  # a ValueError of torch stays one
     with refused(errors, "policy") as raised:
         SyncDataCollector(

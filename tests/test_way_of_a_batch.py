@@ -65,7 +65,7 @@ def test_no_call_of_one_batch_comes_back_to_a_file(way: Way) -> None:
 def test_frames_per_batch_passes_few_files_and_none_twice(
     way: Way, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the call to the worker, or to what is sent to it."""
+    """From the call to the worker, or to the message for it."""
     share = 7919
     files: list[str] = []
 

@@ -168,8 +168,8 @@ class SetUp:
         share = -(-options.frames_per_batch // (workers if sync else 1))
 
         # With factories, a policy only provides weights; an updater would not know of it.
-        beside = given["weight_updater"] is None
-        policies = parse.policy_sources(arguments, given["policy"], beside)
+        with_policy = given["weight_updater"] is None
+        policies = parse.policy_sources(arguments, given["policy"], with_policy)
         seats = None if central is None else central.seats
         template = WorkerTemplate(values, passed, kwargs, share, elsewhere, kind, seats)
         shares = shares or [share] * workers

@@ -1,4 +1,4 @@
-"""A policy's first call, on copies and without a trace: what it returns, and in which form."""
+"""Call a policy for the first time, on copies and without side effects, to learn its outputs."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _OF_FORM = {
 
 
 class Probed(NamedTuple):
-    """What a policy's first call showed.
+    """Result of a policy's first call.
 
     Attributes:
         program: None if the policy needs a TensorDict.
-        values: what it returned, and those of its states that it does not write.
-        extra_outputs: what it returned without a fixed shape and numeric dtype.
-        samples: what each step of the program was given, if there is one.
+        values: Its outputs, and the states that it does not write.
+        extra_outputs: Outputs without a fixed shape and numeric dtype.
+        samples: Inputs of each step of the program, if there is one.
     """
 
     program: Program | None
@@ -64,10 +64,10 @@ class Probe:
     """Calls a policy for the first time.
 
     Args:
-        policy: in any of the accepted forms.
-        inputs: what it is shown copies of; it is given its states, and own entries that it misses.
-        crossing: to its device.
-        call: how it is called with a TensorDict.
+        policy: Policy in any of the accepted forms.
+        inputs: Inputs to copy. States and missing entries of the policy are added to them.
+        crossing: Moves inputs to the policy's device.
+        call: Calls the policy with a TensorDict.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Probe:
             failures.clear()  # their tracebacks hold this frame
 
     def _read(self, program: Program | None) -> dict[Key, torch.Tensor]:
-        """Those of its inputs that the policy says it reads; all where it does not say."""
+        """Return the inputs that the policy declares, or all inputs if it declares none."""
         tensors = self._inputs.tensors
         if program is not None:
             read = list(program.read)
@@ -121,7 +121,7 @@ class Probe:
         return probed
 
     def _plainly(self, program: Program) -> Probed | None:
-        """Call every step once, plainly. None if something came that only a TensorDict carries."""
+        """Call each step once. Return None if an output needs a TensorDict."""
         fresh = {key: self._crossing.over(tensor) for key, tensor in self._inputs.tensors.items()}
         try:
             with undisturbed(self._policy, self._crossing.there):
@@ -132,7 +132,7 @@ class Probe:
         return Probed(program, {key: values[key] for key in keys}, (), samples)
 
     def _unwritten(self, written: Iterable[Key]) -> list[Key]:
-        """States that the policy reads and does not write: they stay as they are."""
+        """Return the states that the policy reads and does not write; they do not change."""
         states = self._inputs.states
         keys = [state.leaf.key for state in states if state.next_key not in written]
         return [key for key in keys if key not in written]
@@ -142,7 +142,7 @@ class Probe:
         while True:
             try:
                 return self._outputs_with_tensordict()
-            except KeyError as error:  # it did not say that it reads it
+            except KeyError as error:  # an undeclared input
                 missing = own.missing(error)
                 if missing is None or overlaps(missing, self._inputs.tensors):
                     raise
@@ -201,7 +201,7 @@ class Probe:
             )
 
     def _reads(self, nexts: Iterable[Key], values: Values) -> bool:
-        """Whether the policy answers otherwise where it is given what it wrote under "next"."""
+        """Return whether outputs change if the policy also gets its own "next" entries."""
         with undisturbed(self._policy, self._crossing.there):
             td = self._call.tensordict()
             td.update({key[1:]: values[key] for key in nexts if key in values})
@@ -216,7 +216,7 @@ class _Failure(NamedTuple):
         raised: The policy's exception.
         error: Error to raise: this exception, or one that also lists the policy's inputs.
         is_of_types: Whether torch refused the dtype of an input.
-        casts: Observations whose cast would help.
+        casts: Observations that a cast would make fit.
     """
 
     raised: Exception
@@ -287,7 +287,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
-    """Return the error for a policy whose states fit no form.
+    """Return the error of a policy if no form of its states fits.
 
     Args:
         failures: One for each choice of forms.
@@ -310,7 +310,7 @@ def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
 
 
 def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
-    """Where a state's next value is found; one that is not written stays as it is."""
+    """Return the key of a state's next value; a state that is not written keeps its value."""
     return state.next_key if state.next_key in values else state.leaf.key
 
 
@@ -323,7 +323,7 @@ def _check_next(key: Key, given: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _entry(td: Any, key: Key) -> Any:
-    """The entry; None for one whose tensors differ in shape."""
+    """Return the entry, or None if its tensors differ in shape."""
     try:
         return td.get(key)
     except RuntimeError:

@@ -131,7 +131,7 @@ class RemoteOptions:
         """How to join the rollouts: "stack" along a new first dimension, or concatenate along
         dimension 0 or -1. ``None`` means "stack".""",
         name="cat_results",
-        beside=("sync",),
+        also=("sync",),
         in_kwargs=True,
     )
     preemption: Preemption | None = made_of(
@@ -149,7 +149,7 @@ class RemoteOptions:
             is stopped. Each worker makes at least one step.""",
             accepts="float | None",
         ),
-        beside=("sync",),
+        also=("sync",),
     )
     timeout: float | None = argument(
         None,
@@ -165,7 +165,7 @@ class RemoteOptions:
         batch is at most ``prefetch + 1`` policy versions old, counting the versions that its worker
         received. ``None`` means 0.""",
         name="prefetch",
-        beside=("sync",),
+        also=("sync",),
         in_kwargs=True,
     )
     update_each: bool = made_of(

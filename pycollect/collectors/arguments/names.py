@@ -28,7 +28,7 @@ _CENTRAL = (
     "use MultiSyncDataCollector, MultiaSyncDataCollector or RayCollector(inference='central')"
 )
 
-# Arguments of TorchRL and of other collectors that a class does not have, and what to use instead.
+# Arguments of TorchRL and of other collectors that a class does not have, and replacements.
 REFUSED = {
     "interruptor": "use preemptive_threshold",
     "backend": "choose another collector class, or use Collector(backend=...)",

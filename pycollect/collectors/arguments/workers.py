@@ -1,4 +1,4 @@
-"""The arguments of a collector with several workers, brought into one form per worker."""
+"""Split the arguments of a collector with several workers into one set per worker."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pycollect.policy import placed
 from pycollect.stream.options import StreamOptions
 from pycollect.worker.options import WorkerOptions
 
-# Those that may be a list with one for each worker.
+# Arguments that may be a list with one value per worker.
 ONE_EACH = (*device_arguments.NAMES, "create_env_kwargs", "policy_factory")
 
-# What all workers share, though `collector_kwargs` may say it.
+# Arguments that all workers share, although `collector_kwargs` may contain them.
 _COMMON = tuple(arguments_of(StreamOptions, in_kwargs=True))
 
-# The arguments that concern what one worker does.
+# Arguments of one worker.
 WORKER_ARGUMENTS = (*ONE_EACH, *arguments_of(WorkerOptions), *_COMMON)
 
 
@@ -85,7 +85,7 @@ def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
 
 
 def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, Any]]:
-    """The arguments of each worker."""
+    """Return the arguments of each worker."""
     lists = {
         name: one_each(name, value, workers) for name, value in values.items() if name in ONE_EACH
     }
@@ -110,17 +110,17 @@ def common_values(arguments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def policy_sources(
-    arguments: Sequence[Mapping[str, Any]], policy: Any, beside: bool = False
+    arguments: Sequence[Mapping[str, Any]], policy: Any, with_policy: bool = False
 ) -> tuple[list[Any], bool]:
     """Return the policy or policy factory of each worker, and whether they are factories.
 
     Args:
         policy: Policy of workers without factories.
-        beside: Accept a policy in addition to factories.
+        with_policy: Accept a policy in addition to factories.
     """
     factories = [own["policy_factory"] for own in arguments]
     for factory in factories:
-        check.check_factory(factory, None if beside else policy)
+        check.check_factory(factory, None if with_policy else policy)
     check.check_policy(policy)
     given = [factory is not None for factory in factories]
     if not any(given):
@@ -133,7 +133,7 @@ def policy_sources(
 
 
 def one_for_all(given: Any, before: Any) -> Any:
-    """What is given; else what the collector was given, unless that is one per worker."""
+    """Return `given`, or if it is None the collector's value, unless that has one per worker."""
     if given is not None or isinstance(before, (list, tuple)):
         return given
     return before
@@ -167,10 +167,10 @@ def check_groups(
 
 
 def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
-    """Each actor's policy or factory, pickled; those that are the same object share their bytes."""
+    """Return each worker's policy or factory, pickled; equal objects share their bytes."""
     name = "policy_factory" if are_factories else "policy"
     known = {id(source): source for source in sources}
-    if not are_factories:  # a worker may lack the device that the caller's lies on
+    if not are_factories:  # a worker may lack the device of the caller's policy
         known = {key: placed(source, CPU) for key, source in known.items()}
     data = {key: pickled(name, source) for key, source in known.items()}
     return [data[id(source)] for source in sources]
