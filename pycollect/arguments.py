@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Asked(NamedTuple):
-    """An argument: what signatures and help() show of it.
+    """An argument: its part of signatures and help().
 
     Attributes:
         accepts: Type of accepted values. Defaults to "": the type of the field, or None too if that
@@ -36,20 +36,20 @@ class _Source:
 
     Attributes:
         asked: The arguments by name.
-        beside: Names of other arguments that the check receives.
+        also: Names of other arguments that the check receives.
         make: Makes the value from all values above, in order; its errors name the argument.
         in_kwargs: `collector_kwargs` may contain these arguments.
     """
 
     asked: Mapping[str, Asked]
-    beside: tuple[str, ...]
+    also: tuple[str, ...]
     make: Callable[..., Any]
     in_kwargs: bool
 
     def made(self, given: Mapping[str, Any]) -> Any:
         values = [given.get(name, own.default) for name, own in self.asked.items()]
         with naming(*self.asked):
-            return self.make(*values, *(given.get(name) for name in self.beside))
+            return self.make(*values, *(given.get(name) for name in self.also))
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def argument(
     *,
     name: str = "",
     accepts: str = "",
-    beside: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
     in_kwargs: bool = False,
 ) -> Any:
     """Return a field for one argument.
@@ -80,13 +80,13 @@ def argument(
         check: Called with the argument's name and value; returns the field's value.
         text, accepts: See `Asked`.
         name: Name of the argument if the field has another.
-        beside, in_kwargs: See `_Source`.
+        also, in_kwargs: See `_Source`.
     """
 
     def source(field_name: str) -> _Source:
         own = name or field_name
         one = {own: Asked(default, text, accepts)}
-        return _Source(one, beside, functools.partial(check, own), in_kwargs)
+        return _Source(one, also, functools.partial(check, own), in_kwargs)
 
     return _field(source, default is REQUIRED)
 
@@ -112,7 +112,7 @@ def asked(default: Any, text: str = "", accepts: str = "Any") -> Any:
 def made_of(
     make: Callable[..., Any],
     *,
-    beside: tuple[str, ...] = (),
+    also: tuple[str, ...] = (),
     in_kwargs: bool = False,
     **asked: Asked,
 ) -> Any:
@@ -120,9 +120,9 @@ def made_of(
 
     Args:
         make: Called with the values in this order; its errors name the argument.
-        beside, in_kwargs: See `argument`.
+        also, in_kwargs: See `argument`.
     """
-    return _field(lambda _: _Source(asked, beside, make, in_kwargs), False)
+    return _field(lambda _: _Source(asked, also, make, in_kwargs), False)
 
 
 def _field(source: Callable[[str], _Source], required: bool) -> Any:

@@ -12,7 +12,8 @@ from echo_envs import echo_fns
 from raising import refused
 
 from pycollect.collectors.arguments.devices import check_devices
-from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS, pickled_policies, worker_plans
+from pycollect.collectors.arguments.workers import WORKER_ARGUMENTS, pickled_policies
+from pycollect.collectors.set_up import worker_plans
 from pycollect.devices import Devices, why_not
 from pycollect.engines.messages import WorkerInfo, pickled_spec
 from pycollect.engines.ray.engine import actor_options

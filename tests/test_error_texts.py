@@ -209,8 +209,8 @@ ERRORS: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: single(inferense="central"),
         TypeError,
-        "inferense: not an argument of SyncDataCollector; did you mean 'inference', an "
-        "argument of MultiSyncDataCollector, MultiaSyncDataCollector, RayCollector?",
+        "inferense: not an argument of SyncDataCollector; 'inference' is an argument of "
+        "MultiSyncDataCollector, MultiaSyncDataCollector, RayCollector",
     ),
     (lambda: single(xyzzy=3), TypeError, "xyzzy: not an argument of SyncDataCollector"),
     (

@@ -1,4 +1,4 @@
-"""What one batch goes through in the program that asks for it: a short way down, and none back."""
+"""The files that a batch and an argument pass: a short way down, and none back."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collect_support import IN_PROCESS, MULTI_ASYNC, MULTI_STACK, STACK, Way, ca
 from envs_for_tests import CountingEnv
 
 import pycollect
+from pycollect.collectors.binding import Arguments
 
 HOME = str(Path(pycollect.__file__).parent)
 DEEPEST = 9  # files below each other: an engine that asks whether a process lives is the deepest
@@ -58,3 +59,51 @@ def test_no_call_of_one_batch_comes_back_to_a_file(way: Way) -> None:
     assert chains
     assert [chain for chain in chains if len(set(chain)) < len(chain)] == []
     assert [chain for chain in chains if len(chain) > DEEPEST] == []
+
+
+@pytest.mark.parametrize("way", [IN_PROCESS, WAYS[1]], ids=case_name)
+def test_frames_per_batch_passes_few_files_and_none_twice(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the call to the worker, or to the message for it."""
+    share = 7919
+    files: list[str] = []
+
+    def enter(frame: FrameType | None) -> None:
+        name = "" if frame is None else frame.f_code.co_filename
+        if name.startswith(HOME) and name[len(HOME) + 1 :] not in files[-1:]:
+            files.append(name[len(HOME) + 1 :])
+
+    def is_number(value: Any) -> bool:
+        several = value if isinstance(value, list | tuple) else [value]
+        return any(type(own) is int and own in (share, 2 * share) for own in several)
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or code.co_filename.endswith("inheritance.py"):  # sees all of a pickle
+            return
+        count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4)
+        given = [frame.f_locals.get(name) for name in code.co_varnames[: count + 1]]
+        by_name = given.pop() if code.co_flags & 8 and len(given) > count else None
+        given += by_name.values() if isinstance(by_name, dict) else []
+        if code.co_filename.startswith(HOME) and any(map(is_number, given)):
+            enter(frame.f_back)
+            enter(frame)
+        if files[-1:] == ["worker/worker.py"] or code.co_name == "start":
+            sys.setprofile(None)
+
+    def read(self: Arguments, name: str) -> Any:
+        if name == "frames_per_batch":
+            enter(sys._getframe(1))
+        return dict.__getitem__(self, name)
+
+    monkeypatch.setattr(Arguments, "__getitem__", read, raising=False)
+    envs = [CountingEnv] * way.workers if way.remote else CountingEnv
+    sys.setprofile(note)
+    try:
+        way.collector(envs, frames_per_batch=share * way.workers, total_frames=-1).shutdown()
+    finally:
+        sys.setprofile(None)
+    assert files[0] == "collectors/choice.py"
+    assert len(files) <= 6
+    assert len(set(files)) == len(files)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from pycollect.collectors.arguments.names import (
-    all_arguments,
     call_error,
     check_others,
+    classes_by_argument,
     unknown_argument,
 )
 
@@ -68,7 +68,7 @@ def explained(init: F) -> F:
 
     @functools.wraps(init)
     def wrapper(self: object, *args: Any, **kwargs: Any) -> None:
-        known = [*named, *(all_arguments() if passes_on else ())]
+        known = [*named, *(classes_by_argument() if passes_on else ())]
         for name in kwargs:
             if name not in known:
                 raise TypeError(unknown_argument(type(self).__name__, known, name))

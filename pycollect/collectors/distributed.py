@@ -6,16 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pycollect.arguments import check_flag
-from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import distributed as check
 from pycollect.collectors.binding import Arguments
 from pycollect.collectors.launched import LaunchedCollector
 from pycollect.collectors.ray import RayCollector
+from pycollect.collectors.set_up import NewWorkers, no_options
 from pycollect.collectors.signatures import (
     DistributedDataCollectorSignature,
     DistributedSyncDataCollectorSignature,
 )
-from pycollect.devices import Devices
 from pycollect.docstrings import completed_by
 
 
@@ -69,7 +68,7 @@ class DistributedDataCollector(DistributedDataCollectorSignature, LaunchedCollec
     def _make(self, given: Arguments) -> None:
         sync = check_flag("sync", given["sync"])
         engine = check.engine_maker(given, check.group_carrier(given["backend"]))
-        LaunchedCollector.__init__(self, given, sync, _launch_options, engine)
+        LaunchedCollector.__init__(self, given, sync, no_options, engine)
 
     @completed_by(RayCollector.add_collectors)
     def add_collectors(
@@ -88,9 +87,7 @@ class DistributedDataCollector(DistributedDataCollectorSignature, LaunchedCollec
         Args:
             ...: See RayCollector.add_collectors.
         """
-        return self._add(
-            NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, _launch_options)
-        )
+        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs))
 
 
 @completed_by(DistributedDataCollector)
@@ -121,9 +118,4 @@ class DistributedSyncDataCollector(DistributedSyncDataCollectorSignature, Distri
     def _make(self, given: Arguments) -> None:
         updates = check.updates_each(given["update_interval"], given["max_weight_update_interval"])
         engine = check.engine_maker(given, check.group_carrier(given["backend"]))
-        LaunchedCollector.__init__(self, given.instead(**updates), True, _launch_options, engine)
-
-
-def _launch_options(devices: Sequence[Devices]) -> list[dict[str, Any]]:
-    """Return empty launcher options, one per rank."""
-    return [{} for _ in devices]
+        LaunchedCollector.__init__(self, given.instead(**updates), True, no_options, engine)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pycollect import checks as check
-from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.inference import Central
 from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.binding import Arguments
@@ -39,20 +37,15 @@ class LaunchedCollector(ScheduledCollector):
         name = "num_workers_per_collector"
         entries = kind.entries(given["create_env_fn"], given["num_collectors"], given[name], name)
         given = self._with_policies(given, len(entries))
-        check.check_positive("frames_per_batch", given["frames_per_batch"])
         central = self._central(given, kind, len(entries), sync)
-        given = given if central is None else central.given
         set_up = SetUp.of(
             given,
             entries,
-            parse.frames_of_each(given["frames_per_batch"], len(entries), sync),
             engine_options,
             sync=sync,
-            passed=given.passed,
-            collector_kwargs=given["collector_kwargs"],
             kind=kind,
             elsewhere=True,
-            server=None if central is None else central.seats,
+            central=central,
         )
         server = None if central is None else central.serving(set_up.remote.start_method)
         made = engine(set_up.remote)

@@ -7,20 +7,18 @@ from functools import partial
 from typing import Any
 
 from pycollect import checks as check
-from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.inference import Central, watched
 from pycollect.collectors.binding import Arguments, explained
 from pycollect.collectors.choice import Choosing, choose_sync
 from pycollect.collectors.scheduled import ScheduledCollector
-from pycollect.collectors.set_up import SetUp
+from pycollect.collectors.set_up import NewWorkers, SetUp
 from pycollect.collectors.signatures import (
     MultiaSyncDataCollectorSignature,
     MultiSyncDataCollectorSignature,
 )
 from pycollect.collectors.single import SyncDataCollector
 from pycollect.compat.weights import WorkerPipe
-from pycollect.devices import Devices
 from pycollect.docstrings import completed_by
 from pycollect.engines.processes.engine import ProcessEngine
 
@@ -51,13 +49,14 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
             threads = check.check_positive("num_sub_threads", given["num_sub_threads"])
             given = given.instead(num_threads=threads)
         entries = parse.env_entries(given["create_env_fn"], "num_workers", given["num_workers"])
-        shares = parse.frames_of_each(given["frames_per_batch"], len(entries), sync)
-        given = given.instead(frames_per_batch=_frames_of_a_batch(given["frames_per_batch"]))
+        frames, shares = given["frames_per_batch"], list[int]()
+        if isinstance(frames, (list, tuple)):
+            shares = parse.shares_of(frames, len(entries))
+            given = given.instead(frames_per_batch=sum(shares))
         self._pipes: dict[int, WorkerPipe] = {}
         central = Central.of(given, len(entries), sync=sync)
-        seats = None if central is None else central.seats
-        given = given if central is None else central.given
-        set_up = SetUp.of(given, entries, shares, _no_options, sync=sync, server=seats)
+        own = shares if sync else ()
+        set_up = SetUp.of(given, entries, sync=sync, shares=own, central=central)
         method = set_up.remote.start_method
         if central is None:
             ScheduledCollector.__init__(self, set_up, ProcessEngine(method))
@@ -93,7 +92,7 @@ class MultiCollector(ScheduledCollector, metaclass=Choosing):
             ValueError: An argument is invalid, or the new workers of a sync collector would return
                 batches of another layout.
         """
-        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs, _no_options))
+        return self._add(NewWorkers(create_env_fn, num_envs, policy, collector_kwargs))
 
     @property
     def pipes(self) -> list[WorkerPipe]:
@@ -227,15 +226,6 @@ class AsyncCollector(MultiaSyncDataCollector):
                 "AsyncCollector has one worker; for several, use MultiaSyncDataCollector"
             )
         super().__init__([create_env_fn], policy, **arguments)
-
-
-def _no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
-    """Return empty engine options, one per worker."""
-    return [{}] * len(devices)
-
-
-def _frames_of_a_batch(value: Any) -> Any:
-    return sum(value) if isinstance(value, (list, tuple)) else value
 
 
 def _check_collector_class(value: Any) -> None:

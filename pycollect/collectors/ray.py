@@ -7,7 +7,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pycollect.arguments import check_flag
-from pycollect.collectors.adding import NewWorkers
 from pycollect.collectors.arguments import ray as ray_check
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.inference import Central, watched
@@ -15,6 +14,7 @@ from pycollect.collectors.arguments.kinds import WorkerKind
 from pycollect.collectors.binding import Arguments
 from pycollect.collectors.launched import LaunchedCollector
 from pycollect.collectors.multi import MultiSyncDataCollector
+from pycollect.collectors.set_up import NewWorkers
 from pycollect.collectors.signatures import RayCollectorSignature
 from pycollect.compat.ray_service import client_factories, is_inference_service, update_service
 from pycollect.compat.torchrl import Done

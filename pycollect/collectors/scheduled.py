@@ -7,8 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from pycollect.collectors.adding import NewWorkers
-from pycollect.collectors.set_up import SetUp
+from pycollect.collectors.set_up import NewWorkers, SetUp
 from pycollect.compat.many_workers import Asking, ManyWorkers
 from pycollect.compat.torchrl import TorchRLCollector
 from pycollect.engines.protocol import Engine

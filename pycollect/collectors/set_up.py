@@ -1,13 +1,16 @@
-"""The checked arguments of a collector with workers in other processes."""
+"""From the arguments of a collector with workers in other processes to the plans of its workers.
+
+One order: split the arguments per worker, check the options, make the plans, check across plans.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from pycollect import checks as check
 from pycollect.arguments import checked
-from pycollect.collectors.adding import PolicyServer, WorkerTemplate
 from pycollect.collectors.arguments import workers as parse
 from pycollect.collectors.arguments.devices import check_devices, check_one_place
 from pycollect.collectors.arguments.kinds import WorkerKind
@@ -15,12 +18,100 @@ from pycollect.collectors.arguments.kwargs import merged_arguments
 from pycollect.collectors.binding import Arguments
 from pycollect.compat.weight_ways import WeightOptions, WeightWays
 from pycollect.devices import Devices
+from pycollect.engines.messages import WorkerSpec, pickled_for_child, pickled_spec
 from pycollect.scheduler.options import RemoteOptions, check_uneven
 from pycollect.scheduler.records import WorkerPlan
 from pycollect.stream.options import StreamOptions
+from pycollect.worker.options import WorkerOptions
+
+if TYPE_CHECKING:
+    from pycollect.collectors.arguments.inference import Central
+    from pycollect.inference.seats import Seats
 
 EngineOptions = Callable[[Sequence[Devices]], Sequence[Mapping[str, Any]]]
 """Returns checked engine options for workers with these devices."""
+
+_SINGLE = WorkerKind()
+
+
+def no_options(devices: Sequence[Devices]) -> list[Mapping[str, Any]]:
+    """Return empty engine options, one per worker."""
+    return [{} for _ in devices]
+
+
+@dataclass(frozen=True)
+class WorkerTemplate:
+    """The arguments of a collector's workers, except their environments and the policy.
+
+    Attributes:
+        values: Values of WORKER_ARGUMENTS as passed to the collector.
+        passed: Names that the caller passed; they override `collector_kwargs`.
+        collector_kwargs: None, a dict, or one per worker.
+        share: Frames of one rollout of each worker.
+        elsewhere: The workers may be on machines with other devices.
+        kind: Kind of collector that each worker runs.
+        server: Calls the policy for the workers. None if they call it.
+    """
+
+    values: Mapping[str, Any]
+    passed: Collection[str]
+    collector_kwargs: Any
+    share: int
+    elsewhere: bool = False
+    kind: WorkerKind = _SINGLE
+    server: Seats | None = None
+
+    def arguments(self, collector_kwargs: Any, workers: int) -> list[dict[str, Any]]:
+        """Return the arguments of new workers; None means those of the first workers.
+
+        If each of the first workers had its own value, the default applies.
+        """
+        values = {name: parse.one_for_all(None, value) for name, value in self.values.items()}
+        passed = {name for name in self.passed if values.get(name) is self.values.get(name)}
+        kwargs = parse.one_for_all(collector_kwargs, self.collector_kwargs)
+        return merged_arguments(
+            values, passed, kwargs, workers, self.kind.arguments, self.kind.runs
+        )
+
+    def plans(
+        self,
+        entries: Sequence[Any],
+        arguments: Sequence[Mapping[str, Any]],
+        policies: tuple[Sequence[Any], bool],
+        shares: Sequence[int],
+        engine_options: EngineOptions,
+        remote: RemoteOptions,
+        first: int = 0,
+    ) -> list[WorkerPlan]:
+        """Return the checked plans of workers.
+
+        Args:
+            entries: One entry of `create_env_fn` per worker.
+            policies: Policy or factory of each worker, and whether they are factories.
+            shares: Frames of one rollout of each worker.
+            first: Id of the first worker.
+        """
+        devices = [check_devices(own, elsewhere=self.elsewhere) for own in arguments]
+        (sources, built), stepping = policies, devices
+        if self.server is not None:  # the server builds the policy, workers do not
+            sources, built = self.server.policies(len(entries)), False
+            stepping = [own.of_stepping for own in devices]
+        plans = worker_plans(
+            entries,
+            arguments,
+            sources,
+            built,
+            shares,
+            engine_options(stepping),
+            devices,
+            first,
+            remote.masked,
+            self.elsewhere,
+            remote.compress,
+        )
+        plans = self.kind.plans(plans, remote, arguments)
+        check_plans(plans, remote, self.server)
+        return plans
 
 
 @dataclass(frozen=True)
@@ -43,80 +134,165 @@ class SetUp:
         cls,
         given: Arguments,
         entries: Sequence[Any],
-        shares: Sequence[int],
-        engine_options: EngineOptions,
+        engine_options: EngineOptions = no_options,
         *,
         sync: bool,
-        passed: Collection[str] = (),
-        collector_kwargs: Any = None,
-        kind: WorkerKind | None = None,
+        shares: Sequence[int] = (),
+        kind: WorkerKind = _SINGLE,
         elsewhere: bool = False,
-        server: PolicyServer | None = None,
+        central: Central | None = None,
     ) -> SetUp:
         """Check the arguments; errors start with an argument's name.
 
         Args:
             entries: One entry of `create_env_fn` per worker.
-            shares: Frames of one rollout of each worker.
-            passed: Arguments that override `collector_kwargs`.
-            kind: Kind of collector that each worker runs; None for a single one.
+            shares: Frames of one rollout of each worker, if they differ.
+            kind: Kind of collector that each worker runs.
             elsewhere: Workers may be on machines with other devices.
-            server: Calls the policy for the workers. None if they call it.
+            central: Calls the policy for the workers. None if they call it.
         """
-        kind = kind or WorkerKind()
+        given = given if central is None else central.given
+        workers = len(entries)
+
         values = {name: given[name] for name in parse.WORKER_ARGUMENTS}
-        arguments = merged_arguments(
-            values, passed, collector_kwargs, len(entries), kind.arguments, kind.runs
-        )
-        devices = [check_devices(own, elsewhere=elsewhere) for own in arguments]
-        if sync:
-            check_one_place(devices)
-        stream = given.instead(**parse.common_values(arguments))
-        weights = checked(WeightOptions, stream)
-        options = weights.stream(checked(StreamOptions, stream))
-        # With factories, a policy only provides weights; an updater would not know of it.
-        beside = given["weight_updater"] is None
-        sources, built_by_workers = parse.policy_sources(arguments, given["policy"], beside)
-        built = built_by_workers
-        if server is not None:  # the server builds the policy, workers do not
-            sources, built = [*server.policies(len(entries))], False
+        kwargs = given.get("collector_kwargs")
+        passed = given.passed if "collector_kwargs" in given else ()
+        arguments = merged_arguments(values, passed, kwargs, workers, kind.arguments, kind.runs)
+
+        stream = {**given, **parse.common_values(arguments)}
+        ways = checked(WeightOptions, stream)
+        options = ways.stream(checked(StreamOptions, stream))
         remote = RemoteOptions.checked(
             given,
             sync=sync,
-            built_by_workers=built_by_workers,
+            built_by_workers=any(own["policy_factory"] is not None for own in arguments),
             apart=options.replay_buffer is not None,
-            shares=shares,
+            uneven=len(set(shares)) > 1,
         )
-        lists = any(isinstance(entry, list) for entry in entries)
-        check_uneven(remote.joined, remote.uneven, batched=lists)
-        for entry, own in zip(entries, arguments, strict=True):
-            parse.check_groups(
-                entry,
-                own["env_groups"],
-                server=None if server is None else server.groups,
-                teams=kind.team is not None,
+        share = -(-options.frames_per_batch // (workers if sync else 1))
+
+        # With factories, a policy only provides weights; an updater would not know of it.
+        with_policy = given["weight_updater"] is None
+        policies = parse.policy_sources(arguments, given["policy"], with_policy)
+        seats = None if central is None else central.seats
+        template = WorkerTemplate(values, passed, kwargs, share, elsewhere, kind, seats)
+        shares = shares or [share] * workers
+        plans = template.plans(entries, arguments, policies, shares, engine_options, remote)
+        return cls(options, ways.ways, remote, plans, template, given["policy"])
+
+
+@dataclass(frozen=True)
+class NewWorkers:
+    """The arguments of `add_collectors`.
+
+    Attributes:
+        options: Returns checked engine options for workers with these devices.
+    """
+
+    create_env_fn: Any
+    num_envs: Any
+    policy: Any
+    collector_kwargs: Any
+    options: EngineOptions = no_options
+
+    def plans(
+        self, template: WorkerTemplate, remote: RemoteOptions, policy: Any, first: int
+    ) -> list[WorkerPlan]:
+        """Check the arguments, and return the plans of the workers.
+
+        Args:
+            policy: The collector's policy; None if workers built it.
+            first: Id of the first new worker.
+        """
+        many = isinstance(self.create_env_fn, (list, tuple))
+        number = None if many else 1
+        entries = template.kind.entries(self.create_env_fn, number, self.num_envs, "num_envs")
+        arguments = template.arguments(self.collector_kwargs, len(entries))
+        factory = any(own["policy_factory"] is not None for own in arguments)
+        given = policy if self.policy is None and not factory else self.policy
+        if template.server is not None and self.policy is not None:
+            raise ValueError(
+                "policy: expected None because inference='central' calls the collector's policy "
+                f"for all workers, got {type(self.policy).__name__}"
             )
-        plans = parse.worker_plans(
-            entries,
-            arguments,
-            sources,
-            built,
-            shares,
-            engine_options(devices if server is None else [own.of_stepping for own in devices]),
-            devices,
-            mask=remote.masked,
-            elsewhere=elsewhere,
-            compress=remote.compress,
+        if given is None and remote.built_by_workers and not factory and template.server is None:
+            raise ValueError(
+                "policy: expected a policy, or a policy_factory in collector_kwargs, got neither; "
+                "each of the collector's workers has its own policy_factory"
+            )
+        policies = parse.policy_sources(arguments, given)
+        shares = [template.share] * len(entries)
+        return template.plans(entries, arguments, policies, shares, self.options, remote, first)
+
+
+def worker_plans(
+    entries: Sequence[Any],
+    arguments: Sequence[Mapping[str, Any]],
+    sources: Sequence[Any],
+    built_by_workers: bool,
+    shares: Sequence[int],
+    options: Sequence[Mapping[str, Any]],
+    devices: Sequence[Devices],
+    first: int = 0,
+    mask: bool = False,
+    elsewhere: bool = True,
+    compress: bool = False,
+) -> list[WorkerPlan]:
+    """Return the plans of workers; raise TypeError if an argument cannot be pickled.
+
+    Args:
+        sources: Policy or policy factory of each worker.
+        shares: Frames of one rollout of each worker.
+        options: Engine options of each worker.
+        first: Id of the first worker.
+        mask: Record ("collector", "mask") for any environment.
+        elsewhere: The workers are not children of this process, which inherit what it shares.
+        compress: Compress rollouts that leave the machine.
+    """
+    specs = []
+    for index, entry in enumerate(entries):
+        own, places = arguments[index], devices[index]
+        settings = checked(WorkerOptions, own, devices=places, mask=mask, compress=compress)
+        spec = WorkerSpec(
+            first + index,
+            entry,
+            check.check_env_kwargs(own["create_env_kwargs"]),
+            replace(settings, frames=shares[index]),
+            builds_policy=built_by_workers,
+            hides_gpus=_hides_gpus(places, options[index]),
         )
-        share = -(-options.frames_per_batch // (len(entries) if sync else 1))
-        template = WorkerTemplate(
-            values, set(passed), collector_kwargs, share, elsewhere, kind, server
+        _ = pickled_spec(spec) if elsewhere else pickled_for_child(spec)
+        specs.append(spec)
+    policies = parse.pickled_policies(sources, built_by_workers)
+    return [WorkerPlan(*own) for own in zip(specs, policies, options, strict=True)]
+
+
+def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
+    """Return whether to hide GPUs from a worker; each process that opens one takes memory of it.
+
+    If no device was specified, GPUs are hidden only if the engine counts them and gives it none.
+    """
+    return devices.of_worker == {"cpu"} or (
+        not devices.of_worker and options.get("num_gpus", 1) == 0
+    )
+
+
+def check_plans(plans: Sequence[WorkerPlan], remote: RemoteOptions, server: Seats | None) -> None:
+    """Raise ValueError if workers do not fit together, or an argument does not fit another."""
+    specs = [plan.spec for plan in plans]
+    for spec in specs:
+        parse.check_groups(
+            spec.entry,
+            spec.options.env_groups,
+            server=None if server is None else server.groups,
+            teams=spec.team is not None,
         )
-        return cls(
-            options,
-            weights.ways,
-            remote,
-            kind.plans(plans, remote, arguments),
-            template,
-            given["policy"],
+    if remote.sync:
+        check_one_place([spec.options.devices for spec in specs])
+    batched = any(isinstance(spec.entry, list) for spec in specs)
+    check_uneven(remote.joined, remote.uneven, batched)
+    if specs[0].team is not None and remote.preemption is not None and remote.joined != "stack":
+        raise ValueError(
+            "cat_results: expected 'stack' with preemptive_threshold and a multi-process "
+            f"collector_class, got {remote.joined}; stopped processes end at different steps"
         )

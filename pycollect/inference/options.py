@@ -54,21 +54,21 @@ class InferenceOptions:
         """With central inference, minimum number of environments in a policy call. ``None`` means
         the environments of all collecting workers if sync, which makes actions reproducible from a
         seed, and 1 if async.""",
-        beside=("inference",),
+        also=("inference",),
     )
     max_batch_size: int | None = argument(
         None,
         _check_size,
         """With central inference, maximum number of environments in a policy call; only whole
         workers are served. ``None`` sets no limit.""",
-        beside=("inference",),
+        also=("inference",),
     )
     server_timeout: float | None = argument(
         None,
         _check_timeout,
         """With central inference, maximum number of seconds that a policy call waits for more
         requests. ``None`` means no limit, or 0.01 if async or with `preemptive_threshold`.""",
-        beside=("inference",),
+        also=("inference",),
     )
 
 

@@ -1,7 +1,8 @@
-"""A policy's first call, on copies and without a trace: what it returns, and in which form."""
+"""Call a policy for the first time, on copies and without side effects, to learn its outputs."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, product
 from typing import Any, NamedTuple
@@ -9,11 +10,11 @@ from typing import Any, NamedTuple
 import torch
 
 from pycollect.batch.extras import Extra, Kind
+from pycollect.batch.frame import FLAGS
 from pycollect.batch.layout import Key, is_delivered
 from pycollect.errors import is_interrupt
 from pycollect.policy.crossing import Crossing
 from pycollect.policy.inputs import PolicyInputs
-from pycollect.policy.misfit import Failure, failure
 from pycollect.policy.outputs import check_output_keys
 from pycollect.policy.program.compile import Samples, run_plainly
 from pycollect.policy.program.steps import (
@@ -32,15 +33,25 @@ from pycollect.policy.tensordict_call import TensorDictCall, returned
 
 _MOST_TRIES = 64  # of the forms that the states may have
 
+_OF_TYPES = re.compile(r"dtype|\btypes?\b|a long tensor|tensors used as indices", re.I)
+_OF_FORM = {
+    RuntimeError: re.compile(rf"{_OF_TYPES.pattern}|shape|size|dimension|channels|\b\dD\b", re.I),
+    IndexError: re.compile(
+        rf"{_OF_TYPES.pattern}|too many indices|dimension (specified|out)", re.I
+    ),
+    ValueError: re.compile(r"^RNN input dtype|Expected \w+ to be \dD|got input size"),
+}
+"""Patterns of torch's errors about dtypes and shapes."""
+
 
 class Probed(NamedTuple):
-    """What a policy's first call showed.
+    """Result of a policy's first call.
 
     Attributes:
         program: None if the policy needs a TensorDict.
-        values: what it returned, and those of its states that it does not write.
-        extra_outputs: what it returned without a fixed shape and numeric dtype.
-        samples: what each step of the program was given, if there is one.
+        values: Its outputs, and the states that it does not write.
+        extra_outputs: Outputs without a fixed shape and numeric dtype.
+        samples: Inputs of each step of the program, if there is one.
     """
 
     program: Program | None
@@ -53,10 +64,10 @@ class Probe:
     """Calls a policy for the first time.
 
     Args:
-        policy: in any of the accepted forms.
-        inputs: what it is shown copies of; it is given its states, and own entries that it misses.
-        crossing: to its device.
-        call: how it is called with a TensorDict.
+        policy: Policy in any of the accepted forms.
+        inputs: Inputs to copy. States and missing entries of the policy are added to them.
+        crossing: Moves inputs to the policy's device.
+        call: Calls the policy with a TensorDict.
     """
 
     def __init__(
@@ -74,7 +85,7 @@ class Probe:
         Raises the policy's own error; if torch refused an input's dtype or shape, an error that
         also lists the inputs. Raises ValueError if no form fits, or if an output is not supported.
         """
-        failures: list[Failure] = []
+        failures: list[_Failure] = []
         try:
             for choice in islice(product(*forms.values()), _MOST_TRIES):
                 self._inputs.give_states(dict(zip(forms, choice, strict=True)))
@@ -83,13 +94,15 @@ class Probe:
                 except Exception as error:
                     if is_interrupt(error):
                         raise
-                    failures.append(failure(error, self._policy, self._read(program), self._inputs))
+                    failures.append(
+                        _failure(error, self._policy, self._read(program), self._inputs)
+                    )
             raise _refusal(failures, forms)
         finally:
             failures.clear()  # their tracebacks hold this frame
 
     def _read(self, program: Program | None) -> dict[Key, torch.Tensor]:
-        """Those of its inputs that the policy says it reads; all where it does not say."""
+        """Return the inputs that the policy declares, or all inputs if it declares none."""
         tensors = self._inputs.tensors
         if program is not None:
             read = list(program.read)
@@ -108,7 +121,7 @@ class Probe:
         return probed
 
     def _plainly(self, program: Program) -> Probed | None:
-        """Call every step once, plainly. None if something came that only a TensorDict carries."""
+        """Call each step once. Return None if an output needs a TensorDict."""
         fresh = {key: self._crossing.over(tensor) for key, tensor in self._inputs.tensors.items()}
         try:
             with undisturbed(self._policy, self._crossing.there):
@@ -119,7 +132,7 @@ class Probe:
         return Probed(program, {key: values[key] for key in keys}, (), samples)
 
     def _unwritten(self, written: Iterable[Key]) -> list[Key]:
-        """States that the policy reads and does not write: they stay as they are."""
+        """Return the states that the policy reads and does not write; they do not change."""
         states = self._inputs.states
         keys = [state.leaf.key for state in states if state.next_key not in written]
         return [key for key in keys if key not in written]
@@ -129,7 +142,7 @@ class Probe:
         while True:
             try:
                 return self._outputs_with_tensordict()
-            except KeyError as error:  # it did not say that it reads it
+            except KeyError as error:  # an undeclared input
                 missing = own.missing(error)
                 if missing is None or overlaps(missing, self._inputs.tensors):
                     raise
@@ -188,7 +201,7 @@ class Probe:
             )
 
     def _reads(self, nexts: Iterable[Key], values: Values) -> bool:
-        """Whether the policy answers otherwise where it is given what it wrote under "next"."""
+        """Return whether outputs change if the policy also gets its own "next" entries."""
         with undisturbed(self._policy, self._crossing.there):
             td = self._call.tensordict()
             td.update({key[1:]: values[key] for key in nexts if key in values})
@@ -196,13 +209,96 @@ class Probe:
         return not all(equal(_entry(out, key), value) for key, value in values.items())
 
 
-def _refusal(failures: Sequence[Failure], forms: Forms) -> Exception:
-    """Return the error for a policy whose states fit no form. Arguments as for `_telling`."""
-    telling = _telling(failures, forms)
-    if telling is not None:
-        if telling.told is not None:
-            telling.told.__cause__ = telling.raised
-        return telling.told or telling.raised
+class _Failure(NamedTuple):
+    """A first call that raised.
+
+    Attributes:
+        raised: The policy's exception.
+        error: Error to raise: this exception, or one that also lists the policy's inputs.
+        is_of_types: Whether torch refused the dtype of an input.
+        casts: Observations that a cast would make fit.
+    """
+
+    raised: Exception
+    error: Exception
+    is_of_types: bool = False
+    casts: Sequence[Key] = ()
+
+
+def _failure(
+    raised: Exception, policy: Any, read: Mapping[Key, torch.Tensor], inputs: PolicyInputs
+) -> _Failure:
+    """Return the explanation of an error of a policy's first call.
+
+    Args:
+        read: Inputs that the policy may have read, by key.
+        inputs: All inputs of the policy.
+    """
+    text = str(raised).rstrip(".")
+    pattern = _OF_FORM.get(type(raised))
+    if pattern is None or not pattern.search(text):
+        return _Failure(raised, raised)
+    single = [leaf.key for leaf in inputs.env.observation if not leaf.shape and leaf.key in read]
+    is_of_types = _OF_TYPES.search(text) is not None
+    dtypes = {own.dtype for own in getattr(policy, "parameters", tuple)()}
+    casts: list[Key] = []
+    if is_of_types and "indices" not in text and dtypes == {torch.float32}:
+        odd = {
+            key: tensor.dtype
+            for key, tensor in read.items()
+            if key in inputs.observation and key not in single and key[-1] not in FLAGS
+        }
+        odd = {key: dtype for key, dtype in odd.items() if dtype != torch.float32}
+        casts = [key for key, own in odd.items() if own.is_floating_point or own == torch.bool]
+        casts = casts or [*odd]
+    return _Failure(raised, _explained(raised, read, inputs, single, casts), is_of_types, casts)
+
+
+def _explained(
+    raised: Exception,
+    read: Mapping[Key, torch.Tensor],
+    inputs: PolicyInputs,
+    single: Sequence[Key],
+    casts: Sequence[Key],
+) -> Exception:
+    forms = (f"{show(key)} {_name(own.dtype)} {list(own.shape)}" for key, own in read.items())
+    text = f"policy: the first call, with {', '.join(forms) or 'no tensors'}, raised: {raised}"
+    if casts:
+        plain = {
+            key
+            for key, own in inputs.observation.items()
+            if own.dtype not in (torch.float32, torch.bool)
+        }
+        named = ", ".join(f"{show(key)}: torch.float32" for key in casts)
+        cast = "torch.float32" if set(casts) == plain else f"{{{named}}}"
+        text = f"{text.rstrip('.')}. observation_dtype={cast} casts to the parameters' dtype"
+    elif single:
+        text = (
+            f"{text.rstrip('.')}. {show_all(single)}: one number per environment is no vector; "
+            "embed it (torch.nn.Embedding), one-hot encode it or add a dimension (unsqueeze(-1))"
+        )
+    error = ValueError(text) if isinstance(raised, ValueError) else RuntimeError(text)
+    error.__cause__ = raised
+    return error
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _refusal(failures: Sequence[_Failure], forms: Forms) -> Exception:
+    """Return the error of a policy if no form of its states fits.
+
+    Args:
+        failures: One for each choice of forms.
+        forms: Forms of each state: of one shape and several dtypes if the shape was given.
+    """
+    for own in failures:
+        if own.casts:
+            return own.error
+    if all(len({form.shape for form in own}) == 1 for own in forms.values()):
+        # An error about dtypes may only be of a wrong guess of a state's dtype.
+        return next((own.error for own in failures if not own.is_of_types), failures[0].error)
     first = failures[0].raised
     error = ValueError(
         f"policy: the shape of its state(s) {show_all(forms)} is unknown; pass "
@@ -213,24 +309,8 @@ def _refusal(failures: Sequence[Failure], forms: Forms) -> Exception:
     return error
 
 
-def _telling(failures: Sequence[Failure], forms: Forms) -> Failure | None:
-    """The failure that no other form of the states mends; None if a shape may not have been tried.
-
-    Args:
-        failures: one for each choice of forms.
-        forms: of one shape and several dtypes, where the shape was given.
-    """
-    of_observation = [one for one in failures if one.is_of_observation]
-    if of_observation:
-        return of_observation[0]
-    if any(len({form.shape for form in own}) > 1 for own in forms.values()):
-        return None
-    # What fails of a state's dtype is a wrong guess of it, and tells nothing of the right one.
-    return next((one for one in failures if not one.is_of_state), failures[0])
-
-
 def source_of(state: PolicyState, values: Mapping[Key, torch.Tensor]) -> Key:
-    """Where a state's next value is found; one that is not written stays as it is."""
+    """Return the key of a state's next value; a state that is not written keeps its value."""
     return state.next_key if state.next_key in values else state.leaf.key
 
 
@@ -243,7 +323,7 @@ def _check_next(key: Key, given: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _entry(td: Any, key: Key) -> Any:
-    """The entry; None for one whose tensors differ in shape."""
+    """Return the entry, or None if its tensors differ in shape."""
     try:
         return td.get(key)
     except RuntimeError:

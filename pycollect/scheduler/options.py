@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -131,7 +131,7 @@ class RemoteOptions:
         """How to join the rollouts: "stack" along a new first dimension, or concatenate along
         dimension 0 or -1. ``None`` means "stack".""",
         name="cat_results",
-        beside=("sync",),
+        also=("sync",),
         in_kwargs=True,
     )
     preemption: Preemption | None = made_of(
@@ -149,7 +149,7 @@ class RemoteOptions:
             is stopped. Each worker makes at least one step.""",
             accepts="float | None",
         ),
-        beside=("sync",),
+        also=("sync",),
     )
     timeout: float | None = argument(
         None,
@@ -165,7 +165,7 @@ class RemoteOptions:
         batch is at most ``prefetch + 1`` policy versions old, counting the versions that its worker
         received. ``None`` means 0.""",
         name="prefetch",
-        beside=("sync",),
+        also=("sync",),
         in_kwargs=True,
     )
     update_each: bool = made_of(
@@ -228,19 +228,19 @@ class RemoteOptions:
         sync: bool,
         built_by_workers: bool,
         apart: bool = False,
-        shares: Sequence[int] = (),
+        uneven: bool = False,
     ) -> RemoteOptions:
         """Check the arguments; errors start with an argument's name.
 
         Args:
             apart: A replay buffer gets each rollout separately, whatever `cat_results` is.
-            shares: Share of a batch of each worker.
+            uneven: Workers have different shares of a batch.
         """
         options = checked(cls, given, sync=sync, built_by_workers=built_by_workers)
         return replace(
             options,
             joined="stack" if apart and sync else options.joined,
-            uneven=sync and (options.preemption is not None or len(set(shares)) > 1),
+            uneven=sync and (options.preemption is not None or uneven),
         )
 
     @property

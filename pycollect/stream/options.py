@@ -53,7 +53,7 @@ class StreamOptions:
         False,
         check.check_drop,
         'Return flat batches [N] that contain only the cells marked in ("collector", "mask").',
-        beside=("split_trajs", "trajs_per_batch"),
+        also=("split_trajs", "trajs_per_batch"),
     )
     trajs_per_batch: int = argument(
         None,
@@ -76,7 +76,7 @@ class StreamOptions:
         one trajectory after the other.""",
         name="traj_format",
         accepts="str | None",
-        beside=("trajs_per_batch",),
+        also=("trajs_per_batch",),
     )
     track_traj_ids: bool = flag(
         True,

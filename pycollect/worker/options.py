@@ -50,7 +50,7 @@ class WorkerOptions:
         stays: Entries recorded on the environments' device have no space in the slab.
     """
 
-    frames: int
+    frames: int = 0
     mask: bool = False
     devices: Devices = field(default_factory=Devices)
     stays: bool = False

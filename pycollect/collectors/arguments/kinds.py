@@ -1,4 +1,4 @@
-"""What each worker of a collector runs: one collector of its process, or one of several."""
+"""The collector that each worker runs: one in its own process, or one with processes."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from pycollect.scheduler.team import TeamMaker
 
 @dataclass(frozen=True)
 class WorkerKind:
-    """What `collector_class` says.
+    """The value of `collector_class`.
 
     Attributes:
-        team: how processes of its own collect for each worker, "sync" or "async"; None: there are
-            none.
+        team: How the processes of each worker collect, "sync" or "async". None if it has none.
     """
 
     team: str | None = None
@@ -40,7 +39,7 @@ class WorkerKind:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """What `collector_kwargs` may hold."""
+        """Names that `collector_kwargs` may contain."""
         own = () if self.team is None else arguments_of(RemoteOptions, in_kwargs=True)
         return (*parse.WORKER_ARGUMENTS, *own)
 
@@ -84,15 +83,10 @@ class WorkerKind:
             arguments: Arguments of each worker.
 
         Raises:
-            ValueError: An argument is invalid, or rollouts may be short but are not stacked.
+            ValueError: An argument is invalid.
         """
         if self.team is None:
             return list(plans)
-        if remote.preemption is not None and remote.joined != "stack":
-            raise ValueError(
-                "cat_results: expected 'stack' with preemptive_threshold and a multi-process "
-                f"collector_class, got {remote.joined}; stopped processes end at different steps"
-            )
         result = []
         for plan, own in zip(plans, arguments, strict=True):
             check.check_env_kwargs(plan.spec.env_kwargs, len(plan.spec.entry))
@@ -129,16 +123,16 @@ def _check_team_entry(entry: Any) -> Any:
 
 def _team_options(sync: bool, remote: RemoteOptions, own: Mapping[str, Any]) -> RemoteOptions:
     try:
-        told = checked_kwargs(RemoteOptions, {**own, "sync": sync})
+        own_options = checked_kwargs(RemoteOptions, {**own, "sync": sync})
     except (TypeError, ValueError) as error:
         raise type(error)(f"collector_kwargs: {error}") from None
     return replace(
         remote,
         sync=sync,
-        # Whoever asks the team says when it is to end; its processes only make their least.
+        # The outer collector stops the team; its processes only make their minimum of steps.
         preemption=remote.preemption and replace(remote.preemption, threshold=1.0),
         padded=remote.uneven,
         update_each=False,
         update_interval=0,
-        **told,
+        **own_options,
     )

@@ -9,7 +9,7 @@ from pycollect import checks as check
 from pycollect.collectors.arguments.names import check_others
 from pycollect.collectors.arguments.workers import dict_each, of_each_worker
 
-# What collector_kwargs may not hold.
+# Arguments that `collector_kwargs` must not contain.
 _OURS_ALONE = (
     "create_env_fn",
     "policy",
@@ -25,10 +25,10 @@ _OURS_ALONE = (
 def batched(
     entries: Sequence[Any], envs: Any, name: str = "num_workers_per_collector"
 ) -> list[Any]:
-    """The entries, or of each so many copies that are stepped as a batch.
+    """Return the entries, or a batch of `envs` copies of each.
 
     Raises:
-        ValueError: an entry that cannot be repeated, by the name of the argument.
+        ValueError: An entry cannot be repeated.
     """
     count = check.check_positive(name, envs)
     return [_batched(entry, name, count) for entry in entries]
@@ -58,14 +58,16 @@ def merged_arguments(
     names: Sequence[str],
     runs: str,
 ) -> list[dict[str, Any]]:
-    """The arguments of each worker: defaults, then `collector_kwargs`, then what was passed.
+    """Return the arguments of each worker.
+
+    An argument that the caller passed wins, then `collector_kwargs`, then the default.
 
     Args:
-        values: the top-level values of WORKER_ARGUMENTS.
-        passed: which of them the caller really gave.
+        values: The collector's own values of WORKER_ARGUMENTS.
+        passed: Names that the caller passed.
         collector_kwargs: None, a dict, or one per worker.
-        names: what these may hold.
-        runs: the class of the collector that each worker runs.
+        names: Names that `collector_kwargs` may contain.
+        runs: Class of the collector that each worker runs.
     """
     given = dict_each("collector_kwargs", collector_kwargs, workers)
     result = []

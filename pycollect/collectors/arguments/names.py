@@ -1,4 +1,4 @@
-"""The names of arguments: which are known, what to use in place of others."""
+"""The names of arguments: known ones, refused ones, and suggestions for others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pycollect
 
-# TorchRL's arguments that only hint at how to go about it.
+# Arguments of TorchRL that have no effect here.
 HINTS = frozenset(
     {
         "use_buffers",
@@ -28,7 +28,7 @@ _CENTRAL = (
     "use MultiSyncDataCollector, MultiaSyncDataCollector or RayCollector(inference='central')"
 )
 
-# Arguments of TorchRL and of other collectors that a class does not have, and what to use instead.
+# Arguments of TorchRL and of other collectors that a class does not have, and replacements.
 REFUSED = {
     "interruptor": "use preemptive_threshold",
     "backend": "choose another collector class, or use Collector(backend=...)",
@@ -66,10 +66,11 @@ _MEANT = {
     **dict.fromkeys(("create_env_fn", "create_env_fns"), "env"),
     "batch_size": "frames_per_batch",
     "num_collectors": "num_workers",
+    "num_workers": "num_collectors",
     "policy_device": "device",
     "max_frames_per_traj": "max_steps",
 }
-"""What other libraries, and other classes here, call what is meant."""
+"""Other names of arguments, in other libraries and in other classes here."""
 
 
 def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> None:
@@ -101,25 +102,17 @@ def check_others(name: str, known: Iterable[str], others: Mapping[str, Any]) -> 
 
 def unknown_argument(name: str, known: list[str], other: str) -> str:
     """Return the error text for an unknown argument of a class, with a suggestion if possible."""
-    nearest = difflib.get_close_matches(other, known, n=1, cutoff=0.6)
-    takers = _takers(other)
-    hint = ""
-    if (meant := _MEANT.get(other)) in known:
-        hint = f"; did you mean {meant!r}?"
-    elif other == "num_envs":
-        hint = "; pass several environments as a list of callables, or as one vector environment"
-    elif other == "num_workers" and "num_collectors" in known:
-        hint = (
-            "; did you mean 'num_collectors'? MultiSyncDataCollector and MultiaSyncDataCollector "
-            "have 'num_workers'"
-        )
-    elif takers:
-        hint = f"; it is an argument of {takers}"
-    elif nearest:
-        hint = f"; did you mean {nearest[0]!r}?"
-    elif others := difflib.get_close_matches(other, all_arguments(), n=1, cutoff=0.8):
-        hint = f"; did you mean {others[0]!r}, an argument of {_takers(others[0])}?"
-    return f"{other}: not an argument of {name}{hint}"
+    text = f"{other}: not an argument of {name}"
+    if other == "num_envs":
+        return f"{text}; pass several environments as a list of callables or a vector environment"
+    classes = classes_by_argument()
+    near = [] if other in classes else difflib.get_close_matches(other, known, n=1, cutoff=0.6)
+    meant = [own for own in (_MEANT.get(other), *near) if own in known][:1]
+    near = [] if meant else difflib.get_close_matches(other, classes, n=1, cutoff=0.8)
+    elsewhere = [own for own in (other, *near) if own in classes][:1]
+    text += "".join(f"; did you mean {own!r}?" for own in meant)
+    text += "".join(f"; {own!r} is an argument of {', '.join(classes[own])}" for own in elsewhere)
+    return text
 
 
 def call_error(name: str, error: TypeError) -> str:
@@ -132,16 +125,10 @@ def call_error(name: str, error: TypeError) -> str:
     return f"{name}: {error}"
 
 
-def _takers(argument: str) -> str:
-    """The collectors that have it; empty where none has."""
-    return ", ".join(name for name, arguments in _arguments().items() if argument in arguments)
-
-
-def all_arguments() -> set[str]:
-    """Return the names of the arguments of all collectors."""
-    return {name for arguments in _arguments().values() for name in arguments}
-
-
-def _arguments() -> dict[str, list[str]]:
-    """The names of its arguments, by collector."""
-    return {name: [*inspect.signature(getattr(pycollect, name)).parameters] for name in _CLASSES}
+def classes_by_argument() -> dict[str, list[str]]:
+    """Return the names of the collectors that have an argument, for all their arguments."""
+    classes: dict[str, list[str]] = {}
+    for name in _CLASSES:
+        for argument in inspect.signature(getattr(pycollect, name)).parameters:
+            classes.setdefault(argument, []).append(name)
+    return classes

@@ -1,4 +1,4 @@
-"""The arguments of a collector with several workers, brought into one form per worker."""
+"""Split the arguments of a collector with several workers into one set per worker."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pycollect import checks as check
-from pycollect.arguments import arguments_of, checked, naming
+from pycollect.arguments import arguments_of, naming
 from pycollect.collectors.arguments import devices as device_arguments
-from pycollect.devices import CPU, Devices
-from pycollect.engines.messages import WorkerSpec, pickled, pickled_for_child, pickled_spec
+from pycollect.devices import CPU
+from pycollect.engines.messages import pickled
 from pycollect.envs import check_entry
 from pycollect.envs.groups import check_env_groups, group_entries
 from pycollect.policy import placed
-from pycollect.scheduler.records import WorkerPlan
 from pycollect.stream.options import StreamOptions
 from pycollect.worker.options import WorkerOptions
 
-# Those that may be a list with one for each worker.
+# Arguments that may be a list with one value per worker.
 ONE_EACH = (*device_arguments.NAMES, "create_env_kwargs", "policy_factory")
 
-# What all workers share, though `collector_kwargs` may say it.
+# Arguments that all workers share, although `collector_kwargs` may contain them.
 _COMMON = tuple(arguments_of(StreamOptions, in_kwargs=True))
 
-# The arguments that concern what one worker does.
+# Arguments of one worker.
 WORKER_ARGUMENTS = (*ONE_EACH, *arguments_of(WorkerOptions), *_COMMON)
 
 
@@ -71,14 +70,10 @@ def one_each(name: str, value: Any, workers: int) -> list[Any]:
     return list(value)
 
 
-def frames_of_each(value: Any, workers: int, sync: bool) -> list[int]:
-    """The frames of one rollout of each worker, from `frames_per_batch`."""
+def shares_of(frames_per_batch: Sequence[Any], workers: int) -> list[int]:
+    """Return the frames of each worker, from a list of them."""
     name = "frames_per_batch"
-    if not isinstance(value, (list, tuple)):
-        whole = check.check_positive(name, value)
-        return [-(-whole // workers) if sync else whole] * workers
-    shares = [check.check_positive(name, item) for item in one_each(name, value, workers)]
-    return shares if sync else [sum(shares)] * workers
+    return [check.check_positive(name, own) for own in one_each(name, frames_per_batch, workers)]
 
 
 def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
@@ -90,7 +85,7 @@ def dict_each(name: str, value: Any, workers: int) -> list[dict[str, Any]]:
 
 
 def of_each_worker(values: Mapping[str, Any], workers: int) -> list[dict[str, Any]]:
-    """The arguments of each worker."""
+    """Return the arguments of each worker."""
     lists = {
         name: one_each(name, value, workers) for name, value in values.items() if name in ONE_EACH
     }
@@ -115,17 +110,17 @@ def common_values(arguments: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def policy_sources(
-    arguments: Sequence[Mapping[str, Any]], policy: Any, beside: bool = False
+    arguments: Sequence[Mapping[str, Any]], policy: Any, with_policy: bool = False
 ) -> tuple[list[Any], bool]:
     """Return the policy or policy factory of each worker, and whether they are factories.
 
     Args:
         policy: Policy of workers without factories.
-        beside: Accept a policy in addition to factories.
+        with_policy: Accept a policy in addition to factories.
     """
     factories = [own["policy_factory"] for own in arguments]
     for factory in factories:
-        check.check_factory(factory, None if beside else policy)
+        check.check_factory(factory, None if with_policy else policy)
     check.check_policy(policy)
     given = [factory is not None for factory in factories]
     if not any(given):
@@ -138,7 +133,7 @@ def policy_sources(
 
 
 def one_for_all(given: Any, before: Any) -> Any:
-    """What is given; else what the collector was given, unless that is one per worker."""
+    """Return `given`, or if it is None the collector's value, unless that has one per worker."""
     if given is not None or isinstance(before, (list, tuple)):
         return given
     return before
@@ -171,68 +166,11 @@ def check_groups(
         group_entries(own, count, policy_elsewhere=server is not None)
 
 
-def worker_plans(
-    entries: Sequence[Any],
-    arguments: Sequence[Mapping[str, Any]],
-    sources: Sequence[Any],
-    built_by_workers: bool,
-    shares: Sequence[int],
-    options: Sequence[Mapping[str, Any]],
-    devices: Sequence[Devices],
-    first: int = 0,
-    mask: bool = False,
-    elsewhere: bool = True,
-    compress: bool = False,
-) -> list[WorkerPlan]:
-    """What each worker is made from; TypeError by the argument's name for what does not pickle.
-
-    Args:
-        shares: frames of one rollout of each.
-        options: of the engine, for each worker.
-        devices: of each.
-        first: the id of the first one.
-        mask: record ("collector", "mask") whatever the environments.
-        elsewhere: they are no children of this process, which inherit what it shares.
-        compress: their rollouts are compressed where they travel.
-    """
-    common = {"mask": mask, "compress": compress}
-    specs = [
-        WorkerSpec(
-            index,
-            entry,
-            check.check_env_kwargs(own["create_env_kwargs"]),
-            checked(WorkerOptions, own, frames=share, devices=places, **common),
-            builds_policy=built_by_workers,
-            hides_gpus=_hides_gpus(places, settings),
-        )
-        for index, (entry, own, share, places, settings) in enumerate(
-            zip(entries, arguments, shares, devices, options, strict=True), first
-        )
-    ]
-    for spec in specs:
-        _ = pickled_spec(spec) if elsewhere else pickled_for_child(spec)
-    policies = pickled_policies(sources, built_by_workers)
-    return [
-        WorkerPlan(spec, policy, own)
-        for spec, policy, own in zip(specs, policies, options, strict=True)
-    ]
-
-
-def _hides_gpus(devices: Devices, options: Mapping[str, Any]) -> bool:
-    """Whether a worker is not to see GPUs, of which each process that looks takes some memory.
-
-    Not where nobody told what it works with, unless the engine counts GPUs and gives it none.
-    """
-    return devices.of_worker == {"cpu"} or (
-        not devices.of_worker and options.get("num_gpus", 1) == 0
-    )
-
-
 def pickled_policies(sources: Sequence[Any], are_factories: bool) -> list[bytes]:
-    """Each actor's policy or factory, pickled; those that are the same object share their bytes."""
+    """Return each worker's policy or factory, pickled; equal objects share their bytes."""
     name = "policy_factory" if are_factories else "policy"
     known = {id(source): source for source in sources}
-    if not are_factories:  # a worker may lack the device that the caller's lies on
+    if not are_factories:  # a worker may lack the device of the caller's policy
         known = {key: placed(source, CPU) for key, source in known.items()}
     data = {key: pickled(name, source) for key, source in known.items()}
     return [data[id(source)] for source in sources]
