@@ -21,12 +21,12 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from benchmarks import workloads
 from benchmarks.race import Side
+from pycollect.bench.sides import ours, read_tensors, torchrls
 
 PEER = "TorchRL, SyncVectorEnv"
 ENVS = 64
 STEPS = 128
-FRAME_BYTES = 2 * 4 * 4
-"""Observation before and after the step."""
+FRAME_BYTES = workloads.CARTPOLE_BYTES
 
 
 def entry_point() -> VectorEnv:
@@ -51,35 +51,11 @@ def one_by_one() -> VectorEnv:
     )
 
 
-def ours(make: Callable[[], Any]) -> Iterator[int]:
-    """SyncDataCollector of pycollect."""
-    from pycollect import SyncDataCollector
-
-    with SyncDataCollector(
-        make,
-        workloads.categorical_policy(),
-        frames_per_batch=ENVS * STEPS,
-        total_frames=workloads.FOREVER,
-    ) as collector:
-        for batch in collector:
-            yield workloads.read(batch)
-
-
-def torchrl(make: Callable[[], VectorEnv]) -> Iterator[int]:
-    """Collector of TorchRL."""
-    from torchrl.collectors import Collector
-
-    collector = Collector(
-        workloads.for_torchrl(make),
-        workloads.categorical_policy(),
-        frames_per_batch=ENVS * STEPS,
-        total_frames=workloads.FOREVER,
-    )
-    try:
-        for batch in collector:
-            yield workloads.read(batch)
-    finally:
-        collector.shutdown()
+def work(make: Callable[[], Any]) -> dict[str, Any]:
+    """Return the arguments of a collector in this process."""
+    policy = workloads.categorical_policy
+    single = {"collector": "SyncDataCollector", "env": make, "policy": policy}
+    return {**single, "frames_per_batch": ENVS * STEPS}
 
 
 def plain_loop(make: Callable[[], Any]) -> Iterator[int]:
@@ -109,7 +85,7 @@ def plain_loop(make: Callable[[], Any]) -> Iterator[int]:
                 rewards[t] = reward
                 terminated[t] = ended
                 truncated[t] = cut
-        workloads.read_tensors(*arrays)
+        read_tensors(*arrays)
         done = terminated | truncated
         dummies = np.count_nonzero(ended_before) + np.count_nonzero(done[:-1])
         ended_before = done[-1]
@@ -121,8 +97,8 @@ def test_vector_entry_point(compare: Callable[..., None]) -> None:
     compare(
         "CartPole x64, categorical",
         [
-            Side("pycollect", ours, {"make": entry_point}),
-            Side(PEER, torchrl, {"make": one_by_one}, needs="torchrl"),
+            Side("pycollect", ours, work(entry_point)),
+            Side(PEER, torchrls, work(one_by_one), needs="torchrl"),
             Side("plain loop", plain_loop, {"make": entry_point}),
         ],
         frame_bytes=FRAME_BYTES,
@@ -137,7 +113,7 @@ def test_envpool(compare: Callable[..., None]) -> None:
     compare(
         "CartPole x64, EnvPool, categorical",
         [
-            Side("pycollect", ours, {"make": pool}),
+            Side("pycollect", ours, work(pool)),
             Side("plain loop", plain_loop, {"make": pool}),
         ],
         frame_bytes=FRAME_BYTES,
@@ -151,8 +127,8 @@ def test_sync_vector_env(compare: Callable[..., None]) -> None:
     compare(
         "CartPole x64, SyncVectorEnv",
         [
-            Side("pycollect", ours, {"make": one_by_one}),
-            Side(PEER, torchrl, {"make": one_by_one}, needs="torchrl"),
+            Side("pycollect", ours, work(one_by_one)),
+            Side(PEER, torchrls, work(one_by_one), needs="torchrl"),
         ],
         frame_bytes=FRAME_BYTES,
         wanted={},

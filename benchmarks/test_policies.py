@@ -1,14 +1,16 @@
 """One policy for Pendulum written in three ways, beside a plain loop that calls it."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule
 from torch import nn
 
+from benchmarks import workloads
 from benchmarks.race import Side
-from benchmarks.test_pendulum import FRAME_BYTES, ours, plain_loop
+from benchmarks.test_pendulum import FRAME_BYTES, plain_loop, work
+from pycollect.bench.sides import ours
 
 STEPS = 1000
 
@@ -43,19 +45,15 @@ class OverTensorDict(OverTensors):
         return tensordict.set("action", self.net(tensordict["observation"]))
 
 
-def known() -> TensorDictModule:
-    """Layers that are known."""
-    return TensorDictModule(network(), in_keys=["observation"], out_keys=["action"])
-
-
 def test_policies(compare: Callable[..., None]) -> None:
     """What the form of a policy costs."""
+    known = partial(workloads.as_policy, network)
     compare(
         f"policies: Pendulum, 3-64-64-1, in process, T={STEPS}",
         [
-            Side("layers that are known", ours, {"frames": STEPS, "policy": known}),
-            Side("a module over tensors", ours, {"frames": STEPS, "policy": OverTensors}),
-            Side("one that takes a TensorDict", ours, {"frames": STEPS, "policy": OverTensorDict}),
+            Side("layers that are known", ours, work(STEPS, known)),
+            Side("a module over tensors", ours, work(STEPS, OverTensors)),
+            Side("one that takes a TensorDict", ours, work(STEPS, OverTensorDict)),
             Side("plain loop", plain_loop, {"frames": STEPS, "module": network}),
         ],
         frame_bytes=FRAME_BYTES,

@@ -14,16 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = (
-    "pycollect-rl",
-    "torch",
-    "tensordict",
-    "torchrl",
-    "ray",
-    "gymnasium",
-    "numpy",
-    "pybind11",
-)
+PACKAGES = ("pycollect-rl", "torch", "tensordict", "torchrl", "ray", "gymnasium", "numpy")
 _CARD = {
     "driver": "driver_version",
     "bus": "pci.bus_id",
@@ -221,8 +212,8 @@ def save_plot(rows: Sequence[Row], title: str, path: Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def machine() -> dict[str, Any]:
-    """Return the facts by name; None for unknown ones.
+def machine(packages: Sequence[str] = (*PACKAGES, "pybind11")) -> dict[str, Any]:
+    """Return the facts by name, with the versions of packages; None for unknown ones.
 
     An idle GPU may report a slower link than it has, so call this after using it.
     """
@@ -244,7 +235,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "compiler": _first_line([os.environ.get("CXX", "c++"), "--version"]),
         "load average": os.getloadavg()[0],
-        **{name: _version(name) for name in _PACKAGES},
+        **{name: _version(name) for name in packages},
     }
 
 
