@@ -24,14 +24,10 @@ pytest.importorskip("gymnasium")
 
 import pycollect
 from pycollect.__main__ import main
-from pycollect.demo import run as command
-from pycollect.demo.collect import single
-from pycollect.demo.interrupt import Interrupt
-from pycollect.demo.plot import drawn, save_plot
+from pycollect.demo import cli
 from pycollect.demo.ppo import PPO, ActorCritic, PPOConfig, advantages_and_returns, ppo_loss
-from pycollect.demo.report import summary
-from pycollect.demo.tasks import make_task
-from pycollect.demo.train import Point, Run, train
+from pycollect.demo.report import drawn, save_plot, summary
+from pycollect.demo.train import Interrupt, Point, Run, make_task, train
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -206,7 +202,7 @@ def test_the_policy_records_its_action_and_the_log_probability() -> None:
 
 def test_it_learns() -> None:
     task = replace(make_task("CartPole-v1", workers=1), frames=40_000, target=None)
-    run = train(task, lambda policy: single(task, policy), seed=0)
+    run = train(task, 0, seed=0)
     first, last = run.points[1].mean_return, run.points[-1].mean_return
     assert first < 60
     assert last > first + 100
@@ -218,42 +214,26 @@ def test_it_learns() -> None:
 
 
 def run_of(points: list[Point], **changes: Any) -> Run:
-    run = Run(make_task("CartPole-v1", workers=1), points=points)
-    run.clock.seconds = {"start": 1.0, "collect": 2.0, "learn": 5.0, "stop": 0.5}
-    return replace(run, **changes)
-
-
-SECONDS = {"idle": 1.0, "assemble": 0.5, "user": 5.0, "elapsed": 8.0}
-WORKERS = {0: {"seconds": {"env": 2.0, "policy": 1.5, "record": 0.5}}}
-
-
-def test_the_summary_accounts_for_all_of_the_time() -> None:
-    stats = {"frames": 8000, "episodes": 120, "episode_return": 480.0, "seconds": SECONDS}
-    stats["workers"] = WORKERS
-    run = run_of([Point(8.0, 8000, 480.0)], stats=stats, outcome="target")
-    text = summary(run)
-    rows = {line[:24].strip(): line[24:].split() for line in text.splitlines() if line[24:]}
-    assert rows["total"] == ["9.50", "100.0%"]  # start, 8 s of training, stop
-    assert rows["everything else"] == ["1.00", "10.5%"]
-    assert rows["assembly"] == ["0.50", "5.3%"]
-    assert "environments" not in rows  # they ran in the workers, beside the waiting
-    assert rows["of each worker"] == ["2,000"]
-    assert rows["frames/s"] == ["1,000"]
-    assert "Solved" in text
-    assert "480.0 of the last 100 episodes" in text
+    return replace(Run(make_task("CartPole-v1", workers=1), points=points), **changes)
 
 
 @pytest.mark.parametrize("name", ["SyncDataCollector", "MultiSyncDataCollector"])
-def test_the_summary_knows_what_collectors_say_of_their_time(name: str) -> None:
+def test_the_summary_accounts_for_all_of_the_time(name: str) -> None:
     with getattr(pycollect, name)([CountingEnv], None, frames_per_batch=50) as collector:
         collector.next()
         collector.next()
-        stats = collector.stats()
-    text = summary(run_of([Point(8.0, 100, 1.0)], stats=stats))
+        stats = {**collector.stats(), "episodes": 120, "episode_return": 480.0}
+    text = summary(run_of([Point(8.0, 100, 1.0)], stats=stats, outcome="target"))
     rows = {line[:24].strip(): line[24:].split() for line in text.splitlines() if line[24:]}
     within = {"environments", "policy", "recording"}
     assert within <= set(rows) if name == "SyncDataCollector" else "waiting for workers" in rows
+    shares = [float(own[1][:-1]) for own in rows.values() if own[-1].endswith("%")]
+    assert shares.pop() == 100  # the total
+    assert sum(shares) <= 100.5
     assert int(rows["of each worker"][0].replace(",", "")) > 0
+    assert rows["frames/s"] == ["12"]
+    assert "Solved" in text
+    assert "480.0 of the last 100 episodes" in text
 
 
 def test_the_summary_of_a_run_without_a_batch() -> None:
@@ -299,9 +279,7 @@ BACKENDS = ["single", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.sl
 
 
 # CI runs the demo on Ray out of the wheel.
-@pytest.mark.parametrize(
-    "backend", ["single", pytest.param("ray", marks=[pytest.mark.ray, pytest.mark.slow])]
-)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_the_command(backend: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     process = demo("--backend", backend, "--frames", "8192", "--output", "plots", folder=tmp_path)
@@ -414,7 +392,7 @@ def test_what_is_not_installed_is_said(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command, "is_installed", lambda module: module != absent)
+    monkeypatch.setattr(cli, "is_installed", lambda module: module != absent)
     with pytest.raises(SystemExit) as stopped:
         main(["demo", *arguments])
     assert stopped.value.code == 2
@@ -424,7 +402,7 @@ def test_what_is_not_installed_is_said(
 def test_without_matplotlib_there_is_no_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "is_installed", lambda module: module != "matplotlib")
+    monkeypatch.setattr(cli, "is_installed", lambda module: module != "matplotlib")
     arguments = ["--backend", "single", "--frames", "2048", "--output", str(tmp_path)]
     assert main(["demo", *arguments]) == 0
     assert "matplotlib" in capsys.readouterr().out
