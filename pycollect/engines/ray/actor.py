@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pycollect.batch.slab_rows import MemoryAddress
 from pycollect.engines.process_end import ProcessEnd
-from pycollect.engines.ray.forgotten import when_forgotten
+from pycollect.engines.ray.session import end_of, when_forgotten
 from pycollect.engines.waiting import Rung
 
 _LOG_CHARACTERS = 2000
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_PID = re.compile(r"\bpid[:=] ?(\d+)")
-_NODE = re.compile(r"\bip[:=] ?([\w.:]*\w)", re.IGNORECASE)
-_EXIT_CODE = re.compile(r"\bexit code (\d+)")
 
 
 class Actor:
@@ -88,28 +83,3 @@ def _kill(ray: Any, handle: Any) -> None:
     with contextlib.suppress(Exception):  # it is gone already, or Ray is
         if ray.is_initialized():
             ray.kill(handle)
-
-
-def end_of(error: BaseException) -> ProcessEnd:
-    """Return how an actor's process ended, and its pid and node, from Ray's exception."""
-    text = _COLOURS.sub("", str(error))
-    pid, node = _PID.search(text), _NODE.search(text)
-    places = [pid and f"process {pid[1]}", node and f"on node {node[1]}"]
-    place = " ".join(filter(None, places))
-    cause = _cause(type(error).__name__, text)
-    return ProcessEnd(f"{cause} ({place})" if place else cause, text)
-
-
-def _cause(kind: str, text: str) -> str:
-    """Extract the cause from Ray's text, which also contains paragraphs of advice."""
-    if kind == "OutOfMemoryError":
-        return "Ray killed it because its node was low on memory"
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    last = lines[-1] if lines else kind
-    _, of_process, detail = last.partition("Worker exit detail: ")
-    exit_code = _EXIT_CODE.search(detail)
-    if exit_code:
-        return f"it ended with exit code {exit_code[1]}"
-    if "connection error" in detail:  # Ray's end of the connection saw it go, and no more
-        return "it was killed, or it crashed"
-    return (detail.partition(". ")[0] if of_process else last).removesuffix(".")

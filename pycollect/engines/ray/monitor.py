@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from pycollect.engines.descendants import children_of, kill_tree
 from pycollect.engines.other_process import OtherProcess
 from pycollect.engines.process_end import ProcessEnd
-from pycollect.engines.ray.actor import Actor, end_of
+from pycollect.engines.ray.actor import Actor
+from pycollect.engines.ray.session import end_of
 
 _ACCOUNT_SECONDS = 2.0  # in which Ray tells how an actor's process ended
 _KILL_SECONDS = 2.0  # in which Ray ends one
