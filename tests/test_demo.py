@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -18,7 +19,6 @@ from envs_for_tests import CountingEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
-from torch import Tensor
 
 pytest.importorskip("gymnasium")
 
@@ -34,62 +34,41 @@ PNG = b"\x89PNG\r\n\x1a\n"
 # --- PPO ---
 
 
-def random_row(rng: torch.Generator, steps: int) -> dict[str, Tensor]:
-    """A row of trajectories of random lengths: terminated, truncated or just cut, gaps between."""
-    row = {
-        "observation": torch.zeros(steps, 3),
-        "next_observation": torch.zeros(steps, 3),
-        "reward": torch.zeros(steps),
-        "terminated": torch.zeros(steps, dtype=torch.bool),
-        "truncated": torch.zeros(steps, dtype=torch.bool),
-        "traj_ids": torch.full((steps,), -1),
-    }
-    t, trajectory = 0, 0
-    while t < steps:
-        length = int(torch.randint(1, 6, (), generator=rng))
-        end = min(t + length, steps)
-        states = torch.randn(length + 1, 3, generator=rng)
-        row["observation"][t:end] = states[: end - t]
-        row["next_observation"][t:end] = states[1 : end - t + 1]
-        row["reward"][t:end] = torch.randn(end - t, generator=rng)
-        row["traj_ids"][t:end] = trajectory
-        ending = int(torch.randint(3, (), generator=rng))  # 2: an id change without a done
-        if t + length == end and ending < 2:
-            row["terminated" if ending == 0 else "truncated"][end - 1] = True
-        t = end + int(torch.randint(2, (), generator=rng))  # perhaps a cell without a frame
-        trajectory += 1
-    return row
-
-
 def random_batch(seed: int, batch: list[int], steps: int) -> TensorDict:
-    """A batch [*batch, steps] with the collectors' keys."""
+    """Make a batch [*batch, steps] with the collectors' keys.
+
+    Trajectories have random lengths; they are terminated, truncated or just cut, and a cell without
+    a frame may follow.
+    """
     rng = torch.Generator().manual_seed(seed)
-    count = int(torch.tensor(batch).prod()) if batch else 1
-    rows = [random_row(rng, steps) for _ in range(count)]
-    cells = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-    ids = cells["traj_ids"]
-    offsets = 100 * torch.arange(count).unsqueeze(-1)
-    done = cells["terminated"] | cells["truncated"]
-    flat = TensorDict(
+    shape = (*batch, steps)
+    last = torch.rand(shape, generator=rng) < 0.3
+    first = last.roll(1, -1)
+    first[..., 0] = False
+    offset = 100 * torch.arange(math.prod(batch)).reshape(*batch, 1)
+    ids = first.cumsum(-1) + offset
+    ids[first & (torch.rand(shape, generator=rng) < 0.5)] = -1
+    ending = torch.randint(3, shape, generator=rng)  # 2: an id change without a done
+    flags = [(last & (ids >= 0) & (ending == kind)).unsqueeze(-1) for kind in (0, 1)]
+    states = torch.randn(*batch, steps + 1, 3, generator=rng)
+    following = states[..., 1:, :].clone()
+    following[last] = torch.randn(int(last.sum()), 3, generator=rng)
+    return TensorDict(
         {
-            "observation": cells["observation"],
-            "action": torch.randint(2, ids.shape, generator=rng),
-            "sample_log_prob": torch.full(ids.shape, 0.5).log(),
+            "observation": states[..., :-1, :],
+            "action": torch.randint(2, shape, generator=rng),
+            "sample_log_prob": torch.full(shape, 0.5).log(),
             "next": {
-                "observation": cells["next_observation"],
-                "reward": cells["reward"].unsqueeze(-1),
-                "terminated": cells["terminated"].unsqueeze(-1),
-                "truncated": cells["truncated"].unsqueeze(-1),
-                "done": done.unsqueeze(-1),
+                "observation": following,
+                "reward": torch.randn(*shape, 1, generator=rng),
+                "terminated": flags[0],
+                "truncated": flags[1],
+                "done": flags[0] | flags[1],
             },
-            "collector": {
-                "traj_ids": torch.where(ids < 0, ids, ids + offsets),
-                "mask": ids >= 0,
-            },
+            "collector": {"traj_ids": ids, "mask": ids >= 0},
         },
-        [count, steps],
+        shape,
     )
-    return flat.reshape(*batch, steps)
 
 
 def naive_advantages(net: ActorCritic, batch: TensorDict, config: PPOConfig) -> dict[int, list]:
