@@ -62,7 +62,7 @@ def facts(packages: Sequence[str] = PACKAGES) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is measured; with a plus where files differ from it."""
+    """Return the measured commit, with a plus if files differ from it."""
     answer = subprocess.run(
         ["git", "describe", "--always", "--exclude=*", "--dirty=+"], capture_output=True, text=True
     )

@@ -2,11 +2,11 @@
 
 The environment is Gymnasium's own vector entry point, which spends one step of a sub-environment
 on each of its resets. Those steps are no frames: neither side counts them. TorchRL refuses this
-environment (it is NEXT_STEP by construction), so its peer row runs the best of what it accepts: a
+environment (it is NEXT_STEP by construction), so its peer row runs the best kind that it accepts: a
 SyncVectorEnv with its own resets disabled.
 
 EnvPool, which steps in threads of its own and resets as that entry point does, is the same case
-with an environment that costs little of the caller's time (it is left out where it is not there).
+with an environment that costs little of the caller's time (left out if it is not installed).
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +42,7 @@ def pool() -> Any:
 
 
 def one_by_one() -> VectorEnv:
-    """64 environments stepped one after the other, reset by whoever steps them."""
+    """Return 64 environments stepped one after the other; the caller resets them."""
     return gymnasium.make_vec(
         "CartPole-v1",
         num_envs=ENVS,

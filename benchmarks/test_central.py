@@ -1,7 +1,7 @@
-"""One policy for all workers, called centrally, beside one in each worker, which share one device.
+"""One policy for all workers, called centrally, and one in each worker; all share one device.
 
-The device stands for a GPU: whoever calls the policy has it for two milliseconds, whatever the
-batch. The limit is the device alone, called again and again for all environments; beside it stand
+The device stands for a GPU: each call of the policy holds it for two milliseconds, for any batch
+size. The limits are the device alone, called again and again for all environments, and
 processes that step such environments and ask through the same slots, while nothing is kept. In
 groups, environments take time, too: the limit is then the longer of both, a worker's environments
 stepped one after the other.
@@ -192,7 +192,7 @@ def sample_factory(case: str, lock: str, workers: int) -> Iterator[int]:
 
 
 def primed(make: Callable[[], Any], module: Any) -> Any:
-    """An environment of TorchRL's, with what a recurrent policy needs there."""
+    """Return TorchRL's environment, with the transforms that a recurrent policy needs."""
     if "is_init" not in module.in_keys:
         return make()
     from torchrl.envs import Compose, InitTracker, TransformedEnv
@@ -218,7 +218,7 @@ def alone(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
 
 
 def unrecorded(env: Any, policy: Any, lock: str, workers: int) -> Iterator[int]:
-    """The same, while processes step the environments and wait for each call: what can be had."""
+    """Do the same while processes step the environments and wait for each call."""
     from pycollect._core import Bell, ServerSlots
 
     bell, slots, call = Bell(), ServerSlots(), for_all(env, policy, lock, workers)
@@ -401,7 +401,7 @@ def test_in_groups(compare: Callable[..., None], tmp_path: Path, workers: int) -
 
 
 def test_a_round_trip(compare: Callable[..., None], smoke: bool) -> None:
-    """What asking costs beside a bare hand-over and back."""
+    """Compare a request with a bare hand-over and back."""
     trips = {"trips": 100 if smoke else 10_000}
     compare(
         "round trips of a worker that asks a server",

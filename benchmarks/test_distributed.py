@@ -1,8 +1,7 @@
 """Two ranks of torch.distributed on this machine: in shared memory, by messages and by RPC.
 
-Ranks on the driver's node go the same way as processes, and should cost no more. By messages and by
-RPC is how ranks on other nodes go, over the loopback interface here: what these cost, not a
-network.
+Ranks on the driver's node go the same way as processes, and should cost no more. Ranks on other
+nodes use messages or RPC; here these use the loopback interface, so no network is measured.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Epsilon-greedy for CartPole: TorchRL's modules and a module of tensors, beside a plain loop."""
+"""Epsilon-greedy for CartPole: TorchRL's modules, a module of tensors, and a plain loop."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,10 +1,10 @@
 """Two processes of this machine that collect for one learner.
 
-The limit is that many plain loops at once, each in a process of its own, which nobody has to wait
-for. Gymnasium's AsyncVectorEnv and Stable-Baselines3's SubprocVecEnv have one process per
-environment, and the policy in this one. Pixels come from an environment that is free, so that
-transport is measured: the limit is one thread that copies a batch of that size from memory to
-memory. Ray's actors on the driver's node go the same way as processes, and should cost no more.
+The limit is as many plain loops at once, each in a process of its own, without a common wait.
+Gymnasium's AsyncVectorEnv and Stable-Baselines3's SubprocVecEnv have one process per environment,
+and the policy in this one. Pixels come from a free environment, which leaves transport: the limit
+is one thread that copies a batch of that size from memory to memory. Ray's actors on the driver's
+node use the same transport as processes, and should cost no more.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ SUBPROC = "SubprocVecEnv"
 
 
 class Leaning(torch.nn.Module):
-    """Index 1 where the third number is positive, else 0."""
+    """Index 1 if the third number is positive, else 0."""
 
     def forward(self, observation: torch.Tensor) -> torch.Tensor:
         """Return one index per environment."""

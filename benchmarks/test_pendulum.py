@@ -1,4 +1,4 @@
-"""One Pendulum per worker and a linear policy: what a step costs besides environment and policy."""
+"""One Pendulum per worker and a linear policy: a step's cost without environment and policy."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -82,7 +82,7 @@ def test_opaque_policy(compare: Callable[..., None]) -> None:
 
 @pytest.mark.full
 def test_slow_policy(compare: Callable[..., None]) -> None:
-    """A policy of 1 ms: what a collector adds should not show."""
+    """A policy of 1 ms: a collector should add nothing that shows."""
     compare(
         "Pendulum, in process, T=200, a policy of 1 ms",
         [

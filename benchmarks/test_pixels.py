@@ -1,6 +1,6 @@
-"""Frames of pixels from two Ray actors: how fast bytes get from where they are made to the learner.
+"""Frames of pixels from two Ray actors: how fast bytes get from the environment to the learner.
 
-The environment is free, so what is measured is transport. A frame counts 56,448 bytes: the pixels
+The environment is free, so this measures transport. A frame counts 56,448 bytes: the pixels
 before and after the step. The limit is one thread that copies a batch of that size from memory to
 memory.
 """
@@ -73,7 +73,7 @@ def test_pixels(compare: Callable[..., None], ray_address: str, policy: str) -> 
 
 
 def recorded() -> Iterator[int]:
-    """One worker of pycollect writes slab after slab of shared memory, which nobody reads."""
+    """Write slab after slab of shared memory in one worker of pycollect; read none."""
     from pycollect._core import SharedSlabPool
     from pycollect.worker.options import WorkerOptions
     from pycollect.worker.worker import Worker
@@ -88,7 +88,7 @@ def recorded() -> Iterator[int]:
 
 
 def test_pixels_recorded(compare: Callable[..., None]) -> None:
-    """Random actions. The recorder's stores alone: past the caches, where memcpy reads lines."""
+    """Random actions. The recorder's stores alone: past the caches, while memcpy reads lines."""
     compare(
         "pixels, one process, written into shared slabs",
         [Side("pycollect", recorded), Side(LIMIT, memcpy)],

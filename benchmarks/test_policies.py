@@ -1,4 +1,4 @@
-"""One policy for Pendulum written in three ways, beside a plain loop that calls it."""
+"""One policy for Pendulum written in three ways, and a plain loop that calls it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ def network() -> nn.Sequential:
 
 
 class OverTensors(nn.Module):
-    """The same in a module that nobody knows."""
+    """The same network in an unknown module."""
 
     def __init__(self) -> None:
         """Make the network."""
@@ -41,12 +41,12 @@ class OverTensorDict(OverTensors):
     """The same in a module that takes a TensorDict."""
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:  # type: ignore[override]
-        """Write the action beside the observation."""
+        """Write the action next to the observation."""
         return tensordict.set("action", self.net(tensordict["observation"]))
 
 
 def test_policies(compare: Callable[..., None]) -> None:
-    """What the form of a policy costs."""
+    """Compare the costs of the forms."""
     known = partial(workloads.as_policy, network)
     compare(
         f"policies: Pendulum, 3-64-64-1, in process, T={STEPS}",

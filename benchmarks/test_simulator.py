@@ -1,4 +1,4 @@
-"""A batched simulator of torch tensors on the CPU, beside a loop by hand and TorchRL."""
+"""A batched simulator of torch tensors on the CPU, a loop by hand, and TorchRL."""
 
 from collections.abc import Callable, Iterator
 from functools import partial

@@ -119,7 +119,7 @@ def test_split(compare: Callable[..., None], lengths: str) -> None:
 
 
 def test_linear(compare: Callable[..., None]) -> None:
-    """A million frames, 40,000 trajectories; the limit shows what leaving the caches costs."""
+    """A million frames, 40,000 trajectories; the limit shows the cost of leaving the caches."""
     small = {"rows": 64, "lengths": "even"}
     large = {"rows": 1000, "lengths": "even"}
     compare(

@@ -1,4 +1,4 @@
-"""TorchRL's own environments, the same on both sides: what our collectors save on them."""
+"""TorchRL's own environments, the same on both sides."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -182,7 +182,7 @@ def _gym_env(env: str) -> Any:
     "env", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.full)]
 )
 def test_ways_to_one_environment(compare: Callable[..., None], env: str) -> None:
-    """TorchRL's GymEnv and GymWrapper beside the callable that makes what is inside of them."""
+    """Compare TorchRL's GymEnv and GymWrapper with a callable that makes the bare environment."""
     pytest.importorskip("torchrl")
     make = partial(gymnasium.make, env)
     ways = {

@@ -1,4 +1,4 @@
-"""Trajectories on a device: splitting, also by TorchRL, and the kernel beside torch's indexing."""
+"""Trajectories on a device: splitting, also by TorchRL; the kernel and torch's indexing."""
 
 from __future__ import annotations
 

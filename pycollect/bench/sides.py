@@ -75,7 +75,7 @@ def torchrls(
 
 def _batches(kind: Any, env: Any, policy: Any, read: Read, arguments: dict[str, Any]) -> Stream:
     made = None if policy is None else policy()
-    collector = kind(env, made, **{"total_frames": FOREVER, **arguments})
+    collector = kind(env, policy=made, **{"total_frames": FOREVER, **arguments})
     try:
         for batch in collector:
             yield read(batch)

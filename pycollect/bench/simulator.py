@@ -1,4 +1,4 @@
-"""A batched simulator whose tensors live on a device, collected in several ways.
+"""A batched simulator with tensors on a device, collected in several ways.
 
 Its costs are those of a small physics step: a dozen operations on [P, 17] tensors.
 """

@@ -1,4 +1,4 @@
-"""One actor as the driver has it: calls of it, what it logged, its end."""
+"""The driver's view of one actor: its methods, its log, its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Actor:
 
     Args:
         handle: Ray's.
-        bell: rung with each answer to a call, and where none can come any more.
+        bell: Rung with each answer to a call, and if none can come any more.
     """
 
     transport: ClassVar[str] = "object store"
@@ -51,23 +51,23 @@ class Actor:
         return self._ringing(self.handle.call.remote(method, *arguments))
 
     def call_beside(self, method: str, *arguments: Any) -> Future[Any]:
-        """Call a method that may run beside a rollout: past the queue."""
+        """Call a method that may run during a rollout, past the queue."""
         call = self.handle.call.options(concurrency_group="control")
         return self._ringing(call.remote(method, *arguments))
 
     def _ringing(self, reference: Any) -> Future[Any]:
-        """A call's future, which rings once it is done, also where the actor has died."""
+        """Return a call's future. It rings when it is done, also if the actor has died."""
         future: Future[Any] = reference.future()
         bell = self._bell
         future.add_done_callback(lambda _: bell.ring())
         return future
 
     def loss(self, error: Exception) -> ProcessEnd | None:
-        """How the actor ended, where that is why a call raised this; None: it is not."""
+        """Return how the actor ended if that made a call raise the error, else None."""
         return end_of(error) if isinstance(error, self.ray.exceptions.RayError) else None
 
     def log_of(self, pid: int | None) -> str:
-        """The end of what its process logged, if that ran on this machine."""
+        """Return the end of its process's log, if the process ran on this machine."""
         with contextlib.suppress(Exception):  # the place of the logs is not part of Ray's API
             folder = Path(self.ray._private.worker._global_node.get_logs_dir_path())
             files = sorted(folder.glob(f"worker-*-{pid}.err"))

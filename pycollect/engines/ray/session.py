@@ -1,5 +1,5 @@
-"""Ray itself: imported, joined or started, and shut down by the last collector that uses it; how an
-actor ended, and calls after an object is forgotten."""
+"""Ray: import it, join or start it, and shut it down with its last user; how an actor ended; calls
+when an object is garbage."""
 
 from __future__ import annotations
 
